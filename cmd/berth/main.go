@@ -10,6 +10,7 @@ import (
 	"berth.dev/berth/internal/cli"
 	"berth.dev/berth/internal/launch"
 	"berth.dev/berth/internal/launch/command"
+	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
@@ -28,8 +29,8 @@ func main() {
 			os.Exit(sandbox.Janitor())
 		case sandbox.InitArg:
 			os.Exit(sandbox.Init())
-		case launch.NetArg:
-			os.Exit(launch.NetRole())
+		case netrole.Arg:
+			os.Exit(netrole.Main())
 		case launch.FollowArg:
 			os.Exit(launch.FollowRole())
 		case command.ParentArg:

@@ -40,7 +40,7 @@ var layers = map[string][]string{
 		"internal/access/jobend", "internal/access/login",
 		"internal/base/probe",
 		"internal/cli",
-		"internal/launch", "internal/launch/command",
+		"internal/launch", "internal/launch/command", "internal/launch/netrole",
 		"internal/node/sandbox",
 	},
 	"cmd/berth-kube": {"internal/kube/control", "internal/kube/node"},
@@ -95,9 +95,9 @@ var layers = map[string][]string{
 		"internal/access/persistent",
 		"internal/base/cluster", "internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/base/pki", "internal/base/probe", "internal/base/programs", "internal/base/rundir",
 		"internal/job/batch", "internal/job/rendezvous", "internal/job/slurm",
-		"internal/launch/allocation", "internal/launch/archive", "internal/launch/command", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/supervisor",
+		"internal/launch/allocation", "internal/launch/archive", "internal/launch/command", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/netrole", "internal/launch/supervisor",
 		"internal/kube/containerlog", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/savedstate", "internal/kube/workload",
-		"internal/network/balancer", "internal/network/egress", "internal/network/fastpath", "internal/network/overlay", "internal/network/policy", "internal/network/servicemap",
+		"internal/network/balancer", "internal/network/egress", "internal/network/overlay",
 		"internal/node/containerdconf", "internal/node/devices", "internal/node/dnsconf", "internal/node/sandbox",
 		"internal/site/siteconf",
 	},
@@ -107,8 +107,16 @@ var layers = map[string][]string{
 	// How often a stopped child is continued.
 	"internal/launch/command": {"internal/base/exitcode", "internal/base/linux", "internal/base/programs", "internal/launch/supervisor"},
 	// The net role serves its sockets with the packages of network.
-	"internal/launch/hostnet":    {"internal/base/cluster", "internal/job/rendezvous", "internal/job/slurm", "internal/network/fastpath", "internal/network/overlay"},
-	"internal/launch/identity":   {"internal/base/cluster", "internal/base/linux", "internal/base/pki", "internal/node/sandbox"},
+	"internal/launch/hostnet":  {"internal/base/cluster", "internal/job/rendezvous", "internal/job/slurm", "internal/network/fastpath", "internal/network/overlay"},
+	"internal/launch/identity": {"internal/base/cluster", "internal/base/linux", "internal/base/pki", "internal/node/sandbox"},
+	// The parent half takes the files of the sandbox and of hostnet, the child half
+	// serves them with the packages of network.
+	"internal/launch/netrole": {
+		"internal/base/cluster", "internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify",
+		"internal/launch/hostnet", "internal/launch/supervisor",
+		"internal/network/egress", "internal/network/fastpath", "internal/network/overlay", "internal/network/servicemap",
+		"internal/node/sandbox",
+	},
 	"internal/launch/supervisor": {"internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/node/sandbox"},
 
 	"internal/cli": {
@@ -136,12 +144,12 @@ var bans = []struct {
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"cmd/berth", "cmd/berth-kube", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "test/yardstick"},
+		except: []string{"cmd/berth", "cmd/berth-kube", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/netrole", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "test/yardstick"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{
 		prefix: "gvisor.dev/gvisor",
-		except: []string{"cmd/berth", "internal/cli", "internal/launch", "internal/network/egress"},
+		except: []string{"cmd/berth", "internal/cli", "internal/launch", "internal/launch/netrole", "internal/network/egress"},
 		reason: "the user-mode network stack belongs to egress alone",
 	},
 }

@@ -17,6 +17,7 @@
 //   - archive finds image files, and sends them to other nodes;
 //   - hostnet opens the sockets between the hosts;
 //   - identity makes the keys;
+//   - netrole carries packets of pods, in its own process;
 //   - supervisor starts and restarts the processes;
 //   - command runs the user's command.
 package launch

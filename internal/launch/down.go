@@ -42,7 +42,7 @@ func (r *run) takeDown() error {
 		r.apiListener.Close()
 	}
 	for _, d := range r.published {
-		d.listener.Close()
+		d.Listener.Close()
 	}
 	if r.named != nil {
 		r.named.Close()
@@ -55,7 +55,7 @@ func (r *run) takeDown() error {
 		err = errors.Join(r.debug().keepPodLogs(r.plan.Paths.PodLogs()), r.box.Close())
 		<-r.watching
 		r.supervisor.EndOutside()
-		r.switching.close()
+		r.switching.Close()
 		if kept := r.getCommand(); kept != nil {
 			kept.Wait()
 		}

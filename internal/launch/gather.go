@@ -16,6 +16,7 @@ import (
 	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/launch/identity"
+	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/network/overlay"
 )
 
@@ -235,7 +236,7 @@ func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 	}
 	// The head's pods reach each other through Services by its Switch, too.
 	switches[0] = m.sockets.Ports.SwitchesAt(m.data.ReachesItself())
-	m.mesh = mesh{Key: key, Carrier: m.carrier, Nodes: nodes, Switches: switches}
+	m.mesh = netrole.Mesh{Key: key, Carrier: m.carrier, Nodes: nodes, Switches: switches}
 	for i, w := range m.others {
 		w.node = plans[i+1].Node.Name
 		own := m.data.Address
@@ -253,7 +254,7 @@ func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 		}
 		err := w.peer.Send(ctx, welcome{
 			Version: cluster.Version(), Plan: plans[i+1], Files: keys.Nodes[i+1],
-			Mesh:     mesh{Key: key, Carrier: m.carrier, Nodes: theirs, Switches: theirSwitches, Self: i + 1},
+			Mesh:     netrole.Mesh{Key: key, Carrier: m.carrier, Nodes: theirs, Switches: theirSwitches, Self: i + 1},
 			Archives: archives, Source: source,
 			Succession: m.failover, Own: mayLead,
 		})

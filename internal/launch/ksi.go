@@ -11,6 +11,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/launch/netrole"
 )
 
 // ksiAccount is the service account whose token KSI scripts receive.
@@ -93,13 +94,13 @@ func (r *run) publishForKSI(ctx context.Context) error {
 		return err
 	}
 	const count = lastNodePort - firstNodePort + 1
-	var opened publishedPort
+	var opened netrole.Published
 	for i := range count {
 		try := port
 		if port == 0 {
 			try = firstNodePort + uint16((os.Getpid()+i)%count)
 		}
-		opened, err = openPort(ctx, cluster.Publish{Host: try, Node: try})
+		opened, err = netrole.Publish(ctx, cluster.Publish{Host: try, Node: try})
 		if err == nil || port != 0 || !errors.Is(err, syscall.EADDRINUSE) {
 			break
 		}

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -232,6 +233,7 @@ func (l *layers) role(c *supervisor.Supervisor, libexec string, env []string, re
 	var keeping sync.WaitGroup
 	return &supervisor.Role{
 		Name: layersName, Path: filepath.Join(libexec, "berth-layers"),
+		NotifyFlag: "--notify-fd", Passed: []supervisor.Passed{{Flag: "--requests-fd", File: l.requests}},
 		Outside: true,
 		Start: func(r *supervisor.Role, files []*os.File) error {
 			// Read the last messages of the previous life first.
@@ -247,14 +249,14 @@ func (l *layers) role(c *supervisor.Supervisor, libexec string, env []string, re
 				return fmt.Errorf("open log: %w", err)
 			}
 			defer logFile.Close()
-			command := exec.Command(r.Path, "--notify-fd", "3", "--requests-fd", "4", "--keeper-fd", "5")
+			command := exec.Command(r.Path, append(r.Arguments(), "--keeper-fd", strconv.Itoa(supervisor.NotifyFD+len(files)))...)
 			for _, prefix := range refused {
 				command.Args = append(command.Args, "--refuse", prefix.String())
 			}
 			command.Env = env
 			command.Dir = "/"
 			command.Stdout, command.Stderr = logFile, logFile
-			command.ExtraFiles = slices.Concat(files, []*os.File{l.requests, end})
+			command.ExtraFiles = append(slices.Clone(files), end)
 			command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 			if err := command.Start(); err != nil {
 				conn.Close()

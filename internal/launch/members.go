@@ -18,6 +18,7 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/hostnet"
+	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
 )
@@ -45,7 +46,7 @@ type members struct {
 	// sockets carry packets between the nodes. They outlive the process that
 	// serves them.
 	sockets hostnet.Sockets
-	mesh    mesh
+	mesh    netrole.Mesh
 
 	// Only the head uses listener, others and archives.
 	listener *rendezvous.Head
@@ -90,16 +91,6 @@ type member struct {
 	returned chan *rendezvous.Peer
 }
 
-// mesh is one node's configuration of the network between the nodes.
-type mesh struct {
-	Key     []byte
-	Carrier overlay.Carrier
-	Nodes   []overlay.Node
-	// Switches holds the listening addresses of each node's Switch.
-	Switches [][]netip.AddrPort
-	Self     int
-}
-
 // hello is the first message of a node to the head.
 type hello struct {
 	Version string
@@ -119,7 +110,7 @@ type welcome struct {
 	Version string
 	Plan    cluster.Plan
 	Files   map[string]sandbox.File
-	Mesh    mesh
+	Mesh    netrole.Mesh
 	// Archives are the head's archives, which Source serves.
 	Archives []archive.Archive
 	Source   archive.Source
@@ -255,6 +246,22 @@ func (m *members) waiting(ctx context.Context) (context.Context, context.CancelF
 
 func waitFor(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, wait, fmt.Errorf("%s is the longest wait; --node-wait sets another", wait))
+}
+
+// meshOrNil returns the network between the nodes, or nil on a single node.
+func (m *members) meshOrNil() *netrole.Mesh {
+	if m == nil {
+		return nil
+	}
+	return &m.mesh
+}
+
+// heldSockets returns the sockets between the nodes.
+func (m *members) heldSockets() hostnet.Sockets {
+	if m == nil {
+		return hostnet.Sockets{}
+	}
+	return m.sockets
 }
 
 // leave closes all connections with a reason. The other nodes end then.

@@ -2,9 +2,6 @@ package launch
 
 import (
 	"testing"
-
-	"berth.dev/berth/internal/base/metrics"
-	"berth.dev/berth/internal/network/egress"
 )
 
 func TestRoleOf(t *testing.T) {
@@ -25,20 +22,6 @@ func TestRoleOf(t *testing.T) {
 	} {
 		if name, further := roleOf(test.arguments); name != test.name || further != test.further {
 			t.Errorf("%q is %q, further %t; want %q, %t", test.arguments, name, further, test.name, test.further)
-		}
-	}
-}
-
-// TestCountsAreKnown checks that each counter has a description. Others would not
-// be shown.
-func TestCountsAreKnown(t *testing.T) {
-	known := map[string]bool{}
-	for _, family := range metrics.Families() {
-		known[family.Name] = true
-	}
-	for name := range netCounts(&egress.Counters{}, nil, nil) {
-		if family := metrics.FamilyOf(name); !known[family] {
-			t.Errorf("%s is described nowhere", family)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"berth.dev/berth/internal/access/persistent"
@@ -18,6 +19,7 @@ import (
 	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/launch/hostnet"
+	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/egress"
 	"berth.dev/berth/internal/node/containerdconf"
@@ -326,7 +328,7 @@ func (r *run) startRoles(ctx context.Context) error {
 	}
 	if r.plan.FastPath {
 		var err error
-		if r.switching, err = newSwitching(r.plan, r.members, r.box.Socket); err != nil {
+		if r.switching, err = netrole.Hold(r.plan, r.members.meshOrNil(), r.members.heldSockets().Switches, r.box.Socket); err != nil {
 			return exitcode.Wrap(exitcode.Internal, err)
 		}
 	}
@@ -339,19 +341,18 @@ func (r *run) startRoles(ctx context.Context) error {
 	case r.plan.Control():
 		control := &supervisor.Role{
 			Name: "control", Path: program("berth-kube"),
-			Args:      []string{"control", "--plan", paths.Plan(), "--notify-fd", "3", "--listener-fd", "4", "--listener-fd", "5"},
-			Listeners: []*os.File{r.box.Listener, r.apiListener},
+			Args: []string{"control", "--plan", paths.Plan()}, NotifyFlag: "--notify-fd",
+			Passed: []supervisor.Passed{{Flag: "--listener-fd", File: r.box.Listener}, {Flag: "--listener-fd", File: r.apiListener}},
 		}
 		if r.saver != nil {
-			control.Args = append(control.Args, "--state-fd", "6")
-			control.Listeners = append(control.Listeners, r.saver.socket)
+			control.Passed = append(control.Passed, supervisor.Passed{Flag: "--state-fd", File: r.saver.socket})
 		}
 		roles = append(roles, supervisor.InSandbox(r.box, control))
 	}
 	containerd := &supervisor.Role{
 		Name: "containerd", Path: program("containerd"),
-		Args: []string{"--config", paths.ContainerdConfig(), "--notify-fd", "3"},
-		Env:  roleEnv(r.plan, r.pulls.runtimeEnv(paths.Run, r.Getenv)...),
+		Args: []string{"--config", paths.ContainerdConfig()}, NotifyFlag: "--notify-fd",
+		Env: roleEnv(r.plan, r.pulls.runtimeEnv(paths.Run, r.Getenv)...),
 	}
 	if r.plan.Snapshotter == cluster.EROFS {
 		layers, err := newLayers()
@@ -362,13 +363,12 @@ func (r *run) startRoles(ctx context.Context) error {
 		var refused []netip.Prefix
 		if r.plan.LazyPull {
 			env = r.pulls.outsideEnv(r.Getenv)
-			if refused, err = refusedOutside(r.Spec, r.plan); err != nil {
+			if refused, err = netrole.RefusedOutside(r.Spec, r.plan); err != nil {
 				return err
 			}
 		}
 		roles = append(roles, layers.role(r.supervisor, paths.Libexec, env, refused))
-		containerd.Args = append(containerd.Args, "--layers-fd", "4")
-		containerd.Listeners = []*os.File{layers.containerd}
+		containerd.Passed = []supervisor.Passed{{Flag: "--layers-fd", File: layers.containerd}}
 	}
 	roles = append(roles,
 		r.logRole(),
@@ -376,11 +376,15 @@ func (r *run) startRoles(ctx context.Context) error {
 		supervisor.InSandbox(r.box, &supervisor.Role{
 			Name: "dns", Path: program("coredns"),
 			Args: []string{"-conf", paths.Corefile()},
-			Env:  roleEnv(r.plan, "BERTH_NOTIFY_FD=3", "BERTH_DNS_ADDRESS="+netip.AddrPortFrom(r.plan.Addresses.DNS, 53).String()),
+			Env:  roleEnv(r.plan, "BERTH_NOTIFY_FD="+strconv.Itoa(supervisor.NotifyFD), "BERTH_DNS_ADDRESS="+netip.AddrPortFrom(r.plan.Addresses.DNS, 53).String()),
 		}),
 	)
 	if r.box.TUN != nil {
-		net, err := netRole(r.Spec, r.plan, r.box, r.members, r.published, r.switching, r.supervisor)
+		net, err := netrole.Parent{
+			Spec: r.Spec, Plan: r.plan, Box: r.box,
+			Mesh: r.members.meshOrNil(), Sockets: r.members.heldSockets(),
+			Published: r.published, Held: r.switching,
+		}.Role(r.supervisor)
 		if err != nil {
 			return err
 		}
@@ -412,8 +416,8 @@ func (r *run) addRoles(roles ...*supervisor.Role) error {
 func (r *run) nodeRole() *supervisor.Role {
 	return supervisor.InSandbox(r.box, &supervisor.Role{
 		Name: "node", Path: filepath.Join(r.plan.Paths.Libexec, "berth-kube"),
-		Args:      append([]string{"node", "--plan", r.plan.Paths.Plan(), "--notify-fd", "3"}, r.switching.nodeArgs()...),
-		Listeners: r.switching.nodeFiles(),
+		Args: []string{"node", "--plan", r.plan.Paths.Plan()}, NotifyFlag: "--notify-fd",
+		Passed: r.switching.ForNodeRole(),
 	})
 }
 

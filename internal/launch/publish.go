@@ -2,27 +2,14 @@ package launch
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"os"
 	"strconv"
-	"syscall"
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
-	"berth.dev/berth/internal/launch/hostnet"
-	"berth.dev/berth/internal/network/egress"
+	"berth.dev/berth/internal/launch/netrole"
 )
-
-// publishedPort is a port of this host that leads to a port of its node. This
-// process only holds the listener, so that clients can wait while the net role
-// restarts.
-type publishedPort struct {
-	cluster.Publish
-	listener *os.File
-}
 
 // publish opens the ports that the user publishes on the hosts.
 func (r *run) publish(ctx context.Context) error {
@@ -34,7 +21,7 @@ func (r *run) publish(ctx context.Context) error {
 		if err != nil {
 			return exitcode.Wrap(exitcode.Usage, err)
 		}
-		opened, err := openPort(ctx, wanted)
+		opened, err := netrole.Publish(ctx, wanted)
 		if err != nil {
 			return exitcode.Wrap(exitcode.Unavailable, err)
 		}
@@ -67,40 +54,4 @@ func whoReaches(p cluster.Publish, own bool) string {
 		whose = "anyone whom this site lets into the network of this job"
 	}
 	return fmt.Sprintf("%s can connect to %s, which leads to port %d of the node", whose, where, p.Node)
-}
-
-func openPort(ctx context.Context, wanted cluster.Publish) (publishedPort, error) {
-	address := ":" + strconv.Itoa(int(wanted.Host))
-	if wanted.Address.IsValid() {
-		address = netip.AddrPortFrom(wanted.Address, wanted.Host).String()
-	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
-	remedy := ""
-	switch {
-	case errors.Is(err, syscall.EACCES):
-		remedy = fmt.Sprintf("; the low ports of a host are not for users, so choose another: --publish %d:%d", 8000+wanted.Host, wanted.Node)
-	case errors.Is(err, syscall.EADDRINUSE):
-		remedy = "; another program has it, so choose another"
-	}
-	if err != nil {
-		return publishedPort{}, fmt.Errorf("publish port %d of the nodes: %w%s", wanted.Node, err, remedy)
-	}
-	held, err := hostnet.Hold(listener.(*net.TCPListener))
-	if err != nil {
-		return publishedPort{}, fmt.Errorf("publish port %d of the nodes: %w", wanted.Node, err)
-	}
-	return publishedPort{wanted, held}, nil
-}
-
-// takePublished takes over the listeners in the net role.
-func takePublished(told netConfig, in *inherited) ([]egress.Published, error) {
-	var opened []egress.Published
-	for _, to := range told.Published {
-		listener, err := passedAs(in, net.FileListener)
-		if err != nil {
-			return nil, fmt.Errorf("use a published port (to %v): %w", to, err)
-		}
-		opened = append(opened, egress.Published{Listener: listener.(*net.TCPListener), To: to})
-	}
-	return opened, nil
 }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/notify"
 	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/launch/supervisor"
@@ -30,11 +31,11 @@ import (
 // it. main calls Balancer then.
 const BalancerArg = "balancer-role"
 
-// Descriptors of the balancer. The door is the listener for programs on the host.
-// It exists only on nodes with a control plane.
+// Descriptors of the balancer. The listener is for programs on the host. It exists
+// only on nodes with a control plane.
 const (
-	balancerNotifyFD = 3
-	balancerDoorFD   = 4
+	balancerNotifyFD   = supervisor.NotifyFD
+	balancerListenerFD = balancerNotifyFD + 1
 )
 
 // replicaRoles returns the roles of a node in a cluster with several control
@@ -51,26 +52,26 @@ func (r *run) replicaRoles(kube string) []*supervisor.Role {
 	if !r.plan.Control() {
 		return []*supervisor.Role{way}
 	}
-	way.Listeners = []*os.File{r.apiListener}
+	way.Passed = []supervisor.Passed{{File: r.apiListener}}
 	return []*supervisor.Role{
 		way,
 		supervisor.InSandbox(r.box, &supervisor.Role{
 			Name: "control", Path: kube,
-			Args:      []string{"control", "--plan", plan, "--notify-fd", "3", "--listener-fd", "4"},
-			Listeners: []*os.File{r.box.Listener},
+			Args: []string{"control", "--plan", plan}, NotifyFlag: "--notify-fd",
+			Passed: []supervisor.Passed{{Flag: "--listener-fd", File: r.box.Listener}},
 		}),
 		supervisor.InSandbox(r.box, &supervisor.Role{
 			Name: "controllers", Path: kube,
-			Args: []string{"controllers", "--plan", plan, "--notify-fd", "3"},
+			Args: []string{"controllers", "--plan", plan}, NotifyFlag: "--notify-fd",
 		}),
 	}
 }
 
 // Balancer is the main function of the balancer. It returns the exit status.
-func Balancer(planFile, hasDoor string) int {
+func Balancer(planFile, hasListener string) int {
 	sandbox.OutliveSignals()
 	notifier := notify.New(balancerNotifyFD)
-	if err := runBalancer(planFile, hasDoor == "true", notifier); err != nil {
+	if err := runBalancer(planFile, hasListener == "true", notifier); err != nil {
 		notifier.Fatal(err)
 		fmt.Fprintln(os.Stderr, "balancer:", err)
 		return 1
@@ -78,7 +79,7 @@ func Balancer(planFile, hasDoor string) int {
 	return 0
 }
 
-func runBalancer(planFile string, hasDoor bool, notifier *notify.Notifier) error {
+func runBalancer(planFile string, hasListener bool, notifier *notify.Notifier) error {
 	text, err := os.ReadFile(planFile)
 	if err != nil {
 		return fmt.Errorf("read plan: %w", err)
@@ -109,16 +110,16 @@ func runBalancer(planFile string, hasDoor bool, notifier *notify.Notifier) error
 	}
 	var group errgroup.Group
 	group.Go(func() error { return b.Serve(ctx, listener) })
-	if hasDoor {
-		file, err := passedFile(balancerDoorFD)
+	if hasListener {
+		file, err := linux.PassedFile(balancerListenerFD)
 		if err != nil {
 			return err
 		}
-		door, err := net.FileListener(file)
+		onHost, err := net.FileListener(file)
 		if err = errors.Join(err, file.Close()); err != nil {
-			return fmt.Errorf("use the API server's door on the host: %w", err)
+			return fmt.Errorf("use the API server's listener on the host: %w", err)
 		}
-		group.Go(func() error { return b.Serve(ctx, door) })
+		group.Go(func() error { return b.Serve(ctx, onHost) })
 	}
 	go notifier.Alive(ctx, nil)
 	notifier.Ready()

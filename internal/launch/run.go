@@ -27,6 +27,7 @@ import (
 	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/command"
 	"berth.dev/berth/internal/launch/identity"
+	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
@@ -226,12 +227,12 @@ type run struct {
 	pulls       pulls
 	identities  identity.Set
 	apiListener *os.File
-	published   []publishedPort // ports of this host that lead into the cluster
-	named       *os.File        // held as long as the published ports have names
-	ksiPort     uint16          // of a KSI script
+	published   []netrole.Published // ports of this host that lead into the cluster
+	named       *os.File            // held as long as the published ports have names
+	ksiPort     uint16              // of a KSI script
 	box         *sandbox.Sandbox
 	crash       *sandbox.Crash  // nil where panics are not caught
-	switching   *switching      // nil without a Switch for connections of pods
+	switching   *netrole.Held   // nil without a Switch for connections of pods
 	cgroup      *sandbox.Cgroup // nil if Slurm delegated none
 	metrics     *net.UnixListener
 	client      *workload.Client

@@ -39,6 +39,18 @@ const (
 	exitNotStarted = 127
 )
 
+// NotifyFD is the descriptor on which a role reports its events. The files that
+// it inherits follow.
+const NotifyFD = 3
+
+// Passed is a file that a role inherits.
+type Passed struct {
+	// Flag is the argument that tells the role the number of the descriptor. It is
+	// empty for roles that know it.
+	Flag string
+	File *os.File
+}
+
 // WatchPeriod is the time between two checks of all roles.
 const WatchPeriod = 2 * time.Second
 
@@ -49,8 +61,11 @@ type Role struct {
 	Args []string
 	Env  []string
 	Log  string
-	// Listeners follow the notify descriptor.
-	Listeners []*os.File
+	// NotifyFlag is the argument that tells the role the number of NotifyFD. It is
+	// empty for roles that know it.
+	NotifyFlag string
+	// Passed lists further files that the role inherits.
+	Passed []Passed
 	// Silent roles do not use the notify protocol.
 	Silent bool
 	// Outside roles do not end with the sandbox.
@@ -123,7 +138,7 @@ func (s *Supervisor) start(r *Role) error {
 	r.counts = nil
 	r.fatal = ""
 	r.lastAlive = s.now()
-	files := r.Listeners
+	files := r.passedFiles()
 	if !r.Silent {
 		reader, writer, err := os.Pipe()
 		if err != nil {
@@ -137,6 +152,30 @@ func (s *Supervisor) start(r *Role) error {
 		return fmt.Errorf("start %s: %w", r.Name, err)
 	}
 	return nil
+}
+
+func (r *Role) passedFiles() (files []*os.File) {
+	for _, passed := range r.Passed {
+		files = append(files, passed.File)
+	}
+	return files
+}
+
+// Arguments returns Args with the numbers of the descriptors.
+func (r *Role) Arguments() []string {
+	args, fd := slices.Clone(r.Args), NotifyFD
+	if r.NotifyFlag != "" {
+		args = append(args, r.NotifyFlag, strconv.Itoa(fd))
+	}
+	if !r.Silent {
+		fd++
+	}
+	for i, passed := range r.Passed {
+		if passed.Flag != "" {
+			args = append(args, passed.Flag, strconv.Itoa(fd+i))
+		}
+	}
+	return args
 }
 
 // listen reads the events that one life of a role sends.
@@ -352,7 +391,7 @@ func (s *Supervisor) EndOutside() {
 // InSandbox makes r a process of the sandbox.
 func InSandbox(box *sandbox.Sandbox, r *Role) *Role {
 	r.Start = func(r *Role, files []*os.File) error {
-		return box.Run(sandbox.Command{Name: r.Name, Path: r.Path, Args: r.Args, Env: r.Env, Log: r.Log, Files: files})
+		return box.Run(sandbox.Command{Name: r.Name, Path: r.Path, Args: r.Arguments(), Env: r.Env, Log: r.Log, Files: files})
 	}
 	r.Kill = func(r *Role) {
 		// If the sandbox is gone, so is the role.

@@ -292,3 +292,17 @@ func TestSumCounts(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
+
+// A role learns the numbers of its descriptors, which follow the one for events.
+func TestArgumentsNameTheDescriptors(t *testing.T) {
+	passed := []Passed{{Flag: "--listener-fd"}, {}, {Flag: "--state-fd"}}
+	for want, r := range map[string]*Role{
+		"control --notify-fd 3 --listener-fd 4 --state-fd 6": {Args: []string{"control"}, NotifyFlag: "--notify-fd", Passed: passed},
+		"balancer --listener-fd 4 --state-fd 6":              {Args: []string{"balancer"}, Passed: passed},
+		"silent --listener-fd 3 --state-fd 5":                {Args: []string{"silent"}, Silent: true, Passed: passed},
+	} {
+		if got := strings.Join(r.Arguments(), " "); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

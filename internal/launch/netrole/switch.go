@@ -1,4 +1,4 @@
-package launch
+package netrole
 
 import (
 	"context"
@@ -33,7 +33,7 @@ type podSwitch struct {
 
 // openSwitch takes over what the supervisor holds. It returns nil if there is no
 // Switch. reaches reports whether pods may reach an address outside the cluster.
-func openSwitch(told netConfig, in *inherited, reaches func(netip.Addr) bool, log *slog.Logger) (*podSwitch, error) {
+func openSwitch(told config, in linux.PassedFDs, reaches func(netip.Addr) bool, log *slog.Logger) (*podSwitch, error) {
 	if told.Switch == nil {
 		return nil, nil
 	}
@@ -41,28 +41,28 @@ func openSwitch(told netConfig, in *inherited, reaches func(netip.Addr) bool, lo
 	c := fastpath.Default()
 	c.Nodes, c.Self, c.Key = told.Switch.Nodes, told.Switch.Self, told.Switch.Key
 	c.ServiceMap, c.Policy, c.Log = routes{s.services, reaches}, s.services, log
-	for range told.Switch.Listeners {
-		listener, err := passedAs(in, net.FileListener)
+	for in.Has(fdListener) {
+		listener, err := linux.TakeAs(in, fdListener, net.FileListener)
 		if err != nil {
 			return nil, fmt.Errorf("use a socket for connections of pods: %w", err)
 		}
 		c.Listeners = append(c.Listeners, listener.(*net.TCPListener))
 	}
-	containers, err := passedAs(in, net.FileListener)
+	containers, err := linux.TakeAs(in, fdContainers, net.FileListener)
 	if err != nil {
 		return nil, fmt.Errorf("use the socket for containers: %w", err)
 	}
 	c.Containers = containers.(*net.UnixListener)
-	if c.Inside, err = passedAs(in, linux.PacketConn); err != nil {
+	if c.Inside, err = linux.TakeAs(in, fdInside, linux.PacketConn); err != nil {
 		return nil, err
 	}
-	if c.State, err = in.file(); err != nil {
+	if c.State, err = in.Take(fdState); err != nil {
 		return nil, err
 	}
-	if c.Lifeline, err = in.file(); err != nil {
+	if c.Lifeline, err = in.Take(fdAlarm); err != nil {
 		return nil, err
 	}
-	line, err := in.file()
+	line, err := in.Take(fdServices)
 	if err != nil {
 		return nil, err
 	}

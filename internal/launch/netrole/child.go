@@ -1,0 +1,155 @@
+package netrole
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"runtime"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/network/egress"
+	"berth.dev/berth/internal/network/overlay"
+	"berth.dev/berth/internal/node/sandbox"
+)
+
+// Main is the main function of the net role. It returns the exit status. The
+// role ends with the sandbox, whose end closes the TUN device, or with its
+// parent.
+func Main() int {
+	notifier := notify.New(notifyFD)
+	if err := runNet(notifier); err != nil {
+		notifier.Fatal(err)
+		fmt.Fprintln(os.Stderr, "net:", err)
+		return 1
+	}
+	return 0
+}
+
+func runNet(notifier *notify.Notifier) error {
+	sandbox.OutliveSignals()
+	// A parent-death signal would be tied to the thread that forked, and Go's
+	// threads come and go. The supervisor is the only reader of the notify pipe,
+	// so the pipe breaks when the supervisor ends.
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	go func() {
+		waitForReader(notifyFD)
+		cancel(errors.New("the supervisor is gone"))
+	}()
+	configFile := os.NewFile(configFD, "config")
+	var told config
+	err := json.NewDecoder(io.NewSectionReader(configFile, 0, 1<<20)).Decode(&told)
+	configFile.Close()
+	if err != nil {
+		return fmt.Errorf("read configuration: %w", err)
+	}
+	level := slog.LevelInfo
+	if told.Debug {
+		level = slog.LevelDebug
+	}
+	config := egress.Default()
+	config.Gateway, config.Cluster, config.MTU = told.Gateway, told.Cluster, told.MTU
+	config.Refuse = append(config.Refuse, told.Refuse...)
+	config.Log = slog.New(&noticing{Handler: slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}), notifier: notifier})
+	in := told.FDs
+	tun, err := in.Take(fdTUN)
+	if err != nil {
+		return err
+	}
+	between, err := openMesh(told, in, config.Log)
+	if err != nil {
+		return err
+	}
+	if config.Publish, err = takePublished(told, in); err != nil {
+		return err
+	}
+	sockets, err := openSwitch(told, in, config.Reaches(), config.Log)
+	if err != nil {
+		return err
+	}
+	if err := in.CheckAllTaken(); err != nil {
+		return err
+	}
+	config.Counters = &egress.Counters{}
+	notifier.Counts = func() map[string]uint64 { return counters(config.Counters, between, sockets) }
+	go notifier.Alive(ctx, nil)
+	notifier.Ready()
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + overlay.Threads(told.Queues))
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.Go(func() error { return egress.Run(groupCtx, tun, config) })
+	if between != nil {
+		group.Go(func() error { return between.Run(groupCtx) })
+	}
+	if sockets != nil {
+		group.Go(func() error { return sockets.run(groupCtx) })
+	}
+	err = group.Wait()
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// openMesh prepares the network between the nodes. It returns nil on a single
+// node.
+func openMesh(told config, in linux.PassedFDs, log *slog.Logger) (*overlay.Overlay, error) {
+	if told.Queues == 0 {
+		return nil, nil
+	}
+	config := overlay.Config{Key: told.Mesh.Key, Carrier: told.Mesh.Carrier, Nodes: told.Mesh.Nodes, Self: told.Mesh.Self, Log: log}
+	for range told.Queues {
+		queue, err := in.Take(fdQueue)
+		if err != nil {
+			return nil, err
+		}
+		config.Queues = append(config.Queues, queue)
+	}
+	for range told.Queues {
+		conn, err := linux.TakeAs(in, fdPackets, net.FilePacketConn)
+		if err != nil {
+			return nil, fmt.Errorf("use a socket between the nodes: %w", err)
+		}
+		config.Conns = append(config.Conns, conn.(*net.UDPConn))
+	}
+	listener, err := linux.TakeAs(in, fdStreams, net.FileListener)
+	if err != nil {
+		return nil, fmt.Errorf("use a socket between the nodes: %w", err)
+	}
+	config.Listener = listener.(*net.TCPListener)
+	return overlay.New(config)
+}
+
+// waitForReader returns when no process has the other end of a pipe open.
+func waitForReader(fd int) {
+	for {
+		poll := []unix.PollFd{{Fd: int32(fd)}}
+		if _, err := unix.Poll(poll, -1); err != nil && !errors.Is(err, unix.EINTR) {
+			return
+		}
+		if poll[0].Revents&(unix.POLLERR|unix.POLLHUP|unix.POLLNVAL) != 0 {
+			return
+		}
+	}
+}
+
+// takePublished takes over the listeners in the net role.
+func takePublished(told config, in linux.PassedFDs) ([]egress.Published, error) {
+	var opened []egress.Published
+	for _, to := range told.Published {
+		listener, err := linux.TakeAs(in, fdPublished, net.FileListener)
+		if err != nil {
+			return nil, fmt.Errorf("use a published port (to %v): %w", to, err)
+		}
+		opened = append(opened, egress.Published{Listener: listener.(*net.TCPListener), To: to})
+	}
+	return opened, nil
+}

@@ -1,0 +1,63 @@
+package netrole
+
+import (
+	"net/netip"
+
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/launch/supervisor"
+	"berth.dev/berth/internal/network/overlay"
+)
+
+// Arg starts this program again as the net role. main calls Main then.
+const Arg = "net-role"
+
+// Descriptors of the net role. The others are in the table of the configuration.
+const (
+	notifyFD = supervisor.NotifyFD
+	configFD = notifyFD + 1
+	firstFD  = configFD + 1
+)
+
+// Names of the files that the role inherits.
+const (
+	fdTUN        = "tun"
+	fdQueue      = "queue"       // a queue of the mesh
+	fdPackets    = "packets"     // the socket of a queue
+	fdStreams    = "streams"     // the listener for streams between the nodes
+	fdPublished  = "published"   // the listener of a published port
+	fdListener   = "listener"    // a listener of the Switch
+	fdContainers = "containers"  // the listener for containers
+	fdInside     = "inside"      // to the node role, for sockets in pods
+	fdState      = "state"       // the memory that outlives a Switch
+	fdAlarm      = "alarm"       // breaks when the supervisor ends
+	fdServices   = "service map" // to the node role, for the service map
+)
+
+// config is the configuration of the net role.
+type config struct {
+	Gateway netip.Addr
+	Cluster []netip.Prefix
+	// Refuse holds the ranges that pods must not reach, as the user demands.
+	Refuse []netip.Prefix
+	MTU    int
+	Debug  bool
+	// Queues is the number of queues of the mesh, or 0 on a single node.
+	Queues int
+	Mesh   Mesh
+	// Published holds the destinations of the published ports of this host.
+	Published []netip.AddrPort
+	// Switch is nil if this host has no Switch.
+	Switch *switchConfig
+	// FDs has the numbers of the files that the role inherits.
+	FDs linux.PassedFDs
+}
+
+// Mesh is one node's configuration of the network between the nodes.
+type Mesh struct {
+	Key     []byte
+	Carrier overlay.Carrier
+	Nodes   []overlay.Node
+	// Switches holds the listening addresses of each node's Switch.
+	Switches [][]netip.AddrPort
+	Self     int
+}

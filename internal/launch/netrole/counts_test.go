@@ -1,0 +1,22 @@
+package netrole
+
+import (
+	"testing"
+
+	"berth.dev/berth/internal/base/metrics"
+	"berth.dev/berth/internal/network/egress"
+)
+
+// TestCountsAreKnown checks that each counter has a description. Others would not
+// be shown.
+func TestCountsAreKnown(t *testing.T) {
+	known := map[string]bool{}
+	for _, family := range metrics.Families() {
+		known[family.Name] = true
+	}
+	for name := range counters(&egress.Counters{}, nil, nil) {
+		if family := metrics.FamilyOf(name); !known[family] {
+			t.Errorf("%s is described nowhere", family)
+		}
+	}
+}

@@ -1,0 +1,105 @@
+package netrole
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"syscall"
+
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/launch/hostnet"
+	"berth.dev/berth/internal/launch/supervisor"
+	"berth.dev/berth/internal/node/sandbox"
+)
+
+// Parent holds what the net role is given. It outlives each life of the role.
+type Parent struct {
+	Spec cluster.Spec
+	Plan cluster.Plan
+	Box  *sandbox.Sandbox
+	// Mesh and Sockets are for the network between the nodes. Mesh is nil on a
+	// single node.
+	Mesh      *Mesh
+	Sockets   hostnet.Sockets
+	Published []Published
+	// Held is nil without a Switch.
+	Held *Held
+}
+
+// Role returns the role that carries packets between pods and the outside world,
+// from the host's network namespace.
+func (p Parent) Role(s *supervisor.Supervisor) (*supervisor.Role, error) {
+	config := config{
+		Gateway: p.Plan.Addresses.Gateway,
+		Cluster: p.Plan.Addresses.Ranges(),
+		MTU:     cluster.LocalMTU,
+		Debug:   p.Plan.Verbosity > 2,
+		Queues:  len(p.Box.Mesh),
+	}
+	var err error
+	if config.Refuse, err = refusedByUser(p.Spec); err != nil {
+		return nil, err
+	}
+	var fds linux.FDTable
+	fds.Add(fdTUN, p.Box.TUN)
+	if p.Mesh != nil {
+		config.Mesh = *p.Mesh
+		fds.Add(fdQueue, p.Box.Mesh...)
+		fds.Add(fdPackets, p.Sockets.Packets...)
+		fds.Add(fdStreams, p.Sockets.Streams)
+	}
+	for _, port := range p.Published {
+		config.Published = append(config.Published, netip.AddrPortFrom(p.Plan.Addresses.Node, port.Node))
+		fds.Add(fdPublished, port.Listener)
+	}
+	if p.Held != nil {
+		config.Switch = &p.Held.config
+		p.Held.addTo(&fds)
+	}
+	config.FDs = fds.Numbers(firstFD)
+	encoded, err := json.Marshal(config)
+	if err != nil {
+		return nil, err
+	}
+	var process *os.Process
+	return &supervisor.Role{
+		Name:    "net",
+		Outside: true,
+		Start: func(r *supervisor.Role, files []*os.File) error {
+			configFile, err := linux.MemoryFile("net-config", encoded)
+			if err != nil {
+				return err
+			}
+			defer configFile.Close()
+			logFile, err := os.OpenFile(r.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+			if err != nil {
+				return fmt.Errorf("open log: %w", err)
+			}
+			defer logFile.Close()
+			command := exec.Command("/proc/self/exe", Arg)
+			command.Args[0] = "berth"
+			command.Env = []string{}
+			command.Dir = "/"
+			command.Stdout, command.Stderr = logFile, logFile
+			command.ExtraFiles = slices.Concat(files, []*os.File{configFile}, fds.Files())
+			command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+			if err := command.Start(); err != nil {
+				return err
+			}
+			process = command.Process
+			s.Go(func() {
+				_ = command.Wait()
+				s.ReapFDHolders(Arg)
+				s.Ended(r.Name, supervisor.Status(command.ProcessState))
+			})
+			return nil
+		},
+		Kill:    func(*supervisor.Role) { _ = process.Kill() },
+		Release: p.Held.release,
+		Resume:  func() bool { return linux.Resume(process.Pid) },
+	}, nil
+}

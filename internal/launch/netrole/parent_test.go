@@ -1,0 +1,60 @@
+package netrole
+
+import (
+	"encoding/json"
+	"os"
+	"testing"
+
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/linux"
+)
+
+// The child takes what the parent passes: all that belongs to a Switch, and
+// nothing else.
+func TestTheSwitchTakesWhatIsHeld(t *testing.T) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	held, err := Hold(cluster.Plan{Members: []cluster.Member{{Name: "n1"}}}, nil, []*os.File{null, null}, null)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	var fds linux.FDTable
+	held.addTo(&fds)
+	numbers := fds.Numbers(firstFD)
+	for name, want := range map[string]int{fdListener: 2, fdContainers: 1, fdInside: 1, fdState: 1, fdAlarm: 1, fdServices: 1} {
+		if got := len(numbers[name]); got != want {
+			t.Errorf("%s is passed %d times, want %d", name, got, want)
+		}
+		delete(numbers, name)
+	}
+	if len(numbers) > 0 {
+		t.Errorf("the child does not know %v", numbers)
+	}
+	var none *Held
+	if passed := none.ForNodeRole(); passed != nil {
+		t.Errorf("without a Switch, the node role inherits %v", passed)
+	}
+	none.Close()
+}
+
+// The numbers of the files travel in the configuration.
+func TestNumbersSurviveTheConfiguration(t *testing.T) {
+	var fds linux.FDTable
+	fds.Add(fdTUN, nil)
+	fds.Add(fdQueue, nil, nil)
+	encoded, err := json.Marshal(config{FDs: fds.Numbers(firstFD)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told config
+	if err := json.Unmarshal(encoded, &told); err != nil {
+		t.Fatal(err)
+	}
+	if got := told.FDs[fdQueue]; len(got) != 2 || got[0] != firstFD+1 || got[1] != firstFD+2 || told.FDs[fdTUN][0] != firstFD {
+		t.Errorf("the descriptors arrive as %v", told.FDs)
+	}
+}
