@@ -11,6 +11,7 @@ import (
 	"berth.dev/berth/internal/launch"
 	"berth.dev/berth/internal/launch/command"
 	"berth.dev/berth/internal/launch/netrole"
+	"berth.dev/berth/internal/launch/proof"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
@@ -37,8 +38,8 @@ func main() {
 			os.Exit(command.ParentMain())
 		case launch.PersistentParentArg:
 			os.Exit(launch.PersistentParent())
-		case launch.RelayArg:
-			os.Exit(launch.Relay())
+		case proof.RelayArg:
+			os.Exit(proof.Relay())
 		case probe.FUSEArg:
 			os.Exit(probe.TryFUSE(os.Stdout))
 		case login.TunnelServerArg:

@@ -40,7 +40,7 @@ var layers = map[string][]string{
 		"internal/access/jobend", "internal/access/login",
 		"internal/base/probe",
 		"internal/cli",
-		"internal/launch", "internal/launch/command", "internal/launch/netrole",
+		"internal/launch", "internal/launch/command", "internal/launch/netrole", "internal/launch/proof",
 		"internal/node/sandbox",
 	},
 	"cmd/berth-kube": {"internal/kube/control", "internal/kube/node"},
@@ -95,7 +95,7 @@ var layers = map[string][]string{
 		"internal/access/persistent",
 		"internal/base/cluster", "internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/base/pki", "internal/base/probe", "internal/base/programs", "internal/base/rundir",
 		"internal/job/batch", "internal/job/rendezvous", "internal/job/slurm",
-		"internal/launch/allocation", "internal/launch/archive", "internal/launch/command", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/netrole", "internal/launch/supervisor",
+		"internal/launch/allocation", "internal/launch/archive", "internal/launch/command", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/netrole", "internal/launch/proof", "internal/launch/supervisor",
 		"internal/kube/containerlog", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/savedstate", "internal/kube/workload",
 		"internal/network/balancer", "internal/network/egress", "internal/network/overlay",
 		"internal/node/containerdconf", "internal/node/devices", "internal/node/dnsconf", "internal/node/sandbox",
@@ -117,6 +117,7 @@ var layers = map[string][]string{
 		"internal/network/egress", "internal/network/fastpath", "internal/network/overlay", "internal/network/servicemap",
 		"internal/node/sandbox",
 	},
+	"internal/launch/proof":      {"internal/base/cluster", "internal/base/exitcode", "internal/job/rendezvous", "internal/job/slurm"},
 	"internal/launch/supervisor": {"internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/node/sandbox"},
 
 	"internal/cli": {

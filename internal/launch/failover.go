@@ -13,6 +13,7 @@ import (
 	"berth.dev/berth/internal/kube/lease"
 	"berth.dev/berth/internal/kube/workload"
 	"berth.dev/berth/internal/launch/allocation"
+	"berth.dev/berth/internal/launch/proof"
 )
 
 // inheritLimit bounds how long a new head waits for the other nodes to connect.
@@ -28,7 +29,7 @@ type failover struct {
 }
 
 func newFailover(offers []cluster.Offer) (*failover, error) {
-	key, err := newKey()
+	key, err := proof.NewKey()
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ import (
 
 func testTeam(node string, s *failover) *members {
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	key := make([]byte, keySize)
+	key := make([]byte, 32)
 	prover, err := rendezvous.NewPreShared(key)
 	if err != nil {
 		panic(err)

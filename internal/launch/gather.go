@@ -17,6 +17,7 @@ import (
 	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/launch/netrole"
+	"berth.dev/berth/internal/launch/proof"
 	"berth.dev/berth/internal/network/overlay"
 )
 
@@ -221,7 +222,7 @@ func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 		}
 		source = m.archives.Source
 	}
-	key, err := newKey()
+	key, err := proof.NewKey()
 	if err != nil {
 		return err
 	}

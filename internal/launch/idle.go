@@ -13,6 +13,7 @@ import (
 
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/launch/proof"
 )
 
 // lookLimit bounds how long an idle task looks for the acting task, which slurmd
@@ -27,9 +28,9 @@ const lookLimit = 5 * time.Second
 // Slurm sends its signals to every task, so a signal also ends the idle ones,
 // with the same exit code.
 func idle(ctx context.Context, job slurm.Job, options Options) error {
-	if usePMI(ctx, job, options) {
+	if proof.UsePMI(ctx, job, options.Spec.Network.Folder, options.Getenv) {
 		// The acting task reports whether the exchange works.
-		_, _ = exchangeKeys(ctx, job, options.Getenv)
+		_, _ = proof.Exchange(ctx, job, options.Getenv)
 	}
 	own, err := strconv.Atoi(options.Getenv("SLURM_TASK_PID"))
 	if err != nil {

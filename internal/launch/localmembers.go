@@ -2,7 +2,6 @@ package launch
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/launch/proof"
 )
 
 // localMemberVariable marks a process as a further node of its host.
@@ -42,7 +42,7 @@ type localMemberConfig struct {
 	Step  rendezvous.Step
 	// Proof authenticates the nodes of this host to others. If it is empty, all
 	// nodes are on this host.
-	Proof proof
+	Proof proof.Proof
 }
 
 // readLocalMemberConfig returns the configuration of this process. It is empty
@@ -129,15 +129,6 @@ func (l *localMembers) end() {
 	})
 	defer late.Stop()
 	l.running.Wait()
-}
-
-const keySize = 32
-
-// newKey returns a random key.
-func newKey() ([]byte, error) {
-	key := make([]byte, keySize)
-	_, err := rand.Read(key)
-	return key, err
 }
 
 // memberName returns the name of a node on a host that may have several.

@@ -19,6 +19,7 @@ import (
 	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/launch/netrole"
+	"berth.dev/berth/internal/launch/proof"
 	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
 )
@@ -176,13 +177,13 @@ func newMembers(ctx context.Context, job slurm.Job, options Options, o *localMem
 		}
 		t.config.Addresses = func(ctx context.Context, node string) ([]netip.Addr, error) { return find(ctx, hostOf[node]) }
 		if o.Index == 0 {
-			if o.Proof, err = findProof(ctx, job, options); err != nil {
+			if o.Proof, err = proof.Find(ctx, job, proof.Options{Folder: network.Folder, Wait: t.wait, Getenv: options.Getenv, Log: options.Log}); err != nil {
 				return nil, err
 			}
 		}
-		t.config.Prover, err = t.prover(o.Proof, options.Spec.Network.Folder, hostOf)
+		t.config.Prover, t.folder, err = o.Proof.Prover(o.Step, network.Folder, hostOf)
 		if err == nil && t.folder != nil && o.Index == 0 {
-			err = t.folder.Publish(own, o.Proof.public())
+			err = t.folder.Publish(own, o.Proof.PublicKey())
 		}
 		if err != nil {
 			return nil, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("prove node %s to the others: %w", own, err))
@@ -194,7 +195,7 @@ func newMembers(ctx context.Context, job slurm.Job, options Options, o *localMem
 	t.config.Bind, t.data.Address, t.data.MTU = loopback, loopback, cluster.LocalMTU
 	t.config.Addresses = func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopback}, nil }
 	if o.Proof.Key == nil {
-		if o.Proof.Key, err = newKey(); err != nil {
+		if o.Proof.Key, err = proof.NewKey(); err != nil {
 			return nil, err
 		}
 	}
@@ -241,11 +242,7 @@ func (m *members) leads() bool { return m == nil || m.config.Node == m.config.No
 
 // waiting bounds how long the nodes wait for each other.
 func (m *members) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
-	return waitFor(ctx, m.wait)
-}
-
-func waitFor(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, wait, fmt.Errorf("%s is the longest wait; --node-wait sets another", wait))
+	return proof.WaitFor(ctx, m.wait)
 }
 
 // meshOrNil returns the network between the nodes, or nil on a single node.
@@ -262,6 +259,19 @@ func (m *members) heldSockets() hostnet.Sockets {
 		return hostnet.Sockets{}
 	}
 	return m.sockets
+}
+
+// forgetKeys removes this node's key from the folder. The head removes all keys.
+func (m *members) forgetKeys() {
+	switch {
+	case m.folder == nil:
+		return
+	case m.leads():
+		_ = m.folder.Clear()
+	default:
+		m.folder.Withdraw(m.config.Node)
+	}
+	m.folder.Close()
 }
 
 // leave closes all connections with a reason. The other nodes end then.

@@ -10,6 +10,7 @@ import (
 
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/launch/proof"
 )
 
 // needsStep reports whether a process in an allocation does not run on all of its
@@ -33,7 +34,7 @@ func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error)
 		return 0, err
 	}
 	options.Log.Debug("starting a step over all nodes of job " + job.ID)
-	key := givesKey(ctx, job, options.Spec)
+	key := severalNodes(job) && proof.GivesKey(ctx, job, options.Spec)
 	name := ownStepName()
 	if options.Spec.Stay {
 		name = UpStep
@@ -41,13 +42,13 @@ func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error)
 	command := slurm.StepCommand(job, name, key, append([]string{self}, os.Args[1:]...)...)
 	env := slurm.StepEnv(os.Environ())
 	if key {
-		// For passKey: the process that it starts ends with the thread.
+		// For PassKey: the process that it starts ends with the thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		if err := passKey(options.Spec); err != nil {
+		if err := proof.PassKey(options.Spec); err != nil {
 			return 0, err
 		}
-		env = append(env, stepKeyVariable+"=stdin")
+		env = append(env, proof.StepKeyVariable+"=stdin")
 	}
 	if options.Getenv(upVariable) != "" {
 		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start %s: %w", srun, syscall.Exec(srun, command, env)))

@@ -1,4 +1,4 @@
-package launch
+package proof
 
 import (
 	"context"
@@ -21,8 +21,8 @@ import (
 // everybody, and cli_filter/syslog logs the environment of every srun. The
 // connections for a step's standard streams go only to its own tasks.
 
-// stepKeyVariable is set if a task's standard input begins with a key.
-const stepKeyVariable = "BERTH_STEP_KEY"
+// StepKeyVariable is set if a task's standard input begins with a key.
+const StepKeyVariable = "BERTH_STEP_KEY"
 
 // RelayArg starts this program again to pass the user's standard input on, after
 // the key. main calls Relay then.
@@ -32,13 +32,13 @@ const RelayArg = "stdin-relay"
 // nodes.
 const muchInput = 256 << 10
 
-// givesKey reports whether the step gets a key. All nodes read the key and with
+// GivesKey reports whether the step gets a key. All nodes read the key and with
 // it all further input. A task that ends with some of it unread can keep srun
 // from reading on (Slurm 22.05: after a megabyte). So munge is better if the
 // input may be large. srun cannot send the same input to all components of a
 // heterogeneous job.
-func givesKey(ctx context.Context, job slurm.Job, spec cluster.Spec) bool {
-	return severalNodes(job) && job.Components == 1 && (!usesInput(spec) || isSmall(os.Stdin) || tryMunge(ctx) != nil)
+func GivesKey(ctx context.Context, job slurm.Job, spec cluster.Spec) bool {
+	return job.Components == 1 && (!usesInput(spec) || isSmall(os.Stdin) || tryMunge(ctx) != nil)
 }
 
 // usesInput reports whether a run may read its standard input.
@@ -56,12 +56,12 @@ func isSmall(file *os.File) bool {
 	return info.Mode()&os.ModeCharDevice != 0 || info.Mode().IsRegular() && info.Size() < muchInput
 }
 
-// passKey replaces standard input for srun, which this process becomes or starts.
+// PassKey replaces standard input for srun, which this process becomes or starts.
 // The new input is a key, followed by the user's input. The calling thread must
 // stay locked until srun has ended or taken over, because the relay for the
 // user's input ends with the thread.
-func passKey(spec cluster.Spec) error {
-	key, err := newKey()
+func PassKey(spec cluster.Spec) error {
+	key, err := NewKey()
 	if err != nil {
 		return err
 	}
@@ -103,10 +103,10 @@ func Relay() int {
 // none. The head keeps the rest for the user. Other nodes discard it, because a
 // closed standard input of one task breaks the step (22.05).
 func takeKey(ctx context.Context, getenv func(string) string, head bool) ([]byte, error) {
-	if getenv(stepKeyVariable) == "" {
+	if getenv(StepKeyVariable) == "" {
 		return nil, nil
 	}
-	os.Unsetenv(stepKeyVariable)
+	os.Unsetenv(StepKeyVariable)
 	key := make([]byte, keySize)
 	read := make(chan error, 1)
 	go func() {
@@ -119,7 +119,7 @@ func takeKey(ctx context.Context, getenv func(string) string, head bool) ([]byte
 	select {
 	case err := <-read:
 		if err != nil {
-			err = fmt.Errorf("read the key of the step from standard input: %w; %s is not for users to set", err, stepKeyVariable)
+			err = fmt.Errorf("read the key of the step from standard input: %w; %s is not for users to set", err, StepKeyVariable)
 		}
 		return key, err
 	case <-ctx.Done():
