@@ -18,7 +18,7 @@
 //   - hostnet opens the sockets between the hosts;
 //   - identity makes the keys;
 //   - netrole carries packets of pods, in its own process;
-//   - proof finds the secret by which hosts know each other;
+//   - proof authenticates the hosts to each other;
 //   - supervisor starts and restarts the processes;
 //   - command runs the user's command.
 package launch

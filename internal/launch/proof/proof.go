@@ -37,7 +37,7 @@ func (p Proof) private() ed25519.PrivateKey { return ed25519.NewKeyFromSeed(p.Se
 // PublicKey returns the key that other hosts know this one by.
 func (p Proof) PublicKey() ed25519.PublicKey { return p.private().Public().(ed25519.PublicKey) }
 
-// Options are what a host needs to choose how it authenticates itself.
+// Options holds the inputs of the choice between the ways to authenticate.
 type Options struct {
 	// Folder is the user's folder for the exchange of keys, or empty.
 	Folder string

@@ -39,8 +39,8 @@ const (
 	exitNotStarted = 127
 )
 
-// NotifyFD is the descriptor on which a role reports its events. The files that
-// it inherits follow.
+// NotifyFD is the descriptor for the events of a role. The other inherited files
+// follow.
 const NotifyFD = 3
 
 // Passed is a file that a role inherits.
