@@ -25,7 +25,7 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// TestMain makes this program the keeper of a tunnel and its far end, too.
+// TestMain lets this program run as the keeper of a tunnel and as its far end, too.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 {
 		switch os.Args[1] {
@@ -38,11 +38,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// site is a host with an srun and an squeue that know one job, 12, of this
-// user's, which runs on this very host.
+// site is a host with a fake srun and squeue. They know one job of this user,
+// number 12, which runs on the same host.
 type site struct {
 	*Place
-	// dir has the fakes, and a line in calls for each time that one is called.
+	// dir contains the fakes, and a file calls with a line for each call.
 	dir string
 	run *rundir.Dir
 }
@@ -114,8 +114,7 @@ func (s *site) calls(t *testing.T, name string) int {
 	return strings.Count("\n"+string(content), "\n"+name)
 }
 
-// startCluster makes the directory of a run, and what stands for its API
-// server.
+// startCluster makes the directory of a run, and a substitute for its API server.
 func (s *site) startCluster(t *testing.T, memory string) {
 	t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -236,8 +235,8 @@ func TestNothingOfATunnelIsForOthers(t *testing.T) {
 	}
 }
 
-// TestTunnelsOfOtherUsersAreNotUsed: in a place that everybody writes to, another user
-// may have made what a tunnel would be found by.
+// TestTunnelsOfOtherUsersAreNotUsed: in a folder that anyone may write to, another
+// user may have created the files of a tunnel.
 func TestTunnelsOfOtherUsersAreNotUsed(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	s := newSite(t)

@@ -26,7 +26,8 @@ const (
 	briefSilence = 1
 )
 
-// enter opens the tunnel, and asks Slurm why where that takes long or fails.
+// enter opens the tunnel. If that takes long or fails, it asks Slurm for the
+// reason.
 func (k *tunnelServer) enter(ctx context.Context) (*tunnel.Tunnel, *step, error) {
 	entering, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -44,7 +45,7 @@ func (k *tunnelServer) enter(ctx context.Context) (*tunnel.Tunnel, *step, error)
 	return nil, nil, k.explain(ctx, err)
 }
 
-// explain says in the user's words why there is no tunnel.
+// explain returns an error that tells the user why there is no tunnel.
 func (k *tunnelServer) explain(ctx context.Context, err error) error {
 	target := k.order.Target
 	var known *Problem
@@ -116,9 +117,9 @@ const (
 	endPoll  = 500 * time.Millisecond
 )
 
-// CutShort returns how a cluster's job was ended, for a command that has
-// followed something to its end. It returns nil if the job runs on or ended by
-// itself.
+// CutShort returns the reason why the job of a cluster was ended, for a command
+// that followed the job to its end. It returns nil if the job still runs or ended
+// by itself.
 func (p *Place) CutShort(ctx context.Context, target Target) error {
 	ctx, cancel := context.WithTimeout(ctx, endLimit)
 	defer cancel()
@@ -160,7 +161,7 @@ func stateProblem(name string, job slurm.Queued, ok bool, uid int) *Problem {
 	return problem(codeUnavailable, "job %s has ended (%s)", name, job.State)
 }
 
-// watch ends the keeper when the tunnel ends, or is silent for long.
+// watch ends the keeper when the tunnel ends, or is silent for too long.
 func (k *tunnelServer) watch(ctx context.Context) {
 	ticker := time.NewTicker(watchPeriod)
 	defer ticker.Stop()
@@ -179,7 +180,7 @@ func (k *tunnelServer) watch(ctx context.Context) {
 			continue
 		}
 		if k.jobProblem(ctx) != nil {
-			silent = 0 // suspended, perhaps; srun ends by itself where the job does
+			silent = 0 // the job may be suspended; srun ends when the job does
 			continue
 		}
 		if silent++; silent == silentLimit || silent == briefSilence && len(k.elsewhere()) > 0 {
@@ -200,7 +201,7 @@ func (k *tunnelServer) lost(why string) *Problem {
 	return lost
 }
 
-// lostStep finds out why the far end has gone.
+// lostStep returns the reason why the far end is gone.
 func (k *tunnelServer) lostStep(ctx context.Context) *Problem {
 	if why := k.tunnel.Reason(); why != "" {
 		return k.lost(why)

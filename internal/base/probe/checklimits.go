@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a cluster takes of the per-user limits. The numbers are of a head node
-// with its control plane, and of one pod more.
+// Per-user resources that a cluster takes: for a head node with its control plane,
+// and for each further pod.
 const (
 	filesMin, filesGood         = 4096, 65536
 	processesMin, processesGood = 512, 4096
@@ -51,8 +51,8 @@ func (h *Host) checkCPUs() Result {
 	return Result{Name: "cpus", Title: "processors", Level: Required, OK: Yes, Found: fmt.Sprintf("%d (%s)", c.Count, c.Source)}
 }
 
-// checkLimits answers for the resource limits of the process and the kernel's
-// totals behind them.
+// checkLimits checks the resource limits of the process and the limits of the
+// kernel behind them.
 func (h *Host) checkLimits() []Result {
 	results := []Result{h.checkFiles(), h.checkProcesses()}
 	for _, limit := range ProcessLimits() {
@@ -210,8 +210,8 @@ func (h *Host) inotifyInstances() uint64 {
 	return count
 }
 
-// checkKeyrings answers for the one session keyring that each node needs.
-// Containers take none.
+// checkKeyrings checks the room for the one session keyring that each node needs.
+// Containers need none.
 func (h *Host) checkKeyrings(tried outcomes) Result {
 	r := Result{Name: "keyrings", Title: "kernel keys", Level: Required, OK: Yes}
 	limit, ok := h.number("kernel.keys.maxkeys")
@@ -258,8 +258,8 @@ func (h *Host) checkMemlock() Result {
 
 func (h *Host) inJob() bool { return h.getenv("SLURM_JOB_ID") != "" }
 
-// limitRemedy raises a resource limit where it comes from: inside of a job that
-// is slurmd, elsewhere PAM.
+// limitRemedy returns the remedy that raises a resource limit at its origin: slurmd
+// inside a job, PAM elsewhere.
 func (h *Host) limitRemedy(pam, unit, value string) Remedy {
 	if h.inJob() {
 		return Remedy{Admin: dropIn("slurmd.service", unit+"="+value) + " && systemctl restart slurmd   # with PropagateResourceLimits=NONE in slurm.conf"}
@@ -270,7 +270,8 @@ func (h *Host) limitRemedy(pam, unit, value string) Remedy {
 	return Remedy{Admin: fmt.Sprintf("printf '* soft %[1]s %[2]s\\n* hard %[1]s %[2]s\\n' > /etc/security/limits.d/90-berth-%[1]s.conf", pam, value)}
 }
 
-// dropIn is the command that adds a line to a systemd unit's [Service].
+// dropIn returns the command that adds a line to the [Service] section of a systemd
+// unit.
 func dropIn(unit, line string) string {
 	dir := "/etc/systemd/system/" + unit + ".d"
 	name, _, _ := strings.Cut(line, "=") // a file for each, so that none overwrites another

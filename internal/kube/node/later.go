@@ -11,15 +11,15 @@ import (
 const (
 	// laterAfterReady leaves the first pod the time to start, too.
 	laterAfterReady = 500 * time.Millisecond
-	// laterMost bounds the wait for a node that does not become ready. Its events
-	// then give the reason.
+	// laterMost bounds the wait for a node that does not become ready. Then its
+	// events are sent, which give the reason.
 	laterMost = 5 * time.Second
 )
 
-// holdBack wraps the kubelet's transport so that what nobody waits for while
-// the node starts comes after it: events, the lease (looked at after 40 s), the
-// cleaning up of resource slices of a former life. Some twenty requests, each
-// of some milliseconds of a processor that the control plane needs just then.
+// holdBack delays requests of the kubelet that nobody waits for while the node
+// starts: events, the lease (checked after 40 s), and the removal of resource
+// slices of an earlier kubelet. These are some twenty requests, each of some
+// milliseconds of CPU time that the control plane needs at that moment.
 func holdBack(later <-chan struct{}) transport.WrapperFunc {
 	laggards := regexp.MustCompile(`^/apis/(coordination|resource|events)\.k8s\.io/|^/api/v1/namespaces/[^/]+/events(/|$)`)
 	return func(next http.RoundTripper) http.RoundTripper {

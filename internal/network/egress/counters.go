@@ -2,8 +2,8 @@ package egress
 
 import "sync/atomic"
 
-// Counters counts what egress does. The zero value is ready; it must not be
-// copied. One may serve several runs after another.
+// Counters counts the flows and packets of an egress. The zero value is ready; it
+// must not be copied. Several runs in sequence may share it.
 type Counters struct {
 	tcp, attempts, udp, echo, dns      gauge
 	toPods, fromPods                   atomic.Uint64
@@ -28,19 +28,21 @@ type Stats struct {
 	Queries, QueriesOpen         int64
 	// BytesToPods and BytesFromPods count the payload of TCP and UDP.
 	BytesToPods, BytesFromPods uint64
-	// Refused flows went to an address that pods may not reach.
+	// Refused counts flows to an address that pods may not reach.
 	Refused uint64
-	// Failed connections found nobody, or nobody willing, at the far end.
+	// Failed counts connections that the other end refused or did not answer.
 	Failed uint64
-	// Dropped packets were malformed, multicast, or found a full buffer.
+	// Dropped counts packets that were malformed, multicast, or found a full
+	// buffer.
 	Dropped uint64
-	// Overflowed flows were refused or ended because of a limit in Config.
+	// Overflowed counts flows that a limit in Config refused or ended.
 	Overflowed uint64
-	// Repeated TCP segments had to be sent to a pod twice; set when Run ends.
+	// Repeated counts TCP segments that were sent to a pod again. It is set when
+	// Run ends.
 	Repeated uint64
 }
 
-// Stats returns the counts of this moment.
+// Stats returns the current counts.
 func (c *Counters) Stats() Stats {
 	return Stats{
 		Connections: c.tcp.total.Load(), ConnectionsOpen: c.tcp.open.Load(),
