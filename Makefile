@@ -137,7 +137,7 @@ bench-images:
 # A report is a function of its records, so git has only the Markdown.
 reports:
 	for run in docs/bench/*/; do \
-		(cd bench && GOARCH= go run . report ../$${run}records.jsonl.gz --out ../$$run) && rm $${run}figures.csv || exit; \
+		(cd bench && GOARCH= go run . report ../$${run}records.jsonl.zst --out ../$$run) && rm $${run}figures.csv || exit; \
 	done
 
 conformance:

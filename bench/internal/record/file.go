@@ -12,13 +12,19 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/klauspost/compress/zstd"
 )
 
 // Writer adds lines to a file, which nobody else writes meanwhile.
 type Writer struct{ file *os.File }
 
-// packed is the end of names of files that gzip has packed, which are only read.
-const packed = ".gz"
+// Ends of the names of packed files, which are only read. bench/results has zstd:
+// records repeat themselves at a distance that gzip does not see.
+const (
+	packedGzip = ".gz"
+	packedZstd = ".zst"
+)
 
 // older is the end of names of files in bench/results that are of the time before this form.
 const older = ".json"
@@ -26,8 +32,8 @@ const older = ".json"
 // Append opens a file, or makes it. A last line that a crash left unfinished gets
 // its end, so that the next one is whole.
 func Append(path string) (*Writer, error) {
-	if strings.HasSuffix(path, packed) {
-		return nil, fmt.Errorf("add to records (%s): they are packed; gunzip them, or give another file with --out", path)
+	if unpackedName(path) != path {
+		return nil, fmt.Errorf("add to records (%s): they are packed; unpack them with gunzip or zstd -d, or give another file with --out", path)
 	}
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o644)
 	if err != nil {
@@ -83,8 +89,24 @@ func (w *Writer) Add(line Line) error {
 // Close closes the file.
 func (w *Writer) Close() error { return w.file.Close() }
 
-// ReadFile reads a file of records, which gzip may have packed. One that is not
-// there has none.
+// unpackedName is the name that a file has when it is not packed.
+func unpackedName(path string) string {
+	return strings.TrimSuffix(strings.TrimSuffix(path, packedGzip), packedZstd)
+}
+
+// unpack reads what is packed, by the end of the file's name.
+func unpack(path string, file io.Reader) (io.Reader, error) {
+	switch {
+	case strings.HasSuffix(path, packedGzip):
+		return gzip.NewReader(file)
+	case strings.HasSuffix(path, packedZstd):
+		return zstd.NewReader(file, zstd.WithDecoderConcurrency(1)) // which needs no Close
+	}
+	return file, nil
+}
+
+// ReadFile reads a file of records, which gzip or zstd may have packed. One that is
+// not there has none.
 func ReadFile(path string) ([]Line, error) {
 	file, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -94,15 +116,13 @@ func ReadFile(path string) ([]Line, error) {
 		return nil, fmt.Errorf("read records: %w", err)
 	}
 	defer file.Close()
-	var from io.Reader = file
-	if strings.HasSuffix(path, packed) {
-		if from, err = gzip.NewReader(file); err != nil {
-			return nil, fmt.Errorf("read records (%s): %w", path, err)
-		}
+	from, err := unpack(path, file)
+	if err != nil {
+		return nil, fmt.Errorf("read records (%s): %w", path, err)
 	}
 	lines, err := Read(from)
 	switch {
-	case err != nil && strings.HasSuffix(strings.TrimSuffix(path, packed), older):
+	case err != nil && strings.HasSuffix(unpackedName(path), older):
 		return nil, fmt.Errorf("read records (%s): the records are older than 'berth bench' (%s), which makes no report of them: %w", path, older, err)
 	case err != nil:
 		return nil, fmt.Errorf("read records (%s): %w", path, err)

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/klauspost/compress/zstd"
 )
 
 func trial(n int) Line {
@@ -39,11 +41,20 @@ func TestLinesAreAdded(t *testing.T) {
 	}
 }
 
-// TestPackedFilesAreOnlyRead: gzip packs what is kept for long.
+// TestPackedFilesAreOnlyRead: what is kept for long is packed.
 func TestPackedFilesAreOnlyRead(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "records.gz")
 	var content bytes.Buffer
-	z := gzip.NewWriter(&content)
+	testPacked(t, "records.jsonl.gz", &content, gzip.NewWriter(&content))
+	content.Reset()
+	encoder, err := zstd.NewWriter(&content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	testPacked(t, "records.jsonl.zst", &content, encoder)
+}
+
+func testPacked(t *testing.T, name string, content *bytes.Buffer, z io.WriteCloser) {
+	path := filepath.Join(t.TempDir(), name)
 	line := trial(7)
 	line.Schema = Schema
 	err := json.NewEncoder(z).Encode(line)
@@ -113,7 +124,7 @@ func TestOlderForm(t *testing.T) {
 		path := filepath.Join(t.TempDir(), name)
 		var content bytes.Buffer
 		to := io.Writer(&content)
-		if strings.HasSuffix(name, packed) {
+		if strings.HasSuffix(name, packedGzip) {
 			z := gzip.NewWriter(&content)
 			to = z
 		}

@@ -34,7 +34,7 @@ func TestQuotedFigures(t *testing.T) {
 			shown, run, key := quote[1], quote[2], quote[3]
 			r, is := runs[run]
 			if !is {
-				lines, err := record.ReadFile("../../../docs/bench/" + run + "/records.jsonl.gz")
+				lines, err := record.ReadFile("../../../docs/bench/" + run + "/records.jsonl.zst")
 				if err == nil {
 					r, err = model(lines)
 				}

@@ -17,7 +17,7 @@ import (
 // TestRecordedPapers: docs/bench/papers.md is that of all recorded runs.
 func TestRecordedPapers(t *testing.T) {
 	const docs = "../../../docs/bench"
-	paths, err := filepath.Glob(docs + "/*/records.jsonl.gz")
+	paths, err := filepath.Glob(docs + "/*/records.jsonl.zst")
 	if err != nil || len(paths) < 2 {
 		t.Fatalf("%d records, %v", len(paths), err)
 	}

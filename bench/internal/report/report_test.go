@@ -95,7 +95,7 @@ func TestMPI(t *testing.T) {
 // reports' writes the pages with charts, which are not in git.
 func TestPublished(t *testing.T) {
 	const docs = "../../../docs/bench"
-	records, err := filepath.Glob(docs + "/*/records.jsonl.gz")
+	records, err := filepath.Glob(docs + "/*/records.jsonl.zst")
 	if err != nil || len(records) < 2 {
 		t.Fatalf("%d records, %v", len(records), err)
 	}
