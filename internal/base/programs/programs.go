@@ -60,7 +60,8 @@ func Dir() (string, error) {
 func List(directory string) ([]Program, error) {
 	var programs []Program
 	err := filepath.WalkDir(directory, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.Type().IsRegular() {
+		// A program that is a part of another one is a link to it.
+		if err != nil || !entry.Type().IsRegular() && entry.Type() != fs.ModeSymlink {
 			return err
 		}
 		name, err := filepath.Rel(directory, path)

@@ -20,7 +20,10 @@ func TestList(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "cni"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// A Go program, and a file that is none.
+	// A Go program, a link to it, and a file that is none.
+	if err := os.Symlink("cni/bridge", filepath.Join(dir, "b")); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Link(self, filepath.Join(dir, "cni", "bridge")); err != nil {
 		content, err := os.ReadFile(self)
 		if err != nil {
@@ -38,14 +41,16 @@ func TestList(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(got) != 2 {
-		t.Fatalf("got %v, want two programs", got)
+	if len(got) != 3 {
+		t.Fatalf("got %v, want three programs", got)
 	}
 	if want := (Program{Name: "a"}); got[0] != want {
 		t.Errorf("a script: got %+v, want %+v", got[0], want)
 	}
-	if got[1].Name != "cni/bridge" || got[1].Component != "berth.dev/berth" || "go"+got[1].Go != strings.Fields(runtime.Version())[0] {
-		t.Errorf("this test as a program: got %+v", got[1])
+	for i, name := range []string{"b", "cni/bridge"} {
+		if p := got[i+1]; p.Name != name || p.Component != "berth.dev/berth" || "go"+p.Go != strings.Fields(runtime.Version())[0] {
+			t.Errorf("this test as a program: got %+v", p)
+		}
 	}
 }
 
