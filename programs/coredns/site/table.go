@@ -19,6 +19,19 @@ import (
 // table answers questions from the table that berthd has written.
 type table struct{ nametable.Table }
 
+// validate returns an error if an address is of another family than answers need.
+func (t *table) validate() error {
+	if t.IPv6.IsValid() && !t.IPv6.Addr().Is6() {
+		return fmt.Errorf("%s is no IPv6 range", t.IPv6)
+	}
+	for _, p := range t.Pods {
+		if !p.Address.Is4() {
+			return fmt.Errorf("pod %d.%s.%s has no IPv4 address: %s", p.Index, p.Name, p.User, p.Address)
+		}
+	}
+	return nil
+}
+
 // answer is the result of looking up a name.
 type answer struct {
 	// ours reports whether the name is in a zone that only this server answers for.
@@ -204,7 +217,11 @@ func (f *file) table() (*table, error) {
 		return f.read, opened.Close()
 	}
 	read := &table{}
-	if err := json.NewDecoder(opened).Decode(read); err != nil {
+	err = json.NewDecoder(opened).Decode(read)
+	if err == nil {
+		err = read.validate()
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("read names of pods: %w", err), opened.Close())
 	}
 	if f.opened != nil {
