@@ -112,7 +112,7 @@ func awaitOrder(session *yamux.Session) (net.Conn, Order, error) {
 		return nil, Order{}, fmt.Errorf("wait for the near end of the tunnel: %w", err)
 	}
 	var order Order
-	if err := json.NewDecoder(control).Decode(&order); err != nil {
+	if err := newDecoder(control).Decode(&order); err != nil {
 		return nil, Order{}, fmt.Errorf("read what the near end of the tunnel wants: %w", err)
 	}
 	return control, order, nil

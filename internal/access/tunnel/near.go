@@ -65,7 +65,7 @@ func open(stream io.ReadWriteCloser, order Order) (*Tunnel, error) {
 	if err := json.NewEncoder(control).Encode(order); err != nil {
 		return nil, fmt.Errorf("greet the far end of the tunnel: %w", err)
 	}
-	answers := json.NewDecoder(control)
+	answers := newDecoder(control)
 	if err := answers.Decode(&t.Answer); err != nil {
 		return nil, errors.Join(fmt.Errorf("read the answer of the tunnel's far end: %w", err), session.Close())
 	}

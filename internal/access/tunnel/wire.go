@@ -22,6 +22,14 @@ const opening = "\x00berth tunnel\n"
 // openingLimit bounds the bytes of other output before it.
 const openingLimit = 1 << 20
 
+// messageLimit bounds the bytes of all messages that an end reads.
+const messageLimit = 1 << 20
+
+// newDecoder returns a decoder of an end's messages.
+func newDecoder(from io.Reader) *json.Decoder {
+	return json.NewDecoder(io.LimitReader(from, messageLimit))
+}
+
 // Order is the near end's request.
 type Order struct {
 	Protocol int
