@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 // pmiServer answers as Slurm's plugin does.
@@ -152,4 +154,36 @@ func TestNoPMI(t *testing.T) {
 			t.Errorf("PMI_FD=%q counts as PMI", value)
 		}
 	}
+}
+
+// FuzzPMI gives a task any answers of srun.
+func FuzzPMI(f *testing.F) {
+	f.Add("cmd=response_to_init rc=0\ncmd=my_kvsname kvsname=a\ncmd=put_result rc=0\ncmd=barrier_out\ncmd=get_result rc=0 value=x\ncmd=finalize_ack\n")
+	f.Add("cmd=response_to_init rc=1 =\n\n")
+	f.Fuzz(func(t *testing.T, answers string) {
+		fuzzbound.Watch(t)
+		ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := os.NewFile(uintptr(ends[0]), "server")
+		// More would wait in the socket for a task that reads no more.
+		if _, err := server.WriteString(answers[:min(len(answers), 64<<10)]); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Shutdown(ends[0], unix.SHUT_WR); err != nil {
+			t.Fatal(err)
+		}
+		defer server.Close()
+		pmi, err := OpenPMI(t.Context(), func(string) string { return strconv.Itoa(ends[1]) })
+		if err != nil {
+			return
+		}
+		names := []string{"berth-0", "berth-1"}
+		texts, err := pmi.Exchange(t.Context(), names[0], "text", names)
+		if err == nil && len(texts) != len(names) {
+			t.Errorf("%d texts of %d tasks", len(texts), len(names))
+		}
+		_ = pmi.Close(t.Context())
+	})
 }
