@@ -20,7 +20,7 @@ import (
 	"berth.dev/berth/internal/kube/savedstate"
 )
 
-func record(t *testing.T, key string, object runtime.Object) savedstate.Record {
+func record(t testing.TB, key string, object runtime.Object) savedstate.Record {
 	t.Helper()
 	r, err := encode(key, object)
 	if err != nil {

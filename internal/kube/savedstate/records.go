@@ -27,8 +27,12 @@ type Facts struct {
 	Services []string
 }
 
-// largestRecord bounds what is believed of a length: etcd takes 1.5 MiB.
-const largestRecord = 16 << 20
+const (
+	// largestRecord bounds what is believed of a length: etcd takes 1.5 MiB.
+	largestRecord = 16 << 20
+	// largestFacts bounds the line of facts, which has a few hundred bytes.
+	largestFacts = 64 << 10
+)
 
 // Write writes facts and records, and an end marker that lets Read detect missing
 // records.
@@ -53,8 +57,8 @@ func writeBytes(to *bufio.Writer, data []byte) {
 
 // Read reads what Write has written.
 func Read(from io.Reader) (facts Facts, records []Record, err error) {
-	buffered := bufio.NewReader(from)
-	line, err := buffered.ReadBytes('\n')
+	buffered := bufio.NewReaderSize(from, largestFacts)
+	line, err := buffered.ReadSlice('\n')
 	if err == nil {
 		err = json.Unmarshal(line, &facts)
 	}

@@ -2,10 +2,14 @@ package savedstate
 
 import (
 	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -131,6 +135,54 @@ func FuzzDecode(f *testing.F) {
 		_, _ = decode(data, key)
 		_, _, _ = Read(bytes.NewReader(data))
 	})
+}
+
+// FuzzRecords decodes a file whose lengths and checksum are right.
+func FuzzRecords(f *testing.F) {
+	var records bytes.Buffer
+	if err := Write(&records, Facts{Kubernetes: "v1"}, snapshot().Records); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(records.Bytes(), "v1")
+	f.Add([]byte("{}\n\xff\xff\xff\x07a"), "")
+	f.Fuzz(func(t *testing.T, text []byte, version string) {
+		fuzzbound.Watch(t)
+		var packed bytes.Buffer
+		compressor, err := gzip.NewWriterLevel(&packed, gzip.BestSpeed)
+		if err == nil {
+			_, err = compressor.Write(text)
+		}
+		if err = errors.Join(err, compressor.Close()); err != nil {
+			t.Fatal(err)
+		}
+		line, err := json.Marshal(header{Format: format, Berth: version, Plain: packed.Len()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := append(append([]byte(magic), line...), '\n')
+		file = append(file, packed.Bytes()...)
+		sum := sha256.Sum256(file)
+		got, err := decode(append(file, sum[:]...), key)
+		_, want, problem := Read(bytes.NewReader(text))
+		if (err == nil) != (problem == nil) || len(got.Records) != len(want) {
+			t.Errorf("%d records, %v; read without a file: %d, %v", len(got.Records), err, len(want), problem)
+		}
+	})
+}
+
+// A line of facts that does not end takes no more memory than a long one.
+func TestEndlessFactsAreRefused(t *testing.T) {
+	facts := bytes.Repeat([]byte{' '}, 64<<20)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, _, err := Read(bytes.NewReader(facts))
+	runtime.ReadMemStats(&after)
+	if err == nil {
+		t.Error("they are read")
+	}
+	if allocated := after.TotalAlloc - before.TotalAlloc; allocated > 8*largestFacts {
+		t.Errorf("%d bytes are allocated", allocated)
+	}
 }
 
 func TestFilesThatOthersCanAccessAreRefused(t *testing.T) {
