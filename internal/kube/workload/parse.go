@@ -92,7 +92,7 @@ func expand(paths []string, problems *[]error) []string {
 			}
 		}
 		if len(all) == before {
-			*problems = append(*problems, fmt.Errorf("read manifests: the folder %s has no file *.yaml, *.yml or *.json; those in folders below are not looked for", path))
+			*problems = append(*problems, fmt.Errorf("read manifests: the folder %s has no file *.yaml, *.yml or *.json; it does not search the folders below", path))
 		}
 	}
 	return all

@@ -94,7 +94,7 @@ func TestAFolderInPlaceOfItsLayer(t *testing.T) {
 	if err := os.Remove(folder); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Prepare(t.Context(), "key", inner.parent); err == nil || !strings.Contains(err.Error(), "not there any more") || len(inner.removed) != 1 {
+	if _, err := s.Prepare(t.Context(), "key", inner.parent); err == nil || !strings.Contains(err.Error(), "the folder does not exist any more") || len(inner.removed) != 1 {
 		t.Errorf("a folder that is gone: %v, removed %v", err, inner.removed)
 	}
 }
