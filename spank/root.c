@@ -180,7 +180,7 @@ int assemble_root(const struct user *user, const struct settings *s, const char 
 		return -1;
 	}
 	if (is_host(image)) {
-		snprintf(reason, REASON_SIZE, "%.200s is the root of the host, which is no image", path);
+		snprintf(reason, REASON_SIZE, "%.200s is the root of the host, which is not an image", path);
 		goto out;
 	}
 	for (int i = 0; i < 3; i++)

@@ -154,7 +154,7 @@ func TestOptionSections(t *testing.T) {
 	for _, section := range optionSections() {
 		for _, name := range section.names {
 			if !known[name] {
-				t.Errorf("%s is no option", name)
+				t.Errorf("%s is not an option", name)
 			}
 		}
 	}

@@ -163,7 +163,7 @@ func check(file *settings.File) error {
 	}
 	for _, entry := range file.Environment {
 		if !slices.Contains(settableVariables(), entry.Name) {
-			fault(entry, "the variable %s is none of %s", entry.Name, strings.Join(settableVariables(), ", "))
+			fault(entry, "the variable %s is not one of %s", entry.Name, strings.Join(settableVariables(), ", "))
 		} else if entry.List {
 			fault(entry, "the variable %s takes one value", entry.Name)
 		}

@@ -160,7 +160,7 @@ func TestAllMistakes(t *testing.T) {
 	for _, part := range []string{
 		`site.yaml:2: unknown option "portrange"`, `site.yaml:3: no-pull "perhaps": give true or false`, "site.yaml:4: the option file is for the command line only",
 		"site.yaml:5: the option carrier takes one value", "site.yaml:6: state-dir scratch: give a path from the root",
-		"site.yaml:8: the variable PATH is none of", `berth/config.yaml:2: IP family "ipv5"`, `berth/config.yaml:3: range "everything"`,
+		"site.yaml:8: the variable PATH is not one of", `berth/config.yaml:2: IP family "ipv5"`, `berth/config.yaml:3: range "everything"`,
 	} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is missing in\n%v", part, err)

@@ -25,7 +25,7 @@ func newTopCommand() *cobra.Command {
 		Use:   "top [flags] [JOB]",
 		Short: "Show what nodes and pods of a cluster do, on one screen",
 		Long: `Shows the nodes, pods, network and warnings of a cluster, and the time that its
-job has left, until q is pressed. Where standard output is no terminal, it prints
+job has left, until q is pressed. Where standard output is not a terminal, it prints
 that once, as text.
 
 Keys: c, m and n sort the pods by CPU, memory and name; the arrows, Page Up, Page

@@ -33,7 +33,7 @@ func ksiFolder(ksi cluster.KSI) (string, error) {
 	if info, err := os.Stat(shared); err != nil {
 		return "", exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use the shared folder: %w", err))
 	} else if !info.IsDir() {
-		return "", exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use the shared folder: %s is none", shared))
+		return "", exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use the shared folder: %s is not a folder", shared))
 	}
 	app := filepath.Join(shared, "app")
 	if err := os.MkdirAll(app, 0o755); err != nil {
@@ -137,7 +137,7 @@ func CheckScript(path string) error {
 		defer file.Close()
 		var info os.FileInfo
 		if info, err = file.Stat(); err == nil && !info.Mode().IsRegular() {
-			err = fmt.Errorf("%s is no file", path)
+			err = fmt.Errorf("%s is not a file", path)
 		}
 	}
 	if err != nil {

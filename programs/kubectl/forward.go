@@ -107,7 +107,7 @@ func (f *forwarder) open(addresses []string, port string) (listeners []net.Liste
 	}
 	number, err := strconv.ParseUint(far, 10, 16)
 	if err != nil || number == 0 {
-		return nil, 0, fmt.Errorf("%q is no port", far)
+		return nil, 0, fmt.Errorf("%q is not a port", far)
 	}
 	remote = uint16(number)
 	if local == "" {
@@ -115,7 +115,7 @@ func (f *forwarder) open(addresses []string, port string) (listeners []net.Liste
 	}
 	number, err = strconv.ParseUint(local, 10, 16)
 	if err != nil {
-		return nil, 0, fmt.Errorf("%q is no port", local)
+		return nil, 0, fmt.Errorf("%q is not a port", local)
 	}
 	chosen := uint16(number)
 	var problems []error

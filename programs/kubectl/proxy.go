@@ -64,7 +64,7 @@ func openProxy(factory util.Factory, flags *pflag.FlagSet, streams genericioopti
 	}
 	address, err := netip.ParseAddr(host)
 	if err != nil || port < 0 || port > 65535 {
-		return nil, nil, fmt.Errorf("%s:%d is no address to listen on", host, port)
+		return nil, nil, fmt.Errorf("%s:%d is not an address to listen on", host, port)
 	}
 	listener, err := listen(netip.AddrPortFrom(address, uint16(port)), streams.ErrOut)
 	return server, listener, err

@@ -104,7 +104,7 @@ func (l *Library) relocations(f *elf.File, section *elf.Section) error {
 		case bySymbol && symbol >= 0 && symbol < len(l.symbols):
 			l.pointers = append(l.pointers, pointer{offset, fmt.Sprintf("%s + %#x", l.symbols[symbol].Name, addend)})
 		default:
-			return fmt.Errorf("relocation %d of type %d at %#x is no whole pointer", len(l.pointers), kind, offset)
+			return fmt.Errorf("relocation %d of type %d at %#x is not a whole pointer", len(l.pointers), kind, offset)
 		}
 	}
 	return nil

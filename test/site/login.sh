@@ -242,7 +242,7 @@ adopted() {
 		poll 20 on n1 test -d "$groups/uid_$(settings id_of alice)/job_$without/step_batch/task_0" || fail "job $without does not begin"
 		on n1 touch -d '+2 hours' "$groups/uid_$(settings id_of alice)/job_$without"
 		seen=$(from_outside alice n1 hostname 2>&1) && fail "a session in a job without a network: $seen"
-		[[ $seen == *"job $without, which this session belongs to, has no network of its own"* ]] || fail "alice reads: $seen"
+		[[ $seen == *"job $without, which this session belongs to, has no network"* ]] || fail "alice reads: $seen"
 		on ctl scancel "$without"
 		poll 20 on n1 sh -c '! test -e "$1"' sh "/run/berthd/declined/$without" || fail "job $without does not end"
 	fi

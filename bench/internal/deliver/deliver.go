@@ -388,7 +388,7 @@ func ReadTime(text string) (time.Time, error) {
 	text = strings.TrimSpace(text)
 	match := clock.FindStringSubmatch(text)
 	if match == nil {
-		return time.Time{}, fmt.Errorf("read the container's time: %q is none", text)
+		return time.Time{}, fmt.Errorf("read the container's time: %q is not a time", text)
 	}
 	const nanoseconds = 9 // digits
 	whole, err1 := strconv.ParseInt(match[1], 10, 64)

@@ -297,7 +297,7 @@ func (r *reader) systems(p *Plan, systems []fileSystem) {
 		}
 	}
 	if !seen[p.Reference] {
-		r.fault([]any{"reference"}, "reference %q is none of the systems", p.Reference)
+		r.fault([]any{"reference"}, "reference %q is not one of the systems", p.Reference)
 	}
 }
 
@@ -321,7 +321,7 @@ func (r *reader) addCase(p *Plan, c fileCase, at []any) {
 	}
 	for _, name := range c.Systems {
 		if !slices.ContainsFunc(p.Systems, func(s System) bool { return s.Name == name }) {
-			r.fault(append(at, "systems"), "%s is none of the plan's systems", name)
+			r.fault(append(at, "systems"), "%s is not one of the plan's systems", name)
 		}
 	}
 	if len(base.Systems) == 0 {
@@ -376,7 +376,7 @@ func (r *reader) addCase(p *Plan, c fileCase, at []any) {
 func (r *reader) linksOf(p *Plan, c fileCase, at []any) []string {
 	for _, name := range c.Links {
 		if _, ok := p.Links[name]; !ok {
-			r.fault(append(at, "links"), "%s is none of the plan's links", name)
+			r.fault(append(at, "links"), "%s is not one of the plan's links", name)
 		}
 	}
 	switch {
@@ -431,7 +431,7 @@ func (r *reader) baseline(p *Plan, b *Baseline) {
 	case !ok && len(p.Links) > 0:
 		r.fault([]any{"baseline", "case"}, "baseline %q is not among the plan's cases with each link", p.Baseline.Case)
 	case !ok:
-		r.fault([]any{"baseline", "case"}, "baseline %q is none of the plan's cases", p.Baseline.Case)
+		r.fault([]any{"baseline", "case"}, "baseline %q is not one of the plan's cases", p.Baseline.Case)
 	case !slices.Contains(c.Systems, p.Reference):
 		r.fault([]any{"baseline", "case"}, "the case %s is not measured on %s, the reference", c.Name, p.Reference)
 	}

@@ -92,15 +92,15 @@ baseline: {case: memory, drift: 7}
 		`f:4: timeout "soon": give a time such as 90s or 5m`,
 		"f:9: there are two systems bare: give one of them another name",
 		`f:10: there is no driver "y": there are bare, berth`,
-		`f:5: reference "none" is none of the systems`,
+		`f:5: reference "none" is not one of the systems`,
 		"f:15: repetitions 0: give 1 or more",
-		"f:14: z is none of the plan's systems",
+		"f:14: z is not one of the plan's systems",
 		`f:13: cpu has no "speed": it has size`,
 		`f:13: cpu: size "big": give a number`,
 		`f:16: there is no case "disk": there are cpu, network`,
 		"f:19: size is among the parameters, too",
 		"f:20: there are two cases cpu: give one of them another name",
-		`f:21: baseline "memory" is none of the plan's cases`,
+		`f:21: baseline "memory" is not one of the plan's cases`,
 		"f:21: drift 7: give a part of one, such as 0.05",
 	}
 	if err == nil || err.Error() != strings.Join(want, "\n") {
@@ -254,7 +254,7 @@ func TestMistakesOfLinks(t *testing.T) {
 		t.Fatal("nothing is wrong")
 	}
 	for _, want := range []string{
-		`f:8: link name "No Name"`, "fast is none of the plan's links", "own: say under which of the plan's links it is measured",
+		`f:8: link name "No Name"`, "fast is not one of the plan's links", "own: say under which of the plan's links it is measured",
 		`pods link=plain size=1 is against "nobody", and 0 cases`, `baseline "hosts" is not among the plan's cases with each link`,
 	} {
 		if !strings.Contains(err.Error(), want) {

@@ -193,7 +193,7 @@ func (r *Registry) manifest(w http.ResponseWriter, q *http.Request, name, refere
 func (r *Registry) open(digest string) (*os.File, error) {
 	hex, ok := strings.CutPrefix(digest, "sha256:")
 	if !ok || !hexDigest.MatchString(hex) {
-		return nil, fmt.Errorf("%q is no digest", digest)
+		return nil, fmt.Errorf("%q is not a digest", digest)
 	}
 	return os.Open(filepath.Join(r.folder, "blobs", "sha256", hex))
 }

@@ -87,7 +87,7 @@ func TestRegistry(t *testing.T) {
 		{"PUT", "/v2/patch/manifests/v1", "", 405, "takes nothing"},
 		{"GET", "/else", "", 404, ""},
 		{"GET", BeginPath + "nothing", "", 404, "there is no image nothing"},
-		{"GET", BeginPath + "broken:1", "", 500, "is no digest"},
+		{"GET", BeginPath + "broken:1", "", 500, "is not a digest"},
 		{"GET", SentPath, "", 200, `"bytes":12`},
 		{"GET", BeginPath + "patch:v1", "", 200, ""},
 		// Ten bytes of the layer, and the configuration.

@@ -24,13 +24,13 @@ func TestDisturbedAtTheStart(t *testing.T) {
 		lines []record.Line
 		want  string
 	}{
-		"quiet":             {begin("1.90 1.80 9.00 1/2 3", 2, 2), ""},
-		"busy":              {begin("2.10 1.00 1.00 1/2 3", 2, 2), mark + "2.10 in the last minute and 1.00 in the last five, on 2 processors"},
-		"busy until now":    {begin("1.14 4.92 11.35 3/210 130", 1, 2), mark + "1.14 in the last minute and 4.92 in the last five, on 2 processors"},
-		"one of two cores":  {begin("1.31 1.72 1.84 1/214 172", 1, 2), ""},
-		"large machine":     {begin("35.00 30.00 20.00 1/2 3", 64, 64), ""},
-		"no load is known":  {begin("", 2, 2), ""},
-		"what is no number": {begin("much more 1/2", 2, 2), ""},
+		"quiet":                {begin("1.90 1.80 9.00 1/2 3", 2, 2), ""},
+		"busy":                 {begin("2.10 1.00 1.00 1/2 3", 2, 2), mark + "2.10 in the last minute and 1.00 in the last five, on 2 processors"},
+		"busy until now":       {begin("1.14 4.92 11.35 3/210 130", 1, 2), mark + "1.14 in the last minute and 4.92 in the last five, on 2 processors"},
+		"one of two cores":     {begin("1.31 1.72 1.84 1/214 172", 1, 2), ""},
+		"large machine":        {begin("35.00 30.00 20.00 1/2 3", 64, 64), ""},
+		"no load is known":     {begin("", 2, 2), ""},
+		"what is not a number": {begin("much more 1/2", 2, 2), ""},
 	} {
 		files, err := Make(test.lines)
 		if err != nil {

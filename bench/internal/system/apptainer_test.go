@@ -149,7 +149,7 @@ func TestApptainerMPI(t *testing.T) {
 	}
 	a.place.MPIArchive = a.place.Self // none
 	if _, err := a.Run(t.Context(), task); err == nil || unsupported(err) {
-		t.Errorf("of a file that is no image: %v", err)
+		t.Errorf("of a file that is not an image: %v", err)
 	}
 	if left, err := os.ReadDir(a.place.Shared); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)

@@ -120,7 +120,7 @@ func TestShare(t *testing.T) {
 		}
 	}
 	if _, err := difference(page, page+counters.Family+`outcome="connected"} many`); err == nil {
-		t.Error("a counter that is no number")
+		t.Error("a counter that is not a number")
 	}
 }
 

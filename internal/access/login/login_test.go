@@ -397,7 +397,7 @@ func TestProblemsAreReported(t *testing.T) {
 	_, err := s.Connect(t.Context(), Target{Job: "12", Step: "7"})
 	wants(t, err, codeUnavailable, "no cluster of job 12")
 	_, err = s.Resolve(t.Context(), "many")
-	wants(t, err, codeUsage, "is no job")
+	wants(t, err, codeUsage, "is not a job")
 	s.write(t, "jobs", "")
 	_, err = s.Resolve(t.Context(), "")
 	wants(t, err, codeNoJob, "you have no job")

@@ -32,7 +32,7 @@ type Listener struct {
 // kernel chooses.
 func Listen(address netip.AddrPort) (*Listener, error) {
 	if !address.Addr().IsLoopback() {
-		return nil, fmt.Errorf("listen on %s: it is no address of the loopback, and only there can the owner of a connection be found out", address.Addr())
+		return nil, fmt.Errorf("listen on %s: it is not an address of the loopback, and only there can the owner of a connection be found out", address.Addr())
 	}
 	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(address))
 	if err != nil {

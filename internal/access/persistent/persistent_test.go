@@ -135,7 +135,7 @@ func TestAClusterIsGivenImages(t *testing.T) {
 		go func() { brought <- c.BringImages(t.Context(), []string{"/a.tar", "b=/b.tar"}) }()
 		return brought
 	}
-	for _, want := range []*Refusal{nil, {Code: 66, Text: "it is no archive"}} {
+	for _, want := range []*Refusal{nil, {Code: 66, Text: "it is not an archive"}} {
 		brought := bring()
 		images, answer, err := socket.AwaitImages(t.Context())
 		if err != nil || !slices.Equal(images, []string{"/a.tar", "b=/b.tar"}) {

@@ -81,7 +81,7 @@ func ParseDevice(value string) (DeviceRequest, error) {
 	}
 	for path := range strings.SplitSeq(device, ",") {
 		if !filepath.IsAbs(path) {
-			return DeviceRequest{}, wrong(fmt.Sprintf("%q is no absolute path", path))
+			return DeviceRequest{}, wrong(fmt.Sprintf("%q is not an absolute path", path))
 		}
 		request.Paths = append(request.Paths, filepath.Clean(path))
 	}

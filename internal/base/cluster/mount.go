@@ -35,10 +35,10 @@ func ParseMount(value string) (FolderMount, error) {
 		return m, nil
 	}
 	if !filepath.IsAbs(m.Target) || strings.Contains(m.Target, ":") {
-		return wrong(fmt.Sprintf("%q is no absolute path for containers", m.Target))
+		return wrong(fmt.Sprintf("%q is not an absolute path for containers", m.Target))
 	}
 	if m.Target = filepath.Clean(m.Target); m.Target == "/" {
-		return wrong("a container has a root of its own")
+		return wrong("a container has its own root")
 	}
 	return m, nil
 }

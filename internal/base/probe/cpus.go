@@ -10,7 +10,7 @@ import (
 
 // CPUs is the number of processors that the process may use.
 type CPUs struct {
-	// Count is at least 1; a quota that is no whole number is rounded down.
+	// Count is at least 1; a quota that is not a whole number is rounded down.
 	Count  int
 	Source string
 	// Affinity is the number of processors in the affinity mask.

@@ -94,7 +94,7 @@ func TestAnothersHomeIsPassedBy(t *testing.T) {
 	}
 }
 
-// A name that another user owns is no directory of this user's.
+// A name that another user owns is not a directory of this user's.
 func TestAnotherUsersHomeIsPassedBy(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	base := t.TempDir()

@@ -162,7 +162,7 @@ func parseSize(text string) (uint64, error) {
 	}
 	n, err := strconv.ParseFloat(number, 64)
 	if err != nil || n < 0 || n > 1<<40 {
-		return 0, fmt.Errorf("read the size %q of scontrol: it is no number", text)
+		return 0, fmt.Errorf("read the size %q of scontrol: it is not a number", text)
 	}
 	return uint64(n * float64(unit)), nil
 }

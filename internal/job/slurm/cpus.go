@@ -114,7 +114,7 @@ func firstOf(dir string, files ...string) (int, error) {
 	}
 	cpus, err := cpuset.Parse(strings.TrimSpace(string(text)))
 	if err != nil || cpus.Size() == 0 {
-		return 0, fmt.Errorf("read the topology of CPUs in %s: %q is no list", dir, text)
+		return 0, fmt.Errorf("read the topology of CPUs in %s: %q is not a list", dir, text)
 	}
 	return cpus.List()[0], nil
 }

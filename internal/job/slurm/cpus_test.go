@@ -38,13 +38,13 @@ func TestNodeCPUs(t *testing.T) {
 	sys := fakeTopology(t)
 	const details = "JobId=7 NumNodes=3 Nodes=n[1-2] CPU_IDs=0-2,7 Mem=100 GRES= Nodes=n3 CPU_IDs=4 Mem=100 GRES= MinCPUsNode=1"
 	for name, c := range map[string]struct{ node, details, total, want string }{
-		"one of several":          {"n2", details, "8", "0,2,4,7"},
-		"the last":                {"n3", details, "8", "1"},
-		"no such node":            {"n4", details, "8", "no CPU_IDs"},
-		"Slurm says nothing":      {"n1", "JobId=7 NodeList=n1", "8", "no CPU_IDs"},
-		"Slurm knows other CPUs":  {"n1", details, "2", "Slurm counts 2 CPUs there, the kernel 8"},
-		"a CPU that is not there": {"n1", "Nodes=n1 CPU_IDs=8", "8", "there is no CPU 8"},
-		"what is no list of CPUs": {"n1", "Nodes=n1 CPU_IDs=(null)", "8", "read the CPUs of job 7"},
+		"one of several":             {"n2", details, "8", "0,2,4,7"},
+		"the last":                   {"n3", details, "8", "1"},
+		"no such node":               {"n4", details, "8", "no CPU_IDs"},
+		"Slurm says nothing":         {"n1", "JobId=7 NodeList=n1", "8", "no CPU_IDs"},
+		"Slurm knows other CPUs":     {"n1", details, "2", "Slurm counts 2 CPUs there, the kernel 8"},
+		"a CPU that is not there":    {"n1", "Nodes=n1 CPU_IDs=8", "8", "there is no CPU 8"},
+		"what is not a list of CPUs": {"n1", "Nodes=n1 CPU_IDs=(null)", "8", "read the CPUs of job 7"},
 	} {
 		ask := func(_ context.Context, command ...string) ([]byte, error) {
 			if strings.Contains(strings.Join(command, " "), "show node") {

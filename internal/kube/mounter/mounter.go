@@ -55,7 +55,7 @@ func (m *Mounter) MountSensitiveWithoutSystemdWithMountFlags(source, target, fst
 	return m.MountSensitive(source, target, fstype, options, sensitive)
 }
 
-// Unmount unmounts target. A target that is no mount point is no error, which
+// Unmount unmounts target. A target that is not a mount point is no error, which
 // is what CanSafelySkipMountPointCheck promises.
 func (m *Mounter) Unmount(target string) error { return unmount(target, 0) }
 

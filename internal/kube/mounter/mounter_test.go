@@ -140,7 +140,7 @@ func TestMounts(t *testing.T) {
 		t.Errorf("error is %v", err)
 	}
 
-	for _, p := range []string{target, ro, shared, tmp, tmp} { // the second time it is no mount point
+	for _, p := range []string{target, ro, shared, tmp, tmp} { // the second time it is not a mount point
 		do(m.Unmount(p))
 	}
 	if b, _ := os.ReadFile("/proc/self/mountinfo"); strings.Contains(string(b), dir) {

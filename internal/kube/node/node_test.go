@@ -222,7 +222,7 @@ func TestDeletedUnwraps(t *testing.T) {
 		}
 	}
 	if _, ok := deleted[*v1.Pod](&v1.Node{}); ok {
-		t.Error("a node is no pod")
+		t.Error("a node is not a pod")
 	}
 }
 

@@ -105,7 +105,7 @@ func (a *Advisor) GetRequestedContainersInfo(string, cadvisorv2.RequestOptions) 
 const podsRoot = "/kubepods"
 
 // ContainerInfoV2 answers for name, and with opts.Recursive for all below it.
-// A name that is no pod or container answers for the node: the kubelet asks by
+// A name that is not a pod or container answers for the node: the kubelet asks by
 // cgroup, and all cgroups are the same one.
 func (a *Advisor) ContainerInfoV2(name string, opts cadvisorv2.RequestOptions) (map[string]cadvisorv2.ContainerInfo, error) {
 	s, err := a.meter.snapshot()

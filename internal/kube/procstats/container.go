@@ -158,7 +158,7 @@ func (o *owners) owner(pid, depth int) *container {
 		return c
 	}
 	p, ok := o.processes[pid]
-	if !ok || depth > 256 { // a pass is no snapshot: parents may form a loop
+	if !ok || depth > 256 { // a pass is not a snapshot: parents may form a loop
 		return nil
 	}
 	c := o.byNS[p.pidNS]

@@ -36,7 +36,7 @@ func Open(path string, key []byte, owner Owner, lives Lives) (*Folder, error) {
 	case err != nil:
 		return nil, fmt.Errorf("use the folder of the state: %w", err)
 	case !info.IsDir():
-		return nil, fmt.Errorf("use the folder of the state: %s is none", path)
+		return nil, fmt.Errorf("use the folder of the state: %s is not a folder", path)
 	}
 	if err := checkAlone(path); err != nil {
 		return nil, fmt.Errorf("use the folder of the state: %w", err)
@@ -87,7 +87,7 @@ func (f *Folder) read(file *os.File) (Snapshot, error) {
 		return Snapshot{}, err
 	}
 	if !info.Mode().IsRegular() {
-		return Snapshot{}, errors.New("it is no file")
+		return Snapshot{}, errors.New("it is not a file")
 	}
 	if err := checkAlone(fmt.Sprintf("/proc/self/fd/%d", file.Fd())); err != nil {
 		return Snapshot{}, err

@@ -81,7 +81,7 @@ func checkFolder(path string) (index os.FileInfo, err error) {
 	return nil, fmt.Errorf("%s is a folder without an unpacked image: it has no bin, usr or etc, and no file %s", path, layoutFile)
 }
 
-// checkArchive checks the beginning of a file, so that a file that is no archive
+// checkArchive checks the beginning of a file, so that a file that is not an archive
 // is refused before a cluster starts for it.
 func checkArchive(path string) (isSIF bool, err error) {
 	file, err := os.Open(path)

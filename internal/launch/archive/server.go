@@ -45,7 +45,7 @@ type Source struct {
 	Key         []byte
 }
 
-// sourceName is the name in the certificate. It is no address, because a node has
+// sourceName is the name in the certificate. It is not an address, because a node has
 // several.
 const sourceName = "archives"
 

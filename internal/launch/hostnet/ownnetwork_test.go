@@ -28,7 +28,7 @@ func TestNodesInANetworkOfTheJobsOwn(t *testing.T) {
 		}
 		job, ok := slurm.FromEnv(getenv)
 		if !ok {
-			t.Fatal("this is no job")
+			t.Fatal("this is not a job")
 		}
 		return job, getenv
 	}

@@ -21,7 +21,7 @@ const (
 type destination struct {
 	asked, target netip.AddrPort
 	// ipv6 is set for an IPv6 socket, whose addresses may be mapped IPv4 ones. direct is
-	// set if asked is the target itself, outside if it is no pod.
+	// set if asked is the target itself, outside if it is not a pod.
 	ipv6, direct, outside bool
 }
 

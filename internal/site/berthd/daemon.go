@@ -191,7 +191,7 @@ func (d *Daemon) load() error {
 		var a siteconf.Allocation
 		if err := json.Unmarshal(text, &a); err != nil || a.ID() != entry.Name() {
 			// The daemon replaces files as a whole, so this file is not its own.
-			d.log.Warn("remove a file that is no pod", "path", path, "error", err)
+			d.log.Warn("remove a file that is not a pod", "path", path, "error", err)
 			os.Remove(path)
 			continue
 		}

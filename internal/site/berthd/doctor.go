@@ -247,7 +247,7 @@ func samePort(ports map[string]uint16, own uint16) error {
 // that nothing else uses.
 func noWildcard(port int) error {
 	remedy := func(err error) error {
-		return fmt.Errorf("%w: have the name server of this host listen on addresses of its own (dnsmasq: bind-dynamic, unbound: interface, bind: listen-on), which it is: ss -lntup sport = :%d", err, port)
+		return fmt.Errorf("%w: have the name server of this host listen on single addresses (dnsmasq: bind-dynamic, unbound: interface, bind: listen-on), which it is: ss -lntup sport = :%d", err, port)
 	}
 	address := fmt.Sprintf("127.98.101.114:%d", port)
 	packets, err := net.ListenPacket("udp4", address)

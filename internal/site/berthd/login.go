@@ -32,7 +32,7 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, pid int32, 
 		case err != nil:
 			return nil, err
 		case declined:
-			return nil, fmt.Errorf("job %d, which this session belongs to, has no network of its own (--network-pod=no), and sessions are in that of a job: enter it by srun --overlap --jobid=%[1]d --pty bash", adopter)
+			return nil, fmt.Errorf("job %d, which this session belongs to, has no network (--network-pod=no), and sessions use the network of a job: enter it by srun --overlap --jobid=%[1]d --pty bash", adopter)
 		}
 		id, err := d.chooseJob(uid, adopter)
 		if err != nil {

@@ -169,7 +169,7 @@ func builtFor(path string) (string, error) {
 		version := file.ByteOrder.Uint32(number[:])
 		return fmt.Sprintf("%d.%02d", version>>16, version>>8&0xff), nil
 	}
-	return "", fmt.Errorf("%s is no plugin of Slurm: it has no plugin_version", path)
+	return "", fmt.Errorf("%s is not a plugin of Slurm: it has no plugin_version", path)
 }
 
 // release returns the release in the output of --version: 22.05 for "slurm-wlm

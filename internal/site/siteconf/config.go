@@ -486,7 +486,7 @@ func (c Config) checkAs() []error {
 	given := c.named()
 	for _, name := range slices.Sorted(maps.Keys(c.Gateways.As)) {
 		if !slices.Contains(c.Gateways.On, name) {
-			wrong("gateways.as.%s: it is none of the gateways (on)", name)
+			wrong("gateways.as.%s: it is not one of the gateways (on)", name)
 		}
 		addresses := c.Gateways.As[name]
 		if !addresses.First.IsValid() {

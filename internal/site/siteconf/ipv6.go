@@ -83,5 +83,5 @@ func (c Config) notOurs(a netip.Addr) string {
 	case isIPv6(a):
 		return "is not IPv4, and pods have no IPv6 addresses without 'ipv6.pods'"
 	}
-	return "is no address"
+	return "is not an address"
 }

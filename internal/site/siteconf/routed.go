@@ -30,7 +30,7 @@ func (c Config) subnets() (map[string]netip.Prefix, []error) {
 	for _, list := range slices.Sorted(maps.Keys(c.Routed)) {
 		first := c.Routed[list]
 		if !first.Addr().Is4() || first.Bits() > longestSubnet || first != first.Masked() || !within(first, c.Pods) {
-			wrong("routed.%s: %v is no subnet of pods %v: give the first node's, up to /%d", list, first, c.Pods, longestSubnet)
+			wrong("routed.%s: %v is not a subnet of pods %v: give the first node's, up to /%d", list, first, c.Pods, longestSubnet)
 			continue
 		}
 		nodes, err := slurm.ExpandHosts(list)

@@ -82,7 +82,7 @@ func RemoveNamespace(path string) error {
 // so an interface that exists is the right one.
 func (k *Kernel) pod(s State, pod Pod, bridge netlink.Link, mtu int) error {
 	if !IsNamespace(pod.Namespace) {
-		return fmt.Errorf("%s is no network namespace", pod.Namespace)
+		return fmt.Errorf("%s is not a network namespace", pod.Namespace)
 	}
 	ns, err := netns.GetFromPath(pod.Namespace)
 	if err != nil {

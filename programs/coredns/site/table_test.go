@@ -126,7 +126,7 @@ func TestAddressesLeadToNames(t *testing.T) {
 		{"10.1.0.2", "1.1.168.192.in-addr.arpa.", "", false},
 		{"10.1.0.2", "3.0.0.0.1.0.a.0." + zeros(20) + "2.4.d.f.ip6.arpa.", "pod1.db.alice.alps.", true},
 		{"10.1.0.2", "5.0.0.0.1.0.a.0." + zeros(20) + "2.4.d.f.ip6.arpa.", "", true},  // bob's
-		{"10.1.0.2", "3.0.1.0.1.0.a.0." + zeros(20) + "2.4.d.f.ip6.arpa.", "", false}, // 10.1.1.3 is no pod's
+		{"10.1.0.2", "3.0.1.0.1.0.a.0." + zeros(20) + "2.4.d.f.ip6.arpa.", "", false}, // 10.1.1.3 is not a pod's
 		{"10.1.0.2", "3.0.0.0.1.0.a.0." + zeros(20) + "3.4.d.f.ip6.arpa.", "", false},
 		{"10.1.0.2", "2.4.d.f.ip6.arpa.", "", false},
 	} {

@@ -91,7 +91,7 @@ func (p Part) ReaderAt(context.Context, ocispec.Descriptor) (content.ReaderAt, e
 	switch {
 	case err != nil:
 	case !info.Mode().IsRegular():
-		err = fmt.Errorf("%s is no file", p.Path)
+		err = fmt.Errorf("%s is not a file", p.Path)
 	case info.Size()-p.Offset < p.Size:
 		err = fmt.Errorf("%s is shorter than it was: %w", p.Path, io.ErrUnexpectedEOF)
 	}

@@ -87,10 +87,10 @@ func TestFilesThatChange(t *testing.T) {
 	if err := unix.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := read(t, whole); err == nil || !strings.Contains(err.Error(), "is no file") {
+	if _, err := read(t, whole); err == nil || !strings.Contains(err.Error(), "is not a file") {
 		t.Errorf("a pipe: %v", err)
 	}
-	if _, err := read(t, Part{"/dev/zero", 0, 1}); err == nil || !strings.Contains(err.Error(), "is no file") {
+	if _, err := read(t, Part{"/dev/zero", 0, 1}); err == nil || !strings.Contains(err.Error(), "is not a file") {
 		t.Errorf("a device: %v", err)
 	}
 }

@@ -191,7 +191,7 @@ func (i *Image) ReadAt(n Inode, into []byte, at int64) (int, error) {
 // Link returns where a symbolic link leads.
 func (i *Image) Link(n Inode) (string, error) {
 	if n.Mode&TypeMask != TypeSymlink {
-		return "", fmt.Errorf("read link of inode %d: it is none", n.Number)
+		return "", fmt.Errorf("read link of inode %d: it is not a link", n.Number)
 	}
 	target := make([]byte, n.Size)
 	_, err := i.ReadAt(n, target, 0)
@@ -210,7 +210,7 @@ type Entry struct {
 // the number of the directory that holds it.
 func (i *Image) Directory(n Inode) (entries []Entry, parent uint64, err error) {
 	if !n.IsDir() {
-		return nil, 0, fmt.Errorf("read directory %d: it is none: %w", n.Number, ErrCorrupt)
+		return nil, 0, fmt.Errorf("read directory %d: it is not a directory: %w", n.Number, ErrCorrupt)
 	}
 	content := make([]byte, n.Size)
 	if _, err := i.ReadAt(n, content, 0); err != nil {

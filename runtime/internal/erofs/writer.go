@@ -49,7 +49,7 @@ type Node struct {
 	number uint64
 	// links counts the directory entries of an inode.
 	links uint32
-	// children are nil for what is no directory.
+	// children are nil for what is not a directory.
 	children map[string]*Node
 	parent   *Node
 	// at is the place of a directory's inode. written is the place of its link
@@ -110,7 +110,7 @@ func (w *Writer) Link(dir *Node, name string, n *Node) error {
 		return fmt.Errorf("add %q: not a file name", name)
 	}
 	if !dir.IsDir() {
-		return fmt.Errorf("add %q: its parent is no directory", name)
+		return fmt.Errorf("add %q: its parent is not a directory", name)
 	}
 	if n.IsDir() && n.parent != nil {
 		return fmt.Errorf("add %q: a directory has one name only", name)
@@ -205,7 +205,7 @@ func (w *Writer) File(meta Meta, content io.Reader, size int64) (*Node, error) {
 // has no checksums: see OpenChanging.
 func (w *Writer) Space(meta Meta, size int64) (*Node, int64, error) {
 	if meta.Mode&TypeMask != TypeRegular {
-		return nil, 0, errors.New("make room for content: it is no regular file")
+		return nil, 0, errors.New("make room for content: it is not a regular file")
 	}
 	if size <= 0 || size > math.MaxUint32*BlockSize/2 {
 		return nil, 0, fmt.Errorf("make room for a file of %d bytes: impossible size", size)

@@ -120,7 +120,7 @@ func archiveOf(source string) (a imagestore.Archive, is bool, err error) {
 func (k *Keeper) named(name string) (layercache.Image, error) {
 	ref, err := reference.ParseDockerRef(name)
 	if err != nil {
-		return layercache.Image{}, fmt.Errorf("parse image name %q, which is no archive either: %w", name, err)
+		return layercache.Image{}, fmt.Errorf("parse image name %q, which is not an archive either: %w", name, err)
 	}
 	image, err := k.Named(ref.String())
 	if errors.Is(err, layercache.ErrNoImage) {
@@ -173,7 +173,7 @@ func (k *Keeper) packed(ctx context.Context, blobs content.Provider, img images.
 			return source, err
 		}
 		if !images.IsLayerType(blob.MediaType) {
-			return source, fmt.Errorf("layer %s is of type %q, which is no layer", blob.Digest, blob.MediaType)
+			return source, fmt.Errorf("layer %s is of type %q, which is not a layer", blob.Digest, blob.MediaType)
 		}
 		source.layers = append(source.layers, unpacked{id: ids[i], size: blob.Size, write: func(ctx context.Context, to io.Writer, count func(int)) error {
 			return decompress(ctx, blobs, blob, ids[i], to, count)
@@ -222,7 +222,7 @@ func writeImages(ctx context.Context, path string, form Form, sources []packable
 	mode := fs.FileMode(0o666) // less the umask
 	if err == nil {
 		if !replaced.Mode().IsRegular() {
-			return nil, &fs.PathError{Op: "write", Path: path, Err: errors.New("it is there, and is no file")}
+			return nil, &fs.PathError{Op: "write", Path: path, Err: errors.New("it is there, and is not a file")}
 		}
 		mode = replaced.Mode().Perm()
 	}

@@ -300,12 +300,12 @@ func TestConvertRefuses(t *testing.T) {
 		source, target, want string
 	}{
 		{t.Context(), "nothing:1", target, "nor is there an archive of that name"},
-		{t.Context(), "No Name", target, "which is no archive either"},
+		{t.Context(), "No Name", target, "which is not an archive either"},
 		{t.Context(), "./nothing", target, "no such file"},
 		{t.Context(), place, target, "as an OCI layout"},
 		{t.Context(), "a:1=" + filepath.Join(place, "nothing.tar"), target, "no such file"},
 		{t.Context(), "reg.test/team/app:1", filepath.Join(place, "no", "out.tar"), "no such file"},
-		{t.Context(), "reg.test/team/app:1", place, "is no file"},
+		{t.Context(), "reg.test/team/app:1", place, "is not a file"},
 		{t.Context(), broken, target, "its content has another digest"},
 		{t.Context(), layout, target, "has another digest"},
 		{t.Context(), cut, target, "unexpected EOF"},

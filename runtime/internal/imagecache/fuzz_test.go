@@ -61,7 +61,7 @@ func FuzzHome(f *testing.F) {
 		}
 		defer root.Close()
 		if got := home(root, user); !filepath.IsAbs(got) {
-			t.Errorf("%q is no folder", got)
+			t.Errorf("%q is not a folder", got)
 		}
 	})
 }

@@ -81,7 +81,7 @@ func (k *Keeper) describe(desc ocispec.Descriptor, get func(ocispec.Descriptor, 
 		}
 	}
 	if !images.IsManifestType(desc.MediaType) {
-		return manifest, config, fmt.Errorf("it is no image, but of type %q", desc.MediaType)
+		return manifest, config, fmt.Errorf("it is not an image, but of type %q", desc.MediaType)
 	}
 	if err := get(desc, &manifest); err != nil {
 		return manifest, config, err
@@ -170,7 +170,7 @@ func (k *Keeper) layers(ctx context.Context, blobs []ocispec.Descriptor, ids []d
 // right one.
 func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, limit int64, count func(int)) error {
 	if !images.IsLayerType(blob.MediaType) {
-		return fmt.Errorf("it is of type %q, which is no layer", blob.MediaType)
+		return fmt.Errorf("it is of type %q, which is not a layer", blob.MediaType)
 	}
 	if err := blob.Digest.Validate(); err != nil {
 		return err

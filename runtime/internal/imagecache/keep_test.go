@@ -295,8 +295,8 @@ func TestPullRefuses(t *testing.T) {
 		"but the image says":                   func(_ *registry, i *image) { i.config.RootFS.DiffIDs[0] = digest.FromString("another layer") },
 		"names 2":                              func(_ *registry, i *image) { i.config.RootFS.DiffIDs = append(i.config.RootFS.DiffIDs, "sha256:0") },
 		"has no digest that is understood":     func(_ *registry, i *image) { i.config.RootFS.DiffIDs[0] = "sha256:../../../../../tmp/x" },
-		"no image, but of type":                func(_ *registry, i *image) { i.manifest.MediaType = "application/x-other" },
-		"which is no layer":                    func(_ *registry, i *image) { i.manifest.Layers[0].MediaType = "application/x-model" },
+		"not an image, but of type":            func(_ *registry, i *image) { i.manifest.MediaType = "application/x-other" },
+		"which is not a layer":                 func(_ *registry, i *image) { i.manifest.Layers[0].MediaType = "application/x-model" },
 		"for linux/arm64, not for linux/amd64": func(_ *registry, i *image) { i.config.Architecture = "arm64" },
 		"only for [linux/arm64]": func(_ *registry, i *image) {
 			i.config.Architecture = "arm64"
@@ -318,7 +318,7 @@ func TestPullRefuses(t *testing.T) {
 		t.Run(want, func(t *testing.T) {
 			_, server := serve(t, change)
 			k, dir := keeper(t, 4<<20)
-			if want == "no image, but of type" {
+			if want == "not an image, but of type" {
 				server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					w.Header().Set("Content-Type", "application/x-other")
 					fmt.Fprint(w, "{}")

@@ -133,7 +133,7 @@ func ParseLogins(text []byte) (Logins, error) {
 		if entry.Auth != "" {
 			decoded, err := base64.StdEncoding.DecodeString(entry.Auth)
 			if err != nil {
-				return nil, fmt.Errorf("parse password of registry %s: it is no base64", name)
+				return nil, fmt.Errorf("parse password of registry %s: it is not base64", name)
 			}
 			user, secret, _ = strings.Cut(strings.TrimRight(string(decoded), "\x00"), ":")
 		}

@@ -232,7 +232,7 @@ func TestLayoutFolder(t *testing.T) {
 	readsWhereItLies(t, lying, layers[0])
 }
 
-// What is wrong with a folder is said, and nobody waits for what is no file.
+// What is wrong with a folder is said, and nobody waits for what is not a file.
 func TestWrongLayoutFolders(t *testing.T) {
 	dir := layoutFolder(t, laidOut(t, pack(t, entry{name: "one", content: []byte("1")})))
 	index := filepath.Join(dir, ocispec.ImageIndexFile)
@@ -250,12 +250,12 @@ func TestWrongLayoutFolders(t *testing.T) {
 	if err := unix.Mkfifo(filepath.Join(dir, ocispec.ImageBlobsDir, "sha256", pipe.Encoded()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := lying.ReaderAt(t.Context(), ocispec.Descriptor{Digest: pipe}); err == nil || !strings.Contains(err.Error(), "is no file") {
+	if _, err := lying.ReaderAt(t.Context(), ocispec.Descriptor{Digest: pipe}); err == nil || !strings.Contains(err.Error(), "is not a file") {
 		t.Errorf("a pipe for a blob: %v", err)
 	}
 	for why, put := range map[string]func() error{
 		"no such file":    func() error { return nil },
-		"is no file":      func() error { return unix.Mkfifo(index, 0o600) },
+		"is not a file":   func() error { return unix.Mkfifo(index, 0o600) },
 		"has more than":   func() error { return errors.Join(os.WriteFile(index, nil, 0o600), os.Truncate(index, 1<<40)) },
 		"unexpected end ": func() error { return os.WriteFile(index, []byte("{"), 0o600) },
 	} {

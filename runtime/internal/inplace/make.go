@@ -42,7 +42,7 @@ func identify(file *os.File) (Identity, error) {
 	var st unix.Statx_t
 	err := unix.Statx(int(file.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_TYPE|unix.STATX_SIZE|unix.STATX_MTIME|unix.STATX_INO, &st)
 	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
-		err = errors.New("it is no regular file")
+		err = errors.New("it is not a regular file")
 	}
 	if err != nil {
 		return Identity{}, fmt.Errorf("look at %s: %w", file.Name(), err)

@@ -270,7 +270,7 @@ func (c converter) walk(name string, create bool) (*erofs.Node, error) {
 			}
 			words = append(strings.Split(target, "/"), words...)
 		default:
-			return nil, fmt.Errorf("%q is no directory", word)
+			return nil, fmt.Errorf("%q is not a directory", word)
 		}
 		if depth > maxDepth {
 			return nil, fmt.Errorf("more than %d directories in each other", maxDepth)

@@ -83,8 +83,8 @@ func TestBadLayers(t *testing.T) {
 		archive []byte
 		reason  string
 	}{
-		"a circle of links":         {pack(t, tar.Header{Name: "a", Typeflag: tar.TypeSymlink, Linkname: "b"}, tar.Header{Name: "b", Typeflag: tar.TypeSymlink, Linkname: "a"}, tar.Header{Name: "a/c", Typeflag: tar.TypeReg}), "no directory"},
-		"a file below a file":       {pack(t, tar.Header{Name: "a", Typeflag: tar.TypeReg}, tar.Header{Name: "a/b", Typeflag: tar.TypeReg}), "no directory"},
+		"a circle of links":         {pack(t, tar.Header{Name: "a", Typeflag: tar.TypeSymlink, Linkname: "b"}, tar.Header{Name: "b", Typeflag: tar.TypeSymlink, Linkname: "a"}, tar.Header{Name: "a/c", Typeflag: tar.TypeReg}), "is not a directory"},
+		"a file below a file":       {pack(t, tar.Header{Name: "a", Typeflag: tar.TypeReg}, tar.Header{Name: "a/b", Typeflag: tar.TypeReg}), "is not a directory"},
 		"a link to a directory":     {pack(t, tar.Header{Name: "b/", Typeflag: tar.TypeDir}, tar.Header{Name: "a", Typeflag: tar.TypeLink, Linkname: "b"}), "is a directory"},
 		"a root that is a file":     {pack(t, tar.Header{Name: ".", Typeflag: tar.TypeReg}), "root"},
 		"directories without end":   {pack(t, tar.Header{Name: deep + "x", Typeflag: tar.TypeReg, Format: tar.FormatPAX}), "directories in each other"},

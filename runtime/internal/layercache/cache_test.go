@@ -249,7 +249,7 @@ func TestDamageThatReadingFinds(t *testing.T) {
 	if got := take(t, c, d); got != own || !same(own, c.path(d)) {
 		t.Errorf("%q is taken, and is the same: %t", got, same(own, c.path(d)))
 	}
-	// What is no layer of a cache stays.
+	// What is not a layer of a cache stays.
 	if err := PutAside(path); err != nil {
 		t.Fatal(err)
 	}

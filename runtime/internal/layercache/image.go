@@ -48,7 +48,7 @@ const (
 var ErrNoImage = errors.New("the cache has no image of that name")
 
 // errNoRecord is the error for a file that does not describe an image.
-var errNoRecord = errors.New("it is no record of an image")
+var errNoRecord = errors.New("it is not a record of an image")
 
 func (c *Cache) blobs() string  { return filepath.Join(c.dir, "blobs") }
 func (c *Cache) images() string { return filepath.Join(c.dir, "images") }
@@ -126,7 +126,7 @@ func readBounded(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() || info.Size() > limit {
-		return nil, fmt.Errorf("it is no file of at most %d bytes", limit)
+		return nil, fmt.Errorf("it is not a file of at most %d bytes", limit)
 	}
 	return os.ReadFile(path)
 }

@@ -242,7 +242,7 @@ func lay(path string, table *estargz.JTOC, end int64) (chunks []Chunk, err error
 					continue
 				}
 				if of == nil || e.Name != of.Name {
-					return fmt.Errorf("chunk of %q, which is no file", e.Name)
+					return fmt.Errorf("chunk of %q, which is not a file", e.Name)
 				}
 				if err := add(e); err != nil {
 					return err

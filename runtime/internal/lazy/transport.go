@@ -33,7 +33,7 @@ func newTransport(refused []netip.Prefix) http.RoundTripper {
 			}
 			for _, prefix := range refused {
 				if prefix.Contains(to.Addr().WithZone("")) || prefix.Contains(to.Addr().Unmap()) {
-					return fmt.Errorf("%w: %s is no address for it: pods may not reach %s", errRefused, to.Addr(), prefix)
+					return fmt.Errorf("%w: %s is not an address for it: pods may not reach %s", errRefused, to.Addr(), prefix)
 				}
 			}
 			return nil

@@ -64,7 +64,7 @@ type File struct {
 func Open(from io.ReaderAt, size int64) (*File, error) {
 	header := make([]byte, headerSize)
 	if _, err := from.ReadAt(header, 0); err != nil || !Is(header) {
-		return nil, errors.Join(errors.New("it is no SIF file"), err)
+		return nil, errors.Join(errors.New("it is not a SIF file"), err)
 	}
 	total, at := int64(order.Uint64(header[tableOffset+8:])), int64(order.Uint64(header[tableOffset+16:]))
 	if total < 0 || total > maxDescriptors || at < headerSize || at > size-total*descriptorSize {

@@ -134,8 +134,8 @@ func TestOpenRefuses(t *testing.T) {
 	good := around([]byte("no squashfs, but long enough to hold the superblock of one, which is ninety-six bytes of a file, and some more"))
 	descriptor := headerSize + descriptorSize
 	for want, change := range map[string]func([]byte) []byte{
-		"no SIF file":    func(b []byte) []byte { b[magicOffset] = 'X'; return b },
-		"no SIF":         func(b []byte) []byte { return b[:50] },
+		"not a SIF file": func(b []byte) []byte { b[magicOffset] = 'X'; return b },
+		"not a SIF":      func(b []byte) []byte { return b[:50] },
 		"no squashfs":    func(b []byte) []byte { return b },
 		"not complete":   func(b []byte) []byte { return b[:headerSize+descriptorSize] },
 		"or damaged":     func(b []byte) []byte { order.PutUint64(b[descriptor+25:], 1<<62); return b },

@@ -62,7 +62,7 @@ func TestLayerOfAnArchive(t *testing.T) {
 	if _, err := os.Lstat(made); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it left %v", err)
 	}
-	// What is no layer is for others.
+	// What is not a layer is for others.
 	desc.MediaType = ocispec.MediaTypeImageConfig
 	if _, err := d.Apply(t.Context(), desc, []mount.Mount{{Type: "bind", Source: dir}}); !errdefs.IsNotImplemented(err) {
 		t.Errorf("a configuration for another snapshotter: %v", err)

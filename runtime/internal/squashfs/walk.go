@@ -17,7 +17,7 @@ func (i *Image) Walk(visit func(path string, n Inode) error) error {
 		return fmt.Errorf("read root: %w", err)
 	}
 	if root.Kind != Dir {
-		return fmt.Errorf("read root: it is no directory: %w", ErrCorrupt)
+		return fmt.Errorf("read root: it is not a directory: %w", ErrCorrupt)
 	}
 	if err := visit(".", root); err != nil {
 		return err

@@ -64,7 +64,7 @@ func serve(root, hosts string) error {
 const target = "containerd.io/snapshot.ref"
 
 // lazily fails a pull whose layers would be fetched as a whole. Where FUSE is
-// unavailable, or an image is no eStargz, the snapshotter would let containerd
+// unavailable, or an image is not eStargz, the snapshotter would let containerd
 // unpack the layers, and figures of full pulls would pass for figures of lazy
 // ones.
 type lazily struct{ snapshots.Snapshotter }
