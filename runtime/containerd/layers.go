@@ -139,6 +139,7 @@ func layersPlugin(fd int, notice func(string)) *plugin.Registration {
 			if err != nil {
 				return nil, err
 			}
+			inner.Owners = snapshotter.Owners{IDs: client.IDs, Notice: notice}
 			if config.Lazy {
 				inner.Remote = lazy.Maker{
 					Hosts: hosts.ConfigureHosts(ic.Context, hosts.HostOptions{HostDir: hosts.HostDirFromRoot(config.Hosts)}), Not: config.Mirror, Keep: client.Login,
@@ -179,7 +180,7 @@ func layerDiffer(notice func(string)) *plugin.Registration {
 			if err != nil {
 				return nil, err
 			}
-			differ := snapshotter.Differ{Content: db.(*metadata.DB).ContentStore(), Notice: notice}
+			differ := snapshotter.Differ{Content: db.(*metadata.DB).ContentStore(), Owners: snapshotter.Owners{Notice: notice}}
 			if differ.IDs, err = idmap.Own(); err != nil {
 				return nil, err
 			}

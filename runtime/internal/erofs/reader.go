@@ -86,6 +86,24 @@ func open(from io.ReaderAt, size int64) (*Image, error) {
 	return image, nil
 }
 
+// RootXattrs returns the extended attributes of the root of an image. It reads
+// nothing else, also no checksums: what it returns is for messages only.
+func RootXattrs(from io.ReaderAt) ([]Xattr, error) {
+	var b [superSize]byte
+	if _, err := from.ReadAt(b[:], superOffset); err != nil {
+		return nil, fmt.Errorf("read superblock: %w", err)
+	}
+	image, err := open(from, int64(order.Uint32(b[36:]))*BlockSize)
+	if err != nil {
+		return nil, err
+	}
+	root, err := image.Inode(Root)
+	if err != nil {
+		return nil, err
+	}
+	return image.Xattrs(root)
+}
+
 // Numbers is larger than the number of every inode.
 func (i *Image) Numbers() uint64 { return uint64(i.size) / slotSize }
 

@@ -104,13 +104,20 @@ func (m *Misfits) Fit(name string, uid, gid int) (int, int) {
 	if uid < 0 || gid < 0 || uid > math.MaxUint32 || gid > math.MaxUint32 {
 		return uid, gid
 	}
-	u, g := m.Map.Fit(uint32(uid), uint32(gid))
-	if int(u) != uid || int(g) != gid {
-		if m.count++; m.count == 1 {
+	u, g := m.FitAll(1, name, uint32(uid), uint32(gid))
+	return int(u), int(g)
+}
+
+// FitAll is Fit for several files with one owner. The name is that of one of them.
+func (m *Misfits) FitAll(files int, name string, uid, gid uint32) (uint32, uint32) {
+	u, g := m.Map.Fit(uid, gid)
+	if u != uid || g != gid {
+		if m.count == 0 {
 			m.example = fmt.Sprintf("%q of %d:%d", name, uid, gid)
 		}
+		m.count += files
 	}
-	return int(u), int(g)
+	return u, g
 }
 
 // String describes the files, and is empty where there are none.

@@ -50,7 +50,7 @@ const (
 // Convert reads a tar archive to its end and writes its image to file, which must
 // be empty. It passes each header to the functions see.
 func Convert(archive io.Reader, file *os.File, see ...func(*tar.Header)) error {
-	c := converter{erofs.NewWriter(file), map[*erofs.Node]string{}, nil}
+	c := converter{writer: erofs.NewWriter(file), links: map[*erofs.Node]string{}, owners: owners{}}
 	if err := c.writer.Describe(c.writer.Root(), implied()); err != nil {
 		return err
 	}
@@ -58,6 +58,7 @@ func Convert(archive io.Reader, file *os.File, see ...func(*tar.Header)) error {
 	for range maxEntries {
 		header, err := reader.Next()
 		if errors.Is(err, io.EOF) {
+			c.record()
 			return c.writer.Close()
 		}
 		if err != nil {
@@ -78,7 +79,7 @@ func Convert(archive io.Reader, file *os.File, see ...func(*tar.Header)) error {
 // returns the offset for the content of a regular file.
 func Lay(file *os.File, entries func(put func(*tar.Header) (int64, error)) error) error {
 	var at int64
-	c := converter{erofs.NewWriter(file), map[*erofs.Node]string{}, &at}
+	c := converter{erofs.NewWriter(file), map[*erofs.Node]string{}, owners{}, &at}
 	if err := c.writer.Describe(c.writer.Root(), implied()); err != nil {
 		return err
 	}
@@ -95,13 +96,15 @@ func Lay(file *os.File, entries func(put func(*tar.Header) (int64, error)) error
 	}); err != nil {
 		return err
 	}
+	c.record()
 	return c.writer.Close()
 }
 
 type converter struct {
 	writer *erofs.Writer
 	// links holds the targets of symbolic links.
-	links map[*erofs.Node]string
+	links  map[*erofs.Node]string
+	owners owners
 	// space receives the offset for the content of the last regular file, if the
 	// content arrives later.
 	space *int64
@@ -114,9 +117,11 @@ func implied() erofs.Meta {
 // add adds an entry of the archive to the image.
 func (c converter) add(header *tar.Header, content io.Reader) error {
 	name := Clean(header.Name)
-	switch header.Typeflag {
-	case tar.TypeXGlobalHeader:
+	if header.Typeflag == tar.TypeXGlobalHeader {
 		return nil
+	}
+	c.owners.add(header)
+	switch header.Typeflag {
 	case tar.TypeDir:
 		return c.addDirectory(name, header)
 	}

@@ -35,10 +35,7 @@ type Differ struct {
 	Cache Publisher
 	// Unpublished receives the reason why a layer is not put into it.
 	Unpublished func(error)
-	// IDs are the user and group ids that files can have here. Notice tells the
-	// user of a layer whose files have others; nil tells nobody.
-	IDs    idmap.Map
-	Notice func(string)
+	Owners
 }
 
 // Publisher is a Cache that takes layers, too.
@@ -71,6 +68,9 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 		return d.unpack(ctx, blobs, desc, mounts)
 	}
 	if placed, err := inplace.Place(d.Folder, desc.Digest, mounts[0].Source); placed || err != nil {
+		if placed && err == nil {
+			d.look(ctx, mounts[0].Source)
+		}
 		// It was packed by no program.
 		return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: desc.Digest, Size: desc.Size}, err
 	}
@@ -97,13 +97,6 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 		go d.publish(context.WithoutCancel(ctx), applied.Digest, mounts[0].Source)
 	}
 	return applied, nil
-}
-
-// tell says that files of a layer have other owners here.
-func (d Differ) tell(misfits *idmap.Misfits) {
-	if text := misfits.String(); text != "" && d.Notice != nil {
-		d.Notice(text)
-	}
 }
 
 func (d Differ) publish(ctx context.Context, layer digest.Digest, path string) {
@@ -134,5 +127,6 @@ func (d Differ) fromCache(ctx context.Context, desc ocispec.Descriptor, target s
 	if err != nil || path == "" {
 		return applied, false
 	}
+	d.look(ctx, target)
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: uncompressed, Size: desc.Size}, true
 }

@@ -93,7 +93,8 @@ func TestOwnersFitThisNode(t *testing.T) {
 	}
 	var said []string
 	ids := []idmap.Extent{{First: 0, Count: 65536}}
-	d := Differ{IDs: idmap.Map{UIDs: ids, GIDs: ids}, Notice: func(text string) { said = append(said, text) }}
+	owners := Owners{IDs: idmap.Map{UIDs: ids, GIDs: ids}, Notice: func(text string) { said = append(said, text) }}
+	d := Differ{Owners: owners}
 	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromBytes(layer.Bytes())}
 	for _, m := range []mount.Mount{{Type: "bind", Source: unpacked, Options: []string{"rbind", "rw"}}, {Type: LayerMount, Source: made}} {
 		applied, err := d.Apply(t.Context(), desc, []mount.Mount{m}, at)
@@ -110,8 +111,10 @@ func TestOwnersFitThisNode(t *testing.T) {
 			t.Errorf("%s belongs to %d:%d, want %d", name, st.Uid, st.Gid, want)
 		}
 	}
+	// The file of the layer says it to a node that has not made it.
+	owners.look(t.Context(), made)
 	want := `an image has 1 file of users or groups that this node does not have, such as "foreign" of 1000650000:7; in pods such ids are 65534`
-	if len(said) != 2 || said[0] != want || said[1] != want {
+	if len(said) != 3 || said[0] != want || said[1] != want || said[2] != want {
 		t.Errorf("it said %q", said)
 	}
 }

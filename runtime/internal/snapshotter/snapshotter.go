@@ -74,6 +74,8 @@ type Snapshotter struct {
 	// Remote is nil where layers are fetched as a whole. It is set before the
 	// first call.
 	Remote Remote
+	// Owners is set before the first call.
+	Owners Owners
 
 	root    string
 	store   *storage.MetaStore
@@ -211,6 +213,7 @@ func (s *Snapshotter) fromCache(ctx context.Context, id, key string, opts []snap
 	if err := os.Symlink(path, s.dir(id, layerFile)); err != nil {
 		return fmt.Errorf("use layer of the cache: %w", err)
 	}
+	s.Owners.look(ctx, path)
 	if err := s.Commit(ctx, name, key, opts...); err != nil {
 		return err
 	}
@@ -240,6 +243,7 @@ func (s *Snapshotter) fromRemote(ctx context.Context, id, key string, opts []sna
 		log.G(ctx).WithError(err).Info("a layer is fetched as a whole")
 		return nil
 	}
+	s.Owners.look(ctx, s.dir(id, layerFile))
 	// Who uses it later knows of what it was made.
 	opts = append(opts, func(info *snapshots.Info) error {
 		info.Labels = maps.Clone(info.Labels)

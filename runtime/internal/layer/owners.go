@@ -1,0 +1,110 @@
+package layer
+
+import (
+	"archive/tar"
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"berth.dev/berth/runtime/internal/erofs"
+)
+
+// OwnersXattr is of the root of a layer. It lists owners that a node may lack, so
+// that a node with a layer of somebody else need not read all of its files.
+const OwnersXattr = "trusted.berth.owners"
+
+const (
+	// firstOwner is the lowest id that is listed. A node has more than the ids below.
+	firstOwner = 1000
+	// maxList bounds the list, in bytes. The highest ids stay in it, because they are
+	// the likeliest to be missing.
+	maxList = 2 << 10
+	// maxExample bounds a name in the list, in bytes.
+	maxExample = 64
+)
+
+// Owner counts the files of a layer with one owner and group.
+type Owner struct {
+	UID, GID uint32
+	Count    int
+	// Example is the name of the first file, cut at maxExample.
+	Example string
+}
+
+type ownerKey struct{ uid, gid uint32 }
+
+// owners counts the entries of an archive.
+type owners map[ownerKey]*Owner
+
+func (o owners) add(header *tar.Header) {
+	if header.Uid < firstOwner && header.Gid < firstOwner || header.Uid != int(uint32(header.Uid)) || header.Gid != int(uint32(header.Gid)) {
+		return
+	}
+	key := ownerKey{uint32(header.Uid), uint32(header.Gid)}
+	if o[key] == nil {
+		name := header.Name
+		if len(name) > maxExample {
+			name = strings.ToValidUTF8(name[:maxExample], "")
+		}
+		o[key] = &Owner{UID: key.uid, GID: key.gid, Example: name}
+	}
+	o[key].Count++
+}
+
+// list returns the owners, the highest ids first.
+func (o owners) list() []Owner {
+	var all []Owner
+	for owner := range maps.Values(o) {
+		all = append(all, *owner)
+	}
+	slices.SortFunc(all, func(a, b Owner) int {
+		return cmp.Or(cmp.Compare(max(b.UID, b.GID), max(a.UID, a.GID)), cmp.Compare(b.UID, a.UID), cmp.Compare(b.GID, a.GID))
+	})
+	return all
+}
+
+// record writes the list of owners to the root of a layer. A list that has no room
+// beside the root's other attributes is omitted.
+func (c converter) record() {
+	var text strings.Builder
+	for _, o := range c.owners.list() {
+		line := fmt.Sprintf("%d %d %d %s\n", o.UID, o.GID, o.Count, strconv.QuoteToASCII(o.Example))
+		if text.Len()+len(line) > maxList {
+			break
+		}
+		text.WriteString(line)
+	}
+	if text.Len() == 0 {
+		return
+	}
+	meta := c.writer.Root().Meta()
+	meta.Xattrs = append(slices.Clone(meta.Xattrs), erofs.Xattr{Name: OwnersXattr, Value: []byte(text.String())})
+	_ = c.writer.Describe(c.writer.Root(), meta)
+}
+
+// Owners returns the owners of a layer's files that a node may lack. The list is
+// empty for a layer of an earlier version.
+func Owners(file io.ReaderAt) ([]Owner, error) {
+	xattrs, err := erofs.RootXattrs(file)
+	if err != nil {
+		return nil, fmt.Errorf("read owners of layer: %w", err)
+	}
+	var all []Owner
+	for _, x := range xattrs {
+		if x.Name != OwnersXattr {
+			continue
+		}
+		for line := range strings.Lines(string(x.Value)) {
+			var o Owner
+			if _, err := fmt.Sscanf(line, "%d %d %d %q\n", &o.UID, &o.GID, &o.Count, &o.Example); err != nil {
+				return nil, fmt.Errorf("read owners of layer: %q: %w", line, erofs.ErrCorrupt)
+			}
+			all = append(all, o)
+		}
+	}
+	return all, nil
+}
