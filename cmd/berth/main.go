@@ -10,6 +10,7 @@ import (
 	"berth.dev/berth/internal/cli"
 	"berth.dev/berth/internal/launch"
 	"berth.dev/berth/internal/launch/command"
+	"berth.dev/berth/internal/launch/crash"
 	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/launch/proof"
 	"berth.dev/berth/internal/node/sandbox"
@@ -32,6 +33,8 @@ func main() {
 			os.Exit(sandbox.Init())
 		case netrole.Arg:
 			os.Exit(netrole.Main())
+		case crash.Arg:
+			os.Exit(crash.Main())
 		case launch.FollowArg:
 			os.Exit(launch.FollowRole())
 		case command.ParentArg:

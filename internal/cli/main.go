@@ -17,8 +17,8 @@ import (
 	"berth.dev/berth/internal/access/login"
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
-	"berth.dev/berth/internal/launch"
 	"berth.dev/berth/internal/launch/allocation"
+	"berth.dev/berth/internal/launch/crash"
 )
 
 // result carries a command's exit code through cobra, which knows errors only.
@@ -29,7 +29,7 @@ func (r *result) Error() string { return fmt.Sprintf("exit code %d", r.code) }
 
 // Main runs the command line and returns the exit code.
 func Main(args []string) int {
-	launch.KeepStderr()
+	crash.KeepStderr()
 	// The client library logs its retries to standard error, which belongs to
 	// the workload. What matters of it comes back as errors.
 	klog.SetLogger(logr.Discard())

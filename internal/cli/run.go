@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"slices"
@@ -11,6 +12,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/launch/crash"
 )
 
 func newRunCommand() *cobra.Command {
@@ -96,28 +98,33 @@ func shaping(flags *pflag.FlagSet) []string {
 
 // run does what the spec asks for, and shows how.
 func run(ctx context.Context, spec cluster.Spec, use runFlags, preferred *preferences, quiet, verbose bool) error {
-	err := withProgress(quiet, verbose, func(progress *progress) (int, error) {
-		return launch.Run(ctx, runOptions(spec, use, preferred.Getenv, progress, preferred.forbidden["here"]))
+	err := withProgress(quiet, verbose, func(progress *progress, reporter *crash.Reporter) (int, error) {
+		return launch.Run(ctx, runOptions(spec, use, preferred.Getenv, progress, reporter, preferred.forbidden["here"]))
 	})
 	return explainOutside(ctx, err, preferred)
 }
 
 // withProgress does something that shows its steps, and returns its exit code as an
-// error.
-func withProgress(quiet, verbose bool, do func(*progress) (int, error)) error {
+// error. A panic meanwhile is reported in one sentence.
+func withProgress(quiet, verbose bool, do func(*progress, *crash.Reporter) (int, error)) error {
 	if quiet && verbose {
 		return &usageError{errQuietVerbose}
 	}
 	progress := newProgress(os.Stderr, quiet, verbose)
-	code, err := do(progress)
+	reporter, err := crash.Start(crash.BeforeWorkload())
+	if err != nil {
+		slog.New(progress).Debug(err.Error()) // a panic prints its stacks then
+	}
+	code, err := do(progress, reporter)
 	progress.end()
+	err = errors.Join(err, reporter.Close())
 	if err == nil && code != 0 {
 		err = &result{code}
 	}
 	return err
 }
 
-func runOptions(spec cluster.Spec, use runFlags, getenv func(string) string, progress *progress, forbidden string) launch.Options {
+func runOptions(spec cluster.Spec, use runFlags, getenv func(string) string, progress *progress, reporter *crash.Reporter, forbidden string) launch.Options {
 	if len(spec.Manifests) == 0 {
 		progress.omit("workload")
 	}
@@ -127,6 +134,7 @@ func runOptions(spec cluster.Spec, use runFlags, getenv func(string) string, pro
 		Getenv: getenv,
 		Report: progress.step,
 		Log:    slog.New(progress),
+		Crash:  reporter,
 		Own:    use.own, Keep: use.keep, Here: use.here, HereForbidden: forbidden, Given: use.given, Shape: use.shape,
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/launch/crash"
 )
 
 // splitRun splits the arguments of berth run into the job, which --job can name as
@@ -58,8 +59,8 @@ func runInJob(command *cobra.Command, job string, spec cluster.Spec, use runFlag
 	if use.own || use.here {
 		return &usageError{errors.New("--own-cluster and --here start a cluster, and a run with JOB uses the one in that job: give one of them")}
 	}
-	return withProgress(quiet, verbose, func(progress *progress) (int, error) {
-		options := runOptions(spec, use, getenv, progress, "")
+	return withProgress(quiet, verbose, func(progress *progress, reporter *crash.Reporter) (int, error) {
+		options := runOptions(spec, use, getenv, progress, reporter, "")
 		if err := options.CheckUse(); err != nil {
 			return 0, err
 		}

@@ -40,7 +40,7 @@ var layers = map[string][]string{
 		"internal/access/jobend", "internal/access/login",
 		"internal/base/probe",
 		"internal/cli",
-		"internal/launch", "internal/launch/command", "internal/launch/netrole", "internal/launch/proof",
+		"internal/launch", "internal/launch/command", "internal/launch/crash", "internal/launch/netrole", "internal/launch/proof",
 		"internal/node/sandbox",
 	},
 	"cmd/berth-kube": {"internal/kube/control", "internal/kube/node"},
@@ -95,7 +95,7 @@ var layers = map[string][]string{
 		"internal/access/persistent",
 		"internal/base/cluster", "internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/base/pki", "internal/base/probe", "internal/base/programs", "internal/base/rundir",
 		"internal/job/batch", "internal/job/rendezvous", "internal/job/slurm",
-		"internal/launch/allocation", "internal/launch/archive", "internal/launch/command", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/netrole", "internal/launch/proof", "internal/launch/supervisor",
+		"internal/launch/allocation", "internal/launch/archive", "internal/launch/command", "internal/launch/crash", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/netrole", "internal/launch/proof", "internal/launch/supervisor",
 		"internal/kube/containerlog", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/savedstate", "internal/kube/workload",
 		"internal/network/balancer", "internal/network/egress", "internal/network/overlay",
 		"internal/node/containerdconf", "internal/node/devices", "internal/node/dnsconf", "internal/node/sandbox",
@@ -106,6 +106,7 @@ var layers = map[string][]string{
 	"internal/launch/archive":    {"internal/base/cluster", "internal/base/exitcode", "internal/job/rendezvous", "internal/launch/hostnet", "internal/launch/identity"},
 	// How often a stopped child is continued.
 	"internal/launch/command": {"internal/base/exitcode", "internal/base/linux", "internal/base/programs", "internal/launch/supervisor"},
+	"internal/launch/crash":   {"internal/base/linux", "internal/node/sandbox"},
 	// The net role serves its sockets with the packages of network.
 	"internal/launch/hostnet":  {"internal/base/cluster", "internal/job/rendezvous", "internal/job/slurm", "internal/network/fastpath", "internal/network/overlay"},
 	"internal/launch/identity": {"internal/base/cluster", "internal/base/linux", "internal/base/pki", "internal/node/sandbox"},
@@ -125,7 +126,7 @@ var layers = map[string][]string{
 		"internal/base/cluster", "internal/base/exitcode", "internal/base/metrics", "internal/base/probe", "internal/base/programs", "internal/base/settings",
 		"internal/job/batch", "internal/job/slurm",
 		// The causes of an end are errors of allocation.
-		"internal/launch", "internal/launch/allocation",
+		"internal/launch", "internal/launch/allocation", "internal/launch/crash",
 	},
 
 	"internal/testutil": {"internal/base/linux"},

@@ -59,7 +59,8 @@ func (r *run) takeDown() error {
 		if kept := r.getCommand(); kept != nil {
 			kept.Wait()
 		}
-		command.EndOrphans()
+		command.EndOrphans(r.Crash.PID())
+		r.noteCrash(lostCode)
 	} else {
 		for _, dir := range []*rundir.Dir{r.scratch, r.private} {
 			if dir != nil {
@@ -67,7 +68,6 @@ func (r *run) takeDown() error {
 			}
 		}
 	}
-	err = errors.Join(err, r.letCrash())
 	err = errors.Join(err, r.removeCgroup(), r.saver.close())
 	for _, dir := range []*rundir.Dir{r.scratch, r.private} {
 		if dir != nil {

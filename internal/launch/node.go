@@ -205,12 +205,8 @@ func (r *run) startSandbox(ctx context.Context) error {
 	if r.plan.FastPath {
 		socket = r.plan.Paths.FastPath()
 	}
-	crash, err := r.catchCrash()
-	if err != nil {
-		return exitcode.Wrap(exitcode.Internal, err)
-	}
+	r.noteCrash(lostCluster)
 	r.box, err = sandbox.Start(ctx, sandbox.Config{
-		Crash:      crash,
 		Hostname:   r.plan.Node.Name,
 		IDMap:      r.host.sandboxIDs(),
 		Run:        r.plan.Paths.Run,

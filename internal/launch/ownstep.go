@@ -15,6 +15,7 @@ import (
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/launch/allocation"
+	"berth.dev/berth/internal/launch/crash"
 )
 
 // stepNamePoll is the interval between lookups of a step that must end and does
@@ -56,6 +57,7 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	if err := s.srun.Start(); err != nil {
 		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start %s: %w", srun, err))
 	}
+	options.Crash.Note(crash.Note{Whose: "berth", Lost: lostStep})
 	closeInput()
 	told := make(chan error, 1)
 	go func() { told <- s.watch(ctx) }()

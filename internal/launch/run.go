@@ -26,6 +26,7 @@ import (
 	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/command"
+	"berth.dev/berth/internal/launch/crash"
 	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/launch/supervisor"
@@ -51,6 +52,8 @@ type Options struct {
 	// Own starts a separate cluster even if the run could use one that is up.
 	// Keep leaves the run's objects in a cluster that is up.
 	Own, Keep bool
+	// Crash reports a panic of this process. It may be nil.
+	Crash *crash.Reporter
 	// Here allows a cluster on a host of a Slurm cluster outside an allocation.
 	// HereForbidden names the line of the site's settings that forbids it, or is
 	// empty.
@@ -88,6 +91,9 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	slurm.KeepPMI(options.Getenv)
 	if inJob && !job.Acts() {
 		options.Log.Debug("another task of this node does the work; this one idles")
+		if err := options.Crash.Close(); err != nil { // one process less for each task
+			return 0, err
+		}
 		return 0, idle(ctx, job, options)
 	}
 	order, err := readLocalMemberConfig(options.Getenv, giveUp)
@@ -231,7 +237,6 @@ type run struct {
 	named       *os.File            // held as long as the published ports have names
 	ksiPort     uint16              // of a KSI script
 	box         *sandbox.Sandbox
-	crash       *sandbox.Crash  // nil where panics are not caught
 	switching   *netrole.Held   // nil without a Switch for connections of pods
 	cgroup      *sandbox.Cgroup // nil if Slurm delegated none
 	metrics     *net.UnixListener

@@ -51,6 +51,9 @@ func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error)
 		env = append(env, proof.StepKeyVariable+"=stdin")
 	}
 	if options.Getenv(upVariable) != "" {
+		if err := options.Crash.Close(); err != nil {
+			return 0, err
+		}
 		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start %s: %w", srun, syscall.Exec(srun, command, env)))
 	}
 	return runStep(ctx, options, job, name, srun, command, env)

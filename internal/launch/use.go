@@ -18,6 +18,7 @@ import (
 	"berth.dev/berth/internal/kube/workload"
 	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/launch/command"
+	"berth.dev/berth/internal/launch/crash"
 )
 
 const (
@@ -216,6 +217,7 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 			u.Log.Warn(problem.Error())
 		}
 	}()
+	u.Crash.Note(crash.Note{Whose: "berth", Lost: lostFollow})
 	if u.objects, err = u.client.Apply(ctx, objects); err != nil {
 		if ctx.Err() != nil {
 			return 0, u.allocation.Reason(context.Cause(ctx))

@@ -45,6 +45,9 @@ func UseJob(ctx context.Context, options Options, c JobCluster, args []string) (
 		return 0, err
 	}
 	options.Log.Debug("starting a step on " + c.Head + ", the head of the cluster of job " + c.Job)
+	if err := options.Crash.Close(); err != nil {
+		return 0, err
+	}
 	return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start %s: %w", command.Path, syscall.Exec(command.Path, command.Args, command.Env)))
 }
 

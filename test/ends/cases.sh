@@ -45,6 +45,34 @@ kill_supervisor() {
 	begin b alice n1 berth cleanup
 	ends b 0
 }
+# A crash is reported in one sentence, and the process's code is that of SIGABRT.
+crash_supervisor() {
+	berth a -f $here/loop.yaml --image $image -- sh -c 'kubectl wait --for=condition=Ready --timeout=60s pod/loop; echo started; exec sleep 1001'
+	says a started
+	signal SEGV supervisor
+	ends a 134
+	crashed a ', and the cluster has ended with it: '
+	[[ $mode/$PROCTRACK == step/cgroup ]] || return 0
+	begin b alice n1 berth cleanup
+	ends b 0
+}
+
+# Before there is a sandbox: the manifest does not come.
+crash_early() {
+	node mkfifo -m 666 /var/tmp/manifest
+	berth a -f /var/tmp/manifest
+	poll 20 node pgrep -f '^berth crash-reporter' >/dev/null || fail 'there is no reporter'
+	signal SEGV supervisor
+	ends a 134
+	crashed a ' before it started the workload; '
+	node rm /var/tmp/manifest
+}
+
+crashed() { # NAME TEXT
+	says "$1" 'has crashed (SIGSEGV: segmentation violation)'"$2"
+	[[ -z $(grep -v '^\(berth: \|srun: \|slurmstepd: \)' "$out/$1" | grep -E 'goroutine|^[[:space:]]|^PC=|^(rip|rsp) ') ]] || fail "stacks: $(tail -n 20 "$out/$1")"
+}
+
 kill_janitor() {
 	kill_one janitor 70
 	says a 'sandbox ended'
@@ -603,6 +631,21 @@ without_fuse() {
 	says e 'mount fuse: '
 	"$bed" run n2 sh -c 'umount /dev/fuse && rm /run/fuse'
 	"$bed" run n3 umount /dev/fuse
+}
+
+# Programs size themselves by the limits of their container, with the fast path and
+# without it (docs/limits.md has the table).
+program_limits() {
+	local where line
+	begin a alice login srun -N1 -c2 --mem=1900 berth run -f $here/program-limits.yaml --image runtimes:1=/srv/runtimes
+	ends a 0
+	for where in fast-path own-listener; do
+		for line in 'JVM 17: 1 CPUs, 512 MiB, 128 MiB of heap' 'JVM 21: 1 CPUs, 512 MiB, 128 MiB of heap' 'JVM 25: 1 CPUs, 512 MiB, 128 MiB of heap' \
+			'Node: 1 CPUs, 512 MiB' 'Node, available: 1 CPUs, 512 MiB' 'Python: 1 CPUs, 512 MiB' 'Python, affinity: 1 CPUs' \
+			'psutil: 1 CPUs, 512 MiB' 'Dask: 1 CPUs, 512 MiB' 'OpenBLAS: 1 CPUs' 'Go: 1 CPUs, 1 used' 'getconf: 1 CPUs, 512 MiB'; do
+			says a "$where: $line"
+		done
+	done
 }
 
 # An archive on the head's own disk reaches the others, also where one has

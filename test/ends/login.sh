@@ -248,6 +248,21 @@ reaches_notebook() {
 	wait "${pids[asked]}" && grep -q 1/1 "$out/asked"
 }
 
+# A crash of berth run on a cluster that stays.
+crash_run() {
+	local id
+	notebook a
+	id=$(job_named a)
+	into l alice run "$id" -f $here/loop.yaml
+	says l started
+	on_login pkill -SEGV -f '^berth run '
+	ends l 134
+	crashed l ', and what it has applied stays on the cluster: '
+	asks 0 loop alice kubectl "$id" get pods
+	"$bed" run --user alice login scancel "$id"
+	ends a 143 15 1 137
+}
+
 # berth run with the cluster of a job, and without any: a login host is no place for one.
 reach_run() {
 	local id idle=30s site=/var/tmp/berth-bed/$BED_NAME/etc/berth/config.yaml line refused='is in no allocation, so no cluster is started here'

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -244,11 +245,20 @@ func signalDescendants(signal syscall.Signal) {
 }
 
 // EndOrphans ends processes that became children of the supervisor because their
-// parent was killed. Call it after all other children have been waited for.
-func EndOrphans() {
-	if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); pid == 0 || err == nil {
-		none := make(chan struct{})
-		go reapAll(0, nil, none)
-		endDescendants(0, none)
+// parent was killed. Call it after all other children but except have been waited
+// for.
+func EndOrphans(except int) {
+	for deadline := time.Now().Add(killLimit); time.Now().Before(deadline); time.Sleep(killPoll) {
+		orphans, err := linux.Descendants(os.Getpid())
+		orphans = slices.DeleteFunc(orphans, func(pid int) bool { return pid == except })
+		if err != nil || len(orphans) == 0 {
+			return // an error happens only without /proc, where nothing works
+		}
+		for _, pid := range orphans {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		for _, pid := range orphans {
+			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil) // it may be the child of another one
+		}
 	}
 }

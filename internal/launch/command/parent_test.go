@@ -128,12 +128,25 @@ func TestOrphansOfAKilledParentEnd(t *testing.T) {
 		t.Errorf("%+v, want word of the keeper's death", got)
 	}
 	k.Wait()
-	EndOrphans()
+	EndOrphans(0)
 	pid, err := strconv.Atoi(strings.TrimSpace(string(content)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if state := linux.ProcessState(pid); state != 0 {
 		t.Errorf("process %d is left, state %c", pid, state)
+	}
+}
+
+func TestExceptedChildIsNoOrphan(t *testing.T) {
+	process := exec.Command("sleep", "1000")
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer process.Wait() //nolint:errcheck // it is killed
+	defer process.Process.Kill()
+	EndOrphans(process.Process.Pid)
+	if state := linux.ProcessState(process.Process.Pid); state == 0 || state == linux.ProcessZombie {
+		t.Errorf("the process has ended, state %c", state)
 	}
 }

@@ -21,8 +21,6 @@ const (
 	configFD   = 4 // memory file with a Config
 	controlFD  = 5 // packet socket to the supervisor
 	lockFD     = 6 // the run directory's lock, held until the janitor ends
-	crashFD    = 7 // memory file with what the supervisor said about a panic
-	stderrFD   = 8 // the supervisor's standard error
 )
 
 // Config describes a sandbox.
@@ -50,8 +48,6 @@ type Config struct {
 	Cgroup string
 	// Log is the file that receives what the janitor and init have to say.
 	Log string
-	// Crash configures the report of a panic of the supervisor; nil for none.
-	Crash *Crash
 	// Remove are directories of the host that the janitor removes at the end.
 	Remove []string
 	// Prune are directories of the host that the janitor removes then, if

@@ -111,7 +111,7 @@ func waitForMaps(lifeline *os.File) int {
 // file of this process that nobody used any more would be closed by the garbage
 // collector.
 func guardInit(lifeline, configFile *os.File, config Config) error {
-	cgroup, reportCrash := config.Cgroup, config.Crash.watch()
+	cgroup := config.Cgroup
 	// The parent-death signal is tied to the thread that forked.
 	runtime.LockOSThread()
 	control := os.NewFile(controlFD, "control")
@@ -142,7 +142,6 @@ func guardInit(lifeline, configFile *os.File, config Config) error {
 	gone, left := make(chan struct{}), make(chan struct{})
 	go func() {
 		_, _ = io.Copy(io.Discard, lifeline)
-		reportCrash() // at once: Slurm ends a step whose task has ended
 		close(left)
 		select {
 		case <-gone: // by itself, as its supervisor is no longer there

@@ -125,9 +125,6 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 	janitor.Env = []string{}
 	janitor.Stdout, janitor.Stderr = log, log
 	janitor.ExtraFiles = []*os.File{readEnd, configFile, initEnd, lock}
-	if config.Crash != nil {
-		janitor.ExtraFiles = append(janitor.ExtraFiles, config.Crash.Output, config.Crash.Stderr)
-	}
 	janitor.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWUSER,
 		// A separate session: the supervisor handles Ctrl-C on the terminal and

@@ -1,0 +1,128 @@
+// Package crash reports a panic of this process in one sentence. No goroutine can
+// catch the panic of another one, so a second process waits for the end of this one
+// and reads what Go's runtime has written. Panics of the roles do not belong here:
+// their parents report them.
+package crash
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime/debug"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// Note describes what a crash would mean from now on. The sentence is "Whose has
+// crashed (reason)Lost; remedy".
+type Note struct {
+	Whose, Lost string
+	// Keep is the file for the stacks. Without it, the reporter prints one.
+	Keep string `json:",omitempty"`
+}
+
+// BeforeWorkload is the note until the workload starts.
+func BeforeWorkload() Note { return Note{Whose: "berth", Lost: " before it started the workload"} }
+
+// pipeBytes is the size of the pipe to the reporter, the smallest there is. All
+// stacks of a run are larger.
+const pipeBytes = 4 << 10
+
+// Reporter is the process that reports a panic of this one. Its methods do nothing
+// on nil.
+type Reporter struct {
+	stderr  *os.File
+	notes   *os.File
+	process *exec.Cmd
+	closing sync.Once
+	closed  error
+}
+
+// KeepStderr gives this process another descriptor for its standard error.
+// Descriptor 2, where Go's runtime reports a panic, is then free for a Reporter.
+// The main function calls it before anything uses os.Stderr.
+func KeepStderr() {
+	if kept, err := unix.FcntlInt(2, unix.F_DUPFD_CLOEXEC, 3); err == nil {
+		os.Stderr = os.NewFile(uintptr(kept), "/dev/stderr")
+	}
+}
+
+// Start starts the reporter, which then reads what the runtime writes about a
+// panic. The process is aborted after a panic, because the code of an ordinary
+// panic, 2, could be the workload's. KeepStderr must have been called.
+func Start(note Note) (*Reporter, error) {
+	var ends [4]*os.File
+	defer func() {
+		for _, end := range ends {
+			if end != nil {
+				end.Close()
+			}
+		}
+	}()
+	for i := 0; i < len(ends); i += 2 {
+		var err error
+		if ends[i], ends[i+1], err = os.Pipe(); err != nil {
+			return nil, fmt.Errorf("make pipe: %w", err)
+		}
+	}
+	output := ends[1]
+	if _, err := unix.FcntlInt(output.Fd(), unix.F_SETPIPE_SZ, pipeBytes); err != nil {
+		return nil, fmt.Errorf("make pipe small: %w", err)
+	}
+	r := &Reporter{stderr: os.Stderr, notes: ends[3], process: exec.Command("/proc/self/exe", Arg)}
+	r.process.Args[0] = "berth"
+	r.process.Dir = "/"
+	r.process.Env = []string{}
+	r.process.Stderr = os.Stderr
+	r.process.ExtraFiles = []*os.File{ends[0], ends[2]}
+	// The signals of a terminal are for the process that it reports on.
+	r.process.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := r.process.Start(); err != nil {
+		return nil, fmt.Errorf("start the process that reports crashes: %w", err)
+	}
+	ends[3] = nil // Close closes it
+	r.Note(note)
+	if err := unix.Dup3(int(output.Fd()), 2, 0); err != nil {
+		output.Close()
+		return nil, errors.Join(fmt.Errorf("catch panics: %w", err), r.Close())
+	}
+	debug.SetTraceback("crash")
+	return r, nil
+}
+
+// Note replaces the note of Start.
+func (r *Reporter) Note(note Note) {
+	if r != nil {
+		_ = json.NewEncoder(r.notes).Encode(note) // without the reporter there is no report
+	}
+}
+
+// PID returns the process id of the reporter, or 0.
+func (r *Reporter) PID() int {
+	if r == nil {
+		return 0
+	}
+	return r.process.Process.Pid
+}
+
+// Close ends the reporter and waits for it. Descriptor 2 is the standard error
+// again. It can be called twice, and must be called before this process executes
+// another program.
+func (r *Reporter) Close() error {
+	if r == nil {
+		return nil
+	}
+	r.closing.Do(func() {
+		debug.SetTraceback("single")
+		r.closed = errors.Join(unix.Dup3(int(r.stderr.Fd()), 2, 0), r.notes.Close())
+		linux.Resume(r.process.Process.Pid)
+		_ = r.process.Wait() // who killed it has ended it
+	})
+	return r.closed
+}

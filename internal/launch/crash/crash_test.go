@@ -1,0 +1,113 @@
+package crash
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestMain lets the test program be the reporter, and a process that panics as a
+// run would, in a goroutine.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == Arg {
+		os.Exit(Main())
+	}
+	how := os.Getenv("CRASH")
+	if how == "" {
+		os.Exit(m.Run())
+	}
+	KeepStderr()
+	reporter, err := Start(BeforeWorkload())
+	if err != nil {
+		panic(err)
+	}
+	switch how {
+	case "keep":
+		reporter.Note(Note{Whose: "the test", Lost: ", and so on", Keep: os.Getenv("KEEP")})
+	case "never":
+		if err := errors.Join(reporter.Close(), reporter.Close()); err != nil {
+			panic(err)
+		}
+		_, _ = os.NewFile(2, "stderr").WriteString("descriptor 2 is back\n")
+		os.Exit(3)
+	}
+	go panic("out of order")
+	select {}
+}
+
+// crashed runs this program with a panic and returns its standard error, once
+// nobody has it open.
+func crashed(t *testing.T, how, keep string) (stderr, ended string) {
+	t.Helper()
+	process := exec.Command("/proc/self/exe")
+	var said bytes.Buffer
+	process.Env, process.Stderr = []string{"CRASH=" + how, "KEEP=" + keep}, &said
+	err := process.Run()
+	if err == nil {
+		t.Fatal("the process has ended well")
+	}
+	return said.String(), err.Error()
+}
+
+func TestPanicIsReportedInOneSentence(t *testing.T) {
+	const reason = " has crashed (panic: out of order)"
+	stderr, ended := crashed(t, "early", "")
+	if !strings.HasPrefix(ended, "signal: aborted") {
+		t.Errorf("the process ended with %s", ended)
+	}
+	if !strings.HasPrefix(stderr, "berth: berth"+reason+" before it started the workload; keep what follows, and report it\n") ||
+		!strings.Contains(stderr, "crash.TestMain") {
+		t.Errorf("got %q", stderr)
+	}
+	for line := range strings.Lines(stderr) {
+		if !strings.HasPrefix(line, "berth: ") {
+			t.Errorf("a line %q", line)
+		}
+	}
+	keep := filepath.Join(t.TempDir(), "panic.log")
+	stderr, _ = crashed(t, "keep", keep)
+	if want := "berth: the test" + reason + ", and so on; report it with " + keep + "\n"; stderr != want {
+		t.Errorf("got %q, want %q", stderr, want)
+	}
+	if kept, err := os.ReadFile(keep); err != nil || !strings.Contains(string(kept), "crash.TestMain") {
+		t.Errorf("kept %q, %v", kept, err)
+	}
+}
+
+func TestNothingIsReportedWithoutAPanic(t *testing.T) {
+	if stderr, ended := crashed(t, "never", ""); stderr != "descriptor 2 is back\n" || ended != "exit status 3" {
+		t.Errorf("got %q, %s", stderr, ended)
+	}
+}
+
+// Once a process has ended, Slurm may kill all others of its step.
+func TestPanicIsReportedBeforeTheProcessEnds(t *testing.T) {
+	output, runtime := io.Pipe()
+	stderr, said := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		done <- report(output, said, func() Note { return Note{Whose: "the test", Lost: ", and so on"} })
+		said.Close()
+	}()
+	go func() {
+		_, _ = io.WriteString(runtime, "panic: out of order\n\ngoroutine 1 [running]:\nmain.main()\n\ngoroutine 2 [")
+	}()
+	const want = "berth: the test has crashed (panic: out of order), and so on; keep what follows, and report it\n" +
+		"berth:   goroutine 1 [running]:\nberth:   main.main()\n"
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(stderr, got); err != nil || string(got) != want {
+		t.Errorf("got %q, %v", got, err)
+	}
+	runtime.Close()
+	if rest, err := io.ReadAll(stderr); len(rest) > 0 || err != nil {
+		t.Errorf("then %q, %v", rest, err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

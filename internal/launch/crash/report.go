@@ -1,0 +1,140 @@
+package crash
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/node/sandbox"
+)
+
+// Arg starts this program again as the reporter. main calls Main then.
+const Arg = "crash-reporter"
+
+// Descriptors of the reporter.
+const (
+	outputFD = 3 // what Go's runtime writes; end of file is the end of the process
+	notesFD  = 4 // carries the notes
+)
+
+const (
+	// stackBytes bounds the stack that is printed where none is kept.
+	stackBytes = 4 << 10
+	// searchedBytes bounds the output that is searched for a panic.
+	searchedBytes = 64 << 10
+)
+
+// Main is the main function of the reporter. It returns the exit status.
+func Main() int {
+	sandbox.OutliveSignals() // it ends after the process that it reports on
+	unix.CloseOnExec(outputFD)
+	unix.CloseOnExec(notesFD)
+	if err := report(os.NewFile(outputFD, "crash"), os.Stderr, lastNote); err != nil {
+		fmt.Fprintln(os.Stderr, "berth:", err)
+		return 1
+	}
+	return 0
+}
+
+// lastNote returns the newest note in the pipe.
+func lastNote() (note Note) {
+	// The process may be there, and write no more notes.
+	if err := unix.SetNonblock(notesFD, true); err != nil {
+		return note
+	}
+	var all []byte
+	for buffer := make([]byte, 4096); ; {
+		n, err := unix.Read(notesFD, buffer)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if n <= 0 {
+			break
+		}
+		all = append(all, buffer[:n]...)
+	}
+	for line := range bytes.Lines(all) {
+		_ = json.Unmarshal(line, &note) // this program has written it
+	}
+	return note
+}
+
+// report reads the output until the end of the process. If it is that of a panic,
+// report tells the user as soon as the first stack has come. The process waits
+// meanwhile, because the pipe is small: once it has ended, Slurm may end its step
+// and this process with it.
+func report(output io.Reader, stderr io.Writer, lastNote func() Note) error {
+	var text []byte
+	var keep *os.File
+	told := false
+	for buffer := make([]byte, pipeBytes); ; {
+		n, err := output.Read(buffer)
+		if !told {
+			text = append(text, buffer[:n]...)
+			var reason, stack []byte
+			if reason, stack, told = findPanic(text, err != nil); told {
+				note := lastNote()
+				keep = note.open()
+				tell(stderr, note, keep != nil, reason, stack)
+				buffer, n = append(buffer[:0], text...), len(text)
+			}
+			text = text[max(0, len(text)-searchedBytes):]
+		}
+		if keep != nil {
+			if _, err := keep.Write(buffer[:n]); err != nil {
+				return errors.Join(fmt.Errorf("keep the stacks of a crash: %w", err), keep.Close())
+			}
+		}
+		switch {
+		case err == nil:
+		case keep != nil:
+			return keep.Close()
+		default:
+			return nil
+		}
+	}
+}
+
+// findPanic returns the first line and the first stack of a panic, once the stack
+// is complete.
+func findPanic(text []byte, ended bool) (reason, stack []byte, found bool) {
+	reason, stack, found = bytes.Cut(text, []byte("\ngoroutine "))
+	if !found {
+		return nil, nil, false
+	}
+	reason, _, _ = bytes.Cut(bytes.TrimSpace(reason), []byte("\n"))
+	stack, _, complete := bytes.Cut(stack, []byte("\n\n"))
+	return reason, stack[:min(len(stack), stackBytes)], complete || ended || len(stack) >= stackBytes
+}
+
+// open returns the file for the stacks, or nil.
+func (n Note) open() *os.File {
+	if n.Keep == "" {
+		return nil
+	}
+	file, err := os.OpenFile(n.Keep, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil // the stack is printed instead
+	}
+	return file
+}
+
+func tell(stderr io.Writer, note Note, kept bool, reason, stack []byte) {
+	remedy := "keep what follows, and report it"
+	if kept {
+		remedy = "report it with " + note.Keep
+	}
+	said := fmt.Sprintf("berth: %s has crashed (%s)%s; %s\n", note.Whose, reason, note.Lost, remedy)
+	if !kept {
+		for line := range strings.Lines("goroutine " + string(stack)) {
+			said += "berth:   " + strings.TrimRight(line, "\n") + "\n"
+		}
+	}
+	_, _ = io.WriteString(stderr, said) // there is nobody else to tell
+}

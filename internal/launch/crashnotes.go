@@ -1,0 +1,20 @@
+package launch
+
+import "berth.dev/berth/internal/launch/crash"
+
+// noteCrash describes what a panic of this process means from now on.
+func (r *run) noteCrash(lost string) {
+	note := crash.Note{Whose: "the supervisor of node " + r.plan.Node.Name, Lost: lost}
+	if r.Spec.DebugDir != "" {
+		note.Keep = r.log("panic")
+	}
+	r.Crash.Note(note)
+}
+
+// Results of a panic.
+const (
+	lostCluster = ", and the cluster has ended with it: the workload's result and its output that is not printed above are lost"
+	lostCode    = " after the end of the cluster: the workload's exit code is lost"
+	lostFollow  = ", and what it has applied stays on the cluster: the workload's result and its output that is not printed above are lost"
+	lostStep    = ", and the step that it started ends with it: the workload's result is lost"
+)
