@@ -34,7 +34,7 @@ run_group() { # CASE...
 	export BED_NAME=$BED_NAME-$name
 	out+=/$name
 	mkdir "$out"
-	BED_BIND="$stage:/srv/ends" "$bed" up "$nodes" || {
+	BED_BIND="$stage:/srv/ends${runtimes:+ $runtimes:/srv/runtimes}" "$bed" up "$nodes" || {
 		mine=no
 		exit 1
 	}
