@@ -37,11 +37,7 @@ func Main(args []string) int {
 	defer cancel(nil)
 	go cancelOnSignal(cancel)
 
-	root := newRoot()
-	args, helpAll := cutHelpAll(args)
-	root.SetHelpFunc(helpWriter(helpAll))
-	root.SetArgs(args)
-	command, err := root.ExecuteContextC(ctx)
+	command, err := newCommandLine(args).ExecuteContextC(ctx)
 	// Not any error with an exit code: that of a program that failed has one, too.
 	var coded *result
 	switch {
@@ -123,6 +119,15 @@ func cancelOnSignal(cancel context.CancelCauseFunc) {
 	for received := range signals {
 		cancel(allocation.EndedBy(received.(syscall.Signal)))
 	}
+}
+
+// newCommandLine returns the root command for arguments.
+func newCommandLine(args []string) *cobra.Command {
+	root := newRoot()
+	args, helpAll := cutHelpAll(args)
+	root.SetHelpFunc(helpWriter(helpAll))
+	root.SetArgs(args)
+	return root
 }
 
 func newRoot() *cobra.Command {

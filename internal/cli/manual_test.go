@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -107,6 +108,42 @@ func TestShortHelp(t *testing.T) {
 	}{"own": {[]string{"run", "--help-all"}, true}, "another program's": {[]string{"run", "--", "x", "--help-all"}, false}} {
 		if args, all := cutHelpAll(c.args); all != c.all || slices.Contains(args, "--help-all") == c.all {
 			t.Errorf("%s: %q, %v", name, args, all)
+		}
+	}
+}
+
+// output runs the command line and returns its standard output.
+func output(t *testing.T, args ...string) string {
+	t.Helper()
+	root := newCommandLine(args)
+	var text strings.Builder
+	root.SetOut(&text)
+	root.SetErr(io.Discard)
+	if err := root.ExecuteContext(t.Context()); err != nil {
+		t.Fatalf("berth %s: %v", strings.Join(args, " "), err)
+	}
+	return text.String()
+}
+
+// TestHelpOfTheCommandLine checks which help an option asks for.
+func TestHelpOfTheCommandLine(t *testing.T) {
+	for option, all := range map[string]bool{"--help": false, "--help-all": true} {
+		if text := output(t, "run", option); strings.Contains(text, "--carrier") != all || !strings.Contains(text, "--image=") {
+			t.Errorf("berth run %s:\n%s", option, text)
+		}
+	}
+}
+
+// TestCompletions asks as the scripts of the shells do.
+func TestCompletions(t *testing.T) {
+	for _, c := range []struct{ args, want string }{
+		{"run --carrier ", "udp\ntcp\n:4\n"},
+		{"run --snapshotter=", "auto\noverlayfs\nerofs\n:4\n"},
+		{"run --state-dir ", ":16\n"},
+		{"completion ", "bash\tPrint the script for bash\nzsh\tPrint the script for zsh\nfish\tPrint the script for fish\n:4\n"},
+	} {
+		if got := output(t, append([]string{"__complete"}, strings.Split(c.args, " ")...)...); got != c.want {
+			t.Errorf("%q: %q, want %q", c.args, got, c.want)
 		}
 	}
 }

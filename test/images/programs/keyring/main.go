@@ -3,6 +3,7 @@
 //	keyring session COMMAND...  runs COMMAND in a new session keyring
 //	keyring add                 adds a key to the session's, the user's and the user session's
 //	                            keyring, and prints the numbers of keyrings and keys
+//	keyring fill                adds keys to the user's keyring until the kernel refuses one
 //	keyring clear               removes all keys from the user's and the user session's keyring
 //	keyring check ID...         fails unless each key can be read
 //	keyring attack ID...        prints each request on a key that was not refused
@@ -51,7 +52,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return errors.New("give session, add, check, clear or attack")
+		return errors.New("give session, add, fill, check, clear or attack")
 	}
 	switch verb, args := args[0], args[1:]; verb {
 	case "session":
@@ -69,6 +70,8 @@ func run(args []string) error {
 			}
 		}
 		return nil
+	case "fill":
+		return fill()
 	case "clear":
 		return clearRings()
 	case "attack":
@@ -90,7 +93,7 @@ func inSession(command []string) error {
 
 func add() error {
 	for _, ring := range []int{session, user, userSession} {
-		key, err := addKey(ring)
+		key, err := addKey(ring, "berth-test")
 		if err != nil {
 			return fmt.Errorf("add a key to keyring %d: %w", ring, err)
 		}
@@ -105,6 +108,18 @@ func add() error {
 		fmt.Println(id, key)
 	}
 	return nil
+}
+
+// fill uses up the quota, which counts keys and their bytes.
+func fill() error {
+	for i := 0; ; i++ {
+		switch _, err := addKey(user, "berth-test-"+strconv.Itoa(i)); {
+		case errors.Is(err, syscall.EDQUOT):
+			return nil
+		case err != nil:
+			return fmt.Errorf("add key %d to the user's keyring: %w", i, err)
+		}
+	}
 }
 
 func clearRings() error {
@@ -142,7 +157,7 @@ func attack(args []string) error {
 			_, err := keyctl(request.code, id, request.arg, 0, 0)
 			try(request.name, id, err)
 		}
-		_, err := addKey(id)
+		_, err := addKey(id, "berth-test")
 		try("add to", id, err)
 	}
 	_, err := keyctl(getPersistent, -1, session, 0, 0)
@@ -160,8 +175,8 @@ func keyctl(code, a, b, c, d int) (int, error) {
 	return int(n), nil
 }
 
-func addKey(ring int) (int, error) {
-	kind, name, payload := []byte("user\x00"), []byte("berth-test\x00"), []byte("ticket")
+func addKey(ring int, called string) (int, error) {
+	kind, name, payload := []byte("user\x00"), []byte(called+"\x00"), []byte("ticket")
 	n, _, errno := syscall.Syscall6(syscall.SYS_ADD_KEY, uintptr(unsafe.Pointer(&kind[0])), uintptr(unsafe.Pointer(&name[0])),
 		uintptr(unsafe.Pointer(&payload[0])), uintptr(len(payload)), uintptr(ring), 0)
 	if errno != 0 {
