@@ -33,10 +33,72 @@ type container struct {
 	readers int
 	// unread is since when nobody reads.
 	unread time.Time
+
+	watching sync.Mutex // taken before Watcher.mu
+	// armed: the directory is also watched for writes.
+	armed bool
+	// setEvents sets the events that the directory is watched for. It reports
+	// whether the watch is new.
+	setEvents func(mask uint32) (isNew bool, err error)
 }
 
-func newContainer(root *os.Root, path string) *container {
-	return &container{root: root, path: path, changed: make(chan struct{}), unread: time.Now()}
+func newContainer(root *os.Root, path string, setEvents func(mask uint32) (bool, error)) *container {
+	return &container{root: root, path: path, changed: make(chan struct{}), unread: time.Now(), setEvents: setEvents}
+}
+
+// watch watches the directory.
+func (c *container) watch() error {
+	c.watching.Lock()
+	defer c.watching.Unlock()
+	return c.watchLocked()
+}
+
+func (c *container) watchLocked() error {
+	mask := uint32(logEvents)
+	if c.armed {
+		mask |= writeEvents
+	}
+	isNew, err := c.setEvents(mask)
+	if isNew {
+		c.scan() // files may be older than the watch
+	}
+	return err
+}
+
+// arm requests an event for the next write to a log. It reports whether the caller
+// has to look once more, because earlier writes cause no event.
+//
+// With an event for each write, a line of a log would cost the runtime 3.3
+// microseconds instead of 1.0 (measured with Linux 6.18).
+func (c *container) arm() (look bool, err error) {
+	c.watching.Lock()
+	defer c.watching.Unlock()
+	if c.armed {
+		return false, nil
+	}
+	c.armed = true
+	if err := c.watchLocked(); err != nil {
+		c.armed = false
+		return false, err
+	}
+	return true, nil
+}
+
+// disarm ends the events for writes. The next reader that waits arms again.
+func (c *container) disarm() {
+	c.watching.Lock()
+	defer c.watching.Unlock()
+	if c.armed {
+		c.armed = false
+		_ = c.watchLocked() // the directory may be gone
+	}
+}
+
+// unwatched notes that the directory has lost its watch.
+func (c *container) unwatched() {
+	c.watching.Lock()
+	defer c.watching.Unlock()
+	c.armed = false
 }
 
 // wake lets the readers look again.

@@ -11,8 +11,8 @@ import (
 const (
 	// chunk is the size of one reading of a file, in bytes.
 	chunk = 256 << 10
-	// gather is a reader's wait for more once something was written. A
-	// container that writes line by line would wake it for each.
+	// gather is a reader's pause after it has sent everything, and after an
+	// event. A container that writes line by line would wake it for each.
 	gather = 3 * time.Millisecond
 	// alivePeriod is the time between two KindAlive of an idle stream.
 	alivePeriod = 5 * time.Second
@@ -32,6 +32,7 @@ type reader struct {
 	at      Position
 	index   int
 	lines   lines
+	recent  bool      // something was sent since the last pause
 	spoke   time.Time // when the client was last sent something
 	buffers *sync.Pool
 }
@@ -76,7 +77,7 @@ func (r *reader) run(ctx context.Context, from Position) error {
 			}
 			return r.flush()
 		case idle:
-			err = r.wait(ctx, changed, alivePeriod)
+			err = r.rest(ctx, changed)
 		case closing:
 			err = r.wait(ctx, changed, writerPoll)
 		}
@@ -210,8 +211,35 @@ func (r *reader) send(s *segment, data []byte, flush bool) (bool, error) {
 	if err := WriteJSON(r.out, KindPosition, p); err != nil {
 		return false, err
 	}
-	r.spoke = time.Now()
+	r.spoke, r.recent = time.Now(), true
 	return true, r.flush()
+}
+
+// rest returns when there may be more to read. It only waits for an event if
+// nothing has come during a pause.
+func (r *reader) rest(ctx context.Context, changed <-chan struct{}) error {
+	if r.recent {
+		r.recent = false
+		return pause(ctx, gather)
+	}
+	look, err := r.c.arm()
+	switch {
+	case err != nil: // the directory is gone, or the kernel cannot watch it
+		return r.wait(ctx, changed, scanPeriod)
+	case look:
+		return nil
+	}
+	return r.wait(ctx, changed, alivePeriod)
+}
+
+// pause waits for a time.
+func pause(ctx context.Context, length time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(length):
+		return nil
+	}
 }
 
 // wait returns when there may be more to read, or after limit. It tells a client
@@ -224,10 +252,8 @@ func (r *reader) wait(ctx context.Context, changed <-chan struct{}, limit time.D
 		return context.Cause(ctx)
 	case <-timer.C:
 	case <-changed:
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(gather):
+		if err := pause(ctx, gather); err != nil {
+			return err
 		}
 	}
 	if time.Since(r.spoke) < alivePeriod {

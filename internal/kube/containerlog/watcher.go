@@ -116,11 +116,12 @@ func (w *Watcher) close() {
 	w.root.Close()
 }
 
-// Events that are asked for: what is new in a directory, and in a container's
-// also what is written.
+// Events of a watch: new names in a directory, and in a container's directory
+// also old names. writeEvents are added while a reader waits (container.arm).
 const (
-	dirEvents = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_ONLYDIR
-	logEvents = dirEvents | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE
+	dirEvents   = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_ONLYDIR
+	logEvents   = dirEvents | unix.IN_MOVED_FROM | unix.IN_DELETE
+	writeEvents = unix.IN_MODIFY | unix.IN_CLOSE_WRITE
 )
 
 // watch watches a directory; depth counts from the root.
@@ -128,20 +129,36 @@ func (w *Watcher) watch(dir string, depth int) {
 	if w.inotify == nil {
 		return
 	}
-	mask := uint32(dirEvents)
+	var err error
 	if depth == 2 {
-		mask = logEvents
+		err = w.container(dir).watch()
+	} else {
+		_, err = w.setEvents(dir, dirEvents)
 	}
-	wd, err := unix.InotifyAddWatch(int(w.inotify.Fd()), filepath.Join(w.root.Name(), dir), mask)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	switch {
-	case err == nil:
-		w.watched[int32(wd)], w.watches[dir] = dir, int32(wd)
-	case !errors.Is(err, unix.ENOENT) && !w.blind:
+	if err != nil && !errors.Is(err, unix.ENOENT) && !w.blind {
 		w.blind = true
 		w.log.Warn("directories of logs are read five times a second: the kernel cannot watch them", "error", err)
 	}
+}
+
+// setEvents watches a directory for the events of a mask, or changes the mask of
+// its watch. It reports whether the watch is new.
+func (w *Watcher) setEvents(dir string, mask uint32) (isNew bool, err error) {
+	if w.inotify == nil {
+		return false, unix.ENOSYS
+	}
+	// The lock keeps the order of two calls, and of the watch and its entry.
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	wd, err := unix.InotifyAddWatch(int(w.inotify.Fd()), filepath.Join(w.root.Name(), dir), mask)
+	if err != nil {
+		return false, err
+	}
+	before, known := w.watches[dir]
+	w.watched[int32(wd)], w.watches[dir] = dir, int32(wd)
+	return !known || before != int32(wd), nil
 }
 
 // scan looks at all directories.
@@ -185,7 +202,7 @@ func (w *Watcher) container(dir string) *container {
 	defer w.mu.Unlock()
 	c := w.containers[dir]
 	if c == nil {
-		c = newContainer(w.root, dir)
+		c = newContainer(w.root, dir, func(mask uint32) (bool, error) { return w.setEvents(dir, mask) })
 		w.containers[dir] = c
 	}
 	return c
@@ -247,7 +264,11 @@ func (w *Watcher) handle(wd int32, names bool) {
 		w.enter(dir, depth, false)
 	}
 	if depth == 2 {
-		w.container(dir).wake()
+		c := w.container(dir)
+		if !names {
+			c.disarm()
+		}
+		c.wake()
 	}
 }
 
@@ -272,6 +293,7 @@ func (w *Watcher) ignored(wd int32) {
 	c := w.containers[dir]
 	w.mu.Unlock()
 	if known && c != nil {
+		c.unwatched()
 		c.scan()
 		c.wake()
 	}

@@ -290,6 +290,7 @@ func TestCompressedLogsAreReadAfterARestart(t *testing.T) {
 		r.rotate(i)
 		r.open(0)
 		r.write("stdout F " + text)
+		awaitSegments(t, before, i+2) // the kubelet leaves at least 10 s between rotations
 	}
 	r.compress(0)
 	r.compress(1)
