@@ -102,7 +102,8 @@ func (inv *Inventory) program(file, name, cache, goroot string) error {
 		deps = append(deps, &info.Main)
 	}
 	for _, m := range deps {
-		if m.Replace != nil {
+		// A module that is built from a changed copy keeps its name and licence.
+		if m.Replace != nil && !strings.HasPrefix(m.Replace.Path, ".") {
 			m = m.Replace
 		}
 		if strings.HasPrefix(m.Path, ours) || strings.HasPrefix(m.Path, ".") {
