@@ -956,6 +956,21 @@ lose_worker() {
 	says a 'lost node n2'
 	swept n2
 }
+# What a lost node had written and not sent is counted, said also with -q, and makes
+# a run fail whose workload succeeds.
+lose_output() {
+	begin a alice login srun -N3 --mem=1500 bash $here/slow-reader.sh /tmp/read-on berth run -q -f $here/lost-output.yaml --image $image
+	says a 'reading has stopped'
+	poll 60 kubectl wait --timeout=10s --for=condition=Ready pod -l job-name=lost-output >/dev/null || fail "the pod does not write"
+	kill_berth n2
+	node touch /tmp/read-on
+	says a 'again on n'
+	says a 'n1 ended with 74'
+	node rm /tmp/read-on
+	ends a 0
+	grep -Eq 'output of container main of pod lost-output-[a-z0-9]+ is lost \([0-9]+ bytes\)' "$out/a" || fail "the loss is not counted: $(tail -n 12 "$out/a")"
+	swept n2
+}
 fail_fast() {
 	span_berth a --fail-fast -f $here/loop.yaml --image $image
 	says a started

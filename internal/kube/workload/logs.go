@@ -30,8 +30,8 @@ type logs struct {
 	// are. Otherwise whole lines carry the container's name.
 	plain bool
 	pause time.Duration // resumePause
-	// lostAfter is the constant of the same name.
-	lostAfter time.Duration
+	// lostAfter and roleAbsent are the constants of the same names.
+	lostAfter, roleAbsent time.Duration
 	// nodes holds the streams from nodes by pod and container.
 	nodes map[string]*nodeStream
 	// pods holds the last state of each pod that has a stream from a node.
@@ -55,7 +55,7 @@ type logs struct {
 
 func newLogs(client *Client, streams Streams, plain bool) *logs {
 	return &logs{
-		client: client, streams: streams, plain: plain, pause: resumePause, lostAfter: lostAfter, ended: make(chan struct{}, 1),
+		client: client, streams: streams, plain: plain, pause: resumePause, lostAfter: lostAfter, roleAbsent: roleAbsent, ended: make(chan struct{}, 1),
 		nodes: map[string]*nodeStream{}, pods: map[string]*corev1.Pod{},
 		followed: map[string][]*stream{}, latest: map[string][]*stream{},
 	}
@@ -110,8 +110,8 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 		l.pods[string(pod.UID)] = pod
 		if ended {
 			// Also without an id: the kubelet forgets the containers of a pod that
-			// it has evicted.
-			s.end(false)
+			// it has evicted. A pod of a lost node fails while its containers run.
+			s.end(status.State.Terminated == nil)
 			for _, latest := range l.latest[key] {
 				latest.noteContainerEnd()
 				latest.finish()

@@ -28,8 +28,8 @@ const (
 	// incompleteAfter is the time after which the log of an ended container is
 	// given up if it has neither a further byte nor an end.
 	incompleteAfter = time.Minute
-	// roleAbsent is the time after which a reachable node without a log counts as
-	// one without the role.
+	// roleAbsent is the time after which a node that answers, and serves no log,
+	// counts as one without the role.
 	roleAbsent = 10 * time.Second
 	// longLine is the length in bytes that lines with a container name are cut to.
 	longLine = 1 << 20
@@ -69,6 +69,9 @@ type nodeStream struct {
 	// absent: the node cannot serve logs this way; the API server's is used.
 	absent bool
 	mark   Mark
+
+	// idle belongs to run: the node has said that the container writes nothing.
+	idle bool
 }
 
 func newNodeStream(l *logs, pod *corev1.Pod, container string) *nodeStream {
@@ -125,8 +128,8 @@ func (s *nodeStream) run(ctx context.Context) {
 		if errors.As(err, &status) {
 			code = status.Status().Code
 		}
-		if got || code == http.StatusServiceUnavailable || ctx.Err() != nil {
-			asked = now // the node has the role, or is not there
+		if got || code == 0 || code == http.StatusServiceUnavailable || code == http.StatusGatewayTimeout {
+			asked = now // the node has the role, or does not answer
 		}
 		switch {
 		case complete:
@@ -136,7 +139,7 @@ func (s *nodeStream) run(ctx context.Context) {
 			return
 		case errors.Is(err, errWriter):
 			return // the run is being ended
-		case code == http.StatusNotFound || code == http.StatusMethodNotAllowed || code == http.StatusForbidden || now.Sub(asked) > roleAbsent:
+		case code == http.StatusNotFound || code == http.StatusMethodNotAllowed || code == http.StatusForbidden || now.Sub(asked) > s.logs.roleAbsent:
 			s.mu.Lock()
 			s.absent = true
 			s.mu.Unlock()
@@ -149,7 +152,7 @@ func (s *nodeStream) run(ctx context.Context) {
 			switch since := now.Sub(later(ended, received)); {
 			case unseen && since > s.logs.lostAfter, since > incompleteAfter:
 				s.flush()
-				if unseen && behind == 0 && passed {
+				if unseen && behind == 0 && passed && s.idle {
 					s.logs.streams.Note(fmt.Sprintf("the last output of container %s of pod %s may be missing: node %s is lost, and had announced no more", s.container, s.pod, s.node))
 					return
 				}
@@ -214,7 +217,7 @@ func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bo
 		switch frame.Kind {
 		case containerlog.KindStdout, containerlog.KindStderr:
 			batch = append(batch, frame)
-			bytesAt = time.Now()
+			bytesAt, s.idle = time.Now(), false
 		case containerlog.KindPosition:
 			quiet.Stop() // a slow reader is not the node's fault
 			if err := s.deliver(batch, frame.Data); err != nil {
@@ -237,6 +240,7 @@ func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bo
 		case containerlog.KindEnd:
 			return true, got, nil
 		case containerlog.KindAlive:
+			s.idle = true
 			if final && time.Since(bytesAt) > incompleteAfter {
 				s.logs.lose(s.pod, s.container, containerlog.Loss{}, fmt.Sprintf("the runtime of node %s has not completed its log", s.node))
 				return true, got, nil

@@ -3,13 +3,16 @@ package workload
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -202,6 +205,89 @@ func TestWhatALostNodeAnnouncedIsCounted(t *testing.T) {
 	}
 	if behind := progress.of("u/main").Behind; behind != 0 {
 		t.Errorf("%d bytes that were counted are still awaited", behind)
+	}
+}
+
+// A lost node does not answer at all, and its pod is set to failed before it is
+// deleted. That is no node without the role, whose logs the API server has.
+func TestALostNodeIsNoNodeWithoutTheRole(t *testing.T) {
+	n := newNode(t, "default_p_u")
+	n.writeLog(t, "0.log", 0, 30_000)
+	n.breakAfter.Store(100_000)
+	gone := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case <-gone:
+			panic(http.ErrAbortHandler)
+		default:
+			n.ServeHTTP(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	var lost containerlog.Loss
+	l := newLogs(testClient(t, server.URL), Streams{
+		Out:  writerFunc(sync.OnceFunc(func() { close(gone) })),
+		Note: func(text string) { t.Error(text) },
+		Lose: func(_ string, loss containerlog.Loss) { lost = loss },
+	}, true)
+	l.lostAfter, l.roleAbsent = 200*time.Millisecond, 0
+	l.follow(ctx, podOnNode(corev1.PodRunning))
+	select {
+	case <-gone:
+	case <-ctx.Done():
+	}
+	failed := podOnNode(corev1.PodRunning)
+	failed.Status.Phase = corev1.PodFailed
+	l.follow(ctx, failed)
+	l.abandon(failed)
+	if err := l.wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if lost.Bytes == 0 || l.lost.String() == "" {
+		t.Errorf("lost %v, result %q", lost, &l.lost)
+	}
+}
+
+// A container that writes when its node is lost has written more than the node had
+// announced. One that the node has called idle perhaps has not.
+func TestALostNodeMayHaveAnnouncedEverything(t *testing.T) {
+	for _, idle := range []bool{false, true} {
+		frames := func(w io.Writer) error {
+			err := errors.Join(
+				containerlog.Frame{Kind: containerlog.KindStdout, Data: []byte("one\n")}.Write(w),
+				containerlog.WriteJSON(w, containerlog.KindPosition, containerlog.Progress{Position: containerlog.Position{Segment: "s", Offset: 4}}))
+			if idle {
+				err = errors.Join(err, containerlog.Frame{Kind: containerlog.KindAlive}.Write(w))
+			}
+			return err
+		}
+		var asked atomic.Int64
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if asked.Add(1) > 1 || frames(w) != nil {
+				panic(http.ErrAbortHandler)
+			}
+		}))
+		var noted, lost []string
+		l := newLogs(testClient(t, server.URL), Streams{
+			Out:  io.Discard,
+			Note: func(text string) { noted = append(noted, text) },
+			Lose: func(text string, _ containerlog.Loss) { lost = append(lost, text) },
+		}, true)
+		l.lostAfter = 0
+		l.follow(t.Context(), podOnNode(corev1.PodRunning))
+		for asked.Load() < 2 && t.Context().Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		l.abandon(podOnNode(corev1.PodRunning))
+		if err := l.wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		server.Close()
+		if idle != (len(noted) == 1) || idle != (len(lost) == 0) || idle != (l.lost.String() == "") {
+			t.Errorf("idle %v: noted %q, lost %q, result %q", idle, noted, lost, &l.lost)
+		}
 	}
 }
 
