@@ -11,10 +11,10 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"unsafe"
 
@@ -59,17 +59,12 @@ func (p *labPolicy) deny(target string) {
 
 // runSwitch is the process of a Switch.
 func runSwitch() error {
-	if err := dropCapabilities(); err != nil {
-		return err
-	}
 	var told switchConfig
 	if err := json.Unmarshal([]byte(os.Getenv("CONFIG")), &told); err != nil {
 		return err
 	}
-	if told.Old {
-		if err := refuseNewCalls(); err != nil {
-			return err
-		}
+	if os.Getenv("CONFINED") == "" {
+		return confineSwitch(told.Old)
 	}
 	c := Default()
 	c.Nodes, c.Self, c.Key = told.Nodes, told.Self, []byte("a key for tests that no job has.")
@@ -122,18 +117,39 @@ func runSwitch() error {
 	return errors.Join(s.Run(ctx), s.Close())
 }
 
-// dropCapabilities makes the process what a user's is: it owns the user
-// namespaces of nodes, and has no say in its own.
+// confineSwitch executes this program again without capabilities and, if old is set, with
+// the calls of an older kernel. All threads of a new program have what the thread had
+// that executed it; without that, cgo (and so the race detector) would not let
+// capabilities be dropped on all threads.
+func confineSwitch(old bool) error {
+	runtime.LockOSThread()
+	if err := dropCapabilities(); err != nil {
+		return err
+	}
+	if old {
+		if err := refuseNewCalls(); err != nil {
+			return err
+		}
+	}
+	return unix.Exec("/proc/self/exe", os.Args, append(os.Environ(), "CONFINED=1"))
+}
+
+// dropCapabilities makes the thread what a user's is: it owns the user namespaces of
+// nodes, and has no say in its own. Root would receive capabilities by execve again.
 func dropCapabilities() error {
+	const noRoot, noRootLocked = 1, 2 // SECBIT_NOROOT, SECBIT_NOROOT_LOCKED
+	if err := unix.Prctl(unix.PR_SET_SECUREBITS, noRoot|noRootLocked, 0, 0, 0); err != nil {
+		return fmt.Errorf("set securebits: %w", err)
+	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var none [2]unix.CapUserData
-	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&none[0])), 0); errno != 0 {
-		return fmt.Errorf("drop capabilities: %w", errno)
+	if err := unix.Capset(&header, &none[0]); err != nil {
+		return fmt.Errorf("drop capabilities: %w", err)
 	}
 	return nil
 }
 
-// refuseNewCalls has the kernel answer as Linux 5.14 does, on all threads.
+// refuseNewCalls has the kernel answer the thread as Linux 5.14 does.
 func refuseNewCalls() error {
 	var p filter.Program
 	p.Load(filter.OffsetCall)
@@ -148,11 +164,11 @@ func refuseNewCalls() error {
 		p.End(unix.SECCOMP_RET_ALLOW)
 	}
 	p.End(unix.SECCOMP_RET_ALLOW)
-	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); errno != 0 {
-		return fmt.Errorf("set no_new_privs: %w", errno)
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("set no_new_privs: %w", err)
 	}
 	own := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}
-	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&own))); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&own))); errno != 0 {
 		return fmt.Errorf("install a filter: %w", errno)
 	}
 	return nil
