@@ -105,7 +105,9 @@ void close_pod(struct pod *p)
 /* receive reads once, with the descriptors that the message carries. */
 static ssize_t receive(int c, char *to, size_t room, struct pod *pod)
 {
-	int sent[3] = { -1, -1, -1 };
+	enum { MOST = 3 };
+	int sent[MOST] = { -1, -1, -1 };
+	/* The alignment leaves room for one more descriptor, which the kernel uses. */
 	_Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof sent)];
 	struct iovec part = { .iov_base = to, .iov_len = room };
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control };
@@ -116,14 +118,22 @@ static ssize_t receive(int c, char *to, size_t room, struct pod *pod)
 	if (n <= 0)
 		return n;
 	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
-	    header->cmsg_len >= CMSG_LEN(2 * sizeof *sent) && header->cmsg_len <= CMSG_LEN(sizeof sent)) {
-		close_pod(pod);
-		memcpy(sent, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
-		pod->network = sent[0];
-		pod->processes = sent[1];
-		pod->session = sent[2];
+	if (!header || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+		return n;
+	int count = (header->cmsg_len - CMSG_LEN(0)) / sizeof *sent;
+	if (count < 2 || count > MOST) {
+		for (int i = 0; i < count; i++) {
+			int extra;
+			memcpy(&extra, CMSG_DATA(header) + i * sizeof extra, sizeof extra);
+			close(extra);
+		}
+		return n;
 	}
+	close_pod(pod);
+	memcpy(sent, CMSG_DATA(header), count * sizeof *sent);
+	pod->network = sent[0];
+	pod->processes = sent[1];
+	pod->session = sent[2];
 	return n;
 }
 
