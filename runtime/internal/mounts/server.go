@@ -69,6 +69,7 @@ func (s *Server) Resume() error {
 			return fmt.Errorf("take over mounts: %w", err)
 		}
 		if kept.Data == nil {
+			closeAll(files)
 			return nil
 		}
 		if kept.Data.Login {

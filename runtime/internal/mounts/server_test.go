@@ -106,7 +106,7 @@ func TestHostileImageHoldsUpNoOtherMount(t *testing.T) {
 }
 
 // layerOf returns the path of a layer with one entry.
-func layerOf(t *testing.T, header tar.Header) string {
+func layerOf(t testing.TB, header tar.Header) string {
 	t.Helper()
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
