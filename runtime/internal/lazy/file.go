@@ -109,6 +109,9 @@ func Open(path string, o Options) (f *File, err error) {
 	if err := json.Unmarshal(text, &known); err != nil {
 		return f, err
 	}
+	if err := known.validate(); err != nil {
+		return f, err
+	}
 	f.chunks, f.first = known.Chunks, known.First
 	f.remote = newRemote(known.Source, o.Refused, func() (Login, error) {
 		login, ok := o.Login(known.Source.Login)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"sort"
@@ -42,6 +43,23 @@ type index struct {
 	First int64 `json:"first,omitempty"`
 	// Chunks is sorted by the place in the file.
 	Chunks []Chunk `json:"chunks"`
+}
+
+// validate returns an error if a chunk is none that lay has placed: the file may be
+// damaged.
+func (x index) validate() error {
+	var covered int64
+	for _, c := range x.Chunks {
+		if c.Offset < 0 || c.End <= c.Offset || c.End-c.Offset > 2*maxChunk || c.Inner < 0 || c.Inner > maxChunk ||
+			c.Size <= 0 || c.Size > maxChunk || c.At < covered || c.At > math.MaxInt64-maxChunk {
+			return fmt.Errorf("chunk of %d bytes at %d of the index is impossible", c.Size, c.At)
+		}
+		covered = c.At + c.Size
+		if err := c.Digest.Validate(); err != nil {
+			return fmt.Errorf("chunk at %d of the index has no digest: %w", c.At, err)
+		}
+	}
+	return nil
 }
 
 const (
