@@ -1,0 +1,134 @@
+package fuse
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/fuzzbound"
+	"berth.dev/berth/runtime/internal/idmap"
+	"berth.dev/berth/runtime/internal/tree"
+)
+
+// FuzzRequest answers any request of a tree with each kind of file. Requests come
+// from the kernel, and their numbers and names from programs in pods.
+func FuzzRequest(f *testing.F) {
+	merged := smallTree(f)
+	for _, opcode := range []uint32{opLookup, opForget, opGetattr, opReadlink, opOpen, opRead, opStatfs, opGetxattr, opListxattr, opInit, opReaddir, opReaddirplus, 99} {
+		f.Add(opcode, uint64(tree.RootID), append([]byte("\xff\xff\xff\xff\xff\xff\xff\x7f\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff"), make([]byte, 20)...), true)
+		for node := range uint64(6) {
+			f.Add(opcode, node, append([]byte("file\x00\x00\x00\x00user.a\x00"), make([]byte, 24)...), false)
+		}
+	}
+	f.Add(uint32(opInit), uint64(0), []byte("\x07\x00\x00\x00\x1f\x00\x00\x00\x00\x00\x02\x00\xff\xff\xff\xff"), true)
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		f.Fatal(err)
+	}
+	kernel := os.NewFile(uintptr(ends[0]), "kernel")
+	defer kernel.Close()
+	defer unix.Close(ends[1])
+	const largest = outHeaderSize + maxRead
+	if err := unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_SNDBUF, 2*largest); err != nil {
+		f.Fatal(err)
+	}
+	answer := make([]byte, largest+1)
+	f.Fuzz(func(t *testing.T, opcode uint32, node uint64, body []byte, squash bool) {
+		fuzzbound.Watch(t)
+		var logged bytes.Buffer
+		ids := []idmap.Extent{{First: 0, Count: 1000}}
+		mount := Mount{Tree: merged, Squash: squash, IDs: idmap.Map{UIDs: ids, GIDs: ids}, Log: slog.New(slog.NewTextHandler(&logged, nil))}
+		w := worker{crew: &crew{Mount: mount}, fd: ends[1], slot: make([]byte, slotSize)}
+		size := inHeaderSize + copy(w.slot[inHeaderSize:], body)
+		order.PutUint32(w.slot[0:], uint32(size))
+		order.PutUint32(w.slot[4:], opcode)
+		order.PutUint64(w.slot[8:], 7)
+		order.PutUint64(w.slot[16:], node)
+		w.handle()
+		if bytes.Contains(logged.Bytes(), []byte("goroutine")) {
+			t.Fatalf("a panic: %s", &logged)
+		}
+		n, _, err := unix.Recvfrom(ends[0], answer, unix.MSG_DONTWAIT)
+		silent := opcode == opForget || opcode == opBatchForget || opcode == opInterrupt
+		switch {
+		case silent && err == nil:
+			t.Error("it is answered")
+		case silent:
+		case err != nil:
+			t.Errorf("no answer: %v", err)
+		case n < outHeaderSize || n > largest || int(order.Uint32(answer)) != n || order.Uint64(answer[8:]) != 7:
+			t.Errorf("an answer of %d bytes: %x", n, answer[:min(n, outHeaderSize)])
+		case order.Uint32(answer[4:]) != 0 && n != outHeaderSize:
+			t.Errorf("an error with %d bytes", n)
+		}
+	})
+}
+
+// FuzzSlot parses what is in the memory file, which a predecessor may have left.
+func FuzzSlot(f *testing.F) {
+	merged := smallTree(f)
+	f.Add(make([]byte, inHeaderSize))
+	f.Add([]byte("\x28\x00\x00\x00\x03\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00________________"))
+	f.Fuzz(func(t *testing.T, slot []byte) {
+		fuzzbound.Watch(t)
+		var logged bytes.Buffer
+		w := worker{crew: &crew{Mount: Mount{Tree: merged, Log: slog.New(slog.NewTextHandler(&logged, nil))}}, fd: -1, slot: slot}
+		w.handle()
+		if bytes.Contains(logged.Bytes(), []byte("goroutine")) {
+			t.Fatalf("a panic: %s", &logged)
+		}
+	})
+}
+
+// smallTree returns a tree with a directory, a file with an extended attribute,
+// and a link.
+func smallTree(f *testing.F) *tree.Tree {
+	f.Helper()
+	file, err := os.Create(filepath.Join(f.TempDir(), "layer"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { file.Close() })
+	w := erofs.NewWriter(file)
+	dir, err := w.Dir(erofs.Meta{Mode: erofs.TypeDir | 0o755})
+	if err != nil {
+		f.Fatal(err)
+	}
+	for name, mode := range map[string]uint16{"file": erofs.TypeRegular, "link": erofs.TypeSymlink} {
+		content := bytes.Repeat([]byte("berth"), 2000)
+		if mode == erofs.TypeSymlink {
+			content = content[:10]
+		}
+		n, err := w.File(erofs.Meta{Mode: mode | 0o644, UID: 5000, Xattrs: []erofs.Xattr{{Name: "user.a", Value: []byte("b")}}}, bytes.NewReader(content), int64(len(content)))
+		if err == nil {
+			err = w.Link(dir, name, n)
+		}
+		if err != nil {
+			f.Fatal(err)
+		}
+	}
+	if err := w.Link(w.Root(), "dir", dir); err != nil {
+		f.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		f.Fatal(err)
+	}
+	info, err := file.Stat()
+	if err != nil {
+		f.Fatal(err)
+	}
+	image, err := erofs.Open(file, info.Size())
+	if err != nil {
+		f.Fatal(err)
+	}
+	merged, err := tree.New([]*erofs.Image{image})
+	if err != nil {
+		f.Fatal(err)
+	}
+	return merged
+}
