@@ -2,6 +2,9 @@ package rendezvous
 
 import (
 	"bytes"
+	"context"
+	"crypto/ed25519"
+	"errors"
 	"slices"
 	"testing"
 
@@ -90,6 +93,38 @@ func FuzzClaim(f *testing.F) {
 		}
 		if other, err := decodeClaim(again); err != nil || other.check(claim) != nil && len(claim.Binding) > 0 {
 			t.Errorf("%q becomes %q (%v)", input, again, err)
+		}
+	})
+}
+
+// FuzzCredential verifies credentials of nodes that have passed on their keys. Where
+// signed is true, the node of the key has signed the text.
+func FuzzCredential(f *testing.F) {
+	public, private, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	text, err := encodeClaim(Claim{Protocol: protocol, Role: RoleWorker, Node: "n1", Step: Step{Job: "1"}, Binding: []byte("x")})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(text, true)
+	f.Add(text, false)
+	f.Add([]byte(`{"node":"n2"}`), true)
+	f.Fuzz(func(t *testing.T, credential []byte, signed bool) {
+		fuzzbound.Watch(t)
+		prover := NewSigned(private, func(_ context.Context, node string) (ed25519.PublicKey, error) {
+			if node != "n1" {
+				return nil, errors.New("no such node")
+			}
+			return public, nil
+		})
+		if signed {
+			credential = append(ed25519.Sign(private, signedText(credential)), credential...)
+		}
+		claim, err := prover.Verify(t.Context(), credential)
+		if err == nil && (!signed || claim.Node != "n1") {
+			t.Errorf("%q is valid, signed %t: %+v", credential, signed, claim)
 		}
 	})
 }
