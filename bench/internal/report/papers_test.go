@@ -171,7 +171,7 @@ func TestUnder(t *testing.T) {
 	said := rows(slices.Concat(under("a", "a profile of ours; profile default; mtu 1500", "berth", "1472"), under("b", "profile default", "berth", "64"),
 		under("1g", "profiles", "flannel-vxlan", "64")))
 	for what, want := range map[string]string{
-		"TCP bandwidth, profile default": "berth alone: with iperf3: the paper does not name its program; on berth under a; length=1472 (in the paper: 64, 512, 1472, 9000, 15000); " +
+		"TCP bandwidth, profile default": "only berth: with iperf3: the paper does not name its program; on berth under a; length=1472 (in the paper: 64, 512, 1472, 9000, 15000); " +
 			"on berth under b; length=64 (in the paper: 64, 512, 1472, 9000, 15000); 1 run (in the paper: 5 with TCP, 2 with UDP); without Antrea, Calico, Cilium, flannel",
 		"TCP bandwidth, profile network-latency": "not: the plan cni has it, and cni-bed not",
 		"TCP latency, profile default":           "not: the plan cni has it, and cni-bed not",

@@ -45,7 +45,8 @@ func Recorded(runs []Run) ([]byte, error) {
 	var page bytes.Buffer
 	fmt.Fprintf(&page, `# The papers' figures and tables in the recorded runs
 
-Of %d rows %d are measured as in the paper, %d measured otherwise, %d measured in part, %d of berth alone, %d of a profile that was not applied, %d not measured, and %d are no measurements.
+Of %d rows %d are measured as in the paper, %d measured otherwise, %d measured in part,
+%d of only berth, %d of a profile that was not applied, %d not measured, and %d are no measurements.
 'test/bench/publish' writes this page from the records.
 
 | word | what it means |
@@ -53,11 +54,13 @@ Of %d rows %d are measured as in the paper, %d measured otherwise, %d measured i
 | measured | all systems that the paper compares, with its programs and amounts |
 | measured otherwise | the same systems, but other programs stand for them or for the paper's, or the amounts differ: both are named in the row |
 | measured in part | at least one system of the paper's, and not all of them |
-| berth alone | berth, and bare metal, but no other system of the paper's |
+| only berth | berth, and bare metal, but no other system of the paper's |
 | not applied | nothing that can change the figure was in effect of the profile |
 
-Amounts are from the records, with the paper's in brackets where they differ. Systems and links with the same amounts are named together.
-Settings of a profile with * can change the figure. "So before": the hosts had that value anyway. "Absent": the machine has no such file or ring, as it is virtual.
+Amounts are from the records, with the paper's in brackets where they differ. Systems and links with
+the same amounts are named together. Settings of a profile with * can change the figure. "So
+before": the hosts had that value anyway. "Absent": the machine has no such file or ring, as it is
+virtual.
 "Not visible": the hosts of the bed are network namespaces, which do not show it, or it can only be set.
 Bridge Operator, HPK, Antrea and Cilium do not come along: they need root on the nodes, or a cluster beside Slurm.
 

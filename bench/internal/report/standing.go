@@ -22,7 +22,7 @@ const (
 
 func (v standing) String() string {
 	return map[standing]string{
-		asInPaper: "measured", otherwise: "measured otherwise", inPart: "measured in part", berthAlone: "berth alone", notApplied: "not applied",
+		asInPaper: "measured", otherwise: "measured otherwise", inPart: "measured in part", berthAlone: "only berth", notApplied: "not applied",
 	}[v]
 }
 

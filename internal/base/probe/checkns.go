@@ -112,7 +112,7 @@ func (h *Host) whyNoUserNamespace(o outcome) (Remedy, string) {
 		return fmt.Sprintf("sysctl -w %s   # and keep it in /etc/sysctl.d/90-berth.conf", setting)
 	}
 	if h.appArmorRestricts() {
-		return Remedy{Admin: persist("kernel.apparmor_restrict_unprivileged_userns=0") + "; or a profile for berth alone: docs/admin.md, AppArmor"},
+		return Remedy{Admin: persist("kernel.apparmor_restrict_unprivileged_userns=0") + "; or a profile only for berth: docs/admin.md, AppArmor"},
 			": kernel.apparmor_restrict_unprivileged_userns is 1 (Ubuntu)"
 	}
 	if value, ok := h.sysctl("kernel.unprivileged_userns_clone"); ok && value == "0" {
@@ -197,7 +197,7 @@ func (h *Host) checkMounts(tried outcomes) []Result {
 	remedy := Remedy{Admin: "look into the log of the security module: journalctl -k | grep -iE 'apparmor|avc'"}
 	if h.appArmorRestricts() {
 		blocked = "kernel.apparmor_restrict_unprivileged_userns takes the rights away from user namespaces"
-		remedy.Admin = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   # or a profile for berth alone: docs/admin.md, AppArmor"
+		remedy.Admin = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   # or a profile only for berth: docs/admin.md, AppArmor"
 	}
 	tmpfs := tried.answer(Result{Name: "own-tmpfs", Title: "own tmpfs", Level: Required, Cost: blocked + ": there is no place for keys and sockets", Remedy: remedy},
 		trialTmpfs, "mounted", trialMountNS)
