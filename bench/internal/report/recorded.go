@@ -61,8 +61,10 @@ Amounts are from the records, with the paper's in brackets where they differ. Sy
 the same amounts are named together. Settings of a profile with * can change the figure. "So
 before": the hosts had that value anyway. "Absent": the machine has no such file or ring, as it is
 virtual.
-"Not visible": the hosts of the bed are network namespaces, which do not show it, or it can only be set.
-Bridge Operator, HPK, Antrea and Cilium do not come along: they need root on the nodes, or a cluster beside Slurm.
+"Not visible": the hosts of the bed are network namespaces, which do not show it, or it can only be
+set.
+Bridge Operator, HPK, Antrea and Cilium do not come along: they need root on the nodes, or a cluster
+beside Slurm.
 
 | paper | item | what | here |
 | --- | --- | --- | --- |

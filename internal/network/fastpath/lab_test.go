@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	// Keepers become ours when a Switch dies, as they do the supervisor's.
+	// Descriptor holders become children of this process when a Switch dies.
 	testutil.MainInNamespaces(m, linux.BecomeSubreaper)
 }
 
