@@ -9,7 +9,7 @@ import "net/netip"
 // Table holds all pods that a node knows, with their DNS labels. A name server of an
 // earlier version reads the file too, so the meaning of a field never changes.
 type Table struct {
-	// Cluster is the domain of all names, without a final dot.
+	// Cluster is the domain of all names, without a final dot. It is never empty.
 	Cluster string `json:"cluster"`
 	// Range contains the IPv4 addresses of all pods.
 	Range netip.Prefix `json:"range"`

@@ -134,7 +134,8 @@ func (n *names) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 			}
 		}
 	case dns.TypePTR:
-		if found.name != "" {
+		// A name that is too long cannot be sent.
+		if _, ok := dns.IsDomainName(found.name); ok && found.name != "" {
 			answer.Answer = []dns.RR{&dns.PTR{Hdr: header, Ptr: found.name}}
 		}
 	}
@@ -153,6 +154,9 @@ func (n *names) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 func soa(zone string) dns.RR {
 	return &dns.SOA{
 		Hdr: dns.RR_Header{Name: zone, Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: 1},
-		Ns:  "ns." + zone, Mbox: "hostmaster." + zone, Serial: 1, Refresh: 60, Retry: 60, Expire: 60, Minttl: 1,
+		Ns:  "ns." + zone, Mbox: authority(zone), Serial: 1, Refresh: 60, Retry: 60, Expire: 60, Minttl: 1,
 	}
 }
+
+// authority returns the mailbox in the SOA record of a zone, its longest name.
+func authority(zone string) string { return "hostmaster." + zone }

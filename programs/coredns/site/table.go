@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/coredns/coredns/plugin/pkg/dnsutil"
+	"github.com/miekg/dns"
 
 	"berth.dev/berth/programs/coredns/nametable"
 )
@@ -19,8 +20,12 @@ import (
 // table answers questions from the table that berthd has written.
 type table struct{ nametable.Table }
 
-// validate returns an error if an address is of another family than answers need.
+// validate returns an error if an address is of another family than answers need, or
+// the domain cannot be in an answer.
 func (t *table) validate() error {
+	if _, ok := dns.IsDomainName(authority(t.Cluster + ".")); !ok {
+		return fmt.Errorf("%q is no domain", t.Cluster)
+	}
 	if t.IPv6.IsValid() && !t.IPv6.Addr().Is6() {
 		return fmt.Errorf("%s is no IPv6 range", t.IPv6)
 	}
