@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
 // ownersOf returns the list in the file of a layer, which has to be a good one.
@@ -80,6 +81,7 @@ func TestManyOwnersAreBounded(t *testing.T) {
 func FuzzOwners(f *testing.F) {
 	f.Add([]byte("1000 1000 1 \"a\"\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
+		fuzzbound.Watch(t)
 		if len(text) > maxList {
 			return
 		}
