@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os/exec"
 	"slices"
@@ -26,44 +27,22 @@ const (
 	squeueLimit  = 20 * time.Second
 )
 
-// register writes the address of this node's tunnels to etcd as soon as it answers, and again
-// if etcd has lost it.
-func (d *Daemon) register(ctx context.Context) error {
-	ticker := time.NewTicker(d.config.Collect)
-	defer ticker.Stop()
-	last := int64(0)
-	for {
-		err := d.store.persist(ctx, d.log, "register this node", func(ctx context.Context) error {
-			limited, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
-			defer cancel()
-			revision, err := d.store.Register(limited, d.node, d.host)
-			d.metrics.etcdUp.Store(err == nil)
-			if err == nil && revision < last {
-				// A watch would stay silent until the new etcd has reached its revision.
-				d.log.Warn("etcd has gone back: it was lost, or restored", "from", last, "to", revision)
-				d.relist()
-			}
-			if err == nil {
-				last = revision
-			}
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
-	}
+// collector frees the addresses of jobs that are over.
+type collector struct {
+	// node is Slurm's name of this node.
+	node string
+	// squeue is the program that lists jobs, and period the time between two lists.
+	squeue string
+	period time.Duration
+	store  *Store
+	log    *slog.Logger
 }
 
-// collect frees the addresses of finished jobs that their nodes did not release, because an
+// run frees the addresses of finished jobs that their nodes did not release, because an
 // epilog or a node was lost. Only one node at a time, the elected one, does so.
-func (d *Daemon) collect(ctx context.Context) error {
-	return d.store.persist(ctx, d.log, "collect addresses", func(ctx context.Context) error {
-		session, err := concurrency.NewSession(d.store.client, concurrency.WithTTL(leaderLease), concurrency.WithContext(ctx))
+func (c *collector) run(ctx context.Context) error {
+	return c.store.persist(ctx, c.log, "collect addresses", func(ctx context.Context) error {
+		session, err := concurrency.NewSession(c.store.client, concurrency.WithTTL(leaderLease), concurrency.WithContext(ctx))
 		if err != nil {
 			return fmt.Errorf("get a lease: %w", err)
 		}
@@ -78,14 +57,14 @@ func (d *Daemon) collect(ctx context.Context) error {
 			case <-ctx.Done():
 			}
 		}()
-		if err := concurrency.NewElection(session, collectorKey).Campaign(ctx, d.node); err != nil {
+		if err := concurrency.NewElection(session, collectorKey).Campaign(ctx, c.node); err != nil {
 			return fmt.Errorf("stand for election: %w", err)
 		}
 		missed := map[string]int{}
-		ticker := time.NewTicker(d.config.Collect)
+		ticker := time.NewTicker(c.period)
 		defer ticker.Stop()
 		for {
-			if err := d.collectOnce(ctx, missed); err != nil {
+			if err := c.collectOnce(ctx, missed); err != nil {
 				return err
 			}
 			select {
@@ -97,16 +76,16 @@ func (d *Daemon) collect(ctx context.Context) error {
 	})
 }
 
-func (d *Daemon) collectOnce(ctx context.Context, missed map[string]int) error {
+func (c *collector) collectOnce(ctx context.Context, missed map[string]int) error {
 	// List addresses before jobs, so that addresses allocated in between are not considered.
-	known, _, err := d.store.Networks(ctx, networksKey)
+	known, _, err := c.store.Networks(ctx, networksKey)
 	if err != nil {
 		return err
 	}
 	var active map[uint32]bool
 	if slices.ContainsFunc(slices.Collect(maps.Values(known)), func(a siteconf.Allocation) bool { return a.Login == "" }) {
 		// Ask the controller only if there are jobs.
-		if active, err = d.activeJobs(ctx); err != nil {
+		if active, err = c.activeJobs(ctx); err != nil {
 			return err
 		}
 	}
@@ -123,19 +102,19 @@ func (d *Daemon) collectOnce(ctx context.Context, missed map[string]int) error {
 		if missed[id]++; missed[id] < 2 {
 			continue
 		}
-		if err := d.store.Free(ctx, a); err != nil {
+		if err := c.store.Free(ctx, a); err != nil {
 			return err
 		}
-		d.log.Warn("freed the addresses of a job that is over, without its nodes having said so", "job", id, "uid", a.UID)
+		c.log.Warn("freed the addresses of a job that is over, without its nodes having said so", "job", id, "uid", a.UID)
 	}
 	return nil
 }
 
 // activeJobs returns the jobs that have nodes. A pending job, also a requeued one, has none.
-func (d *Daemon) activeJobs(ctx context.Context) (map[uint32]bool, error) {
+func (c *collector) activeJobs(ctx context.Context) (map[uint32]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, squeueLimit)
 	defer cancel()
-	command := exec.CommandContext(ctx, d.config.Squeue, "--noheader", "--all", "--format=%A %t")
+	command := exec.CommandContext(ctx, c.squeue, "--noheader", "--all", "--format=%A %t")
 	var errs bytes.Buffer
 	command.Stderr = &errs
 	out, err := command.Output()

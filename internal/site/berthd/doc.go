@@ -3,19 +3,33 @@
 // internal/site/vxlan, or CNI plugins through internal/site/podcni. Links, routes and rules
 // do not belong here, nor does the wire format, which is in internal/site/siteconf.
 //
-// Read run.go first: it lists everything the daemon runs. Then, by subject:
+// Read daemon.go and run.go first: a Daemon only connects its parts, and run.go lists
+// everything that runs. attach.go, login.go and naming.go are what a request goes through,
+// questions.go dispatches requests, and agree.go reacts to changes in etcd. Each part is one
+// type with its own state. From the top, a part uses only parts below it:
 //
-//   - server: server.go answers clients, within limits for each user; audit.go and
-//     metrics.go record what happened.
-//   - pods: daemon.go attaches and releases pods and applies their state to the kernel;
-//     processes.go keeps their PID namespaces; decline.go remembers jobs without a network.
-//   - addresses: store.go allocates in etcd, queue.go orders writers that compete,
-//     routed.go and plugins.go cover the other ways to get an address, and collect.go
-//     frees addresses of jobs that have ended.
-//   - watch: follower.go follows the pods of one network, or of all, in etcd.
-//   - names: named.go and served.go keep the names users give; names.go runs CoreDNS with
-//     the table that resolver.go makes.
-//   - sessions: sessions.go counts the sessions of a user; lease.go keeps their addresses.
-//   - gateways: gateways.go chooses a gateway for each pod; reach.go pings gateways.
-//   - check: doctor.go and plugstack.go find what is wrong on a node.
+//   - server: server.go answers clients, within the limits for each user in limits.go;
+//     subordinate.go finds the user of a subordinate number.
+//   - network: network.go brings the kernel into the state that the pods here need;
+//     plugins.go has CNI plugins connect pods.
+//   - pods: pods.go keeps the pods of this node, processes.go their PID namespaces,
+//     resolvers.go their resolv.conf, and table.go lists their names for CoreDNS.
+//   - watch: watch.go follows the networks that have a pod here, and all networks on some
+//     hosts; follower.go mirrors one of them.
+//   - sessions: sessions.go keeps which users have sessions on a login host.
+//   - opt-outs: optouts.go keeps which jobs want no network.
+//   - names: runs.go keeps the names of runs, jobnames.go all names given to jobs here, and
+//     nameserver.go runs CoreDNS.
+//   - gateways: gateways.go chooses a gateway for each pod, reach.go pings gateways, and
+//     announce.go makes this host one.
+//   - collector: collect.go frees addresses of jobs that have ended; register.go registers
+//     this node.
+//   - records: audit.go and metrics.go record what happened.
+//   - store: allocate.go allocates addresses in etcd (routed.go where each node has its own
+//     subnet), queue.go orders writers that compete, publish.go and names.go write addresses
+//     from plugins and names, lease.go keeps what lives with this host, listing.go reads and
+//     watches, keys.go has the keys, and refusal.go explains a refused connection.
+//
+// The commands are in command.go. doctor.go and plugstack.go find what is wrong on a node, and
+// etcd.go runs a member of etcd.
 package berthd

@@ -11,9 +11,9 @@ func TestALaterAllocationStaysWhenTheFormerOneIsFreed(t *testing.T) {
 	w.await("the job is seen", func() bool { return f.all()["1"].Job == 1 })
 	later := former
 	later.After++
-	w.mu.Lock()
-	w.local["1"] = &localPod{Allocation: later}
-	w.mu.Unlock()
+	w.pods.mu.Lock()
+	w.pods.put(&localPod{Allocation: later})
+	w.pods.mu.Unlock()
 	f.put(later)
 	if err := w.store.Free(t.Context(), former); err != nil {
 		t.Fatal(err)
@@ -23,9 +23,9 @@ func TestALaterAllocationStaysWhenTheFormerOneIsFreed(t *testing.T) {
 	if got := f.all()["1"].After; got != later.After {
 		t.Errorf("the follower has the allocation after %d, want %d", got, later.After)
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.local["1"] == nil {
+	w.pods.mu.Lock()
+	defer w.pods.mu.Unlock()
+	if w.pods.local["1"] == nil {
 		t.Error("its pod is dropped")
 	}
 }

@@ -181,25 +181,25 @@ func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
 // which may be unavailable, has answered.
 func TestWaysStayUntilEtcdAnswers(t *testing.T) {
 	w := newWired(t)
-	w.cni = nil
-	w.led = []vxlan.Peer{{Address: netip.MustParseAddr("10.128.0.9"), Via: netip.MustParseAddr("192.168.0.9")}}
+	w.network.plugins.cni = nil
+	w.network.led = []vxlan.Peer{{Address: netip.MustParseAddr("10.128.0.9"), Via: netip.MustParseAddr("192.168.0.9")}}
 	outside := func() []vxlan.Peer {
-		s, _ := w.state()
+		s, _ := w.network.state()
 		return s.Outside
 	}
-	if got := outside(); !slices.Equal(got, w.led) {
-		t.Errorf("before etcd is asked: %v, want %v", got, w.led)
+	if got := outside(); !slices.Equal(got, w.network.led) {
+		t.Errorf("before etcd is asked: %v, want %v", got, w.network.led)
 	}
-	w.everybody = newFollower(networksKey, func() {})
-	w.everybody.fail(errNoEtcd)
-	if got := outside(); !slices.Equal(got, w.led) {
-		t.Errorf("without etcd: %v, want %v", got, w.led)
+	w.watch.everybody = newFollower("", func() {})
+	w.watch.everybody.fail(errNoEtcd)
+	if got := outside(); !slices.Equal(got, w.network.led) {
+		t.Errorf("without etcd: %v, want %v", got, w.network.led)
 	}
-	w.everybody.set(listing{})
+	w.watch.everybody.set(listing{})
 	if got := outside(); len(got) > 0 {
 		t.Errorf("etcd knows of none: %v", got)
 	}
-	w.everybody.fail(errNoEtcd)
+	w.watch.everybody.fail(errNoEtcd)
 	if got := outside(); len(got) > 0 {
 		t.Errorf("etcd is away later: %v", got)
 	}

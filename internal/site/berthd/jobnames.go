@@ -9,8 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"berth.dev/berth/internal/site/siteconf"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"berth.dev/berth/internal/site/siteconf"
 )
 
 const (

@@ -34,11 +34,11 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, pid int32, 
 		case declined:
 			return nil, fmt.Errorf("job %d, which this session belongs to, has no network (--network-pod=no), and sessions use the network of a job: enter it by srun --overlap --jobid=%[1]d --pty bash", adopter)
 		}
-		id, err := d.chooseJob(uid, adopter)
+		id, err := d.pods.choose(uid, adopter)
 		if err != nil {
 			return nil, err
 		}
-		return d.enter(id, answer)
+		return d.pods.enter(id, answer)
 	}
 	request := Request{UID: uid, User: user, Login: d.node, Nodes: []string{d.node}}
 	session, err := d.sessions.begin(fmt.Sprint(uid), d.config.GroupOf(user))
@@ -48,34 +48,11 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, pid int32, 
 	if _, err := d.Attach(ctx, request); err != nil {
 		return nil, errors.Join(err, session.Close())
 	}
-	files, err := d.enter(request.empty(0).ID(), answer)
+	files, err := d.pods.enter(request.empty(0).ID(), answer)
 	if err != nil {
 		return nil, errors.Join(err, session.Close())
 	}
 	return append(files, session), nil
-}
-
-// chooseJob selects a job of a user on this node: the job that adopted the session, since the
-// session ends with it, or the newest job if none did.
-func (d *Daemon) chooseJob(uid, adopter uint32) (string, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var chosen *localPod
-	for _, local := range d.local {
-		if local.UID != uid || !local.ready || local.Login != "" || adopter != 0 && local.Job != adopter {
-			continue
-		}
-		if chosen == nil || local.After > chosen.After {
-			chosen = local
-		}
-	}
-	switch {
-	case chosen != nil:
-		return chosen.ID(), nil
-	case adopter != 0:
-		return "", fmt.Errorf("job %d, which this session belongs to, has no network yet, or not any more: try again, or enter it by srun --overlap --jobid=%[1]d --pty bash", adopter)
-	}
-	return "", fmt.Errorf("you have no job on %s", d.node)
 }
 
 // removeSessions removes the pod of a user's sessions from this host and from etcd.

@@ -16,8 +16,8 @@ import (
 func TestUsersNameTheirJobs(t *testing.T) {
 	w := newWired(t)
 	a, other := w.allocate(1, 1000), w.allocate(2, 1001)
-	w.put(&localPod{Allocation: a, ready: true})
-	w.put(&localPod{Allocation: other, ready: true})
+	w.pods.put(&localPod{Allocation: a, ready: true})
+	w.pods.put(&localPod{Allocation: other, ready: true})
 	f := w.following("1000")
 	has := func(names ...string) func() bool {
 		return func() bool { return slices.Equal(namesOf(f, a), names) }
@@ -85,9 +85,7 @@ func TestUsersNameTheirJobs(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.await("they know of the last one", has("db"))
-	w.mu.Lock()
-	w.Daemon.remove("1")
-	w.mu.Unlock()
+	w.pods.take("1")
 	if err := w.store.Free(t.Context(), a); err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +173,7 @@ func TestABerthdOfBeforeLeavesNamesAlone(t *testing.T) {
 func TestKeysOfALaterBerthdAreLeftAlone(t *testing.T) {
 	w := newWired(t)
 	a := w.allocate(1, 1000)
-	w.put(&localPod{Allocation: a, ready: true})
+	w.pods.put(&localPod{Allocation: a, ready: true})
 	f := w.following("1000")
 	w.await("the job is known", func() bool { return f.all()["1"].Job == 1 })
 	var seen []string
@@ -209,9 +207,9 @@ func TestKeysOfALaterBerthdAreLeftAlone(t *testing.T) {
 		t.Errorf("%+v, %v", known, err)
 	}
 	w.await("the next job is seen", func() bool { return f.all()["2"].After == b.After })
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.local["1"] == nil {
+	w.pods.mu.Lock()
+	defer w.pods.mu.Unlock()
+	if w.pods.local["1"] == nil {
 		t.Error("a job is over for what somebody else has removed")
 	}
 }
@@ -229,7 +227,7 @@ func TestKeysOfNames(t *testing.T) {
 		}
 	}
 	for _, key := range []string{
-		podsKey(a), atKey(a, "n0"), podsKey(siteconf.Allocation{Job: 7, Group: at}),
+		podsKey(a), atKey(a, "n0"), podsKey(siteconf.Allocation{Job: 7, Group: atPart}),
 		namesPrefix(a) + "9/n0", namesPrefix(a) + "9//" + namesEnd, namesPrefix(a) + "9/n0/later/" + namesEnd, namesPrefix(a) + "9/n0/later",
 	} {
 		if _, found := parseNamesKey(key); found {

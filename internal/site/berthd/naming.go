@@ -16,7 +16,7 @@ func (d *Daemon) Name(ctx context.Context, uid, job uint32, text string) error {
 	if err != nil {
 		return fmt.Errorf("name job %d: %w", job, err)
 	}
-	a, err := d.ownJob(uid, job)
+	a, err := d.pods.owned(uid, job)
 	if err != nil {
 		return err
 	}
@@ -30,7 +30,7 @@ func (d *Daemon) NameRun(ctx context.Context, uid, job uint32, text string, answ
 	if d.config.DNS.Program == "" {
 		return nil, fmt.Errorf("name job %d: this site's network has no names ('dns' in its configuration)", job)
 	}
-	a, err := d.ownJob(uid, job)
+	a, err := d.pods.owned(uid, job)
 	if err != nil {
 		return nil, err
 	}
@@ -43,15 +43,4 @@ func (d *Daemon) NameRun(ctx context.Context, uid, job uint32, text string, answ
 		answer["wait"] = strconv.Itoa(int(wait/time.Second) + 1)
 	}
 	return []*os.File{run}, nil
-}
-
-// ownJob returns a job with a pod here that the user may name.
-func (d *Daemon) ownJob(uid, job uint32) (siteconf.Allocation, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	local := d.local[siteconf.Allocation{Job: job}.ID()]
-	if local == nil || !local.ready || uid != 0 && local.UID != uid {
-		return siteconf.Allocation{}, fmt.Errorf("name job %d: you have no such job on %s", job, d.node)
-	}
-	return local.Allocation, nil
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -15,15 +16,29 @@ import (
 	"berth.dev/berth/internal/site/vxlan"
 )
 
-// startProcesses makes the PID namespace of a job's pod: a process 1 that lives until the job
+// processes keeps the PID namespaces of pods.
+type processes struct {
+	// dir has a file for each namespace, by ID.
+	dir string
+	// program is process 1 of each namespace.
+	program string
+
+	mu sync.Mutex
+	// firsts holds process 1 of each pod that this daemon has started, by ID.
+	firsts map[string]*os.Process
+}
+
+func (p *processes) file(id string) string { return filepath.Join(p.dir, id) }
+
+// start makes the PID namespace of a job's pod: a process 1 that lives until the job
 // ends, independent of the daemon, and a file through which others enter.
-func (d *Daemon) startProcesses(id string) error {
-	path := d.processes(id)
+func (p *processes) start(id string) error {
+	path := p.file(id)
 	if vxlan.IsNamespace(path) {
 		return nil
 	}
 	fail := func(err error) error { return fmt.Errorf("make PID namespace of %s: %w", id, err) }
-	command := exec.Command(d.config.Pod, "wait")
+	command := exec.Command(p.program, "wait")
 	begin, err := command.StdinPipe()
 	if err != nil {
 		return fail(err)
@@ -45,26 +60,26 @@ func (d *Daemon) startProcesses(id string) error {
 	// Ignore an error: the process has ended, which whoever enters the pod notices, or its
 	// version does not wait.
 	_, _ = begin.Write([]byte{0})
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.firsts[id] = command.Process
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.firsts[id] = command.Process
 	return nil
 }
 
-// endPod kills all processes of a job's pod. If this daemon started process 1, it need not
+// end kills all processes of a job's pod. If this daemon started process 1, it need not
 // search for it among all processes of the node.
-func (d *Daemon) endPod(id string) error {
-	d.mu.Lock()
-	first := d.firsts[id]
-	delete(d.firsts, id)
-	d.mu.Unlock()
+func (p *processes) end(id string) error {
+	p.mu.Lock()
+	first := p.firsts[id]
+	delete(p.firsts, id)
+	p.mu.Unlock()
 	if first == nil {
-		return endProcesses(d.processes(id))
+		return endProcesses(p.file(id))
 	}
 	if err := first.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill the processes of a pod (process 1 is %d): %w", first.Pid, err)
 	}
-	return vxlan.RemoveNamespace(d.processes(id))
+	return vxlan.RemoveNamespace(p.file(id))
 }
 
 // endProcesses kills all processes in a PID namespace, by its process 1, and

@@ -30,20 +30,20 @@ func TestProcessesOfAPodEnd(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "pid"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	newDaemon := func() *Daemon {
-		return &Daemon{config: siteconf.Config{Run: dir, Pod: program}, firsts: map[string]*os.Process{}}
+	newProcesses := func() *processes {
+		return &processes{dir: filepath.Join(dir, "pid"), program: program, firsts: map[string]*os.Process{}}
 	}
 	for name, test := range map[string]struct{ another, ended bool }{"the same": {}, "another": {another: true}, "ended": {ended: true}} {
 		t.Run(name, func(t *testing.T) {
-			d := newDaemon()
+			p := newProcesses()
 			// Do it twice, as for two steps of a job.
 			for range 2 {
-				if err := d.startProcesses("1"); err != nil {
+				if err := p.start("1"); err != nil {
 					t.Fatal(err)
 				}
 			}
-			first := d.firsts["1"]
-			if !vxlan.IsNamespace(d.processes("1")) {
+			first := p.firsts["1"]
+			if !vxlan.IsNamespace(p.file("1")) {
 				t.Fatal("there is no namespace")
 			}
 			alive := func() bool {
@@ -57,15 +57,15 @@ func TestProcessesOfAPodEnd(t *testing.T) {
 				testutil.Eventually(t, "the end of process 1", func() bool { return !alive() })
 			}
 			if test.another {
-				d = newDaemon()
+				p = newProcesses()
 			}
 			for range 2 {
-				if err := d.endPod("1"); err != nil {
+				if err := p.end("1"); err != nil {
 					t.Fatal(err)
 				}
 			}
 			testutil.Eventually(t, "the end of process 1", func() bool { return !alive() })
-			if _, err := os.Stat(d.processes("1")); !os.IsNotExist(err) {
+			if _, err := os.Stat(p.file("1")); !os.IsNotExist(err) {
 				t.Errorf("the file is left: %v", err)
 			}
 		})
@@ -89,7 +89,7 @@ func TestAPodIsNotAnotherUsers(t *testing.T) {
 	config := siteconf.Config{Run: dir, Pod: program}
 	d := newDaemon(config, "n0", netip.Addr{}, newStore(t, "10.128.0.0/24"), nil, slog.New(slog.DiscardHandler))
 	defer func() {
-		if err := d.unmake("7"); err != nil {
+		if err := d.pods.unmake("7"); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -109,11 +109,11 @@ func TestAPodIsNotAnotherUsers(t *testing.T) {
 		if err != nil || made != step.made {
 			t.Fatalf("user %d: made %t, %v", step.uid, made, err)
 		}
-		if got := d.local["7"].UID; got != step.uid {
+		if got := d.pods.local["7"].UID; got != step.uid {
 			t.Errorf("the pod is user %d's, want %d's", got, step.uid)
 		}
 		var now [2]uint64
-		for i, path := range []string{d.network("7"), d.processes("7")} {
+		for i, path := range []string{d.pods.namespace("7"), d.pods.processes.file("7")} {
 			// Keep it open, or the next one may get its inode number.
 			file, err := os.Open(path)
 			if err != nil {

@@ -7,9 +7,10 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/site/siteconf"
-	"golang.org/x/sys/unix"
 )
 
 // do executes a question, fills in the answer, and returns the files to send with it.
@@ -56,7 +57,7 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 			return nil, err
 		}
 		answer["address"] = pod.Address.String()
-		return d.enter(request.empty(0).ID(), answer)
+		return d.pods.enter(request.empty(0).ID(), answer)
 	case siteconf.VerbLogin:
 		uid, err := number(question, "uid")
 		if err != nil {
@@ -90,24 +91,6 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 	return nil, fmt.Errorf("unknown question %s: install the same version of berthd and of the plugin", question.Verb)
 }
 
-// enter opens the network namespace and the PID namespace of a pod, in this order, and adds
-// the path of the pod's resolv.conf to the answer.
-func (d *Daemon) enter(id string, answer map[string]string) ([]*os.File, error) {
-	if d.config.DNS.Program != "" {
-		answer["resolver"] = d.resolver(id)
-	}
-	var files []*os.File
-	for _, path := range []string{d.network(id), d.processes(id)} {
-		file, err := os.Open(path)
-		if err != nil {
-			siteconf.CloseAll(files)
-			return nil, fmt.Errorf("open namespace of %s: %w", id, err)
-		}
-		files = append(files, file)
-	}
-	return files, nil
-}
-
 func requestOf(question siteconf.Message) (Request, error) {
 	job, err := number(question, "job")
 	if err != nil {
@@ -136,10 +119,10 @@ func number(question siteconf.Message, field string) (uint32, error) {
 
 // Status describes the pods of this node in one line for a person.
 func (d *Daemon) Status() string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	d.pods.mu.Lock()
+	defer d.pods.mu.Unlock()
 	var lines []string
-	for id, local := range d.local {
+	for id, local := range d.pods.local {
 		pod, _ := local.here(d.node).On(d.node)
 		line := fmt.Sprintf("%s uid %d %s", id, local.UID, pod.Address)
 		if second := d.config.IPv6.Second(pod.Address); second.IsValid() {

@@ -44,3 +44,9 @@ func hasSubnet(config siteconf.Config, node string) error {
 	}
 	return nil
 }
+
+func errUnregistered(node string) error {
+	return fmt.Errorf("node %s is not registered: start berthd there", node)
+}
+
+// choose takes the lowest free addresses.

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -47,41 +49,37 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	defer store.Close()
 	kernel := &vxlan.Kernel{NFT: config.NFT, Dir: config.Run, Log: log}
 	d := newDaemon(config, node, host, store, kernel, log)
-	d.daemons = daemons
-	if config.ByRoutes() {
-		d.routed = vxlan.NewRouted(node, store.subnets)
-	}
+	d.network.daemons = daemons
 	if err := d.gateways.adopt(kernel, config.Hosts); err != nil {
 		return err
 	}
 	if config.ByCNI() {
-		if d.cni, err = podcni.Open(ctx, config.CNI.List, config.CNI.Plugins, config.CNI.State, d.touch); err != nil {
+		if d.network.plugins.cni, err = podcni.Open(ctx, config.CNI.List, config.CNI.Plugins, config.CNI.State, d.touch); err != nil {
 			return err
 		}
-		defer d.cni.Close()
+		defer d.network.plugins.cni.Close()
 	}
 	everywhere := slices.Contains(config.RoutesOn, node) || d.gateways.here()
 	if everywhere {
-		if d.led, err = kernel.Led(config.Pods); err != nil {
+		if d.network.led, err = kernel.Led(config.Pods); err != nil {
 			return err
 		}
 	}
-	if err := d.load(); err != nil {
+	for _, dir := range []string{"pods", "net", "pid", "resolv", "sessions", "declined", servedDir} {
+		if err := os.MkdirAll(filepath.Join(config.Run, dir), 0o700); err != nil {
+			return fmt.Errorf("make directory of berthd: %w", err)
+		}
+	}
+	if err := d.pods.load(); err != nil {
 		return err
 	}
-	if err := d.apply(ctx, true); err != nil {
+	if err := d.network.apply(ctx, true); err != nil {
 		return err
 	}
-	if err := d.firstSettled(ctx); err != nil {
+	if err := d.network.firstSettled(ctx); err != nil {
 		return err
 	}
-	if everywhere {
-		d.followAll(ctx)
-	}
-	for _, local := range d.local {
-		d.follow(local.Owner())
-		d.unfollow(local.Owner())
-	}
+	d.watch.start(ctx, everywhere)
 	listener, err := listen(config.Run)
 	if err != nil {
 		return err
@@ -89,12 +87,12 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	if err := tellManager(); err != nil {
 		log.Warn("tell the service manager that berthd is ready", "error", err)
 	}
-	log.Info("berthd is ready", "node", node, "address", host, "pods", len(d.local))
+	log.Info("berthd is ready", "node", node, "address", host, "pods", d.pods.len())
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return d.server.serve(ctx, listener) })
-	group.Go(func() error { return d.reconcile(ctx) })
+	group.Go(func() error { return d.network.reconcile(ctx) })
 	group.Go(func() error { return d.register(ctx) })
-	group.Go(func() error { return d.collect(ctx) })
+	group.Go(func() error { return d.collector.run(ctx) })
 	group.Go(func() error { return d.runs.follow(ctx) })
 	if config.Metrics != "" {
 		group.Go(func() error { return d.metrics.serve(ctx, config.Metrics) })
@@ -104,7 +102,7 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 		group.Go(func() error { return d.gateways.watchReach(ctx) })
 	}
 	if d.gateways.here() {
-		group.Go(func() error { return d.gateways.announce(ctx, d.apply) })
+		group.Go(func() error { return d.gateways.announce(ctx, d.network.apply) })
 	}
 	if slices.Contains(config.LoginOn, node) {
 		group.Go(func() error { return store.keepLease(ctx, log, d.relist) })
@@ -112,6 +110,49 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	}
 	defer d.background.Wait()
 	return group.Wait()
+}
+
+// newDaemon returns a daemon whose parts know each other. It starts nothing.
+func newDaemon(config siteconf.Config, node string, host netip.Addr, store *Store, kernel kernel, log *slog.Logger) *Daemon {
+	within := func(name string) string { return filepath.Join(config.Run, name) }
+	// With CNI plugins there is no gateway address of each node.
+	resolver := config.Gateway()
+	if config.ByCNI() {
+		resolver = host
+	}
+	d := &Daemon{config: config, node: node, host: host, store: store, log: log}
+	d.audit = &audit{path: config.Audit, node: node, ipv6: config.IPv6, log: log, now: time.Now}
+	d.optOuts = &optOuts{dir: within("declined"), allowed: config.OptOut, log: log}
+	d.sessions = &sessions{dir: within("sessions"), log: log}
+	d.server = &server{
+		do: d.do, log: log,
+		clients: clientLimits{subordinates: subordinates{path: "/etc/subuid", number: userNumber}}, begun: startLimit{most: maxBegun},
+	}
+	d.gateways = &gateways{
+		node: node, host: host, config: config.Gateways, store: store, log: log, changed: d.touch,
+		again: make(chan struct{}, 1), living: map[string]netip.Addr{},
+	}
+	d.jobNames = &jobNames{node: node, store: store, jobs: map[string]*namedJob{}, changed: map[string]time.Time{}}
+	d.runs = &namedRuns{dir: within(servedDir), node: node, names: d.jobNames, log: log}
+	d.watch = &watch{store: store, names: d.jobNames, node: d, log: log, networks: map[string]*follower{}, users: map[string]int{}}
+	d.pods = &pods{
+		node: node, config: config, names: d.jobNames, watch: d.watch, log: log, local: map[string]*localPod{},
+		processes: &processes{dir: within("pid"), program: config.Pod, firsts: map[string]*os.Process{}},
+		resolvers: &resolvers{config: config, dir: within("resolv"), address: resolver},
+	}
+	d.metrics = &metrics{pods: d.pods.count, log: log}
+	d.network = &network{
+		config: config, host: host, kernel: kernel, gateways: d.gateways, pods: d.pods, watch: d.watch, metrics: d.metrics, log: log, dirty: make(chan struct{}, 1),
+		nameServer: &nameServer{config: config.DNS, dir: within("names"), address: resolver, log: log, again: d.touch},
+		plugins: &plugins{
+			addresses: config.Pods, pods: d.pods, store: store, metrics: d.metrics, log: log, relist: d.relist, finished: sync.NewCond(&d.pods.mu),
+		},
+	}
+	d.collector = &collector{node: node, squeue: config.Squeue, period: config.Collect, store: store, log: log}
+	if config.ByRoutes() {
+		d.network.routed = vxlan.NewRouted(node, store.subnets)
+	}
+	return d
 }
 
 // tellManager tells systemd that berthd is ready, if systemd waits for that

@@ -25,7 +25,7 @@ func newServing(t *testing.T) (*wired, siteconf.Allocation) {
 		t.Fatal(err)
 	}
 	a := w.allocate(1, 1000)
-	w.put(&localPod{Allocation: a, ready: true})
+	w.pods.put(&localPod{Allocation: a, ready: true})
 	return w, a
 }
 
@@ -102,7 +102,7 @@ func (w *wired) changedAt(owner string, when time.Time) {
 // Names of a run exist beside all others, and are removed when it ends.
 func TestNamesOfRunsGoWithThem(t *testing.T) {
 	w, a := newServing(t)
-	w.put(&localPod{Allocation: w.allocate(2, 1001), ready: true})
+	w.pods.put(&localPod{Allocation: w.allocate(2, 1001), ready: true})
 	f := w.following("1000")
 	has := func(names ...string) {
 		t.Helper()
@@ -175,9 +175,9 @@ func TestNamesOfRunsOutliveDaemonsAndEtcd(t *testing.T) {
 	run, _ := w.beginRun("web")
 	has("n0/web")
 	w.await("the daemon knows what etcd has", serves("web"))
-	w.mu.Lock()
-	w.put(&localPod{Allocation: a, loaded: true})
-	w.mu.Unlock()
+	w.pods.mu.Lock()
+	w.pods.put(&localPod{Allocation: a, loaded: true})
+	w.pods.mu.Unlock()
 	w.relist()
 	w.await("the next one learns it", serves("web"))
 	w.look()
@@ -268,9 +268,7 @@ func TestRunsThatKeepTheirFilesFillNothing(t *testing.T) {
 		t.Errorf("the next one has %q in %s, %v: another file than the former", text, next.Name(), err)
 	}
 	w.endRun(next)
-	w.mu.Lock()
-	w.Daemon.remove("1")
-	w.mu.Unlock()
+	w.pods.take("1")
 	w.look()
 	if n := w.servedFiles(); n != 0 {
 		t.Errorf("%d files of a job that is over", n)
@@ -281,7 +279,7 @@ func TestRunsThatKeepTheirFilesFillNothing(t *testing.T) {
 // stay.
 func TestAFileOfARunThatCannotBeRead(t *testing.T) {
 	w, a := newServing(t)
-	w.put(&localPod{Allocation: w.allocate(2, 1000), ready: true})
+	w.pods.put(&localPod{Allocation: w.allocate(2, 1000), ready: true})
 	f := w.following("1000")
 	w.beginRun("web")
 	// Use a link to itself, because root can read everything else.
@@ -299,7 +297,7 @@ func TestAFileOfARunThatCannotBeRead(t *testing.T) {
 		t.Errorf("the log is told %v", err)
 	}
 	w.await("others know both", func() bool {
-		return slices.Equal(namesOf(f, a), []string{"n0/web"}) && slices.Equal(namesOf(f, w.local["2"].Allocation), []string{"n0/api"})
+		return slices.Equal(namesOf(f, a), []string{"n0/web"}) && slices.Equal(namesOf(f, w.pods.local["2"].Allocation), []string{"n0/api"})
 	})
 }
 
@@ -309,7 +307,7 @@ func TestNamesOfRunsWaitInLine(t *testing.T) {
 	w, _ := newServing(t)
 	f := w.following("1000")
 	for job := uint32(2); job <= 4; job++ {
-		w.put(&localPod{Allocation: w.allocate(job, 1000), ready: true})
+		w.pods.put(&localPod{Allocation: w.allocate(job, 1000), ready: true})
 		w.jobNames.jobs[fmt.Sprint(job)].changes = freeNames
 	}
 	w.changedAt("1000", time.Now())
@@ -334,7 +332,7 @@ func TestNamesOfRunsWaitInLine(t *testing.T) {
 		w.look()
 		w.changedAt("1000", time.Now().Add(-namesPause))
 		w.look()
-		a := w.local[job].Allocation
+		a := w.pods.local[job].Allocation
 		w.await(fmt.Sprintf("job %s is number %d in line", job, i), func() bool { return slices.Equal(namesOf(f, a), []string{"n0/web"}) })
 	}
 }
@@ -359,9 +357,7 @@ func TestUselessFilesOfRunsGo(t *testing.T) {
 	if files := w.servedFiles(); files != 1 {
 		t.Errorf("%d files of one run beside a damaged one", files)
 	}
-	w.mu.Lock()
-	w.Daemon.remove("1")
-	w.mu.Unlock()
+	w.pods.take("1")
 	w.look()
 	if files := w.servedFiles(); files != 0 {
 		t.Errorf("%d files of a job that is over", files)

@@ -59,7 +59,7 @@ func newWired(t *testing.T) *wired {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { network.Close() })
-	w.cni = network
+	w.network.plugins.cni = network
 	return w
 }
 
@@ -91,23 +91,23 @@ func (w *wired) plug(check bool) {
 	w.t.Helper()
 	w.connectOnce(check)
 	w.await("plugins have ended", func() bool {
-		if w.anyPending() {
+		if w.network.plugins.anyPending() {
 			w.connectOnce(false)
 		}
-		return !w.anyPending()
+		return !w.network.plugins.anyPending()
 	})
 }
 
 func (w *wired) connectOnce(check bool) {
 	w.t.Helper()
-	ids, err := w.connect(w.t.Context(), check)
+	ids, err := w.network.plugins.connect(w.t.Context(), check)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.pods.mu.Lock()
+	defer w.pods.mu.Unlock()
 	for _, id := range ids {
-		w.local[id].ready = true
+		w.pods.local[id].ready = true
 	}
 }
 
@@ -116,7 +116,7 @@ func (w *wired) reconciling() {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var ended sync.WaitGroup
 	ended.Go(func() {
-		if err := w.reconcile(ctx); err != nil {
+		if err := w.network.reconcile(ctx); err != nil {
 			w.t.Error(err)
 		}
 	})
@@ -129,10 +129,11 @@ func (w *wired) reconciling() {
 // following follows an owner until the test ends.
 func (w *wired) following(owner string) *follower {
 	ctx, cancel := context.WithCancel(w.t.Context())
-	f := newFollower(networkPrefix(owner), cancel)
-	w.users[owner] = f
+	f := newFollower(owner, cancel)
+	w.watch.networks[owner] = f
+	w.watch.users[owner]++
 	var ended sync.WaitGroup
-	ended.Go(func() { w.run(ctx, f, func() []siteconf.Allocation { return w.ofOwner(owner) }) })
+	ended.Go(func() { w.watch.run(ctx, f) })
 	w.t.Cleanup(func() {
 		cancel()
 		ended.Wait()
@@ -164,17 +165,17 @@ func (w *wired) known(a siteconf.Allocation) string {
 func TestEtcdKnowsAddressesOfPodsThatAreMadeAgain(t *testing.T) {
 	w := newWired(t)
 	a := w.allocate(1, 1000)
-	w.put(&localPod{Allocation: a})
+	w.pods.put(&localPod{Allocation: a})
 	w.write("address", "10.128.0.7", 0o644)
 	w.plug(false)
 	request := Request{Job: 1, UID: 1000}
-	if _, attached := w.attached(request); attached {
+	if _, attached := w.pods.attached(request); attached {
 		t.Error("a step would run before etcd knows the address")
 	}
-	if err := w.publish(t.Context(), "1"); err != nil {
+	if err := w.network.plugins.publish(t.Context(), "1"); err != nil {
 		t.Fatal(err)
 	}
-	if pod, attached := w.attached(request); !attached || pod.Address.String() != "10.128.0.7" || w.known(a) != "10.128.0.7" {
+	if pod, attached := w.pods.attached(request); !attached || pod.Address.String() != "10.128.0.7" || w.known(a) != "10.128.0.7" {
 		t.Errorf("%v, %t, etcd has %s", pod, attached, w.known(a))
 	}
 	w.following("1000")
@@ -187,7 +188,7 @@ func TestEtcdKnowsAddressesOfPodsThatAreMadeAgain(t *testing.T) {
 	w.write("address", "10.128.0.9", 0o644)
 	w.plug(true)
 	w.await("etcd has the new address", func() bool { return w.known(a) == "10.128.0.9" })
-	w.await("steps run", func() bool { _, attached := w.attached(request); return attached })
+	w.await("steps run", func() bool { _, attached := w.pods.attached(request); return attached })
 	// It also works without a failure in between.
 	w.write("FAIL-CHECK", "", 0o644)
 	w.write("address", "10.128.0.11", 0o644)
@@ -204,14 +205,14 @@ func TestAPodOfWhichEtcdIsNotToldIsAlone(t *testing.T) {
 	if err := w.store.Publish(t.Context(), with(theirs, "n1", address), "n1"); err != nil {
 		t.Fatal(err)
 	}
-	w.put(&localPod{Allocation: mine})
+	w.pods.put(&localPod{Allocation: mine})
 	w.write("address", address.String(), 0o644)
 	w.plug(false)
-	if err := w.publish(t.Context(), "2"); err == nil || !strings.Contains(err.Error(), "1 on n1 has it") {
+	if err := w.network.plugins.publish(t.Context(), "2"); err == nil || !strings.Contains(err.Error(), "1 on n1 has it") {
 		t.Errorf("an address of another pod: %v", err)
 	}
 	request := Request{Job: 2, UID: 1001}
-	if _, attached := w.attached(request); attached {
+	if _, attached := w.pods.attached(request); attached {
 		t.Error("the next step would run")
 	}
 	f := w.following("1001")
@@ -223,7 +224,7 @@ func TestAPodOfWhichEtcdIsNotToldIsAlone(t *testing.T) {
 	}
 	w.plug(true)
 	w.await("etcd is told when nobody else has it", func() bool {
-		_, attached := w.attached(request)
+		_, attached := w.pods.attached(request)
 		return attached && w.known(mine) == address.String()
 	})
 }
@@ -232,12 +233,12 @@ func TestAPodOfWhichEtcdIsNotToldIsAlone(t *testing.T) {
 func TestAPodOfTheDaemonBeforeIsTold(t *testing.T) {
 	w := newWired(t)
 	a := w.allocate(1, 1000)
-	w.put(&localPod{Allocation: a})
+	w.pods.put(&localPod{Allocation: a})
 	w.write("address", "10.128.0.7", 0o644)
 	w.plug(false)
-	w.put(&localPod{Allocation: a, loaded: true})
+	w.pods.put(&localPod{Allocation: a, loaded: true})
 	w.plug(true)
-	if _, attached := w.attached(Request{Job: 1, UID: 1000}); !attached {
+	if _, attached := w.pods.attached(Request{Job: 1, UID: 1000}); !attached {
 		t.Error("a step would wait for etcd")
 	}
 	// The previous daemon may have died before it published the address.
@@ -301,7 +302,7 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		w := newWired(t)
 		a := w.allocate(1, 1000)
-		w.put(&localPod{Allocation: a})
+		w.pods.put(&localPod{Allocation: a})
 		w.following("1000")
 		w.write("address", "10.128.0.7", 0o644)
 		w.write("HANG-ADD", "", 0o644)
@@ -313,28 +314,28 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 			defer close(attached)
 			pod, err = w.Attach(t.Context(), Request{Job: 1, UID: 1000})
 		}()
-		w.await("plugins are asked", w.anyPending)
+		w.await("plugins are asked", w.network.plugins.anyPending)
 		// The step has called the plugins; other goroutines are blocked at the names.
-		w.applying.Lock()
-		w.nameServer.mu.Lock()
-		w.nameServer.config.Program, w.nameServer.dir, w.nameServer.life = "/names", filepath.Join(w.dir, "nowhere", "names"), "names"
-		w.applying.Unlock()
+		w.network.applying.Lock()
+		w.network.nameServer.mu.Lock()
+		w.network.nameServer.config.Program, w.network.nameServer.dir, w.network.nameServer.life = "/names", filepath.Join(w.dir, "nowhere", "names"), "names"
+		w.network.applying.Unlock()
 		w.remove("HANG-ADD")
-		w.await("plugins have ended", func() bool { return !w.anyPending() })
+		w.await("plugins have ended", func() bool { return !w.network.plugins.anyPending() })
 		select {
 		case <-attached:
 			t.Errorf("before its names are known: %v, %v", pod, err)
 		case <-time.After(100 * time.Millisecond):
 		}
 		if !fails {
-			text, problem := json.Marshal(w.table())
+			text, problem := json.Marshal(w.pods.table())
 			if problem != nil {
 				t.Fatal(problem)
 			}
 			// Act as if they were written already.
-			w.nameServer.last = string(text)
+			w.network.nameServer.last = string(text)
 		}
-		w.nameServer.mu.Unlock()
+		w.network.nameServer.mu.Unlock()
 		<-attached
 		switch {
 		case fails && (err == nil || !strings.Contains(err.Error(), "write names of pods")):
@@ -349,9 +350,9 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 // outage are no reason for a full check.
 func TestAllIsLookedAtWhenEtcdIsBack(t *testing.T) {
 	w := newWired(t)
-	w.cni = nil
+	w.network.plugins.cni = nil
 	var applied, looked atomic.Int64
-	w.kernel = asked(func(check bool) error {
+	w.network.kernel = asked(func(check bool) error {
 		applied.Add(1)
 		if check {
 			looked.Add(1)
@@ -377,13 +378,13 @@ func TestAllIsLookedAtWhenEtcdIsBack(t *testing.T) {
 // meanwhile.
 func TestAGatewayIsToldOfWhenItForwards(t *testing.T) {
 	w := newWired(t)
-	w.cni, w.gateways.host = nil, netip.MustParseAddr("127.0.0.1")
+	w.network.plugins.cni, w.gateways.host = nil, netip.MustParseAddr("127.0.0.1")
 	told := func() bool {
 		got, err := w.store.client.Get(t.Context(), gatewaysKey+w.node)
 		return err == nil && got.Count > 0
 	}
 	var looked atomic.Bool
-	w.kernel = asked(func(check bool) error {
+	w.network.kernel = asked(func(check bool) error {
 		if check && !told() {
 			looked.Store(true)
 		}
@@ -392,7 +393,7 @@ func TestAGatewayIsToldOfWhenItForwards(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var ended sync.WaitGroup
 	ended.Go(func() {
-		if err := w.gateways.announce(ctx, w.apply); err != nil {
+		if err := w.gateways.announce(ctx, w.network.apply); err != nil {
 			t.Error(err)
 		}
 	})

@@ -1,0 +1,177 @@
+package berthd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+const (
+	// attachTimeout bounds how long a step waits for its network. Slurm itself aborts a launch
+	// somewhat later.
+	attachTimeout = 15 * time.Second
+	// refuseLimit bounds the time for recording in etcd that a job gets no network. The plugin
+	// gives up after ANSWER_LIMIT (spank/client.c). attachTimeout, leaveLimit and refuseLimit
+	// together must be shorter, or the plugin cannot report a reason.
+	refuseLimit = 2 * time.Second
+)
+
+// Attach returns a job's pod on this node, and makes it if there is none. The request of the
+// job's first node has the list of nodes, and allocates the job's addresses.
+func (d *Daemon) Attach(ctx context.Context, request Request) (siteconf.Pod, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, attachTimeout, fmt.Errorf("etcd has not answered within %s", attachTimeout))
+	defer cancel()
+	if pod, ready := d.pods.attached(request); ready {
+		return pod, nil
+	}
+	began := time.Now()
+	request.Group = d.config.GroupOf(request.User)
+	owner := request.empty(0).Owner()
+	user := d.watch.follow(owner)
+	defer d.watch.unfollow(owner)
+	if len(request.Nodes) > 0 {
+		a, err := d.store.Allocate(ctx, request)
+		if err != nil {
+			if ctx.Err() != nil {
+				err = fmt.Errorf("%w: %w", err, context.Cause(ctx))
+			}
+			return siteconf.Pod{}, d.refuse(ctx, user, request, err)
+		}
+		user.put(a)
+	}
+	id := request.empty(0).ID()
+	a, err := user.await(ctx, id, d.node)
+	if err != nil {
+		return siteconf.Pod{}, err
+	}
+	made, err := d.add(ctx, a)
+	if err != nil {
+		return siteconf.Pod{}, err
+	}
+	d.network.plugins.again(id)
+	if err := d.network.apply(ctx, false); err != nil {
+		return siteconf.Pod{}, err
+	}
+	if err := d.network.settle(ctx, id); err != nil {
+		return siteconf.Pod{}, err
+	}
+	// Publish even if another step made the pod: it may not have published it yet.
+	if err := d.network.plugins.publish(ctx, id); err != nil {
+		return siteconf.Pod{}, err
+	}
+	pod, ready, _ := d.pods.connected(request)
+	if !ready {
+		return siteconf.Pod{}, d.pods.problem(id)
+	}
+	if !made {
+		return pod, nil
+	}
+	a = with(a, d.node, pod.Address)
+	d.metrics.attached(time.Since(began))
+	d.audit.write(auditJoined, a, nil)
+	d.log.Info("job has a network", "job", id, "user", a.User, "uid", a.UID, "address", pod.Address, "network", a.VNI, "took", time.Since(began))
+	return pod, nil
+}
+
+// refuse records why a job gets no network, for its later steps and its other nodes.
+func (d *Daemon) refuse(ctx context.Context, user *follower, request Request, why error) error {
+	d.metrics.refuse()
+	d.audit.write(auditRefused, request.empty(0), why)
+	if request.Login != "" {
+		// No other node waits, and the next session may succeed.
+		return why
+	}
+	refused := request.empty(0)
+	refused.Problem = why.Error()
+	user.put(refused)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refuseLimit)
+	defer cancel()
+	if err := d.store.Refuse(ctx, request, why); err != nil {
+		d.log.Warn("refuse", "error", err)
+	}
+	return why
+}
+
+// add makes the namespaces and then records the pod. In this order, the next start removes a
+// namespace whose pod was not recorded. It reports whether it made the pod, as several steps
+// or sessions may ask at the same time.
+func (d *Daemon) add(ctx context.Context, a siteconf.Allocation) (bool, error) {
+	d.network.applying.Lock()
+	defer d.network.applying.Unlock()
+	d.pods.mu.Lock()
+	former := d.pods.local[a.ID()]
+	d.pods.mu.Unlock()
+	if former != nil && former.UID != a.UID {
+		// A job's epilog was lost, and another user's job has its number. Nobody may enter the
+		// former job's namespaces.
+		if err := d.dislodge(ctx, former); err != nil {
+			return false, err
+		}
+		former = nil
+	}
+	if former != nil && former.After == a.After {
+		return false, nil
+	}
+	if err := d.pods.make(a); err != nil {
+		if former == nil {
+			err = errors.Join(err, d.pods.unmake(a.ID()))
+		}
+		return false, err
+	}
+	d.pods.mu.Lock()
+	defer d.pods.mu.Unlock()
+	d.pods.put(&localPod{Allocation: a})
+	return true, nil
+}
+
+// dislodge removes a pod whose identifier now belongs to another user's pod. Its interface
+// disappears with the namespace, or when the new pod is connected.
+func (d *Daemon) dislodge(ctx context.Context, former *localPod) error {
+	id := former.ID()
+	err := d.pods.unmake(id)
+	if err == nil {
+		d.pods.take(id)
+		d.leave(ctx, former.Allocation)
+	}
+	d.audit.write(auditLeft, former.here(d.node), nil)
+	d.log.Warn("a job's number is another user's: what was left of the former one is removed", "job", id, "user", former.User, "uid", former.UID, "error", err)
+	return err
+}
+
+// Release removes a job's pod from this node and from etcd. If etcd does not answer, the
+// collector frees the addresses later: a job's end never fails because of its network.
+func (d *Daemon) Release(ctx context.Context, id string) error {
+	a, err := d.drop(ctx, id)
+	if err != nil || a == nil {
+		return err
+	}
+	d.leave(ctx, *a)
+	return nil
+}
+
+// leave records in etcd, in the background, that a pod has left this node.
+func (d *Daemon) leave(ctx context.Context, a siteconf.Allocation) {
+	d.background.Go(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), etcdLimit)
+		defer cancel()
+		if err := d.store.Leave(ctx, a, d.node); err != nil {
+			d.log.Warn("addresses are left to the collector", "job", a.ID(), "error", err)
+		}
+	})
+}
+
+// drop removes a pod from this node, but not from etcd.
+func (d *Daemon) drop(ctx context.Context, id string) (*siteconf.Allocation, error) {
+	local := d.pods.take(id)
+	if local == nil {
+		return nil, nil
+	}
+	// End its processes first, so that the peers of their connections learn of the end.
+	err := errors.Join(d.pods.forget(id), d.pods.processes.end(id), d.network.apply(ctx, false), d.pods.unmake(id))
+	d.audit.write(auditLeft, local.here(d.node), nil)
+	d.log.Info("job has left its network", "job", id, "user", local.User, "uid", local.UID, "network", local.VNI, "error", err)
+	return &local.Allocation, err
+}
