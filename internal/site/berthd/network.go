@@ -81,7 +81,7 @@ func (n *network) state() (vxlan.State, []string) {
 	n.pods.mu.Lock()
 	defer n.pods.mu.Unlock()
 	s := vxlan.State{Pods: n.config.Pods, Gateway: n.config.Gateway(), IPv6: n.config.IPv6, Host: n.host, Port: n.config.Tunnel.Port, Daemons: n.daemons, Flows: n.config.Policy.Flows, Names: n.config.DNS.Program != "",
-		Hosts: n.config.Hosts, Beyond: n.config.Gateways.Networks, Forwards: n.gateways.here(), Interfaces: n.config.Gateways.Interfaces, As: n.config.Gateways.As[n.pods.node], Routed: n.routed}
+		Hosts: n.config.Hosts, OutsideNetworks: n.config.Gateways.Networks, Forwards: n.gateways.here(), Interfaces: n.config.Gateways.Interfaces, As: n.config.Gateways.As[n.pods.node], Routed: n.routed}
 	networks := map[string]*vxlan.Network{}
 	var ids []string
 	if n.plugins.cni != nil {

@@ -32,12 +32,12 @@ type Kernel struct {
 	last string
 	// counting: this Kernel loaded the rules that count connections of pods, if there are any.
 	counting bool
-	// told holds the subnets whose routers were logged.
-	told map[netip.Prefix]bool
+	// logged holds the subnets whose routers were logged.
+	logged map[netip.Prefix]bool
 	// port is the port of existing tunnels, 0 before the first look at them.
 	port uint16
-	// left: no interface to pods has this node's addresses any longer.
-	left bool
+	// interfacesCleared: no interface to pods has this node's addresses any longer.
+	interfacesCleared bool
 	// applied is the state that was applied last, nil if that failed.
 	applied *State
 }
@@ -71,7 +71,7 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 		return err
 	}
 	if s.dual() {
-		if err := speak(uplink); err != nil {
+		if err := checkIPv6Enabled(uplink); err != nil {
 			return err
 		}
 	}
@@ -82,7 +82,7 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 		// Remove the interfaces first, so that none is ever without the rules that guard it.
 		_, err := k.forwarding(nil)
 		err6 := k.forwarding6(false)
-		return errors.Join(k.prune(s), k.towardsPods(s), k.routes(s, uplink, nil), k.gateways(s, uplink, nil), s.nextHop(uplink), err, err6, k.load(ctx, s.rules(nil)))
+		return errors.Join(k.prune(s), k.assignNodeAddresses(s), k.routes(s, uplink, nil), k.gateways(s, uplink, nil), s.nextHop(uplink), err, err6, k.load(ctx, s.rules(nil)))
 	}
 	s.uplink = uplink.Attrs().Name
 	forwarding := []string{s.uplink}
@@ -114,7 +114,7 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 	if err := k.forwarding6(s.dual()); err != nil {
 		return err
 	}
-	problems := []error{k.prune(s), s.nextHop(uplink), k.towardsPods(s)}
+	problems := []error{k.prune(s), s.nextHop(uplink), k.assignNodeAddresses(s)}
 	for _, n := range s.Networks {
 		if s.Routed != nil {
 			problems = append(problems, k.pods(s, n, nil, mtu))

@@ -41,7 +41,7 @@ func (k *Kernel) gateways(s State, uplink, far netlink.Link) error {
 	tables := map[int]netip.Addr{}
 	for _, n := range s.Networks {
 		for _, pod := range n.Local {
-			if len(s.Beyond) == 0 {
+			if len(s.OutsideNetworks) == 0 {
 				continue
 			}
 			table := s.table(pod)
@@ -55,7 +55,7 @@ func (k *Kernel) gateways(s State, uplink, far netlink.Link) error {
 	}
 	wanted := map[tableRoute]netlink.Route{}
 	for table, gateway := range tables {
-		for _, route := range s.beyond(table, gateway, uplink, far) {
+		for _, route := range s.gatewayRoutes(table, gateway, uplink, far) {
 			wanted[keyOf(route)] = route
 		}
 	}
@@ -76,9 +76,9 @@ func (k *Kernel) gateways(s State, uplink, far netlink.Link) error {
 	return errors.Join(problems...)
 }
 
-// beyond returns the routes to one gateway. The main table routes pods and hosts, even if the
+// gatewayRoutes returns the routes to one gateway. The main table routes pods and hosts, even if the
 // outside networks include their addresses.
-func (s State) beyond(table int, gateway netip.Addr, uplink, far netlink.Link) []netlink.Route {
+func (s State) gatewayRoutes(table int, gateway netip.Addr, uplink, far netlink.Link) []netlink.Route {
 	routes := []netlink.Route{
 		{Table: table, Dst: prefixOf(s.Pods), Type: unix.RTN_THROW, Protocol: protocol},
 		{Table: table, Dst: prefixOf(s.Hosts), Type: unix.RTN_THROW, Protocol: protocol},
@@ -95,7 +95,7 @@ func (s State) beyond(table int, gateway netip.Addr, uplink, far netlink.Link) [
 			routes = append(routes, netlink.Route{Table: table, Dst: single(host), Type: unix.RTN_UNICAST, Protocol: protocol, LinkIndex: far.Attrs().Index, Gw: host.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
 		}
 	}
-	for _, network := range s.Beyond {
+	for _, network := range s.OutsideNetworks {
 		for _, prefix := range network.Addresses {
 			route := netlink.Route{Table: table, Dst: prefixOf(prefix), Type: unix.RTN_UNREACHABLE, Protocol: protocol}
 			if gateway.IsValid() {
@@ -369,7 +369,7 @@ type outsidePrefix struct {
 // first match is the right one.
 func (s State) longestFirst() []outsidePrefix {
 	var all []outsidePrefix
-	for _, network := range s.Beyond {
+	for _, network := range s.OutsideNetworks {
 		for _, prefix := range network.Addresses {
 			all = append(all, outsidePrefix{prefix.Masked(), network.NAT})
 		}

@@ -36,7 +36,7 @@ func leadThroughGateways() error {
 	address := netip.MustParseAddr
 	s := State{
 		Pods: netip.MustParsePrefix("10.128.0.0/12"), Host: address("192.168.1.11"), Hosts: netip.MustParsePrefix("192.168.1.0/24"),
-		Beyond: []siteconf.OutsideNetwork{{Addresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("10.0.0.0/8")}}},
+		OutsideNetworks: []siteconf.OutsideNetwork{{Addresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("10.0.0.0/8")}}},
 		Networks: []Network{{VNI: 4096, Local: []Pod{
 			{Address: address("10.128.0.2"), Gateway: address("192.168.1.12")}, {Address: address("10.128.0.3"), Gateway: address("192.168.1.13")},
 			{Address: address("10.128.0.4"), Gateway: address("192.168.1.11")}, {Address: address("10.128.0.5")},
@@ -61,7 +61,7 @@ func leadThroughGateways() error {
 		{func() {}, map[string]string{"10.128.0.2": "192.168.1.12", "10.128.0.3": "192.168.1.13", "10.128.0.4": "192.168.1.11"}},
 		{func() { local[0].Gateway = address("192.168.1.13") }, map[string]string{"10.128.0.2": "192.168.1.13", "10.128.0.3": "192.168.1.13", "10.128.0.4": "192.168.1.11"}},
 		{func() { s.Networks[0].Local = local[1:] }, map[string]string{"10.128.0.3": "192.168.1.13", "10.128.0.4": "192.168.1.11"}},
-		{func() { s.Beyond = nil }, map[string]string{}},
+		{func() { s.OutsideNetworks = nil }, map[string]string{}},
 	} {
 		step.change()
 		for range 2 {

@@ -37,8 +37,8 @@ func familyOf(a netip.Addr) int {
 	return netlink.FAMILY_V6
 }
 
-// addresses returns all addresses of a pod, or of a node towards its pods, given the
-// IPv4 one.
+// addresses returns all addresses of a pod, or all addresses that a node has for its
+// pods, given the IPv4 one.
 func (s State) addresses(address netip.Addr) []netip.Addr {
 	if s.dual() {
 		return []netip.Addr{address, s.IPv6.Second(address)}
@@ -181,16 +181,16 @@ func CheckIPv6(host netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	return speak(uplink)
+	return checkIPv6Enabled(uplink)
 }
 
-// speak checks that IPv6 is enabled on the uplink, and on the loopback, which has
-// this node's address towards its pods.
-func speak(uplink netlink.Link) error {
-	return errors.Join(speaks(uplink.Attrs().Name), speaks("lo"))
+// checkIPv6Enabled checks that IPv6 is enabled on the uplink, and on the loopback, which has
+// this node's address for its pods.
+func checkIPv6Enabled(uplink netlink.Link) error {
+	return errors.Join(checkIPv6(uplink.Attrs().Name), checkIPv6("lo"))
 }
 
-func speaks(name string) error {
+func checkIPv6(name string) error {
 	const otherwise = "or leave 'ipv6' out of the configuration"
 	now, err := current("ipv6/conf/" + name + "/disable_ipv6")
 	if err != nil {

@@ -51,13 +51,13 @@ func (r *Routed) of(pod netip.Addr) netip.Prefix {
 
 // tell logs, once per subnet, that the site's routers have to route it to its node.
 func (k *Kernel) tell(s State, subnet netip.Prefix, node netip.Addr) {
-	if s.Routed == nil || k.told[subnet] || k.Log == nil {
+	if s.Routed == nil || k.logged[subnet] || k.Log == nil {
 		return
 	}
-	if k.told == nil {
-		k.told = map[netip.Prefix]bool{}
+	if k.logged == nil {
+		k.logged = map[netip.Prefix]bool{}
 	}
-	k.told[subnet] = true
+	k.logged[subnet] = true
 	led := []any{"subnet", subnet, "node", node}
 	if s.dual() {
 		led = append(led, "ipv6", s.IPv6.SecondOf(subnet).Masked())

@@ -41,7 +41,7 @@ func gateway() State {
 	s.Networks, s.Forwards, s.Interfaces = nil, true, []string{"eth1"}
 	s.Outside = []Peer{{Address: netip.MustParseAddr("10.128.0.3"), Via: netip.MustParseAddr("192.168.1.12")}}
 	s.Hosts = netip.MustParsePrefix("192.168.0.0/16")
-	s.Beyond = []siteconf.OutsideNetwork{
+	s.OutsideNetworks = []siteconf.OutsideNetwork{
 		{Addresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}, NAT: true},
 		{Addresses: []netip.Prefix{netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("10.0.0.0/8")}},
 	}
@@ -87,7 +87,7 @@ func dual(s State) State {
 			}
 		}
 	}
-	s.Beyond = append(s.Beyond, siteconf.OutsideNetwork{Addresses: []netip.Prefix{netip.MustParsePrefix("::/0")}, NAT: true},
+	s.OutsideNetworks = append(s.OutsideNetworks, siteconf.OutsideNetwork{Addresses: []netip.Prefix{netip.MustParsePrefix("::/0")}, NAT: true},
 		siteconf.OutsideNetwork{Addresses: []netip.Prefix{netip.MustParsePrefix("2001:db8:2::/48")}})
 	return s
 }

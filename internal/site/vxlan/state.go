@@ -31,10 +31,10 @@ type State struct {
 	Networks []Network
 	// Outside holds pods of any user on other nodes that this host reaches.
 	Outside []Peer
-	// Hosts is the network of the hosts, and Beyond what pods reach through
-	// gateways.
-	Hosts  netip.Prefix
-	Beyond []siteconf.OutsideNetwork
+	// Hosts is the network of the hosts, and OutsideNetworks holds the networks that pods
+	// reach through gateways.
+	Hosts           netip.Prefix
+	OutsideNetworks []siteconf.OutsideNetwork
 	// Forwards: this host is a gateway, to Interfaces beside the one with its
 	// address.
 	Forwards   bool

@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// towardsPods gives this node its addresses towards its pods while there are pods
-// here. They are the same on all nodes, so only the loopback may have them: OpenMPI
+// assignNodeAddresses gives this node the addresses that its pods use for it, while there
+// are pods here. They are the same on all nodes, so only the loopback may have them: OpenMPI
 // in jobs outside of pods takes an address that two hosts share for a connection
 // between them. The first address is a local route and on no interface. The second
 // one is an address of the loopback, because a host needs an IPv6 address to send
 // from. Pods have permanent neighbour entries for both.
-func (k *Kernel) towardsPods(s State) error {
+func (k *Kernel) assignNodeAddresses(s State) error {
 	var first, second netip.Addr
 	if len(s.Networks) > 0 {
 		first = s.Gateway
@@ -31,15 +31,15 @@ func (k *Kernel) towardsPods(s State) error {
 	if err != nil {
 		return fmt.Errorf("find the loopback: %w", err)
 	}
-	if err := errors.Join(takeFirst(lo, first), k.takeSecond(lo, second)); err != nil || len(s.Networks) == 0 {
+	if err := errors.Join(assignIPv4(lo, first), k.assignIPv6(lo, second)); err != nil || len(s.Networks) == 0 {
 		return err
 	}
-	return k.leaveInterfaces(s)
+	return k.clearInterfaces(s)
 }
 
-// takeFirst adds a local route for the address, and removes its routes for other
+// assignIPv4 adds a local route for the address, and removes its routes for other
 // addresses. With an invalid address it only removes.
-func takeFirst(lo netlink.Link, address netip.Addr) error {
+func assignIPv4(lo netlink.Link, address netip.Addr) error {
 	have, err := routesOf([]int{netlink.FAMILY_V4}, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return err
@@ -64,9 +64,9 @@ func takeFirst(lo netlink.Link, address netip.Addr) error {
 	return errors.Join(problems...)
 }
 
-// takeSecond gives the loopback the address, and removes others that it has given to
+// assignIPv6 gives the loopback the address, and removes others that it has given to
 // it. Files record these, because the configuration may have changed since.
-func (k *Kernel) takeSecond(lo netlink.Link, address netip.Addr) error {
+func (k *Kernel) assignIPv6(lo netlink.Link, address netip.Addr) error {
 	marks, err := filepath.Glob(k.markLoopback("*"))
 	if err != nil {
 		return err
@@ -101,11 +101,11 @@ func (k *Kernel) markLoopback(address string) string {
 	return filepath.Join(k.Dir, "loopback-"+address)
 }
 
-// leaveInterfaces removes the addresses that previous daemons gave to interfaces of
+// clearInterfaces removes the addresses that previous daemons gave to interfaces of
 // pods. When the last IPv4 address of an interface goes, the kernel drops its routes
 // and neighbours; they are set after this.
-func (k *Kernel) leaveInterfaces(s State) error {
-	if k.left {
+func (k *Kernel) clearInterfaces(s State) error {
+	if k.interfacesCleared {
 		return nil
 	}
 	links, err := netlink.LinkList()
@@ -122,6 +122,6 @@ func (k *Kernel) leaveInterfaces(s State) error {
 			}
 		}
 	}
-	k.left = true
+	k.interfacesCleared = true
 	return nil
 }
