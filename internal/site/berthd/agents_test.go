@@ -140,15 +140,15 @@ func learn(ctx context.Context, s *Store, owner string) (siteconf.Allocation, er
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var heard *siteconf.Allocation
+	var received *siteconf.Allocation
 	err = s.Watch(ctx, prefix, revision, func(c change) {
-		if heard == nil && c.allocation != nil {
-			heard = c.allocation
+		if received == nil && c.allocation != nil {
+			received = c.allocation
 			cancel()
 		}
 	})
-	if heard != nil {
-		return *heard, nil
+	if received != nil {
+		return *received, nil
 	}
 	return siteconf.Allocation{}, err
 }

@@ -4,9 +4,9 @@
 // do not belong here, nor does the wire format, which is in internal/site/siteconf.
 //
 // Read daemon.go and run.go first: a Daemon only connects its parts, and run.go lists
-// everything that runs. attach.go, login.go and naming.go are what a request goes through,
-// questions.go dispatches requests, and agree.go reacts to changes in etcd. Each part is one
-// type with its own state. From the top, a part uses only parts below it:
+// everything that runs. Then follow a request: questions.go dispatches it to attach.go,
+// login.go or naming.go. agree.go reacts to changes in etcd. Each part is one type with its
+// own state. From the top, a part uses only parts below it:
 //
 //   - server: server.go answers clients, within the limits for each user in limits.go;
 //     subordinate.go finds the user of a subordinate number.

@@ -71,7 +71,7 @@ func TestNftIsAskedForWithCNI(t *testing.T) {
 
 // A user who can open the tunnel port keeps the kernel from starting tunnels. A user
 // who can send from a port of tunnels can inject packets into all of them.
-func TestPortsOfUsersAreToldOf(t *testing.T) {
+func TestPortsOfUsersAreReported(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "first")
 	for _, c := range []struct {
 		first, says string
@@ -99,7 +99,7 @@ func TestPortsOfUsersAreToldOf(t *testing.T) {
 
 // Hosts register their tunnel port, and the doctor lists the hosts whose port differs
 // from its own.
-func TestHostsWithOtherPortsAreToldOf(t *testing.T) {
+func TestHostsWithOtherPortsAreReported(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	said := func() error {
 		t.Helper()
@@ -136,7 +136,7 @@ func TestHostsWithOtherPortsAreToldOf(t *testing.T) {
 }
 
 // A host that tracks fewer connections than some pods may open loses its own.
-func TestTooFewConnectionsAreToldOf(t *testing.T) {
+func TestTooFewConnectionsAreReported(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "max")
 	if err := leavesConnections(path, 8192); err != nil {
 		t.Errorf("nothing is tracked: %v", err)
@@ -154,7 +154,7 @@ func TestTooFewConnectionsAreToldOf(t *testing.T) {
 
 // A name server of the host on all addresses occupies the port of the pods' name
 // server; one on a single address does not.
-func TestANameServerOnAllAddressesIsToldOf(t *testing.T) {
+func TestANameServerOnAllAddressesIsReported(t *testing.T) {
 	own, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -162,7 +162,7 @@ func TestANameServerOnAllAddressesIsToldOf(t *testing.T) {
 	port := own.LocalAddr().(*net.UDPAddr).Port
 	defer own.Close()
 	if err := noWildcard(port); err != nil {
-		t.Errorf("it listens on 127.0.0.1 alone: %v", err)
+		t.Errorf("it listens only on 127.0.0.1: %v", err)
 	}
 	all, err := net.Listen("tcp4", "0.0.0.0:0")
 	if err != nil {

@@ -62,7 +62,7 @@ func TestUsersNameTheirJobs(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.await("they know of none", has())
-	w.await("the daemon has heard of it", w.keeps())
+	w.await("the daemon knows of the deletion", w.keeps())
 	w.keep("1", "db")
 	w.relist()
 	w.await("they know them again", has("db"))
@@ -71,7 +71,7 @@ func TestUsersNameTheirJobs(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.await("they know of none any more", has())
-	w.await("the daemon has heard that, too", w.keeps())
+	w.await("the daemon knows that there are none", w.keeps())
 	w.keep("1", "db")
 	w.relist()
 	w.await("the daemon knows that they were taken back", w.keeps())

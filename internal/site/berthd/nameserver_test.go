@@ -51,17 +51,17 @@ func newNodeOfServers(t *testing.T) *nodeOfServers {
 		if err := os.Remove(s.program); err != nil {
 			t.Error(err)
 		}
-		testutil.Eventually(t, "the name servers end", func() bool { return len(s.told()) == 0 })
+		testutil.Eventually(t, "the name servers end", func() bool { return len(s.reports()) == 0 })
 	})
 	return s
 }
 
-func (s *nodeOfServers) told() []string {
-	told, err := filepath.Glob(s.program + ".*")
+func (s *nodeOfServers) reports() []string {
+	reports, err := filepath.Glob(s.program + ".*")
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return told
+	return reports
 }
 
 func (s *nodeOfServers) berthd() *nameServer {
@@ -74,7 +74,7 @@ func (s *nodeOfServers) berthd() *nameServer {
 // started returns the name server that started last.
 func (s *nodeOfServers) started() served {
 	s.t.Helper()
-	for _, path := range s.told() {
+	for _, path := range s.reports() {
 		if s.known[path] {
 			continue
 		}
@@ -88,7 +88,7 @@ func (s *nodeOfServers) started() served {
 				return served{fields[1], fields[len(fields)-1]}
 			}
 		}
-		s.t.Fatalf("it is told of no names: %s", text)
+		s.t.Fatalf("its table has no names: %s", text)
 	}
 	s.t.Fatal("no name server was started")
 	return served{}

@@ -10,7 +10,7 @@ import (
 
 // A job has no addresses until plugins have assigned them. All nodes receive them,
 // and no two pods have the same.
-func TestAddressesOfPluginsAreTold(t *testing.T) {
+func TestAddressesOfPluginsArePublished(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	s.config.CNI.List = "/site.conflist"
 	allocate := func(job uint32) siteconf.Allocation {

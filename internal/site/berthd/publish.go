@@ -18,7 +18,7 @@ func (s *Store) Publish(ctx context.Context, a siteconf.Allocation, node string)
 	pod, _ := a.On(node)
 	fail := func(err error) error { return fmt.Errorf("register address %s of %s: %w", pod.Address, a.ID(), err) }
 	where := place{a.ID(), a.After, node}
-	seen, err := s.alone(ctx, pod.Address, where)
+	seen, err := s.checkUnused(ctx, pod.Address, where)
 	if err != nil {
 		return fail(err)
 	}
@@ -35,7 +35,7 @@ func (s *Store) Publish(ctx context.Context, a siteconf.Allocation, node string)
 	}
 	// If two nodes publish the same address at once, each may have found it free.
 	// Then neither keeps it.
-	if err := s.aloneSince(ctx, pod.Address, where, seen); err != nil {
+	if err := s.checkUnusedSince(ctx, pod.Address, where, seen); err != nil {
 		return fail(errors.Join(err, s.withdraw(ctx, a, node)))
 	}
 	return nil
@@ -52,17 +52,17 @@ func (s *Store) withdraw(ctx context.Context, a siteconf.Allocation, node string
 // goneLimit bounds the wait until etcd learns that an address was returned.
 const goneLimit = 3 * time.Second
 
-// alone returns an error if a pod on another node has the address. Names would lead
+// checkUnused returns an error if a pod on another node has the address. Names would lead
 // to both pods, and the name server would take one for the other. If plugins of this
-// node assign an address twice, it was returned to them in between. alone returns
+// node assign an address twice, it was returned to them in between. checkUnused returns
 // etcd's revision when the address was free.
-func (s *Store) alone(ctx context.Context, address netip.Addr, where place) (int64, error) {
+func (s *Store) checkUnused(ctx context.Context, address netip.Addr, where place) (int64, error) {
 	for deadline := time.Now().Add(goneLimit); ; {
 		known, err := s.list(ctx, networksKey)
 		if err != nil {
 			return 0, err
 		}
-		if err = known.alone(address, where); err == nil {
+		if err = known.checkUnused(address, where); err == nil {
 			return known.revision, nil
 		}
 		if time.Now().After(deadline) || ctx.Err() != nil {
@@ -72,8 +72,8 @@ func (s *Store) alone(ctx context.Context, address netip.Addr, where place) (int
 	}
 }
 
-// aloneSince repeats the check for all changes since a revision.
-func (s *Store) aloneSince(ctx context.Context, address netip.Addr, where place, revision int64) error {
+// checkUnusedSince repeats the check for all changes since a revision.
+func (s *Store) checkUnusedSince(ctx context.Context, address netip.Addr, where place, revision int64) error {
 	got, err := s.client.Get(ctx, networksKey, clientv3.WithPrefix(), clientv3.WithMinModRev(revision+1))
 	if err != nil {
 		return err
@@ -86,10 +86,10 @@ func (s *Store) aloneSince(ctx context.Context, address netip.Addr, where place,
 			}
 		}
 	}
-	return known.alone(address, where)
+	return known.checkUnused(address, where)
 }
 
-func (l listing) alone(address netip.Addr, where place) error {
+func (l listing) checkUnused(address netip.Addr, where place) error {
 	for there, theirs := range l.at {
 		if theirs == address && there.node != where.node {
 			return fmt.Errorf("%s on %s has it: have the ipam of 'cni.list' give each node its own addresses", there.id, there.node)

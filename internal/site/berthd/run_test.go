@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestReadinessIsTold(t *testing.T) {
+func TestReadinessIsReported(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
@@ -22,7 +22,7 @@ func TestReadinessIsTold(t *testing.T) {
 	said := make([]byte, 100)
 	n, err := manager.Read(said)
 	if err != nil || string(said[:n]) != "READY=1" {
-		t.Errorf("told %q, %v", said[:n], err)
+		t.Errorf("got %q, %v", said[:n], err)
 	}
 	if left, there := os.LookupEnv("NOTIFY_SOCKET"); there {
 		t.Errorf("what berthd starts has NOTIFY_SOCKET=%s", left)

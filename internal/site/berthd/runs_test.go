@@ -116,7 +116,7 @@ func TestNamesOfRunsGoWithThem(t *testing.T) {
 	first, answer := w.beginRun("web.default,api")
 	has("n0/api", "n0/web.default")
 	if want := a.Domains(w.config.Cluster, nil)[0]; answer["domain"] != want || answer["wait"] != "" {
-		t.Errorf("the run is told %v, want the domain %s", answer, want)
+		t.Errorf("the run gets %v, want the domain %s", answer, want)
 	}
 	if err := w.Name(t.Context(), 1000, 1, "db"); err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func TestNamesOfRunsGoWithThem(t *testing.T) {
 	w.changedAt("1000", time.Now())
 	third, answer := w.beginRun("late")
 	if answer["wait"] == "" {
-		t.Errorf("the run is told %v, not how long it has to wait", answer)
+		t.Errorf("the run gets %v, not how long it has to wait", answer)
 	}
 	w.look()
 	has("db", "n1/theirs")
@@ -191,7 +191,7 @@ func TestNamesOfRunsOutliveDaemonsAndEtcd(t *testing.T) {
 		t.Fatal(err)
 	}
 	has()
-	w.await("the daemon has heard of it", serves())
+	w.await("the daemon knows of the deletion", serves())
 	w.look()
 	has("n0/web")
 	// If etcd lost everything while it was cut off, the daemon received no event.
@@ -199,7 +199,7 @@ func TestNamesOfRunsOutliveDaemonsAndEtcd(t *testing.T) {
 	if _, err := w.store.client.Delete(t.Context(), namesKey(a, "n0")); err != nil {
 		t.Fatal(err)
 	}
-	w.await("the daemon has heard of that, too", serves())
+	w.await("the daemon knows of the second deletion", serves())
 	w.jobNames.mu.Lock()
 	w.jobNames.jobs["1"].runs = givenNames{names: []string{"web"}, revision: 1}
 	w.jobNames.mu.Unlock()
@@ -294,7 +294,7 @@ func TestAFileOfARunThatCannotBeRead(t *testing.T) {
 	}
 	defer siteconf.CloseAll(held)
 	if err := w.runs.update(t.Context()); err == nil || !strings.Contains(err.Error(), broken) {
-		t.Errorf("the log is told %v", err)
+		t.Errorf("the error is %v", err)
 	}
 	w.await("others know both", func() bool {
 		return slices.Equal(namesOf(f, a), []string{"n0/web"}) && slices.Equal(namesOf(f, w.pods.local["2"].Allocation), []string{"n0/api"})
@@ -326,7 +326,7 @@ func TestNamesOfRunsWaitInLine(t *testing.T) {
 		wait = append(wait, (seconds+int(namesPause/time.Second)-1)/int(namesPause/time.Second))
 	}
 	if !slices.Equal(wait, []int{1, 2, 3}) {
-		t.Errorf("they are told to wait for so many pauses: %v", wait)
+		t.Errorf("they have to wait for so many pauses: %v", wait)
 	}
 	for i, job := range []string{"3", "2", "4"} {
 		w.look()

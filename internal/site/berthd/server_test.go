@@ -119,7 +119,7 @@ func TestUsersDoNotFillTheLog(t *testing.T) {
 		{[]byte{}, 0, false},
 		{siteconf.Message{Verb: siteconf.VerbAttach}.Encode(), 0, true},
 	} {
-		for _, hears := range []bool{true, false} {
+		for _, reads := range []bool{true, false} {
 			var log bytes.Buffer
 			d := newDaemon(siteconf.Config{}, "n1", netip.Addr{}, nil, nil, slog.New(slog.NewTextHandler(&log, nil)))
 			asker, asked := socketPair(t)
@@ -129,7 +129,7 @@ func TestUsersDoNotFillTheLog(t *testing.T) {
 			if err := asker.CloseWrite(); err != nil {
 				t.Fatal(err)
 			}
-			if !hears {
+			if !reads {
 				asker.Close()
 			}
 			d.server.answer(t.Context(), asked, &unix.Ucred{Uid: question.uid})
@@ -207,7 +207,7 @@ func TestBerthSessionsThatSayNothingAreCounted(t *testing.T) {
 
 // silentAt is the variable with the path of the socket that this program connects to
 // silently.
-const silentAt = "SITED_TEST_SILENT"
+const silentAt = "BERTHD_TEST_SILENT"
 
 // beSilent connects more often than a user may, and prints how many connections get an
 // answer. It ends its silence when the others have been closed.

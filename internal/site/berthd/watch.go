@@ -12,7 +12,7 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// localNode is told by watch what etcd holds.
+// localNode reacts to what etcd holds. The daemon implements it.
 type localNode interface {
 	// agree restores what etcd has lost of the pods here in a network, and adds it to what is
 	// known. It returns the pods whose addresses etcd lacks.

@@ -31,10 +31,10 @@ ADD) echo '{"cniVersion":"1.0.0","ips":[{"address":"'"$(cat "$dir/address")"'/24
 esac
 `
 
-// asked is a kernel that only calls the function with check.
-type asked func(check bool) error
+// kernelFunc is a kernel that only calls the function with check.
+type kernelFunc func(check bool) error
 
-func (a asked) Apply(_ context.Context, _ vxlan.State, check bool) error { return a(check) }
+func (a kernelFunc) Apply(_ context.Context, _ vxlan.State, check bool) error { return a(check) }
 
 // wired is the part of a berthd on n0 that has plugins connect pods.
 type wired struct {
@@ -53,7 +53,7 @@ func newWired(t *testing.T) *wired {
 	w.write("site.conflist", `{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"plugin"}]}`, 0o644)
 	s := newStore(t, "10.128.0.0/24")
 	s.config.CNI.List, s.config.DNS.Program = filepath.Join(w.dir, "site.conflist"), ""
-	w.Daemon = newDaemon(s.config, "n0", netip.Addr{}, s, asked(func(bool) error { return nil }), slog.New(slog.DiscardHandler))
+	w.Daemon = newDaemon(s.config, "n0", netip.Addr{}, s, kernelFunc(func(bool) error { return nil }), slog.New(slog.DiscardHandler))
 	network, err := podcni.Open(t.Context(), s.config.CNI.List, []string{w.dir}, filepath.Join(w.dir, "state"), func() { w.touch() })
 	if err != nil {
 		t.Fatal(err)
@@ -162,7 +162,7 @@ func (w *wired) known(a siteconf.Allocation) string {
 
 // An interface is broken and cannot be created again at first. etcd removes the
 // address, which may belong to another pod by then, and later gets the new one.
-func TestEtcdKnowsAddressesOfPodsThatAreMadeAgain(t *testing.T) {
+func TestNewAddressesOfPodsArePublished(t *testing.T) {
 	w := newWired(t)
 	a := w.allocate(1, 1000)
 	w.pods.put(&localPod{Allocation: a})
@@ -198,7 +198,7 @@ func TestEtcdKnowsAddressesOfPodsThatAreMadeAgain(t *testing.T) {
 
 // A pod whose address cannot be published runs no steps, and does not affect other
 // jobs.
-func TestAPodOfWhichEtcdIsNotToldIsAlone(t *testing.T) {
+func TestAnUnpublishedPodAffectsNoOther(t *testing.T) {
 	w := newWired(t)
 	theirs, mine := w.allocate(1, 1000), w.allocate(2, 1001)
 	address := netip.MustParseAddr("10.128.0.7")
@@ -223,14 +223,14 @@ func TestAPodOfWhichEtcdIsNotToldIsAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.plug(true)
-	w.await("etcd is told when nobody else has it", func() bool {
+	w.await("the address is published when nobody else has it", func() bool {
 		_, attached := w.pods.attached(request)
 		return attached && w.known(mine) == address.String()
 	})
 }
 
 // After a restart of berthd, steps of existing jobs need no etcd.
-func TestAPodOfTheDaemonBeforeIsTold(t *testing.T) {
+func TestAPodOfThePreviousDaemonIsPublished(t *testing.T) {
 	w := newWired(t)
 	a := w.allocate(1, 1000)
 	w.pods.put(&localPod{Allocation: a})
@@ -259,14 +259,14 @@ func TestNoTwoPublishAnAddress(t *testing.T) {
 		}
 	}
 	second := place{both[1].ID(), both[1].After, "n1"}
-	seen, err := s.alone(t.Context(), address, second)
+	seen, err := s.checkUnused(t.Context(), address, second)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Publish(t.Context(), with(both[0], "n0", address), "n0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.aloneSince(t.Context(), address, second, seen); err == nil || !strings.Contains(err.Error(), "1 on n0 has it") {
+	if err := s.checkUnusedSince(t.Context(), address, second, seen); err == nil || !strings.Contains(err.Error(), "1 on n0 has it") {
 		t.Errorf("who found nobody before: %v", err)
 	}
 	if err := s.withdraw(t.Context(), both[0], "n0"); err != nil {
@@ -352,7 +352,7 @@ func TestAllIsLookedAtWhenEtcdIsBack(t *testing.T) {
 	w := newWired(t)
 	w.network.plugins.cni = nil
 	var applied, looked atomic.Int64
-	w.network.kernel = asked(func(check bool) error {
+	w.network.kernel = kernelFunc(func(check bool) error {
 		applied.Add(1)
 		if check {
 			looked.Add(1)
@@ -376,16 +376,16 @@ func TestAllIsLookedAtWhenEtcdIsBack(t *testing.T) {
 
 // A gateway is announced to nodes when its links forward, whatever was created again
 // meanwhile.
-func TestAGatewayIsToldOfWhenItForwards(t *testing.T) {
+func TestAGatewayIsAnnouncedWhenItForwards(t *testing.T) {
 	w := newWired(t)
 	w.network.plugins.cni, w.gateways.host = nil, netip.MustParseAddr("127.0.0.1")
-	told := func() bool {
+	announced := func() bool {
 		got, err := w.store.client.Get(t.Context(), gatewaysKey+w.node)
 		return err == nil && got.Count > 0
 	}
 	var looked atomic.Bool
-	w.network.kernel = asked(func(check bool) error {
-		if check && !told() {
+	w.network.kernel = kernelFunc(func(check bool) error {
+		if check && !announced() {
 			looked.Store(true)
 		}
 		return nil
@@ -399,8 +399,8 @@ func TestAGatewayIsToldOfWhenItForwards(t *testing.T) {
 	})
 	defer ended.Wait()
 	defer cancel()
-	w.await("nodes hear of it", told)
+	w.await("the gateway is announced", announced)
 	if !looked.Load() {
-		t.Error("nodes hear of a gateway whose links were not looked at")
+		t.Error("a gateway is announced before its links were looked at")
 	}
 }
