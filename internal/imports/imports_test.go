@@ -77,9 +77,13 @@ var layers = map[string][]string{
 	"internal/kube/objects":  {"internal/kube/savedstate"},
 	"internal/kube/workload": {"internal/base/cluster", "internal/kube/containerlog"},
 
-	"internal/site/berthd":   {"internal/base/exitcode", "internal/job/slurm", "internal/site/nametable", "internal/site/podcni", "internal/site/siteconf", "internal/site/vxlan"},
-	"internal/site/siteconf": {"internal/job/slurm"},
-	"internal/site/vxlan":    {"internal/base/linux", "internal/site/siteconf"},
+	"internal/site/berthd": {
+		"internal/base/exitcode", "internal/job/slurm",
+		"internal/site/berthd/limits", "internal/site/berthd/pidns", "internal/site/nametable", "internal/site/podcni", "internal/site/siteconf", "internal/site/vxlan",
+	},
+	"internal/site/berthd/pidns": {"internal/site/vxlan"},
+	"internal/site/siteconf":     {"internal/job/slurm"},
+	"internal/site/vxlan":        {"internal/base/linux", "internal/site/siteconf"},
 
 	"internal/access/jobend": {"internal/access/tunnel", "internal/base/cluster", "internal/base/pki", "internal/base/rundir", "internal/job/slurm"},
 	"internal/access/login": {

@@ -170,7 +170,7 @@ func (d *Daemon) drop(ctx context.Context, id string) (*siteconf.Allocation, err
 		return nil, nil
 	}
 	// End its processes first, so that the peers of their connections learn of the end.
-	err := errors.Join(d.pods.forget(id), d.pods.processes.end(id), d.network.apply(ctx, false), d.pods.unmake(id))
+	err := errors.Join(d.pods.forget(id), d.pods.processes.End(id), d.network.apply(ctx, false), d.pods.unmake(id))
 	d.audit.write(auditLeft, local.here(d.node), nil)
 	d.log.Info("job has left its network", "job", id, "user", local.User, "uid", local.UID, "network", local.VNI, "error", err)
 	return &local.Allocation, err

@@ -8,11 +8,11 @@
 // login.go or naming.go. agree.go reacts to changes in etcd. Each part is one type with its
 // own state. From the top, a part uses only parts below it:
 //
-//   - server: server.go answers clients, within the limits for each user in limits.go;
-//     subordinate.go finds the user of a subordinate number.
+//   - server: server.go answers clients, within the limits for each user that the package
+//     limits keeps.
 //   - network: network.go brings the kernel into the state that the pods here need;
 //     plugins.go has CNI plugins connect pods.
-//   - pods: pods.go keeps the pods of this node, processes.go their PID namespaces,
+//   - pods: pods.go keeps the pods of this node, the package pidns their PID namespaces,
 //     resolvers.go their resolv.conf, and table.go lists their names for CoreDNS.
 //   - watch: watch.go follows the networks that have a pod here, and all networks on some
 //     hosts; follower.go mirrors one of them.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"berth.dev/berth/internal/site/berthd/pidns"
 	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/site/vxlan"
 )
@@ -19,7 +20,7 @@ type pods struct {
 	// node is Slurm's name of this node.
 	node      string
 	config    siteconf.Config
-	processes *processes
+	processes *pidns.Namespaces
 	resolvers *resolvers
 	names     *jobNames
 	watch     *watch
@@ -105,7 +106,7 @@ func (p *pods) len() int {
 // making the namespaces and recording the pod.
 func (p *pods) removeStrays() error {
 	var problems []error
-	for dir, remove := range map[string]func(string) error{"net": vxlan.RemoveNamespace, "pid": endProcesses, "resolv": os.Remove} {
+	for dir, remove := range map[string]func(string) error{"net": vxlan.RemoveNamespace, "pid": pidns.End, "resolv": os.Remove} {
 		dir = filepath.Join(p.config.Run, dir)
 		entries, err := os.ReadDir(dir)
 		if err != nil {
@@ -124,7 +125,7 @@ func (p *pods) make(a siteconf.Allocation) error {
 	if err := vxlan.NewNamespace(p.namespace(a.ID()), p.config.ByCNI()); err != nil {
 		return err
 	}
-	if err := p.processes.start(a.ID()); err != nil {
+	if err := p.processes.Start(a.ID()); err != nil {
 		return err
 	}
 	if err := p.resolvers.write(a); err != nil {
@@ -146,7 +147,7 @@ func (p *pods) make(a siteconf.Allocation) error {
 
 // unmake removes what exists of a pod. It cleans up after a pod that was made only in part.
 func (p *pods) unmake(id string) error {
-	return errors.Join(p.forget(id), p.processes.end(id), vxlan.RemoveNamespace(p.namespace(id)))
+	return errors.Join(p.forget(id), p.processes.End(id), vxlan.RemoveNamespace(p.namespace(id)))
 }
 
 func (p *pods) forget(id string) error {
@@ -166,7 +167,7 @@ func (p *pods) enter(id string, answer map[string]string) ([]*os.File, error) {
 		answer["resolver"] = p.resolvers.file(id)
 	}
 	var files []*os.File
-	for _, path := range []string{p.namespace(id), p.processes.file(id)} {
+	for _, path := range []string{p.namespace(id), p.processes.File(id)} {
 		file, err := os.Open(path)
 		if err != nil {
 			siteconf.CloseAll(files)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/site/berthd/limits"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -63,10 +64,10 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 		if err != nil {
 			return nil, err
 		}
-		if !d.sessions.starting.enter(uid) {
-			return nil, fmt.Errorf("%d sessions of yours begin on %s at once: try again in some seconds", maxLogins, d.node)
+		if !d.sessions.starting.Enter(uid) {
+			return nil, fmt.Errorf("%d sessions of yours begin on %s at once: try again in some seconds", limits.MaxStarting, d.node)
 		}
-		defer d.sessions.starting.leave(uid)
+		defer d.sessions.starting.Leave(uid)
 		return d.Login(ctx, uid, question.Fields["user"], peer.Pid, answer)
 	case siteconf.VerbDecline:
 		job, err := number(question, "job")

@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/site/berthd/limits"
+	"berth.dev/berth/internal/site/berthd/pidns"
 	"berth.dev/berth/internal/site/podcni"
 	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/site/vxlan"
@@ -125,8 +127,7 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, store *Stor
 	d.optOuts = &optOuts{dir: within("declined"), allowed: config.OptOut, log: log}
 	d.sessions = &sessions{dir: within("sessions"), log: log}
 	d.server = &server{
-		do: d.do, log: log,
-		clients: clientLimits{subordinates: subordinates{path: "/etc/subuid", number: userNumber}}, begun: startLimit{most: maxBegun},
+		do: d.do, log: log, clients: limits.NewClients(), begun: limits.Starting{Most: limits.MaxBegun},
 	}
 	d.gateways = &gateways{
 		node: node, host: host, config: config.Gateways, store: store, log: log, changed: d.touch,
@@ -137,7 +138,7 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, store *Stor
 	d.watch = &watch{store: store, names: d.jobNames, node: d, log: log, networks: map[string]*follower{}, users: map[string]int{}}
 	d.pods = &pods{
 		node: node, config: config, names: d.jobNames, watch: d.watch, log: log, local: map[string]*localPod{},
-		processes: &processes{dir: within("pid"), program: config.Pod, firsts: map[string]*os.Process{}},
+		processes: pidns.New(within("pid"), config.Pod),
 		resolvers: &resolvers{config: config, dir: within("resolv"), address: resolver},
 	}
 	d.metrics = &metrics{pods: d.pods.count, log: log}

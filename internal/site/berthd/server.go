@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/site/berthd/limits"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -46,8 +47,8 @@ type server struct {
 	log *slog.Logger
 	// clients counts the connections of users, and begun the connections of berth-session, by
 	// the user who started it.
-	clients clientLimits
-	begun   startLimit
+	clients *limits.Clients
+	begun   limits.Starting
 }
 
 // serve answers clients until the context ends, and returns after the last answer.
@@ -82,20 +83,20 @@ func (s *server) serve(ctx context.Context, listener *net.UnixListener) error {
 			conn.Close()
 			continue
 		}
-		user, entered := s.clients.enter(peer.Uid)
+		user, entered := s.clients.Enter(peer.Uid)
 		if !entered {
 			conn.Close()
 			continue
 		}
 		starter := startedBy(peer)
-		if starter != 0 && !s.begun.enter(starter) {
+		if starter != 0 && !s.begun.Enter(starter) {
 			conn.Close()
 			continue
 		}
 		all.Go(func() {
-			defer s.clients.leave(user)
+			defer s.clients.Leave(user)
 			if starter != 0 {
-				defer s.begun.leave(starter)
+				defer s.begun.Leave(starter)
 			}
 			defer conn.Close()
 			s.answer(ctx, conn, peer)

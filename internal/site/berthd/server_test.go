@@ -17,94 +17,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/site/berthd/limits"
 	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/testutil"
 )
-
-// Connections that users keep open do not block root or other users.
-func TestAUserCannotKeepOthersOut(t *testing.T) {
-	var all clientLimits
-	s := entrance{&all}
-	const bob, alice, others = 1001, 1000, 2000
-	for range maxOfOne {
-		if !s.enter(bob) {
-			t.Fatal("bob has fewer connections than one may have")
-		}
-	}
-	if s.enter(bob) {
-		t.Error("bob has one more than one may have")
-	}
-	if !s.enter(alice) {
-		t.Error("bob keeps alice out")
-	}
-	served := maxOfOne + 1
-	for uid := uint32(others); s.enter(uid); uid++ {
-		served++
-	}
-	if served != maxClients {
-		t.Errorf("%d are served, want %d", served, maxClients)
-	}
-	if !s.enter(0) {
-		t.Error("they keep root out")
-	}
-	s.leave(0)
-	s.leave(bob)
-	if !s.enter(bob) || s.enter(alice) {
-		t.Error("there is not one place more than before")
-	}
-}
-
-// entrance hides the first result of enter from tests that never call leave.
-type entrance struct{ *clientLimits }
-
-func (e entrance) enter(uid uint32) bool {
-	_, entered := e.clientLimits.enter(uid)
-	return entered
-}
-
-// A user with subordinate numbers gets as many connections with all of them and his
-// own number as any other user.
-func TestSubordinateNumbersAreOneUser(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "subuid")
-	number := func(name string) (uint32, bool) { return 1001, name == "bob" }
-	all := clientLimits{subordinates: subordinates{path: path, number: number}}
-	write := func(text string) {
-		t.Helper()
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("# owners\nbob:100000:65536\nodd:0:4294967295\nodd:7\nodd:x:1\n1002:165536:65536\nldap:300000:10\nbob:400000:10\nldap:500000:10\n0:600000:10\n")
-	if user, entered := all.enter(1001); !entered || user != 1001 {
-		t.Fatalf("bob is counted as %d, and enters: %t", user, entered)
-	}
-	for i := range uint32(maxOfOne - 1) {
-		if user, entered := all.enter(100000 + i); !entered || user != 1001 {
-			t.Fatalf("number %d is counted as %d, and enters: %t", 100000+i, user, entered)
-		}
-	}
-	for _, another := range []uint32{1001, 165535, 400003} {
-		if _, entered := all.enter(another); entered {
-			t.Errorf("%d, another number of bob's, enters", another)
-		}
-	}
-	for other, account := range map[uint32]uint32{1003: 1003, 99999: 99999, 165536: 1002, 231072: 231072, 300009: 300000, 500009: 300000, 600001: 600000} {
-		if user, entered := all.enter(other); !entered || user != account {
-			t.Errorf("%d is counted as %d, and enters: %t", other, user, entered)
-		}
-	}
-	write("")
-	if user, entered := all.enter(165535); !entered || user != 165535 {
-		t.Errorf("the file is empty: %d is counted as %t", user, entered)
-	}
-	all.leave(1001)
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if user, entered := all.enter(100000); !entered || user != 100000 {
-		t.Errorf("there is no file: counted as %d, enters: %t", user, entered)
-	}
-}
 
 // Requests that users can repeat at will are not logged: their own requests, requests
 // of berth-session, which is root, and invalid messages.
@@ -152,20 +68,20 @@ func TestAUserCannotKeepOthersSessionsOut(t *testing.T) {
 		_, err := d.do(t.Context(), &unix.Ucred{Pid: int32(os.Getpid())}, siteconf.Message{Verb: siteconf.VerbLogin, Fields: map[string]string{"uid": uid}}, map[string]string{})
 		return err
 	}
-	for range maxLogins {
-		if !d.sessions.starting.enter(1001) {
+	for range limits.MaxStarting {
+		if !d.sessions.starting.Enter(1001) {
 			t.Fatal("bob has fewer than one may have")
 		}
 	}
 	if err := login("1001"); err == nil || !strings.Contains(err.Error(), "64 sessions of yours begin on n1 at once") {
 		t.Errorf("one more of bob's: %v", err)
 	}
-	for range 2 * maxLogins {
+	for range 2 * limits.MaxStarting {
 		if err := login("1000"); err == nil || !strings.Contains(err.Error(), "you have no job on n1") {
 			t.Fatalf("one of alice's: %v", err)
 		}
 	}
-	d.sessions.starting.leave(1001)
+	d.sessions.starting.Leave(1001)
 	if err := login("1001"); err == nil || !strings.Contains(err.Error(), "you have no job on n1") {
 		t.Errorf("one of bob's has begun: %v", err)
 	}
@@ -200,8 +116,8 @@ func TestBerthSessionsThatSayNothingAreCounted(t *testing.T) {
 	command.Env = append(os.Environ(), silentAt+"="+filepath.Join(run, siteconf.Socket))
 	command.Stderr = os.Stderr
 	out, err := command.Output()
-	if err != nil || string(out) != fmt.Sprint(maxBegun) {
-		t.Errorf("%s of bob's are kept, want %d; %v", out, maxBegun, err)
+	if err != nil || string(out) != fmt.Sprint(limits.MaxBegun) {
+		t.Errorf("%s of bob's are kept, want %d; %v", out, limits.MaxBegun, err)
 	}
 }
 
@@ -215,7 +131,7 @@ func beSilent(path string) error {
 	const refusals = 20
 	answered := make(chan bool)
 	var conns []*net.UnixConn
-	for range maxBegun + refusals {
+	for range limits.MaxBegun + refusals {
 		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 		if err != nil {
 			return err

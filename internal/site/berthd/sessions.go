@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/site/berthd/limits"
 )
 
 // sessionsPeriod is the time between two checks whether a user's last session has ended.
@@ -26,7 +28,7 @@ type sessions struct {
 	dir string
 	log *slog.Logger
 	// starting counts the sessions that are starting.
-	starting startLimit
+	starting limits.Starting
 
 	// users has a mutex for each user, by number. It keeps the end of a user's last session
 	// and the beginning of the next one apart.

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -13,64 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/site/siteconf"
-	"berth.dev/berth/internal/site/vxlan"
 	"berth.dev/berth/internal/testutil"
 )
-
-// The processes of a pod are killed by the daemon that started it, and by another
-// one, which has to search for it. Both also work if the processes have already
-// ended.
-func TestProcessesOfAPodEnd(t *testing.T) {
-	testutil.Require(t, testutil.Root)
-	dir := t.TempDir()
-	program := filepath.Join(dir, "berth-pod")
-	if err := os.WriteFile(program, []byte("#!/bin/sh\nexec sleep 600\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(dir, "pid"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	newProcesses := func() *processes {
-		return &processes{dir: filepath.Join(dir, "pid"), program: program, firsts: map[string]*os.Process{}}
-	}
-	for name, test := range map[string]struct{ another, ended bool }{"the same": {}, "another": {another: true}, "ended": {ended: true}} {
-		t.Run(name, func(t *testing.T) {
-			p := newProcesses()
-			// Do it twice, as for two steps of a job.
-			for range 2 {
-				if err := p.start("1"); err != nil {
-					t.Fatal(err)
-				}
-			}
-			first := p.firsts["1"]
-			if !vxlan.IsNamespace(p.file("1")) {
-				t.Fatal("there is no namespace")
-			}
-			alive := func() bool {
-				_, err := os.Stat(filepath.Join("/proc", strconv.Itoa(first.Pid)))
-				return err == nil
-			}
-			if test.ended {
-				if err := first.Kill(); err != nil {
-					t.Fatal(err)
-				}
-				testutil.Eventually(t, "the end of process 1", func() bool { return !alive() })
-			}
-			if test.another {
-				p = newProcesses()
-			}
-			for range 2 {
-				if err := p.end("1"); err != nil {
-					t.Fatal(err)
-				}
-			}
-			testutil.Eventually(t, "the end of process 1", func() bool { return !alive() })
-			if _, err := os.Stat(p.file("1")); !os.IsNotExist(err) {
-				t.Errorf("the file is left: %v", err)
-			}
-		})
-	}
-}
 
 // If a job's number now belongs to another user, nothing of the former job is
 // entered.
@@ -113,7 +56,7 @@ func TestAPodIsNotAnotherUsers(t *testing.T) {
 			t.Errorf("the pod is user %d's, want %d's", got, step.uid)
 		}
 		var now [2]uint64
-		for i, path := range []string{d.pods.namespace("7"), d.pods.processes.file("7")} {
+		for i, path := range []string{d.pods.namespace("7"), d.pods.processes.File("7")} {
 			// Keep it open, or the next one may get its inode number.
 			file, err := os.Open(path)
 			if err != nil {

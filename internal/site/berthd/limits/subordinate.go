@@ -1,4 +1,4 @@
-package berthd
+package limits
 
 import (
 	"os"

@@ -1,4 +1,5 @@
-package berthd
+// Package pidns makes and ends the PID namespaces of pods. It does not know users or jobs.
+package pidns
 
 import (
 	"bytes"
@@ -16,8 +17,8 @@ import (
 	"berth.dev/berth/internal/site/vxlan"
 )
 
-// processes keeps the PID namespaces of pods.
-type processes struct {
+// Namespaces keeps the PID namespaces of pods.
+type Namespaces struct {
 	// dir has a file for each namespace, by ID.
 	dir string
 	// program is process 1 of each namespace.
@@ -28,12 +29,18 @@ type processes struct {
 	firsts map[string]*os.Process
 }
 
-func (p *processes) file(id string) string { return filepath.Join(p.dir, id) }
+// New returns the namespaces with files in a directory. Process 1 of each runs the program.
+func New(dir, program string) *Namespaces {
+	return &Namespaces{dir: dir, program: program, firsts: map[string]*os.Process{}}
+}
 
-// start makes the PID namespace of a job's pod: a process 1 that lives until the job
+// File returns the file of a pod's namespace.
+func (p *Namespaces) File(id string) string { return filepath.Join(p.dir, id) }
+
+// Start makes the PID namespace of a job's pod: a process 1 that lives until the job
 // ends, independent of the daemon, and a file through which others enter.
-func (p *processes) start(id string) error {
-	path := p.file(id)
+func (p *Namespaces) Start(id string) error {
+	path := p.File(id)
 	if vxlan.IsNamespace(path) {
 		return nil
 	}
@@ -66,25 +73,25 @@ func (p *processes) start(id string) error {
 	return nil
 }
 
-// end kills all processes of a job's pod. If this daemon started process 1, it need not
+// End kills all processes of a job's pod. If this daemon started process 1, it need not
 // search for it among all processes of the node.
-func (p *processes) end(id string) error {
+func (p *Namespaces) End(id string) error {
 	p.mu.Lock()
 	first := p.firsts[id]
 	delete(p.firsts, id)
 	p.mu.Unlock()
 	if first == nil {
-		return endProcesses(p.file(id))
+		return End(p.File(id))
 	}
 	if err := first.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill the processes of a pod (process 1 is %d): %w", first.Pid, err)
 	}
-	return vxlan.RemoveNamespace(p.file(id))
+	return vxlan.RemoveNamespace(p.File(id))
 }
 
-// endProcesses kills all processes in a PID namespace, by its process 1, and
+// End kills all processes in a PID namespace, by its process 1, and
 // removes the file. It may be called twice.
-func endProcesses(path string) error {
+func End(path string) error {
 	if !vxlan.IsNamespace(path) {
 		return vxlan.RemoveNamespace(path)
 	}
