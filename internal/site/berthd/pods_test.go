@@ -1,9 +1,15 @@
 package berthd
 
 import (
+	"encoding/json"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"berth.dev/berth/internal/site/siteconf"
+	"berth.dev/berth/internal/testutil"
 )
 
 func TestSessionsAreInTheJobThatHasAdoptedThem(t *testing.T) {
@@ -19,5 +25,68 @@ func TestSessionsAreInTheJobThatHasAdoptedThem(t *testing.T) {
 	}
 	if id, err := p.choose(1003, 0); err == nil {
 		t.Errorf("without a job: %s", id)
+	}
+}
+
+// A new daemon knows the pods of the previous one, and removes what belongs to no pod.
+func TestPodsOutliveTheDaemon(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	dir := t.TempDir()
+	newPods := func() *pods {
+		return newDaemon(siteconf.Config{Run: dir}, "n0", netip.Addr{}, nil, nil, slog.New(slog.DiscardHandler)).pods
+	}
+	write := func(name, text string) {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := siteconf.Allocation{Job: 7, UID: 1001, After: 3}
+	text, err := json.Marshal(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write("pods/7", string(text))
+	write("pods/8", string(text))
+	write("pods/9", "no pod")
+	for _, kind := range []string{"net", "pid", "resolv"} {
+		write(kind+"/7", "")
+		write(kind+"/8", "")
+	}
+	p := newPods()
+	if err := p.load(); err != nil {
+		t.Fatal(err)
+	}
+	if kept, here := p.allocation("7"); !here || kept.After != a.After || p.len() != 1 {
+		t.Errorf("kept: %+v, %t, and %d pods in all", kept, here, p.len())
+	}
+	if jobs, sessions := p.count(); jobs != 1 || sessions != 0 {
+		t.Errorf("%d jobs and %d sessions", jobs, sessions)
+	}
+	if !p.local["7"].loaded || p.watch.users["1001"] != 1 || !p.names.keeps("7", 3) {
+		t.Error("the pod has no follower or no names")
+	}
+	for _, path := range []string{"pods/8", "pods/9", "net/8", "pid/8", "resolv/8"} {
+		if _, err := os.Stat(filepath.Join(dir, path)); !os.IsNotExist(err) {
+			t.Errorf("%s is left: %v", path, err)
+		}
+	}
+	for _, path := range []string{"pods/7", "net/7", "pid/7", "resolv/7"} {
+		if _, err := os.Stat(filepath.Join(dir, path)); err != nil {
+			t.Error(err)
+		}
+	}
+	for range 2 {
+		if err := p.unmake("7"); err != nil {
+			t.Error(err)
+		}
+	}
+	p.take("7")
+	if p = newPods(); p.load() != nil || p.len() != 0 {
+		t.Errorf("%d pods after the last one has gone", p.len())
 	}
 }
