@@ -42,7 +42,8 @@ export GOFLAGS     := -trimpath -buildvcs=false
 KUBERNETES := $(shell go list -m -f '{{.Version}}' k8s.io/kubernetes)
 kube_version := k8s.io/component-base/version
 kube_ldflags := -X $(kube_version).gitVersion=$(KUBERNETES) -X $(kube_version).gitMajor=1 \
-	-X $(kube_version).gitMinor=$(word 2,$(subst ., ,$(KUBERNETES))) -X $(kube_version).gitTreeState=clean
+	-X $(kube_version).gitMinor=$(word 2,$(subst ., ,$(KUBERNETES))) -X $(kube_version).gitTreeState=clean \
+	-X $(kube_version).gitCommit= -X $(kube_version).buildDate=2026-07-22T18:07:38Z
 berth_ldflags := -X berth.dev/berth/internal/base/cluster.version=$(VERSION)
 
 .PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test fuzz bench bench-network bench-bed bench-images reports conformance lint notices install dist packages sources clean
@@ -64,6 +65,7 @@ berth-bench:
 kube:
 	@echo "building Kubernetes; of the first build, which takes about ten minutes on two cores, most is this"
 	go build -ldflags "-s -w $(kube_ldflags)" -o $(LIBEXEC)/berth-kube ./cmd/berth-kube
+	ln -sfn berth-kube $(LIBEXEC)/kubectl
 
 runtime:
 	$(MAKE) -C runtime OUT=$(LIBEXEC) GOARCH=$(GOARCH)
@@ -91,7 +93,7 @@ demo:
 	@echo "1/4 berth";                                    $(MAKE) -s berth
 	@echo "2/4 Kubernetes, most of the first build";      $(MAKE) -s kube
 	@echo "3/4 containerd and runc";                      $(MAKE) -s runtime
-	@echo "4/4 kubectl, nft, CoreDNS and an image";       $(MAKE) -s -C programs kubectl nft coredns OUT=$(LIBEXEC)
+	@echo "4/4 nft, CoreDNS and an image";                $(MAKE) -s -C programs nft coredns OUT=$(LIBEXEC)
 	@$(MAKE) -s -C test/images out/busybox.tar
 	scripts/demo
 

@@ -1,7 +1,8 @@
 // Command berth-kube is the roles of a cluster that are Kubernetes itself:
 // control (etcd, API server, controller manager, scheduler), controllers (the
 // latter two where there are several control planes) and node (kubelet,
-// kube-proxy, volumes).
+// kube-proxy, volumes). Under the name kubectl it is kubectl, which shares most of
+// its code.
 package main
 
 import (
@@ -11,11 +12,19 @@ import (
 	"os/signal"
 	"syscall"
 
+	"berth.dev/berth/internal/access/kubectl"
+	"berth.dev/berth/internal/base/heap"
+	_ "berth.dev/berth/internal/base/heap/hurry"
 	"berth.dev/berth/internal/kube/control"
 	"berth.dev/berth/internal/kube/node"
 )
 
 func main() {
+	if kubectl.Started() {
+		heap.Rest()
+		kubectl.Main()
+		return
+	}
 	roles := map[string]func(context.Context, []string) error{"control": control.Main, "controllers": control.ControllersMain, "node": node.Main}
 	if len(os.Args) < 2 || roles[os.Args[1]] == nil {
 		fmt.Fprintln(os.Stderr, "usage: berth-kube control|controllers|node --plan FILE; berth starts it, nobody else has to")

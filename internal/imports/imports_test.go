@@ -43,7 +43,7 @@ var layers = map[string][]string{
 		"internal/launch", "internal/launch/command", "internal/launch/crash", "internal/launch/netrole", "internal/launch/proof",
 		"internal/node/sandbox",
 	},
-	"cmd/berth-kube": {"internal/kube/control", "internal/kube/node"},
+	"cmd/berth-kube": {"internal/access/kubectl", "internal/base/heap", "internal/base/heap/hurry", "internal/kube/control", "internal/kube/node"},
 	"cmd/berth-runc": {"internal/network/fastpath"},
 	"cmd/berthd":     {"internal/site/berthd"},
 
@@ -91,6 +91,7 @@ var layers = map[string][]string{
 		"internal/base/cluster", "internal/base/linux", "internal/base/pki", "internal/base/programs", "internal/base/rundir",
 		"internal/job/slurm",
 	},
+	"internal/access/kubectl":    {"internal/access/kubectl/translations", "internal/access/loopback"},
 	"internal/access/loopback":   {"internal/base/linux"},
 	"internal/access/persistent": {"internal/base/rundir"},
 	"internal/access/top":        {"internal/access/top/background", "internal/base/metrics", "internal/job/slurm"},
@@ -150,7 +151,7 @@ var bans = []struct {
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"cmd/berth", "cmd/berth-kube", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/netrole", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "test/yardstick"},
+		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/netrole", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "test/yardstick"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{

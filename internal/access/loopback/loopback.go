@@ -15,6 +15,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
+
+	"berth.dev/berth/internal/base/linux"
 )
 
 // errOthers is the cause of a refusal: the connection is not this user's.
@@ -77,20 +79,13 @@ func checkOwner(conn *net.TCPConn) error {
 	return nil
 }
 
-// socketDiag is linux.SocketDiag. This file is linked into the module of kubectl,
-// which cannot import the package, so that openDiag is in a file of each module.
-type socketDiag interface {
-	Owner(local, remote netip.AddrPort) (uid uint32, open bool, err error)
-	Close()
-}
-
 // owner returns the uid of the socket between two addresses, seen from the
 // first. It asks by socket diagnostics, because the table in /proc takes longer
 // the more sockets the host has, and others could keep Accept busy with it. The
 // table is read where the kernel has no diagnostics.
 func owner(local, remote netip.AddrPort) (int, error) {
 	local, remote = netip.AddrPortFrom(local.Addr().Unmap(), local.Port()), netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port())
-	diag, err := openDiag()
+	diag, err := linux.OpenSocketDiag()
 	if err == nil {
 		defer diag.Close()
 		uid, open, err := diag.Owner(local, remote)

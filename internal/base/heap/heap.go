@@ -1,6 +1,6 @@
 // Package heap sets how much memory the garbage collector of a Kubernetes role
-// may spend. It allows much during the start, to save processor time that all
-// roles need at that moment, and little afterwards.
+// may spend. It allows much during the start (package hurry), to save processor time
+// that all roles need at that moment, and little afterwards.
 package heap
 
 import (
@@ -11,16 +11,8 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-const (
-	// startGC lets the heap grow to five times what is in use before it is
-	// collected. The start builds tables that stay, so collecting finds little.
-	startGC = 400
-	// restGC is Go's default.
-	restGC = 100
-)
-
-// Hurry postpones garbage collection until Rest or Settle.
-func Hurry() { debug.SetGCPercent(startGC) }
+// restGC is Go's default.
+const restGC = 100
 
 // Rest collects garbage as usual again.
 func Rest() { debug.SetGCPercent(restGC) }

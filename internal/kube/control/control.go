@@ -15,7 +15,6 @@ import (
 	scheduleroptions "k8s.io/kubernetes/cmd/kube-scheduler/app/options"
 
 	"berth.dev/berth/internal/base/cluster"
-	"berth.dev/berth/internal/base/heap"
 	"berth.dev/berth/internal/base/notify"
 )
 
@@ -61,7 +60,6 @@ func Run(ctx context.Context, plan cluster.Plan, opts Options) error {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	heap.Hurry()
 	logProblems(ctx, "control", plan.Verbosity, opts.Notifier)
 	// Warnings are meant for people at a command line.
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})

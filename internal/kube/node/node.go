@@ -114,7 +114,6 @@ const settleTime = 6 * time.Second
 // Run runs the role until ctx ends, and returns nil then. It can run once in a
 // process: upstream's registries are global.
 func Run(ctx context.Context, plan cluster.Plan, o Options) error {
-	heap.Hurry()
 	defer heap.Rest()
 	if err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{"KubeletInUserNamespace": true}); err != nil {
 		return fmt.Errorf("set feature gates: %w", err)

@@ -1,4 +1,4 @@
-package main
+package kubectl
 
 import (
 	"fmt"
@@ -6,7 +6,7 @@ import (
 	"net"
 	"net/netip"
 
-	"berth.dev/berth/programs/kubectl/loopback"
+	"berth.dev/berth/internal/access/loopback"
 )
 
 // listen opens a port. On the loopback only this user can connect; on any other

@@ -1,11 +1,10 @@
-// Command kubectl is upstream's kubectl. Its main package lives in
-// k8s.io/kubernetes, which would make this module require the whole tree;
-// these lines do the same from the published libraries.
+// Package kubectl is upstream's kubectl. Its main package lives in
+// k8s.io/kubernetes; these lines do the same from the published libraries.
 //
 // One thing differs: the ports that port-forward and proxy open on the loopback
 // serve only the user who opened them, because login hosts and nodes of a Slurm
 // cluster have many users (forward.go, proxy.go).
-package main
+package kubectl
 
 import (
 	"os"
@@ -18,9 +17,15 @@ import (
 	"k8s.io/kubectl/pkg/cmd"
 	"k8s.io/kubectl/pkg/cmd/plugin"
 	"k8s.io/kubectl/pkg/cmd/util"
+
+	"berth.dev/berth/internal/access/kubectl/translations"
 )
 
-func main() {
+// Started reports whether this process was started under the name kubectl.
+func Started() bool { return translations.Wanted }
+
+// Main runs kubectl with the arguments of this process.
+func Main() {
 	// The flag set's -v must work before cobra has parsed anything.
 	logs.GlogSetter(cmd.GetLogVerbosity(os.Args)) // nolint:errcheck // as upstream: no level, no verbosity
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}

@@ -1,1 +1,0 @@
-../../../internal/base/linux/sockdiag.go

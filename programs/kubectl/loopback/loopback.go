@@ -1,1 +1,0 @@
-../../../internal/access/loopback/loopback.go
