@@ -315,13 +315,19 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 			pod, err = w.Attach(t.Context(), Request{Job: 1, UID: 1000})
 		}()
 		w.await("plugins are asked", w.network.plugins.anyPending)
-		// The step has called the plugins; other goroutines are blocked at the names.
+		// This goroutine learns that the plugins have ended. While it holds applying, no
+		// other one can be blocked at the names and keep it from that.
 		w.network.applying.Lock()
 		w.network.nameServer.mu.Lock()
 		w.network.nameServer.config.Program, w.network.nameServer.dir, w.network.nameServer.life = "/names", filepath.Join(w.dir, "nowhere", "names"), "names"
-		w.network.applying.Unlock()
 		w.remove("HANG-ADD")
-		w.await("plugins have ended", func() bool { return !w.network.plugins.anyPending() })
+		w.await("plugins have ended", func() bool {
+			if _, problem := w.network.plugins.connect(t.Context(), false); problem != nil {
+				t.Error(problem)
+			}
+			return !w.network.plugins.anyPending()
+		})
+		w.network.applying.Unlock()
 		select {
 		case <-attached:
 			t.Errorf("before its names are known: %v, %v", pod, err)
