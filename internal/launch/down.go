@@ -53,6 +53,7 @@ func (r *run) takeDown() error {
 	var err error
 	if r.box != nil {
 		err = errors.Join(r.debug().keepPodLogs(r.plan.Paths.PodLogs()), r.box.Close())
+		r.noteCrash(lostCode)
 		<-r.watching
 		r.supervisor.EndOutside()
 		r.switching.Close()
@@ -60,7 +61,6 @@ func (r *run) takeDown() error {
 			kept.Wait()
 		}
 		command.EndOrphans(r.Crash.PID())
-		r.noteCrash(lostCode)
 	} else {
 		for _, dir := range []*rundir.Dir{r.scratch, r.private} {
 			if dir != nil {
