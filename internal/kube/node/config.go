@@ -17,9 +17,11 @@ import (
 // Sizes and times that differ from upstream's defaults, and why.
 const (
 	// One workload uses the node, and its log is the product: a follower that
-	// reads slowly must not lose it to a rotation.
-	logMaxSize  = "64Mi"
-	logMaxFiles = 4
+	// reads slowly must not lose it to a rotation. With more than two files, the
+	// kubelet compresses one before it rotates the next. A container that writes
+	// faster than gzip would fill the disk with ever larger files.
+	logMaxSize  = "128Mi"
+	logMaxFiles = 2
 	// The disk is shared with strangers, whose use of it must not evict pods
 	// while there is room: a fraction of it would do that.
 	diskReserve = "256Mi"
