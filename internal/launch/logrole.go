@@ -26,7 +26,8 @@ const logNotifyFD = 3
 // logRole opens the log of each container of this node as soon as it appears, and
 // serves it to the process that passes the workload's output on. The kubelet
 // forwards requests to it. Without the role, the API server serves the logs, as
-// for kubectl.
+// for kubectl. The kubelet deletes all but two files of a container. The role
+// keeps deleted files until they were read.
 func (r *run) logRole() *supervisor.Role {
 	return supervisor.InSandbox(r.box, &supervisor.Role{
 		Name: "logs", Path: "/proc/self/exe", Optional: true,
