@@ -102,6 +102,26 @@ preempted() {
 	as_alice rm -r st .config a.out
 }
 
+# A crash after the end of the cluster: a scontrol that kills the supervisor, which
+# asks for the requeue of a preempted job then.
+crash_at_end() {
+	local path=/srv/ends/dist/bin:/usr/bin:/bin:/usr/sbin:/sbin
+	"$bed" run --user alice login sh -c 'mkdir fake && cat >fake/scontrol && chmod 755 fake/scontrol' <<-EOF
+		#!/bin/sh
+		[ "\$1" != requeue ] || { kill -SEGV \$PPID; exec sleep 1; }
+		PATH=$path exec scontrol "\$@"
+	EOF
+	begin a alice login env PATH=/home/alice/fake:$path berth submit --wait --mem=1500 -o /home/alice/a.out \
+		-N3 --requeue -p low --image $image -f $here/slow-end.yaml
+	says a started
+	begin b alice login srun -N3 --mem=1500 -p high hostname
+	ends a 134 143
+	says a 'ended in order'
+	crashed a " after the end of the cluster: the workload's exit code is lost; "
+	ends b 0
+	as_alice rm -r fake a.out
+}
+
 # The workload may have more time for its end than Slurm's KillWait.
 limit_grace() {
 	patience=200 limit=1
