@@ -83,7 +83,7 @@ kill_init() {
 }
 kill_keeper() {
 	kill_one keeper 66 70
-	says a 'watches over'
+	says a 'the process that watched it was killed'
 }
 
 # All at once: what is left is a directory, and the next berth removes it.
