@@ -100,7 +100,7 @@ var layers = map[string][]string{
 		"internal/access/persistent",
 		"internal/base/cluster", "internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/base/pki", "internal/base/probe", "internal/base/programs", "internal/base/rundir",
 		"internal/job/batch", "internal/job/rendezvous", "internal/job/slurm",
-		"internal/launch/allocation", "internal/launch/archive", "internal/launch/command", "internal/launch/crash", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/netrole", "internal/launch/proof", "internal/launch/supervisor",
+		"internal/launch/allocation", "internal/launch/archive", "internal/launch/command", "internal/launch/crash", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/members", "internal/launch/netrole", "internal/launch/proof", "internal/launch/supervisor",
 		"internal/kube/containerlog", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/savedstate", "internal/kube/workload",
 		"internal/network/balancer", "internal/network/egress", "internal/network/overlay",
 		"internal/node/containerdconf", "internal/node/devices", "internal/node/dnsconf", "internal/node/sandbox",
@@ -115,6 +115,13 @@ var layers = map[string][]string{
 	// The net role serves its sockets with the packages of network.
 	"internal/launch/hostnet":  {"internal/base/cluster", "internal/job/rendezvous", "internal/job/slurm", "internal/network/fastpath", "internal/network/overlay"},
 	"internal/launch/identity": {"internal/base/cluster", "internal/base/linux", "internal/base/pki", "internal/node/sandbox"},
+	"internal/launch/members": {
+		"internal/base/cluster", "internal/base/exitcode", "internal/base/linux",
+		"internal/job/rendezvous", "internal/job/slurm",
+		"internal/launch/archive", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/proof",
+		"internal/network/overlay",
+		"internal/node/sandbox",
+	},
 	// The parent half takes the files of the sandbox and of hostnet, the child half
 	// serves them with the packages of network.
 	"internal/launch/netrole": {

@@ -8,15 +8,16 @@
 //
 // Read run.go first: Run lists the steps on the head, in the order of a cluster's
 // life. node.go has the steps that every node takes. member.go is the run on the
-// other nodes, and members.go, gather.go and monitor.go connect them to the head.
-// interrupt.go and down.go end a run, and failover.go continues it on another
-// node. up.go, stay.go and use.go are for clusters that outlive their command.
+// other nodes. interrupt.go and down.go end a run, and failover.go continues it on
+// another node. up.go, stay.go and use.go are for clusters that outlive their
+// command.
 //
 // The packages below this one know nothing of a run:
 //   - allocation is the Slurm job and the end of a run by signals;
 //   - archive finds image files, and sends them to other nodes;
 //   - hostnet opens the sockets between the hosts;
 //   - identity makes the keys;
+//   - members connects the nodes;
 //   - netrole carries packets of pods, in its own process;
 //   - proof authenticates the hosts to each other;
 //   - supervisor starts and restarts the processes;

@@ -25,11 +25,11 @@ func (r *run) takeDown() error {
 	r.supervisor.IgnoreExits()
 	switch {
 	case r.lostLease.Load():
-		r.members.drop()
-	case !r.members.awaited():
-		r.members.leave("the run has ended")
+		r.members.Drop()
+	case !r.members.Awaited():
+		r.members.Leave("the run has ended")
 	}
-	r.localMembers.end()
+	r.localMembers.End()
 	if kept := r.getCommand(); kept != nil {
 		// The command's descendants may need a moment. Take the cluster down
 		// meanwhile.

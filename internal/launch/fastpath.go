@@ -9,8 +9,8 @@ import (
 // hasSwitch reports whether this host has a Switch. On a single node, the Switch
 // serves connections to the outside.
 func (r *run) hasSwitch() bool {
-	if r.members != nil {
-		return r.members.data.Fast
+	if r.members.Several() {
+		return r.members.HasSwitch()
 	}
 	fast, err := hostnet.WantsFastPath(r.Spec.Network.FastPath)
 	if fast {

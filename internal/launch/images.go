@@ -16,7 +16,6 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/launch/archive"
-	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
@@ -54,7 +53,7 @@ func (r *run) importArchives(ctx context.Context, archives []archive.Archive, so
 	}
 	var others *archive.Relay
 	if source.Port != 0 {
-		others = archive.NewRelay(source, hostnet.HostOf(r.members.head().RemoteAddr()), r.members.config.Ports)
+		others = archive.NewRelay(source, r.members.HeadAddress(), r.members.Ports())
 		defer others.Close()
 	}
 	for i, a := range archives {

@@ -86,7 +86,7 @@ func ksiPort(getenv func(string) string) (uint16, error) {
 // runs: the chosen port, or else the first free one. The search begins at a port
 // that depends on the process, so that runs on one host seldom collide.
 func (r *run) publishForKSI(ctx context.Context) error {
-	if r.Spec.KSI == nil || !r.members.leads() {
+	if r.Spec.KSI == nil || !r.members.Leads() {
 		return nil
 	}
 	port, err := ksiPort(r.Getenv)

@@ -83,7 +83,7 @@ func (r *run) chooseImages(ctx context.Context) error {
 	r.host.snapshotter = snapshotter
 	switch {
 	case without == nil:
-	case r.needsFiles() != "" && r.members.leads():
+	case r.needsFiles() != "" && r.members.Leads():
 		r.Log.Warn("images are unpacked here, without " + r.needsFiles() + ": " + without.Error())
 	default:
 		r.Log.Debug("images are unpacked here: " + without.Error())

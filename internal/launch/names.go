@@ -46,7 +46,7 @@ func (r *run) namePublished(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("name %s: %w", namesOf(ports), err)
 	}
-	if !r.members.leads() {
+	if !r.members.Leads() {
 		return nil // the head reports for all nodes
 	}
 	for _, line := range tellNames(ports, answer) {

@@ -18,6 +18,7 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/launch/hostnet"
+	"berth.dev/berth/internal/launch/members"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -175,7 +176,7 @@ func TestWhereNamesLead(t *testing.T) {
 
 // In the hosts' network there are no names, and the error names the alternative.
 func TestNamesNeedANetworkOfTheJobsOwn(t *testing.T) {
-	r := &run{Options: Options{
+	r := &run{members: &members.Members{}, Options: Options{
 		Spec:   cluster.Spec{Publish: []string{"8080:80"}},
 		Getenv: func(name string) string { return map[string]string{hostnet.PodAddress: "192.0.2.1"}[name] },
 	}}

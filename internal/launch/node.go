@@ -19,6 +19,7 @@ import (
 	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/launch/hostnet"
+	"berth.dev/berth/internal/launch/members"
 	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/egress"
@@ -37,8 +38,8 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	if shared := r.Spec.SharedVolumes; shared != "" && !rundir.Writable(shared) {
 		return exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use %s for shared volumes: it is not a folder on this node that you may write to", shared))
 	}
-	if r.members != nil {
-		if err := r.members.data.Use(r.Spec.Network.Interface); err != nil {
+	if r.members.Several() {
+		if err := r.members.UseInterface(r.Spec.Network.Interface); err != nil {
 			return exitcode.Wrap(exitcode.Config, err)
 		}
 	}
@@ -52,7 +53,7 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	}
 	roles, watchers := uint64(probe.HeadMemory), probe.HeadWatchers
 	switch {
-	case !r.members.controls(r.Spec):
+	case !r.members.Controls(r.Spec):
 		roles, watchers = workerMemory, workerWatchers
 	case r.Spec.HighlyAvailable:
 		roles = replicaMemory
@@ -63,8 +64,8 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	if r.host, err = inspect(ctx, r.Spec, r.Getenv, r.allocation, roles); err == nil {
 		err = r.chooseImages(ctx)
 	}
-	if err == nil && r.members != nil {
-		r.host.name = r.members.config.Node
+	if err == nil && r.members.Several() {
+		r.host.name = r.members.Name()
 	}
 	if err == nil {
 		err = r.findDevices()
@@ -83,7 +84,7 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	}
 	// Not earlier: only the first node reports what is wrong with the host.
 	if further := r.Spec.NodesPerHost - 1; err == nil && r.localConfig.Index == 0 && further > 0 {
-		r.localMembers, err = startLocalMembers(r.localConfig, further)
+		r.localMembers, err = members.StartLocal(r.localConfig, further)
 	}
 	return err
 }
@@ -102,8 +103,8 @@ func (r *run) makeDirectories(context.Context) (err error) {
 	if r.private, err = rundir.Create(memory, r.host.runID+rundir.PrivateSuffix); err != nil {
 		return exitcode.Wrap(exitcode.NoSpace, err)
 	}
-	if !r.members.leads() {
-		if err := r.noteHead(r.members.config.Nodes[0]); err != nil {
+	if !r.members.Leads() {
+		if err := r.noteHead(r.members.First()); err != nil {
 			return err
 		}
 	}
@@ -186,10 +187,7 @@ func (r *run) startSandbox(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	queues := 0
-	if r.members != nil {
-		queues = len(r.members.sockets.Packets)
-	}
+	queues := len(r.members.Sockets().Packets)
 	binds := map[string]string{
 		r.plan.Paths.Kubelet: filepath.Join(r.scratch.Path, "kubelet"),
 		"/var/log":           filepath.Join(r.scratch.Path, "var-log"),
@@ -324,7 +322,7 @@ func (r *run) startRoles(ctx context.Context) error {
 	}
 	if r.plan.FastPath {
 		var err error
-		if r.switching, err = netrole.Hold(r.plan, r.members.meshOrNil(), r.members.heldSockets().Switches, r.box.Socket); err != nil {
+		if r.switching, err = netrole.Hold(r.plan, r.members.Mesh(), r.members.Sockets().Switches, r.box.Socket); err != nil {
 			return exitcode.Wrap(exitcode.Internal, err)
 		}
 	}
@@ -378,7 +376,7 @@ func (r *run) startRoles(ctx context.Context) error {
 	if r.box.TUN != nil {
 		net, err := netrole.Parent{
 			Spec: r.Spec, Plan: r.plan, Box: r.box,
-			Mesh: r.members.meshOrNil(), Sockets: r.members.heldSockets(),
+			Mesh: r.members.Mesh(), Sockets: r.members.Sockets(),
 			Published: r.published, Held: r.switching,
 		}.Role(r.supervisor)
 		if err != nil {

@@ -26,7 +26,7 @@ func (r *run) publish(ctx context.Context) error {
 			return exitcode.Wrap(exitcode.Unavailable, err)
 		}
 		r.published = append(r.published, opened)
-		if !r.members.leads() {
+		if !r.members.Leads() {
 			continue // the head reports for all nodes
 		}
 		_, err = r.ownJob()

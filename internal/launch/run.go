@@ -18,7 +18,6 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/programs"
 	"berth.dev/berth/internal/base/rundir"
-	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/lease"
 	"berth.dev/berth/internal/kube/nodeloss"
@@ -28,6 +27,7 @@ import (
 	"berth.dev/berth/internal/launch/command"
 	"berth.dev/berth/internal/launch/crash"
 	"berth.dev/berth/internal/launch/identity"
+	"berth.dev/berth/internal/launch/members"
 	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/overlay"
@@ -96,23 +96,23 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		}
 		return 0, idle(ctx, job, options)
 	}
-	order, err := readLocalMemberConfig(options.Getenv, giveUp)
+	order, err := members.ReadLocalConfig(options.Getenv, giveUp)
 	if err != nil {
 		return 0, err
 	}
-	members, err := newMembers(ctx, job, options, &order)
+	all, err := members.New(ctx, job, members.Options{Spec: options.Spec, Getenv: options.Getenv, Log: options.Log}, &order)
 	if err != nil {
 		return 0, err
 	}
 	// Decline after the cluster is taken down, since it can take a while until
 	// the other nodes connect.
-	defer func() { code, err = members.decline(ctx, code, err) }()
-	r := &run{members: members, localConfig: order, labels: allocation.NodeLabels(job), began: began}
-	if members.leads() {
+	defer func() { code, err = all.Decline(ctx, code, err) }()
+	r := &run{members: all, localConfig: order, labels: allocation.NodeLabels(job), began: began}
+	if all.Leads() {
 		err = r.readInput(options)
 	} else {
-		options.Log = slog.New(fromNode{options.Log.Handler(), members.config.Node})
-		members.log = options.Log
+		options.Log = slog.New(fromNode{options.Log.Handler(), all.Name()})
+		all.SetLog(options.Log)
 		options.Report = func(string) {}
 	}
 	if err != nil {
@@ -128,9 +128,9 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		// All elements of an array have the same command line.
 		options.Spec.DebugDir = filepath.Join(options.Spec.DebugDir, element)
 	}
-	if options.Spec.DebugDir != "" && members != nil {
+	if options.Spec.DebugDir != "" && all.Several() {
 		// All nodes may see the same folder.
-		options.Spec.DebugDir = filepath.Join(options.Spec.DebugDir, members.config.Node)
+		options.Spec.DebugDir = filepath.Join(options.Spec.DebugDir, all.Name())
 	}
 	r.Options = options
 	if inJob {
@@ -139,7 +139,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		if err := r.allocation.Check(); err != nil {
 			return 0, err
 		}
-		if members.leads() {
+		if all.Leads() {
 			// A thousand nodes that ask at once would overload Slurm.
 			go r.allocation.Inquire(ctx, giveUp)
 		}
@@ -157,7 +157,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		err = errors.Join(err, r.takeDown())
 		r.allocation.Requeue()
 	}()
-	if !members.leads() {
+	if !all.Leads() {
 		return r.work(ctx)
 	}
 	for _, step := range []struct {
@@ -198,7 +198,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		// The exit code of a workload that was asked to end is not a result.
 		return 0, r.allocation.Reason(context.Cause(ctx))
 	}
-	r.members.reportLosses()
+	r.members.ReportLosses()
 	return code, err
 }
 
@@ -216,11 +216,11 @@ type run struct {
 	// importing is held during the import of archives.
 	importing  sync.Mutex
 	supervisor *supervisor.Supervisor
-	members    *members // nil for a run on one node
+	members    *members.Members
 	// localMembers holds this host's further nodes. It is nil if there are none.
 	// localConfig is their configuration, or that of this one.
-	localMembers *localMembers
-	localConfig  localMemberConfig
+	localMembers *members.Local
+	localConfig  members.LocalConfig
 	labels       map[string]string
 
 	host        host
@@ -243,7 +243,7 @@ type run struct {
 	client      *workload.Client
 	kubeconfig  []byte // the kubeconfig of client
 	// monitor is set on the head of a run on several nodes.
-	monitor *memberMonitor
+	monitor *members.Monitor
 	// lease and progress are set if another node may lead the run after this one.
 	lease    *lease.Lease
 	progress *workload.Progress
@@ -264,7 +264,7 @@ func (r *run) readInput(options Options) (err error) {
 	if err := checkKSI(options); err != nil {
 		return err
 	}
-	if nodes := r.members.size(); options.Spec.HighlyAvailable && nodes < cluster.ControlNodes {
+	if nodes := r.members.Size(); options.Spec.HighlyAvailable && nodes < cluster.ControlNodes {
 		return exitcode.Wrap(exitcode.Config, fmt.Errorf("run on %d nodes: %w", nodes, cluster.ErrTooFewNodes))
 	}
 	r.objects, r.archives, err = readWorkload(options)
@@ -303,14 +303,9 @@ func inputError(err error) error {
 }
 
 func (r *run) makePlan(ctx context.Context) (err error) {
-	offers := make([]cluster.Offer, 1)
-	if r.members != nil {
-		if r.members.listener, err = rendezvous.Listen(ctx, r.members.config); err != nil {
-			return exitcode.Wrap(exitcode.Unavailable, err)
-		}
-		if offers, err = r.members.gather(ctx, r.host.cpus.Count); err != nil {
-			return err
-		}
+	offers, err := r.members.Gather(ctx, r.host.cpus.Count)
+	if err != nil {
+		return err
 	}
 	var port uint16
 	if r.apiListener, port, err = loopbackListener(); err != nil {
@@ -350,21 +345,21 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 		return err
 	}
 	r.kubeconfig = r.identities.Owns[0]
-	if r.client, err = workload.NewClient(r.kubeconfig); err != nil || r.members == nil {
+	if r.client, err = workload.NewClient(r.kubeconfig); err != nil || !r.members.Several() {
 		return err
 	}
 	if r.canFailOver() {
-		if r.members.failover, err = newFailover(offers); err != nil {
+		if err := r.members.PrepareFailover(offers); err != nil {
 			return err
 		}
 		if err := r.recordControlNodes(); err != nil {
 			return err
 		}
 	}
-	if err := r.members.sendPlans(ctx, plans, r.identities, r.archives); err != nil {
+	if err := r.members.SendPlans(ctx, plans, r.identities, r.archives); err != nil {
 		return err
 	}
-	r.monitorMembers(ctx)
+	r.monitor = r.members.Monitor(ctx, r.monitorConfig(r.supervisor.GiveUp))
 	return nil
 }
 
@@ -387,10 +382,8 @@ func (r *run) awaitCluster(ctx context.Context) error {
 	if err := r.supervisor.Await(ctx, "control"); err != nil {
 		return err
 	}
-	count := 1
-	if r.members != nil {
-		count = len(r.members.config.Nodes)
-		if err := r.monitor.await(ctx); err != nil {
+	if r.members.Several() {
+		if err := r.monitor.Await(ctx); err != nil {
 			return err
 		}
 	} else if len(r.Spec.Command) == 0 && !r.Spec.Stay {
@@ -399,7 +392,7 @@ func (r *run) awaitCluster(ctx context.Context) error {
 	if err := r.supervisor.Await(ctx, "node"); err != nil {
 		return err
 	}
-	return nodeloss.NewReporter(r.client.Dynamic()).AwaitAll(ctx, count)
+	return nodeloss.NewReporter(r.client.Dynamic()).AwaitAll(ctx, r.members.Size())
 }
 
 func (r *run) applyObjects(ctx context.Context) error {
@@ -408,7 +401,7 @@ func (r *run) applyObjects(ctx context.Context) error {
 		return exitcode.Wrap(exitcode.Manifest, err)
 	}
 	r.objects = applied
-	if err != nil || r.members == nil || r.members.failover == nil {
+	if err != nil || !r.members.CanFailOver() {
 		return err
 	}
 	return r.acquireLease(ctx)

@@ -51,7 +51,7 @@ type stateSaver struct {
 // openState acquires the folder for the state and reads its content, before
 // anything starts.
 func (r *run) openState(ctx context.Context) error {
-	if r.Spec.State == "" || !r.members.leads() {
+	if r.Spec.State == "" || !r.members.Leads() {
 		return nil
 	}
 	var key []byte

@@ -92,6 +92,16 @@ func (d Network) ReachesItself() netip.Addr {
 	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 }
 
+// Mesh is one node's configuration of the network between the nodes.
+type Mesh struct {
+	Key     []byte
+	Carrier overlay.Carrier
+	Nodes   []overlay.Node
+	// Switches holds the listening addresses of each node's Switch.
+	Switches [][]netip.AddrPort
+	Self     int
+}
+
 // Ports lists the ports of the sockets on this host.
 type Ports struct {
 	Packets  []uint16

@@ -4,8 +4,8 @@ import (
 	"net/netip"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/launch/supervisor"
-	"berth.dev/berth/internal/network/overlay"
 )
 
 // Arg starts this program again as the net role. main calls Main then.
@@ -43,21 +43,11 @@ type config struct {
 	Debug  bool
 	// Queues is the number of queues of the mesh, or 0 on a single node.
 	Queues int
-	Mesh   Mesh
+	Mesh   hostnet.Mesh
 	// Published holds the destinations of the published ports of this host.
 	Published []netip.AddrPort
 	// Switch is nil if this host has no Switch.
 	Switch *switchConfig
 	// FDs has the numbers of the files that the role inherits.
 	FDs linux.PassedFDs
-}
-
-// Mesh is one node's configuration of the network between the nodes.
-type Mesh struct {
-	Key     []byte
-	Carrier overlay.Carrier
-	Nodes   []overlay.Node
-	// Switches holds the listening addresses of each node's Switch.
-	Switches [][]netip.AddrPort
-	Self     int
 }

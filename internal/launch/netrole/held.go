@@ -9,6 +9,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/fastpath"
 )
@@ -37,7 +38,7 @@ type switchConfig struct {
 // Hold prepares a Switch. listeners accept its connections from other nodes, and
 // containers is the listener for containers. On a single node, mesh is nil and
 // there are no listeners.
-func Hold(plan cluster.Plan, mesh *Mesh, listeners []*os.File, containers *os.File) (*Held, error) {
+func Hold(plan cluster.Plan, mesh *hostnet.Mesh, listeners []*os.File, containers *os.File) (*Held, error) {
 	h := &Held{listeners: listeners, containers: containers}
 	var nodes [][]netip.AddrPort
 	if mesh != nil {

@@ -23,7 +23,7 @@ type Parent struct {
 	Box  *sandbox.Sandbox
 	// Mesh and Sockets are for the network between the nodes. Mesh is nil on a
 	// single node.
-	Mesh      *Mesh
+	Mesh      *hostnet.Mesh
 	Sockets   hostnet.Sockets
 	Published []Published
 	// Held is nil without a Switch.

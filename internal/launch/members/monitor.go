@@ -1,4 +1,4 @@
-package launch
+package members
 
 import (
 	"context"
@@ -14,22 +14,34 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
-	"berth.dev/berth/internal/kube/nodeloss"
 )
 
 // helloLimit bounds the wait for the first message of a node that returns.
 const helloLimit = 10 * time.Second
 
-// memberMonitor watches the other nodes for the head, once they have their plans.
-type memberMonitor struct {
-	*members
-	reporter *nodeloss.Reporter
-	failFast bool
-	giveUp   context.CancelCauseFunc
-	// replicas names the nodes with a control plane if there are several. lost
-	// holds the lost ones among them. The mutex of members guards it.
-	replicas []string
-	lost     map[string]bool
+// Reporter reports to the API server that a node is lost or has come back.
+type Reporter interface {
+	Lose(ctx context.Context, node, reason string) error
+	Regain(ctx context.Context, node string) error
+}
+
+// MonitorConfig is the configuration of a Monitor.
+type MonitorConfig struct {
+	Reporter Reporter
+	// FailFast ends the run when a node is lost.
+	FailFast bool
+	// GiveUp ends the run.
+	GiveUp context.CancelCauseFunc
+	// Replicas names the nodes with a control plane if there are several.
+	Replicas []string
+}
+
+// Monitor watches the other nodes for the head, once they have their plans.
+type Monitor struct {
+	*Members
+	MonitorConfig
+	// lost holds the lost nodes among Replicas. The mutex of members guards it.
+	lost map[string]bool
 	// complete is set when all nodes have been ready. A node that dies earlier
 	// ends the run, which has not begun.
 	complete atomic.Bool
@@ -39,31 +51,22 @@ type memberMonitor struct {
 	expected sync.WaitGroup
 }
 
-// newMemberMonitor returns the monitor of this node, which is the head.
-func (r *run) newMemberMonitor(giveUp context.CancelCauseFunc) *memberMonitor {
-	a := &memberMonitor{
-		members: r.members, reporter: nodeloss.NewReporter(r.client.Dynamic()), failFast: r.Spec.FailFast, giveUp: giveUp,
-		lost: map[string]bool{}, ready: make(chan struct{}, len(r.members.others)),
-	}
-	if r.plan.Replicated() {
-		for _, member := range r.plan.Replicas() {
-			a.replicas = append(a.replicas, member.Name)
-		}
-	}
-	return a
+func (m *Members) newMonitor(config MonitorConfig) *Monitor {
+	return &Monitor{Members: m, MonitorConfig: config, lost: map[string]bool{}, ready: make(chan struct{}, len(m.others))}
 }
 
-// monitorMembers watches the other nodes until ctx ends.
-func (r *run) monitorMembers(ctx context.Context) {
-	r.monitor = r.newMemberMonitor(r.supervisor.GiveUp)
-	for _, w := range r.members.others {
-		go r.monitor.follow(ctx, w)
+// Monitor watches the other nodes until ctx ends.
+func (m *Members) Monitor(ctx context.Context, config MonitorConfig) *Monitor {
+	monitor := m.newMonitor(config)
+	for _, w := range m.others {
+		go monitor.follow(ctx, w)
 	}
-	go r.monitor.readmit(ctx)
+	go monitor.readmit(ctx)
+	return monitor
 }
 
-// await returns when all other nodes are ready.
-func (m *memberMonitor) await(ctx context.Context) error {
+// Await returns when all other nodes are ready.
+func (m *Monitor) Await(ctx context.Context) error {
 	for range m.others {
 		select {
 		case <-m.ready:
@@ -76,7 +79,7 @@ func (m *memberMonitor) await(ctx context.Context) error {
 }
 
 // follow watches one node while it is connected, lost, and back again.
-func (m *memberMonitor) follow(ctx context.Context, w *member) {
+func (m *Monitor) follow(ctx context.Context, w *member) {
 	for peer := w.peer; peer != nil; {
 		err := m.receive(ctx, w, peer)
 		var closed *rendezvous.ClosedError
@@ -89,17 +92,17 @@ func (m *memberMonitor) follow(ctx context.Context, w *member) {
 
 // handleLoss handles the loss of a node. It returns the new connection when the
 // node is back, or nil when the run ends.
-func (m *memberMonitor) handleLoss(ctx context.Context, w *member, err error) *rendezvous.Peer {
+func (m *Monitor) handleLoss(ctx context.Context, w *member, err error) *rendezvous.Peer {
 	begun := m.complete.Load()
 	var late <-chan time.Time
 	var lost *rendezvous.LostError
 	switch {
-	case m.failFast || !begun && (!errors.As(err, &lost) || !lost.Silent()):
+	case m.FailFast || !begun && (!errors.As(err, &lost) || !lost.Silent()):
 		settle(ctx)
 		if !begun {
 			err = &goneError{w.name, err}
 		}
-		m.giveUp(exitcode.Wrap(exitcode.Unavailable, err))
+		m.GiveUp(exitcode.Wrap(exitcode.Unavailable, err))
 		return nil
 	case !begun:
 		// The node may be busy starting. No pod waits for it yet.
@@ -113,7 +116,7 @@ func (m *memberMonitor) handleLoss(ctx context.Context, w *member, err error) *r
 		select {
 		case peer = <-w.returned:
 		case <-late:
-			m.giveUp(exitcode.Wrap(exitcode.Unavailable, err))
+			m.GiveUp(exitcode.Wrap(exitcode.Unavailable, err))
 			return nil
 		case <-ctx.Done():
 			return nil
@@ -122,7 +125,7 @@ func (m *memberMonitor) handleLoss(ctx context.Context, w *member, err error) *r
 			peer.Close("the run has ended")
 			return nil
 		}
-		if peer.Send(ctx, welcome{Version: cluster.Version()}) != nil {
+		if peer.Send(ctx, Welcome{Version: cluster.Version()}) != nil {
 			continue // lost again
 		}
 		if begun {
@@ -147,17 +150,17 @@ func settle(ctx context.Context) {
 
 // takeOutOfService continues without a node, unless too few control planes are
 // left.
-func (m *memberMonitor) takeOutOfService(ctx context.Context, w *member, why error) {
+func (m *Monitor) takeOutOfService(ctx context.Context, w *member, why error) {
 	m.mu.Lock()
-	if slices.Contains(m.replicas, w.node) {
+	if slices.Contains(m.Replicas, w.node) {
 		m.lost[w.node] = true
 	}
 	gone := slices.Sorted(maps.Keys(m.lost))
 	m.mu.Unlock()
-	if left := len(m.replicas) - len(gone); len(gone) > 0 && left <= len(m.replicas)/2 {
+	if left := len(m.Replicas) - len(gone); len(gone) > 0 && left <= len(m.Replicas)/2 {
 		settle(ctx)
-		m.giveUp(exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("%w; %s are lost, and the cluster cannot go on with %d of %d control planes",
-			why, strings.Join(gone, " and "), left, len(m.replicas))))
+		m.GiveUp(exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("%w; %s are lost, and the cluster cannot go on with %d of %d control planes",
+			why, strings.Join(gone, " and "), left, len(m.Replicas))))
 		return
 	}
 	// Store the message first, since the workload may end as soon as its pods are
@@ -168,14 +171,14 @@ func (m *memberMonitor) takeOutOfService(ctx context.Context, w *member, why err
 	}
 	m.unreported[w.name] = fmt.Sprintf("%v; the run goes on without the node, its pods start on others", why)
 	m.mu.Unlock()
-	m.warn(ctx, m.reporter.Lose(ctx, w.node, why.Error()))
+	m.warn(ctx, m.Reporter.Lose(ctx, w.node, why.Error()))
 	if settle(ctx); ctx.Err() == nil {
 		m.reportLoss(w.name)
 	}
 }
 
 // reportLoss reports a lost node to the user, once.
-func (m *members) reportLoss(node string) {
+func (m *Members) reportLoss(node string) {
 	m.mu.Lock()
 	text, untold := m.unreported[node]
 	delete(m.unreported, node)
@@ -185,28 +188,25 @@ func (m *members) reportLoss(node string) {
 	}
 }
 
-// reportLosses reports the nodes that were lost just before the workload ended,
+// ReportLosses reports the nodes that were lost just before the workload ended,
 // since srun will mention them.
-func (m *members) reportLosses() {
-	if m == nil {
-		return
-	}
+func (m *Members) ReportLosses() {
 	for _, name := range m.config.Nodes {
 		m.reportLoss(name)
 	}
 }
 
 // returnToService continues with a node that is back.
-func (m *memberMonitor) returnToService(ctx context.Context, w *member) {
+func (m *Monitor) returnToService(ctx context.Context, w *member) {
 	m.mu.Lock()
 	delete(m.lost, w.node)
 	m.mu.Unlock()
-	m.warn(ctx, m.reporter.Regain(ctx, w.node))
+	m.warn(ctx, m.Reporter.Regain(ctx, w.node))
 }
 
 // awaitExpected returns when a new head expects no more nodes: each one has
 // connected or is lost.
-func (m *memberMonitor) awaitExpected(ctx context.Context) error {
+func (m *Monitor) awaitExpected(ctx context.Context) error {
 	heard := make(chan struct{})
 	go func() {
 		defer close(heard)
@@ -222,7 +222,7 @@ func (m *memberMonitor) awaitExpected(ctx context.Context) error {
 
 // receive handles messages of a node until its connection ends, and returns the
 // error.
-func (m *memberMonitor) receive(ctx context.Context, w *member, peer *rendezvous.Peer) error {
+func (m *Monitor) receive(ctx context.Context, w *member, peer *rendezvous.Peer) error {
 	for {
 		var told statusMessage
 		if err := peer.Receive(ctx, &told); err != nil {
@@ -239,14 +239,14 @@ func (m *memberMonitor) receive(ctx context.Context, w *member, peer *rendezvous
 }
 
 // warn reports an error of the API server, unless the run is ending.
-func (m *memberMonitor) warn(ctx context.Context, err error) {
+func (m *Monitor) warn(ctx context.Context, err error) {
 	if err != nil && ctx.Err() == nil {
 		m.log.Warn(err.Error())
 	}
 }
 
 // readmit accepts nodes that reconnect after their connection was lost.
-func (m *memberMonitor) readmit(ctx context.Context) {
+func (m *Monitor) readmit(ctx context.Context) {
 	for {
 		peer, err := m.listener.Accept(ctx)
 		if err != nil {
@@ -263,7 +263,7 @@ func (m *memberMonitor) readmit(ctx context.Context) {
 
 // admit accepts a node that reconnects with the same process. A new process on
 // the node does not know the cluster and is refused.
-func (m *memberMonitor) admit(ctx context.Context, peer *rendezvous.Peer) error {
+func (m *Monitor) admit(ctx context.Context, peer *rendezvous.Peer) error {
 	ctx, cancel := context.WithTimeout(ctx, helloLimit)
 	defer cancel()
 	var said hello

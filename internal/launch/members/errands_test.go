@@ -1,4 +1,4 @@
-package launch
+package members
 
 import (
 	"bytes"
@@ -29,7 +29,7 @@ func TestOnlyTheAnswerToThisErrandCounts(t *testing.T) {
 
 func TestANewHeadBringsImagesWhenItsNodesHaveCome(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	a := &memberMonitor{}
+	a := &Monitor{}
 	a.expected.Add(1)
 	cancel()
 	if err := a.awaitExpected(ctx); !errors.Is(err, context.Canceled) {
@@ -43,8 +43,8 @@ func TestANewHeadBringsImagesWhenItsNodesHaveCome(t *testing.T) {
 
 func TestANodeThatHasNotComeIsNotAsked(t *testing.T) {
 	var log bytes.Buffer
-	r := &run{Options: Options{Log: slog.New(slog.NewTextHandler(&log, nil))}}
-	err := r.ask(t.Context(), connection{name: "n3"}, errand{Archives: []archive.Archive{{Path: "/a/x.tar"}}}, nil)
+	m := &Monitor{Members: &Members{log: slog.New(slog.NewTextHandler(&log, nil))}}
+	err := m.ask(t.Context(), connection{name: "n3"}, Errand{Archives: []archive.Archive{{Path: "/a/x.tar"}}}, nil)
 	if err != nil || !strings.Contains(log.String(), "node n3 is lost, and will not have the images of x.tar") {
 		t.Errorf("%v, said %s", err, &log)
 	}

@@ -1,4 +1,4 @@
-package launch
+package members
 
 import (
 	"context"
@@ -17,14 +17,14 @@ import (
 	"berth.dev/berth/internal/kube/nodeloss"
 )
 
-func testTeam(node string, s *failover) *members {
+func testMembers(node string, s *failover) *Members {
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	key := make([]byte, 32)
 	prover, err := rendezvous.NewPreShared(key)
 	if err != nil {
 		panic(err)
 	}
-	return &members{
+	return &Members{
 		config: rendezvous.Config{
 			Step: rendezvous.Step{Job: "test-succession"}, Nodes: []string{"n1", "n2", "n3", "n4"}, Node: node,
 			Bind: loopback, Prover: prover,
@@ -41,7 +41,7 @@ func TestNodesFindTheSuccessorOfTheHead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	successor := testTeam("n3", s)
+	successor := testMembers("n3", s)
 	config, err := s.config(successor.config, "n3")
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func TestNodesFindTheSuccessorOfTheHead(t *testing.T) {
 	}
 	defer listener.Close()
 	for _, node := range []string{"n2", "n4"} {
-		peer, err := testTeam(node, s).findHead(ctx)
+		peer, err := testMembers(node, s).findHead(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -68,7 +68,7 @@ func TestNodesFindTheSuccessorOfTheHead(t *testing.T) {
 	}
 	short, cancelShort := context.WithTimeout(ctx, 300*time.Millisecond)
 	defer cancelShort()
-	if peer, err := testTeam("n2", stranger).findHead(short); err == nil {
+	if peer, err := testMembers("n2", stranger).findHead(short); err == nil {
 		t.Errorf("a node with another key was taken in by %s", peer.Name())
 	}
 }
@@ -76,9 +76,11 @@ func TestNodesFindTheSuccessorOfTheHead(t *testing.T) {
 func TestTheRunEndsWithTheMajorityOfTheControlPlanes(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
-	a := &memberMonitor{
-		members: testTeam("n1", nil), reporter: nodeloss.NewReporter(fake.NewSimpleDynamicClient(runtime.NewScheme())), giveUp: cancel,
-		replicas: []string{"n1", "n2", "n3"}, lost: map[string]bool{},
+	a := &Monitor{
+		Members: testMembers("n1", nil), lost: map[string]bool{},
+		MonitorConfig: MonitorConfig{
+			Reporter: nodeloss.NewReporter(fake.NewSimpleDynamicClient(runtime.NewScheme())), GiveUp: cancel, Replicas: []string{"n1", "n2", "n3"},
+		},
 	}
 	gone := errors.New("gone")
 	for _, name := range []string{"n4", "n2"} {

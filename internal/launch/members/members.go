@@ -1,4 +1,4 @@
-package launch
+package members
 
 import (
 	"cmp"
@@ -18,7 +18,6 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/hostnet"
-	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/launch/proof"
 	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
@@ -33,10 +32,10 @@ const (
 	lossLimit = 8 * time.Second
 )
 
-// members holds the state that only a run on several nodes needs. The head
-// designs the cluster (gather.go) and monitors the other members (monitor.go).
-// They follow its plan (member.go).
-type members struct {
+// Members holds the members of a run, as one of them sees the others. The head
+// gathers their offers (gather.go) and monitors them (monitor.go). The others
+// follow the head (follow.go). A run on one node has one member, which is the head.
+type Members struct {
 	config rendezvous.Config
 	wait   time.Duration
 	data   hostnet.Network
@@ -47,7 +46,7 @@ type members struct {
 	// sockets carry packets between the nodes. They outlive the process that
 	// serves them.
 	sockets hostnet.Sockets
-	mesh    netrole.Mesh
+	mesh    hostnet.Mesh
 
 	// Only the head uses listener, others and archives.
 	listener *rendezvous.Head
@@ -59,9 +58,9 @@ type members struct {
 	// own is the kubeconfig of a node that may lead after the head. It is nil on
 	// other nodes.
 	own []byte
-	// moved is called with the head's name when this node has reconnected to a
-	// lost head or connected to its successor.
-	moved func(head string)
+	// Moved is called with the head's name when this node has reconnected to a
+	// lost head or connected to its successor. It must be set before Follow.
+	Moved func(head string)
 	// folder exchanges the nodes' public keys. It is nil if they are exchanged in
 	// another way, or not needed.
 	folder *rendezvous.Folder
@@ -105,13 +104,13 @@ type hello struct {
 	Returning bool
 }
 
-// welcome is the head's answer, with all that a node needs. Apart from Version it
+// Welcome is the head's answer, with all that a node needs. Apart from Version it
 // is empty for a node that returns.
-type welcome struct {
+type Welcome struct {
 	Version string
 	Plan    cluster.Plan
 	Files   map[string]sandbox.File
-	Mesh    netrole.Mesh
+	Mesh    hostnet.Mesh
 	// Archives are the head's archives, which Source serves.
 	Archives []archive.Archive
 	Source   archive.Source
@@ -130,9 +129,16 @@ type statusMessage struct {
 	Report *report `json:",omitempty"`
 }
 
-// newMembers returns nil for a run on one node. On the first node of a host it
-// completes the configuration for the host's other nodes.
-func newMembers(ctx context.Context, job slurm.Job, options Options, o *localMemberConfig) (*members, error) {
+// Options holds the inputs of New from the command line and its environment.
+type Options struct {
+	Spec   cluster.Spec
+	Getenv func(string) string
+	Log    *slog.Logger
+}
+
+// New returns the members of a run. On the first node of a host it completes the
+// configuration for the host's other nodes.
+func New(ctx context.Context, job slurm.Job, options Options, o *LocalConfig) (*Members, error) {
 	network := options.Spec.Network
 	ports := rendezvous.DefaultPorts()
 	if network.Ports != "" {
@@ -157,9 +163,9 @@ func newMembers(ctx context.Context, job slurm.Job, options Options, o *localMem
 		}
 	}
 	if len(names) < 2 {
-		return nil, nil
+		return &Members{config: rendezvous.Config{Nodes: names, Node: own}, log: options.Log}, nil
 	}
-	t := &members{
+	t := &Members{
 		config: rendezvous.Config{Nodes: names, Node: memberName(own, o.Index), Ports: ports, Loss: lossLimit},
 		wait:   cmp.Or(options.Spec.NodeWait, gatherLimit), data: hostnet.Network{Ports: ports}, carrier: overlay.Carrier(network.Carrier), log: options.Log,
 	}
@@ -224,49 +230,59 @@ func stepOf(job slurm.Job, getenv func(string) string) rendezvous.Step {
 	return rendezvous.Step{Cluster: job.Cluster, Job: job.ID, Step: job.StepID, Attempt: attempt}
 }
 
-// size returns the number of nodes of the run.
-func (m *members) size() int {
-	if m == nil {
-		return 1
-	}
-	return len(m.config.Nodes)
+// Size returns the number of nodes of the run.
+func (m *Members) Size() int { return max(1, len(m.config.Nodes)) }
+
+// Several reports whether the run has more than one node.
+func (m *Members) Several() bool { return m.Size() > 1 }
+
+// Name returns the name of this node in the rendezvous. First returns the name of
+// the first head.
+func (m *Members) Name() string  { return m.config.Node }
+func (m *Members) First() string { return m.config.Nodes[0] }
+
+// Ports returns the range of ports that the nodes use on their hosts.
+func (m *Members) Ports() rendezvous.PortRange { return m.config.Ports }
+
+// SetLog replaces the log.
+func (m *Members) SetLog(log *slog.Logger) { m.log = log }
+
+// UseInterface selects the interface for the network between the nodes.
+func (m *Members) UseInterface(name string) error { return m.data.Use(name) }
+
+// HasSwitch reports whether this host has a Switch for connections to other nodes.
+func (m *Members) HasSwitch() bool { return m.data.Fast }
+
+// Controls reports whether this node runs a control plane.
+func (m *Members) Controls(spec cluster.Spec) bool {
+	return m.Leads() || spec.HighlyAvailable && slices.Index(m.config.Nodes, m.config.Node) < cluster.ControlNodes
 }
 
-// controls reports whether this node runs a control plane.
-func (m *members) controls(spec cluster.Spec) bool {
-	return m.leads() || spec.HighlyAvailable && slices.Index(m.config.Nodes, m.config.Node) < cluster.ControlNodes
-}
-
-// leads reports whether this node is the first head, or the only node.
-func (m *members) leads() bool { return m == nil || m.config.Node == m.config.Nodes[0] }
+// Leads reports whether this node is the first head, or the only node.
+func (m *Members) Leads() bool { return !m.Several() || m.config.Node == m.config.Nodes[0] }
 
 // waiting bounds how long the nodes wait for each other.
-func (m *members) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
+func (m *Members) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
 	return proof.WaitFor(ctx, m.wait)
 }
 
-// meshOrNil returns the network between the nodes, or nil on a single node.
-func (m *members) meshOrNil() *netrole.Mesh {
-	if m == nil {
+// Mesh returns the network between the nodes, or nil on a single node.
+func (m *Members) Mesh() *hostnet.Mesh {
+	if !m.Several() {
 		return nil
 	}
 	return &m.mesh
 }
 
-// heldSockets returns the sockets between the nodes.
-func (m *members) heldSockets() hostnet.Sockets {
-	if m == nil {
-		return hostnet.Sockets{}
-	}
-	return m.sockets
-}
+// Sockets returns the sockets between the nodes. There are none on a single node.
+func (m *Members) Sockets() hostnet.Sockets { return m.sockets }
 
 // forgetKeys removes this node's key from the folder. The head removes all keys.
-func (m *members) forgetKeys() {
+func (m *Members) forgetKeys() {
 	switch {
 	case m.folder == nil:
 		return
-	case m.leads():
+	case m.Leads():
 		_ = m.folder.Clear()
 	default:
 		m.folder.Withdraw(m.config.Node)
@@ -274,20 +290,17 @@ func (m *members) forgetKeys() {
 	m.folder.Close()
 }
 
-// leave closes all connections with a reason. The other nodes end then.
-func (m *members) leave(reason string) {
-	if m == nil {
-		return
-	}
+// Leave closes all connections with a reason. The other nodes end then.
+func (m *Members) Leave(reason string) {
 	m.disconnect(func(peer *rendezvous.Peer) { peer.Close(reason) })
 }
 
-// drop closes all connections without a message, so that the other nodes look for
+// Drop closes all connections without a message, so that the other nodes look for
 // another head.
-func (m *members) drop() { m.disconnect((*rendezvous.Peer).Drop) }
+func (m *Members) Drop() { m.disconnect((*rendezvous.Peer).Drop) }
 
 // disconnect closes all connections and sockets between the nodes.
-func (m *members) disconnect(end func(*rendezvous.Peer)) {
+func (m *Members) disconnect(end func(*rendezvous.Peer)) {
 	m.introduced = true
 	m.mu.Lock()
 	m.gone = true
@@ -311,9 +324,17 @@ func (m *members) disconnect(end func(*rendezvous.Peer)) {
 	m.forgetKeys()
 }
 
+// SetReady tells the head that this node is ready.
+func (m *Members) SetReady(ctx context.Context) {
+	m.mu.Lock()
+	m.ready = true
+	m.mu.Unlock()
+	m.reportReady(ctx)
+}
+
 // reportReady tells the head that this node is ready, if it is. If the connection
 // has just broken, the node reports it again on the next one.
-func (m *members) reportReady(ctx context.Context) {
+func (m *Members) reportReady(ctx context.Context) {
 	m.mu.Lock()
 	ready, head := m.ready, m.leader
 	m.mu.Unlock()
@@ -322,8 +343,25 @@ func (m *members) reportReady(ctx context.Context) {
 	}
 }
 
+// Own returns the kubeconfig of a node that may lead after the head, or nil.
+func (m *Members) Own() []byte { return m.own }
+
+// HasHead reports whether this node has connected to a head.
+func (m *Members) HasHead() bool { return m.head() != nil }
+
+// HeadAddress returns the address of the head.
+func (m *Members) HeadAddress() netip.Addr { return hostnet.HostOf(m.head().RemoteAddr()) }
+
+// Farewell ends the connection to the head with a reason. If the head receives the
+// reason, it reports it to the user, and Farewell returns no error, so that the
+// user sees it once.
+func (m *Members) Farewell(why error) (int, error) {
+	defer m.Leave(why.Error())
+	return farewell(m.head(), why)
+}
+
 // head returns the current connection to the head.
-func (m *members) head() *rendezvous.Peer {
+func (m *Members) head() *rendezvous.Peer {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.leader
@@ -331,7 +369,7 @@ func (m *members) head() *rendezvous.Peer {
 
 // setPeer stores a new connection, and reports whether it did. It does not if
 // this node has left.
-func (m *members) setPeer(slot **rendezvous.Peer, peer *rendezvous.Peer) bool {
+func (m *Members) setPeer(slot **rendezvous.Peer, peer *rendezvous.Peer) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.gone {

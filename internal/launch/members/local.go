@@ -1,4 +1,4 @@
-package launch
+package members
 
 import (
 	"context"
@@ -19,24 +19,24 @@ import (
 	"berth.dev/berth/internal/launch/proof"
 )
 
-// localMemberVariable marks a process as a further node of its host.
-const localMemberVariable = "BERTH_SIBLING"
+// localVariable marks a process as a further node of its host.
+const localVariable = "BERTH_SIBLING"
 
 // Descriptors of a local member.
 const (
-	localMemberLifelineFD = 3
-	localMemberConfigFD   = 4
+	lifelineFD = 3
+	configFD   = 4
 )
 
-// localMemberTimeout bounds the wait for a local member that should end.
-const localMemberTimeout = 15 * time.Second
+// localTimeout bounds the wait for a local member that should end.
+const localTimeout = 15 * time.Second
 
-// errFirstEnded is the reason why a local member ends. It is not reported.
-var errFirstEnded = errors.New("the first node of this host has ended")
+// ErrFirstEnded is the reason why a local member ends. It is not reported.
+var ErrFirstEnded = errors.New("the first node of this host has ended")
 
-// localMemberConfig is the configuration that the first node of a host sends to
+// LocalConfig is the configuration that the first node of a host sends to
 // the others on the same host. Each is a process with the same arguments.
-type localMemberConfig struct {
+type LocalConfig struct {
 	// Index is the index among the nodes of the host. The first is 0.
 	Index int
 	Step  rendezvous.Step
@@ -45,55 +45,55 @@ type localMemberConfig struct {
 	Proof proof.Proof
 }
 
-// readLocalMemberConfig returns the configuration of this process. It is empty
+// ReadLocalConfig returns the configuration of this process. It is empty
 // for the first node of a host. A local member's context ends with the process
 // that started it.
-func readLocalMemberConfig(getenv func(string) string, giveUp context.CancelCauseFunc) (localMemberConfig, error) {
-	if getenv(localMemberVariable) == "" {
-		return localMemberConfig{}, nil
+func ReadLocalConfig(getenv func(string) string, giveUp context.CancelCauseFunc) (LocalConfig, error) {
+	if getenv(localVariable) == "" {
+		return LocalConfig{}, nil
 	}
-	unix.CloseOnExec(localMemberLifelineFD)
-	unix.CloseOnExec(localMemberConfigFD)
-	file := os.NewFile(localMemberConfigFD, "order")
+	unix.CloseOnExec(lifelineFD)
+	unix.CloseOnExec(configFD)
+	file := os.NewFile(configFD, "order")
 	defer file.Close()
-	var o localMemberConfig
+	var o LocalConfig
 	if err := json.NewDecoder(io.NewSectionReader(file, 0, 1<<16)).Decode(&o); err != nil {
-		return o, fmt.Errorf("read what this node is to be: %w; %s is not for users to set", err, localMemberVariable)
+		return o, fmt.Errorf("read what this node is to be: %w; %s is not for users to set", err, localVariable)
 	}
 	go func() {
-		_, _ = os.NewFile(localMemberLifelineFD, "lifeline").Read(make([]byte, 1))
-		giveUp(errFirstEnded)
+		_, _ = os.NewFile(lifelineFD, "lifeline").Read(make([]byte, 1))
+		giveUp(ErrFirstEnded)
 	}()
 	return o, nil
 }
 
-// localMembers holds the further nodes of this host.
-type localMembers struct {
+// Local holds the further nodes of this host.
+type Local struct {
 	lifeline *os.File
 	running  sync.WaitGroup
 	started  []*exec.Cmd
 }
 
-// startLocalMembers starts count further processes of this program.
-func startLocalMembers(first localMemberConfig, count int) (*localMembers, error) {
+// StartLocal starts count further processes of this program.
+func StartLocal(first LocalConfig, count int) (*Local, error) {
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	defer reader.Close()
-	s := &localMembers{lifeline: writer}
+	s := &Local{lifeline: writer}
 	for i := range count {
 		told := first
 		told.Index = i + 1
 		if err := s.start(told, reader); err != nil {
-			s.end()
+			s.End()
 			return nil, fmt.Errorf("start another node on this host: %w", err)
 		}
 	}
 	return s, nil
 }
 
-func (l *localMembers) start(told localMemberConfig, lifeline *os.File) error {
+func (l *Local) start(told LocalConfig, lifeline *os.File) error {
 	encoded, err := json.Marshal(told)
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func (l *localMembers) start(told localMemberConfig, lifeline *os.File) error {
 	defer file.Close()
 	command := exec.Command("/proc/self/exe", os.Args[1:]...)
 	command.Args[0] = os.Args[0]
-	command.Env = append(os.Environ(), localMemberVariable+"="+strconv.Itoa(told.Index))
+	command.Env = append(os.Environ(), localVariable+"="+strconv.Itoa(told.Index))
 	command.Stderr = os.Stderr
 	command.ExtraFiles = []*os.File{lifeline, file}
 	if err := command.Start(); err != nil {
@@ -116,13 +116,13 @@ func (l *localMembers) start(told localMemberConfig, lifeline *os.File) error {
 	return nil
 }
 
-// end tells all local members to end, and waits for them.
-func (l *localMembers) end() {
+// End tells all local members to end, and waits for them.
+func (l *Local) End() {
 	if l == nil {
 		return
 	}
 	l.lifeline.Close()
-	late := time.AfterFunc(localMemberTimeout, func() {
+	late := time.AfterFunc(localTimeout, func() {
 		for _, command := range l.started {
 			_ = command.Process.Kill()
 		}

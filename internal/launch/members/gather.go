@@ -1,4 +1,4 @@
-package launch
+package members
 
 import (
 	"cmp"
@@ -16,7 +16,6 @@ import (
 	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/launch/identity"
-	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/launch/proof"
 	"berth.dev/berth/internal/network/overlay"
 )
@@ -24,10 +23,17 @@ import (
 // rejectLimit bounds how long a failed head waits for nodes, to reject them.
 const rejectLimit = 3 * time.Second
 
-// gather waits for all other nodes and collects their offers. It returns one
+// Gather waits for all other nodes and collects their offers. It returns one
 // offer for each node. The first offer is this node's and contains only the
 // largest packet that reaches the others.
-func (m *members) gather(ctx context.Context, cpus int) ([]cluster.Offer, error) {
+func (m *Members) Gather(ctx context.Context, cpus int) ([]cluster.Offer, error) {
+	if !m.Several() {
+		return make([]cluster.Offer, 1), nil
+	}
+	var err error
+	if m.listener, err = rendezvous.Listen(ctx, m.config); err != nil {
+		return nil, exitcode.Wrap(exitcode.Unavailable, err)
+	}
 	ctx, cancel := m.waiting(ctx)
 	defer cancel()
 	others := m.config.Nodes[1:]
@@ -46,7 +52,6 @@ func (m *members) gather(ctx context.Context, cpus int) ([]cluster.Offer, error)
 		offers = append(offers, w.hello.Offer)
 		hosts = append(hosts, w.address())
 	}
-	var err error
 	if m.sockets, err = m.data.Open(cpus, hosts...); err != nil {
 		return nil, exitcode.Wrap(exitcode.Unavailable, err)
 	}
@@ -56,7 +61,7 @@ func (m *members) gather(ctx context.Context, cpus int) ([]cluster.Offer, error)
 
 // collectOffers waits until all other nodes have connected and sent their offers.
 // It stops when a node cannot take part or disconnects.
-func (m *members) collectOffers(ctx context.Context, others []string) error {
+func (m *Members) collectOffers(ctx context.Context, others []string) error {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	arrived := make(chan struct{})
@@ -108,7 +113,7 @@ func (e *goneError) Unwrap() error { return e.cause }
 // receiveOffer receives the offer of one node, and returns when the node
 // disconnects or all offers have arrived. A connection that breaks before its
 // first message is ignored, because the node connects again.
-func (m *members) receiveOffer(ctx context.Context, peer *rendezvous.Peer, arrived chan<- struct{}) error {
+func (m *Members) receiveOffer(ctx context.Context, peer *rendezvous.Peer, arrived chan<- struct{}) error {
 	w := &member{name: peer.Name(), peer: peer, returned: make(chan *rendezvous.Peer, 1)}
 	m.mu.Lock()
 	m.others = append(m.others, w)
@@ -138,24 +143,24 @@ func (m *members) receiveOffer(ctx context.Context, peer *rendezvous.Peer, arriv
 	}
 }
 
-// decline reports the failure of a run to the other nodes if they still wait for
+// Decline reports the failure of a run to the other nodes if they still wait for
 // this one. The head rejects the nodes that connect, and any other node tells the
 // head. decline returns the run's result.
-func (m *members) decline(ctx context.Context, code int, why error) (int, error) {
+func (m *Members) Decline(ctx context.Context, code int, why error) (int, error) {
 	switch {
-	case why == nil || !m.awaited():
+	case why == nil || !m.Awaited():
 		return code, why
-	case m.leads():
+	case m.Leads():
 		m.rejectAll(why)
 		return code, why
 	}
-	defer m.leave(why.Error())
+	defer m.Leave(why.Error())
 	return m.withdraw(ctx, why)
 }
 
 // withdraw reports to the head why this node cannot take part, so that no node
 // waits for it. A head that receives the reason reports it to the user.
-func (m *members) withdraw(ctx context.Context, why error) (int, error) {
+func (m *Members) withdraw(ctx context.Context, why error) (int, error) {
 	ctx, cancel := m.waiting(ctx)
 	defer cancel()
 	head, err := m.findHead(ctx)
@@ -177,7 +182,7 @@ func farewell(head *rendezvous.Peer, why error) (int, error) {
 
 // rejectAll rejects the nodes that connect. Otherwise they would look for their
 // head in vain. It waits at most rejectLimit for the others.
-func (m *members) rejectAll(why error) {
+func (m *Members) rejectAll(why error) {
 	ctx, cancel := context.WithTimeout(context.Background(), rejectLimit)
 	defer cancel()
 	if m.listener == nil {
@@ -195,12 +200,12 @@ func (m *members) rejectAll(why error) {
 		leaving.Go(func() { peer.Close(why.Error()) })
 	}
 	leaving.Wait()
-	m.leave(why.Error())
+	m.Leave(why.Error())
 }
 
-// awaited reports whether the other nodes wait for this one: for the plans of the
+// Awaited reports whether the other nodes wait for this one: for the plans of the
 // head, or for the offer of another node.
-func (m *members) awaited() bool { return m != nil && !m.introduced }
+func (m *Members) Awaited() bool { return m.Several() && !m.introduced }
 
 // address returns the destination of packets for the node's pods.
 func (w *member) address() netip.Addr {
@@ -210,9 +215,9 @@ func (w *member) address() netip.Addr {
 	return hostnet.HostOf(w.peer.RemoteAddr())
 }
 
-// sendPlans sets up the network between the nodes and sends its plan to every
+// SendPlans sets up the network between the nodes and sends its plan to every
 // other node.
-func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys identity.Set, archives []archive.Archive) error {
+func (m *Members) SendPlans(ctx context.Context, plans []cluster.Plan, keys identity.Set, archives []archive.Archive) error {
 	m.introduced = true
 	var source archive.Source
 	if len(archives) > 0 {
@@ -237,7 +242,7 @@ func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 	}
 	// The head's pods reach each other through Services by its Switch, too.
 	switches[0] = m.sockets.Ports.SwitchesAt(m.data.ReachesItself())
-	m.mesh = netrole.Mesh{Key: key, Carrier: m.carrier, Nodes: nodes, Switches: switches}
+	m.mesh = hostnet.Mesh{Key: key, Carrier: m.carrier, Nodes: nodes, Switches: switches}
 	for i, w := range m.others {
 		w.node = plans[i+1].Node.Name
 		own := m.data.Address
@@ -253,9 +258,9 @@ func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 		if m.failover != nil {
 			mayLead = keys.Owns[i+1]
 		}
-		err := w.peer.Send(ctx, welcome{
+		err := w.peer.Send(ctx, Welcome{
 			Version: cluster.Version(), Plan: plans[i+1], Files: keys.Nodes[i+1],
-			Mesh:     netrole.Mesh{Key: key, Carrier: m.carrier, Nodes: theirs, Switches: theirSwitches, Self: i + 1},
+			Mesh:     hostnet.Mesh{Key: key, Carrier: m.carrier, Nodes: theirs, Switches: theirSwitches, Self: i + 1},
 			Archives: archives, Source: source,
 			Succession: m.failover, Own: mayLead,
 		})

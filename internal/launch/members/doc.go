@@ -1,0 +1,10 @@
+// Package members connects the nodes of a run: how they find each other and are
+// admitted, how they get their plans, and what happens when one is lost, returns,
+// or takes the run over. A run on one node has one member. The start of a node
+// and the workload do not belong here.
+//
+// Read members.go first. gather.go is the head's view until the plans are sent,
+// follow.go that of the other nodes. monitor.go and errands.go are the head's view
+// while the cluster runs, and failover.go is about its successor. local.go has the
+// members that share a host.
+package members
