@@ -40,33 +40,40 @@ func (r *run) work(ctx context.Context) (code int, err error) {
 	defer stop()
 	staying, lead := context.WithCancelCause(ctx)
 	defer lead(nil)
-	for _, step := range []func(context.Context) error{
-		r.inspectHost, r.makeDirectories, r.join,
-		func(context.Context) error { joined.Store(true); go r.stay(staying, cancel); return nil },
-		r.publish, r.startSandbox, r.startRoles, r.importImages, r.startLateNode, r.reportReady,
-		func(ctx context.Context) error {
+	// Run gives the reasons for the order of the end.
+	r.start.list = []step{
+		{name: "host", do: r.inspectHost, stop: r.endLocalMembers},
+		{name: "directories", do: r.makeDirectories, undo: r.leaveDirectories},
+		{name: "plan", do: r.join, stop: r.leaveMembers, undo: r.dropPlan},
+		{name: "head", do: func(context.Context) error { joined.Store(true); go r.stay(staying, cancel); return nil }},
+		{name: "ports", do: r.publish, stop: r.closePorts},
+		{name: "sandbox", do: r.startSandbox, undo: r.closeSandbox},
+		{name: "roles", do: r.startRoles, stop: r.stopRoles},
+		{name: "images", do: r.importImages},
+		{name: "late node", do: r.startLateNode},
+		{name: "ready", do: r.reportReady},
+		{name: "run", do: func(ctx context.Context) error {
 			if r.members.Own() == nil {
 				<-ctx.Done()
 				return context.Cause(ctx)
 			}
 			code, err = r.takeOver(ctx, signalled, func() { lead(errLeads) }, cancel)
 			return err
-		},
-	} {
-		if err := step(ctx); err != nil {
-			if ctx.Err() != nil {
-				err = context.Cause(ctx)
-			}
-			var closed *rendezvous.ClosedError
-			if errors.Is(err, members.ErrFirstEnded) || errors.As(err, &closed) && !closed.Here {
-				r.Log.Debug("ending: " + err.Error())
-				return 0, nil // the head has reported the reason
-			}
-			if r.lostLease.Load() || !r.members.HasHead() {
-				return 0, err
-			}
-			return r.members.Farewell(err)
+		}, stop: r.closeControl},
+	}
+	if err := r.start.run(ctx, func(string) {}); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
 		}
+		var closed *rendezvous.ClosedError
+		if errors.Is(err, members.ErrFirstEnded) || errors.As(err, &closed) && !closed.Here {
+			r.Log.Debug("ending: " + err.Error())
+			return 0, nil // the head has reported the reason
+		}
+		if r.lostLease.Load() || !r.members.HasHead() {
+			return 0, err
+		}
+		return r.members.Farewell(err)
 	}
 	return code, nil
 }

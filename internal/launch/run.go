@@ -160,27 +160,30 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	if !all.Leads() {
 		return r.work(ctx)
 	}
-	for _, step := range []struct {
-		name string
-		do   func(context.Context) error
-	}{
-		{"host", r.inspectHost},
-		{"ports", r.publish},
-		{"directories", r.makeDirectories},
-		{"state", r.openState},
-		{"door", func(ctx context.Context) error { return r.listenForDown(ctx, giveUp) }},
-		{"plan", r.makePlan},
-		{"sandbox", r.startSandbox},
-		{"roles", r.startRoles},
-		{"images", r.importImages},
-		{"late node", r.startLateNode},
-		{"cluster", r.awaitCluster},
-		{"workload", r.applyObjects},
-	} {
-		if err := step.do(ctx); err != nil {
-			return 0, r.explain(ctx, err)
-		}
-		options.Report(step.name)
+	r.start.list = []step{
+		// The other nodes of this host end at the same time as this one.
+		{name: "host", do: r.inspectHost, stop: r.endLocalMembers},
+		// Only the net role then holds the listeners. It ends with the sandbox, and
+		// clients are refused.
+		{name: "ports", do: r.publish, stop: r.closePorts},
+		// The janitor deletes the directories, so their locks are released last.
+		{name: "directories", do: r.makeDirectories, undo: r.leaveDirectories},
+		{name: "state", do: r.openState, undo: r.closeState},
+		// A cluster that ends accepts no more requests to end.
+		{name: "control socket", do: func(ctx context.Context) error { return r.listenForDown(ctx, giveUp) }, stop: r.closeControl},
+		// The other nodes begin to end at once, and the API server's clients are
+		// refused when the control plane has ended.
+		{name: "plan", do: r.makePlan, stop: r.leaveMembers, undo: r.dropPlan},
+		{name: "sandbox", do: r.startSandbox, undo: r.closeSandbox},
+		// Roles that end from now on have not failed.
+		{name: "roles", do: r.startRoles, stop: r.stopRoles},
+		{name: "images", do: r.importImages},
+		{name: "late node", do: r.startLateNode},
+		{name: "cluster", do: r.awaitCluster},
+		{name: "workload", do: r.applyObjects},
+	}
+	if err := r.start.run(ctx, options.Report); err != nil {
+		return 0, r.explain(ctx, err)
 	}
 	r.keepState()
 	work, end := allocation.WithGrace(ctx, r.askToEnd)
@@ -203,10 +206,11 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 }
 
 // run is the state of one run. Each step sets fields for later steps, and
-// takeDown undoes the steps that were done.
+// takeDown undoes the steps that have begun.
 type run struct {
 	Options
 	ending
+	start   steps
 	objects []workload.Object
 	began   phases
 	// archives are the head's archives, also on the other nodes, which receive
@@ -247,7 +251,6 @@ type run struct {
 	// lease and progress are set if another node may lead the run after this one.
 	lease    *lease.Lease
 	progress *workload.Progress
-	down     bool
 	// watching is closed when the sandbox sends no more events.
 	watching chan struct{}
 }

@@ -1,0 +1,55 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"slices"
+)
+
+// step is one step of the start of a node, and how it is undone. stop and undo also
+// run for a step that has failed, because a part of it may be done. Both may be
+// nil.
+type step struct {
+	name string
+	do   func(context.Context) error
+	// stop runs before any step is undone, for what cannot wait until then. Each
+	// step says why.
+	stop func()
+	undo func() error
+}
+
+// steps are the steps of a start. begun counts those that have begun.
+type steps struct {
+	list  []step
+	begun int
+}
+
+// run does the steps in order, and calls report after each. It returns the first
+// error.
+func (s *steps) run(ctx context.Context, report func(name string)) error {
+	for _, one := range s.list {
+		s.begun++
+		if err := one.do(ctx); err != nil {
+			return err
+		}
+		report(one.name)
+	}
+	return nil
+}
+
+// unwind stops and then undoes the steps that have begun, both in reverse order.
+func (s *steps) unwind() error {
+	begun := slices.Backward(s.list[:s.begun])
+	for _, one := range begun {
+		if one.stop != nil {
+			one.stop()
+		}
+	}
+	var failures []error
+	for _, one := range begun {
+		if one.undo != nil {
+			failures = append(failures, one.undo())
+		}
+	}
+	return errors.Join(failures...)
+}
