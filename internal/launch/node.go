@@ -158,13 +158,13 @@ func (r *run) recordControlNodes() error {
 	if r.allocation == nil {
 		return nil
 	}
-	var doors []string
+	var hosts []string
 	for _, member := range r.plan.Replicas() {
 		if slices.Contains(r.allocation.Job.Nodes, member.Host) {
-			doors = append(doors, member.Host)
+			hosts = append(hosts, member.Host)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(r.private.Path, rundir.DoorsFile), []byte(strings.Join(doors, "\n")), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(r.private.Path, rundir.ControlNodesFile), []byte(strings.Join(hosts, "\n")), 0o600); err != nil {
 		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("write the names of the control planes' nodes: %w", err))
 	}
 	return nil

@@ -131,8 +131,8 @@ func open(r run, node string) (*tunnel.Cluster, error) {
 		return nil, gone(r, err)
 	}
 	// Most clusters have only one node that reaches them.
-	doors, _ := os.ReadFile(filepath.Join(r.path, rundir.DoorsFile))
-	others := slices.DeleteFunc(strings.Fields(string(doors)), func(other string) bool { return other == node })
+	hosts, _ := os.ReadFile(filepath.Join(r.path, rundir.ControlNodesFile))
+	others := slices.DeleteFunc(strings.Fields(string(hosts)), func(other string) bool { return other == node })
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -164,7 +164,7 @@ func (k *tunnelServer) claim() (*net.UnixListener, error) {
 
 func (k *tunnelServer) file(name string) string { return filepath.Join(k.dir.Path, name) }
 
-// open opens the tunnel and a door on this host's loopback.
+// open opens the tunnel and a listener on this host's loopback.
 func (k *tunnelServer) open(ctx context.Context) (err error) {
 	if k.tunnel, k.step, err = k.enter(ctx); err != nil {
 		return err

@@ -1,16 +1,18 @@
 package rundir
 
-// What others find a run by: its directory in memory, which has the name of the
-// run and PrivateSuffix, and files in it.
+// Other processes find a run by its directory in memory, whose name is that of the
+// run with PrivateSuffix, and by these files in it. Another version of berth may
+// read them, so their names stay.
 const (
 	PrivateSuffix = "-private"
-	// KubeconfigFile exists on the node with the API server, or on every node
-	// that may lead the run; the latter have its names in DoorsFile.
+	// KubeconfigFile exists on the node with the API server, or on every node with
+	// one of several control planes.
 	KubeconfigFile = "kubeconfig"
-	DoorsFile      = "doors"
-	// HeadFile is there on the others, and holds the first node's name.
+	// ControlNodesFile exists on nodes with one of several control planes. It
+	// contains the names of their hosts.
+	ControlNodesFile = "doors"
+	// HeadFile exists on the other nodes. It contains the name of the head.
 	HeadFile = "head"
-	// StandingFile is there on all nodes of a cluster that stays until it is
-	// told to end.
+	// StandingFile exists on all nodes of a persistent cluster.
 	StandingFile = "standing"
 )
