@@ -16,7 +16,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/job/slurm"
-	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/launch/imagecache"
 )
 
 func newImageCommand() *cobra.Command {
@@ -72,24 +72,24 @@ func (f *imageFlags) addPlatform(flags *pflag.FlagSet) {
 }
 
 // run runs a command and shows its output; it calls report for each image.
-func (f *imageFlags) run(command *cobra.Command, args []string, report func(launch.KeptImage)) (launch.CacheSum, error) {
+func (f *imageFlags) run(command *cobra.Command, args []string, report func(imagecache.Image)) (imagecache.Sum, error) {
 	preferred, err := prefer(command.Flags())
 	if err != nil {
-		return launch.CacheSum{}, err
+		return imagecache.Sum{}, err
 	}
 	if !f.spec.NamesImageCache() {
-		if f.spec.ImageCache, err = launch.DefaultImageCache(preferred.Getenv); err != nil {
-			return launch.CacheSum{}, err
+		if f.spec.ImageCache, err = imagecache.DefaultFolder(preferred.Getenv); err != nil {
+			return imagecache.Sum{}, err
 		}
 	}
 	here, err := os.Getwd()
 	if err != nil {
-		return launch.CacheSum{}, fmt.Errorf("find the working directory: %w", err)
+		return imagecache.Sum{}, fmt.Errorf("find the working directory: %w", err)
 	}
 	f.spec.Absolute(here)
 	bar := transferBar{to: command.ErrOrStderr()}
 	bar.on = !f.quiet && term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("TERM") != "dumb"
-	sum, err := launch.Images(command.Context(), launch.ImageCommand{
+	sum, err := imagecache.Run(command.Context(), imagecache.Command{
 		Name: command.Name(), Args: args, Spec: f.spec, Platform: f.platform, Form: f.form, Getenv: preferred.Getenv,
 		Notice: func(text string) {
 			bar.clear()
@@ -97,7 +97,7 @@ func (f *imageFlags) run(command *cobra.Command, args []string, report func(laun
 				fmt.Fprintln(command.ErrOrStderr(), "berth:", text)
 			}
 		},
-		Report: func(image launch.KeptImage) {
+		Report: func(image imagecache.Image) {
 			bar.clear()
 			report(image)
 		},
@@ -138,8 +138,8 @@ func atLeastOne(what string) cobra.PositionalArgs {
 }
 
 // printKept prints each image that is kept.
-func (f *imageFlags) printKept(command *cobra.Command) func(launch.KeptImage) {
-	return func(image launch.KeptImage) {
+func (f *imageFlags) printKept(command *cobra.Command) func(imagecache.Image) {
+	return func(image imagecache.Image) {
 		if !f.quiet {
 			fmt.Fprintf(command.OutOrStdout(), "%s  %s  %s\n", image.Name, image.Digest, size(image.Bytes))
 		}
@@ -205,7 +205,7 @@ not kept how the registry had packed them.`,
 			return nil
 		},
 		RunE: func(command *cobra.Command, args []string) error {
-			_, err := f.run(command, args, func(launch.KeptImage) {})
+			_, err := f.run(command, args, func(imagecache.Image) {})
 			return err
 		},
 	}
@@ -293,7 +293,7 @@ folder that the site shows in images.`,
 					return err
 				}
 				line = "srun --container=" + dir
-			} else if usual, err := launch.DefaultImageCache(os.Getenv); err != nil || usual != f.spec.ImageCache {
+			} else if usual, err := imagecache.DefaultFolder(os.Getenv); err != nil || usual != f.spec.ImageCache {
 				line = "BERTH_IMAGE_CACHE=" + f.spec.ImageCache + " " + line
 			}
 			_, err = fmt.Fprintf(command.ErrOrStderr(), "berth: run it with %s COMMAND\n", line)
@@ -324,8 +324,8 @@ for others have no name; they are in the sum.`,
 			if err := checkOutput(f.output); err != nil {
 				return err
 			}
-			images := []launch.KeptImage{}
-			sum, err := f.run(command, args, func(image launch.KeptImage) { images = append(images, image) })
+			images := []imagecache.Image{}
+			sum, err := f.run(command, args, func(image imagecache.Image) { images = append(images, image) })
 			if err != nil {
 				return err
 			}
@@ -340,7 +340,7 @@ for others have no name; they are in the sum.`,
 	return command
 }
 
-func writeImages(w io.Writer, images []launch.KeptImage, sum launch.CacheSum, folder string) error {
+func writeImages(w io.Writer, images []imagecache.Image, sum imagecache.Sum, folder string) error {
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "NAME\tPLATFORM\tLAYERS\tSIZE\tAGE")
 	for _, image := range images {
@@ -365,7 +365,7 @@ func newImageRemoveCommand() *cobra.Command {
 		Long:  "Removes images, for all platforms or one, and their layers that no other image with a\nname has. Runs that use them keep them until they end.",
 		Args:  atLeastOne("an image; 'berth image ls' lists them"),
 		RunE: func(command *cobra.Command, args []string) error {
-			_, err := f.run(command, args, func(image launch.KeptImage) {
+			_, err := f.run(command, args, func(image imagecache.Image) {
 				if !f.quiet {
 					fmt.Fprintf(command.OutOrStdout(), "removed %s, %s\n", image.Name, size(image.Freed))
 				}
@@ -389,7 +389,7 @@ until the others fit into --image-cache-limit: first those that runs have left,
 then those of images with a name. Runs do the same every hour.`,
 		Args: noArguments,
 		RunE: func(command *cobra.Command, args []string) error {
-			sum, err := f.run(command, args, func(launch.KeptImage) {})
+			sum, err := f.run(command, args, func(imagecache.Image) {})
 			if err == nil && !f.quiet {
 				fmt.Fprintf(command.OutOrStdout(), "removed %s; %d layers, %s, are left\n", size(sum.Freed), sum.Layers, size(sum.Bytes))
 			}
@@ -408,7 +408,7 @@ func newImageVerifyCommand() *cobra.Command {
 		Long: `Reads everything and compares it with its checksums. What is damaged is put aside
 in the folder "damaged", so that no run uses it.`,
 		RunE: func(command *cobra.Command, args []string) error {
-			sum, err := f.run(command, args, func(launch.KeptImage) {})
+			sum, err := f.run(command, args, func(imagecache.Image) {})
 			if err == nil && !f.quiet {
 				fmt.Fprintf(command.OutOrStdout(), "%d layers are good\n", sum.Layers)
 			}

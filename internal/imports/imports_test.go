@@ -100,7 +100,7 @@ var layers = map[string][]string{
 		"internal/access/persistent",
 		"internal/base/cluster", "internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/base/pki", "internal/base/probe", "internal/base/programs", "internal/base/rundir",
 		"internal/job/batch", "internal/job/rendezvous", "internal/job/slurm",
-		"internal/launch/allocation", "internal/launch/archive", "internal/launch/command", "internal/launch/crash", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/members", "internal/launch/netrole", "internal/launch/proof", "internal/launch/supervisor",
+		"internal/launch/allocation", "internal/launch/archive", "internal/launch/command", "internal/launch/crash", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/imagecache", "internal/launch/layers", "internal/launch/members", "internal/launch/netrole", "internal/launch/proof", "internal/launch/pulls", "internal/launch/supervisor",
 		"internal/kube/containerlog", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/savedstate", "internal/kube/workload",
 		"internal/network/balancer", "internal/network/egress", "internal/network/overlay",
 		"internal/node/containerdconf", "internal/node/devices", "internal/node/dnsconf", "internal/node/sandbox",
@@ -115,6 +115,9 @@ var layers = map[string][]string{
 	// The net role serves its sockets with the packages of network.
 	"internal/launch/hostnet":  {"internal/base/cluster", "internal/job/rendezvous", "internal/job/slurm", "internal/network/fastpath", "internal/network/overlay"},
 	"internal/launch/identity": {"internal/base/cluster", "internal/base/linux", "internal/base/pki", "internal/node/sandbox"},
+	// A pull fails with the same remedies as a pod's image.
+	"internal/launch/imagecache": {"internal/base/cluster", "internal/base/exitcode", "internal/base/programs", "internal/base/rundir", "internal/kube/workload", "internal/launch/pulls"},
+	"internal/launch/layers":     {"internal/base/linux", "internal/launch/supervisor"},
 	"internal/launch/members": {
 		"internal/base/cluster", "internal/base/exitcode", "internal/base/linux",
 		"internal/job/rendezvous", "internal/job/slurm",
@@ -131,6 +134,7 @@ var layers = map[string][]string{
 		"internal/node/sandbox",
 	},
 	"internal/launch/proof":      {"internal/base/cluster", "internal/base/exitcode", "internal/job/rendezvous", "internal/job/slurm"},
+	"internal/launch/pulls":      {"internal/base/cluster", "internal/node/sandbox"},
 	"internal/launch/supervisor": {"internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/node/sandbox"},
 
 	"internal/cli": {
@@ -138,7 +142,7 @@ var layers = map[string][]string{
 		"internal/base/cluster", "internal/base/exitcode", "internal/base/metrics", "internal/base/probe", "internal/base/programs", "internal/base/settings",
 		"internal/job/batch", "internal/job/slurm",
 		// The causes of an end are errors of allocation.
-		"internal/launch", "internal/launch/allocation", "internal/launch/crash",
+		"internal/launch", "internal/launch/allocation", "internal/launch/crash", "internal/launch/imagecache",
 	},
 
 	"internal/testutil": {"internal/base/linux"},
@@ -158,7 +162,7 @@ var bans = []struct {
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/netrole", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "test/yardstick"},
+		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "test/yardstick"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{

@@ -17,9 +17,11 @@
 //   - archive finds image files, and sends them to other nodes;
 //   - hostnet opens the sockets between the hosts;
 //   - identity makes the keys;
+//   - imagecache keeps layers for later runs, and layers serves them;
 //   - members connects the nodes;
 //   - netrole carries packets of pods, in its own process;
 //   - proof authenticates the hosts to each other;
+//   - pulls reads the settings for registries;
 //   - supervisor starts and restarts the processes;
 //   - command runs the user's command.
 package launch

@@ -18,6 +18,7 @@ import (
 	"berth.dev/berth/internal/base/programs"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/launch/allocation"
+	"berth.dev/berth/internal/launch/pulls"
 	"berth.dev/berth/internal/node/devices"
 	"berth.dev/berth/internal/node/sandbox"
 )
@@ -319,6 +320,6 @@ func loopbackListener() (*os.File, uint16, error) {
 // roleEnv returns the environment of a role. It contains nothing of the user's
 // environment except extra.
 func roleEnv(plan cluster.Plan, extra ...string) []string {
-	env := []string{"PATH=" + plan.Paths.Libexec, "HOME=" + filepath.Join(plan.Paths.Run, rolesHome), "USER=root", "TMPDIR=" + filepath.Join(plan.Paths.Scratch, "tmp")}
+	env := []string{"PATH=" + plan.Paths.Libexec, "HOME=" + filepath.Join(plan.Paths.Run, pulls.RolesHome), "USER=root", "TMPDIR=" + filepath.Join(plan.Paths.Scratch, "tmp")}
 	return append(env, extra...)
 }

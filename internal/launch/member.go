@@ -12,6 +12,7 @@ import (
 	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/launch/members"
+	"berth.dev/berth/internal/launch/pulls"
 )
 
 // signalTimeout bounds the wait for the head after a signal. It is longer than any
@@ -107,7 +108,7 @@ func (r *run) join(ctx context.Context) error {
 		_ = a.Here()
 	}
 	r.identities.Nodes = append(r.identities.Nodes, answer.Files)
-	r.pulls = readPulls(ctx, r.plan, r.Getenv)
+	r.pulls = pulls.Read(ctx, r.plan, r.Getenv)
 	if answer.Own == nil {
 		return nil
 	}

@@ -14,6 +14,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/metrics"
+	"berth.dev/berth/internal/launch/layers"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
@@ -146,7 +147,7 @@ func roleOf(arguments []string) (name string, further bool) {
 	case "coredns":
 		return "dns", false
 	case "berth-layers":
-		return layersName, false
+		return layers.Name, false
 	}
 	return "", false
 }

@@ -19,6 +19,8 @@ import (
 	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/launch/hostnet"
+	"berth.dev/berth/internal/launch/imagecache"
+	"berth.dev/berth/internal/launch/layers"
 	"berth.dev/berth/internal/launch/members"
 	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/launch/supervisor"
@@ -47,7 +49,7 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 		return err
 	}
 	if r.Spec.NamesImageCache() {
-		if err := makeImageCache(r.Spec.ImageCache); err != nil {
+		if err := imagecache.MakeFolder(r.Spec.ImageCache); err != nil {
 			return err
 		}
 	}
@@ -291,7 +293,7 @@ func (r *run) sandboxFiles() (map[string]sandbox.File, error) {
 	for path, content := range containerdconf.RegistryHosts(r.plan) {
 		files[path] = sandbox.File{Mode: 0o644, Content: content}
 	}
-	maps.Copy(files, r.pulls.files(paths.Run))
+	maps.Copy(files, r.pulls.Files(paths.Run))
 	return files, r.debug().keepConfig(files)
 }
 
@@ -346,23 +348,23 @@ func (r *run) startRoles(ctx context.Context) error {
 	containerd := &supervisor.Role{
 		Name: "containerd", Path: program("containerd"),
 		Args: []string{"--config", paths.ContainerdConfig()}, NotifyFlag: "--notify-fd",
-		Env: roleEnv(r.plan, r.pulls.runtimeEnv(paths.Run, r.Getenv)...),
+		Env: roleEnv(r.plan, r.pulls.RuntimeEnv(paths.Run, r.Getenv)...),
 	}
 	if r.plan.Snapshotter == cluster.EROFS {
-		layers, err := newLayers()
+		served, err := layers.New()
 		if err != nil {
 			return exitcode.Wrap(exitcode.Internal, err)
 		}
 		env := []string{}
 		var refused []netip.Prefix
 		if r.plan.LazyPull {
-			env = r.pulls.outsideEnv(r.Getenv)
+			env = r.pulls.OutsideEnv(r.Getenv)
 			if refused, err = netrole.RefusedOutside(r.Spec, r.plan); err != nil {
 				return err
 			}
 		}
-		roles = append(roles, layers.role(r.supervisor, paths.Libexec, env, refused))
-		containerd.Passed = []supervisor.Passed{{Flag: "--layers-fd", File: layers.containerd}}
+		roles = append(roles, served.Role(r.supervisor, paths.Libexec, env, refused))
+		containerd.Passed = []supervisor.Passed{{Flag: "--layers-fd", File: served.Containerd}}
 	}
 	roles = append(roles,
 		r.logRole(),

@@ -29,6 +29,7 @@ import (
 	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/launch/members"
 	"berth.dev/berth/internal/launch/netrole"
+	"berth.dev/berth/internal/launch/pulls"
 	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
@@ -234,7 +235,7 @@ type run struct {
 	restored    *sandbox.File             // the state of an earlier cluster
 	control     *persistent.ControlSocket // of a persistent cluster
 	plan        cluster.Plan
-	pulls       pulls
+	pulls       pulls.Settings
 	identities  identity.Set
 	apiListener *os.File
 	published   []netrole.Published // ports of this host that lead into the cluster
@@ -337,8 +338,8 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 		r.Log.Warn(unlike)
 	}
 	r.tellFamilies(offers)
-	r.pulls = readPulls(ctx, r.plan, r.Getenv)
-	for _, notice := range r.pulls.notices {
+	r.pulls = pulls.Read(ctx, r.plan, r.Getenv)
+	for _, notice := range r.pulls.Notices {
 		r.Log.Warn(notice)
 	}
 	if r.identities, err = identity.Make(plans, r.contextName()); err != nil {

@@ -1,4 +1,4 @@
-package launch
+package pulls
 
 import (
 	"context"
@@ -14,50 +14,50 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// pulls holds the user's settings for pulling images. The programs that pull do
+// Settings holds the user's settings for pulling images. The programs that pull do
 // not see them by themselves, because they have another environment and partly
 // another file system.
-type pulls struct {
-	// passwords is a Docker configuration. It is nil without passwords.
-	passwords []byte
+type Settings struct {
+	// Passwords is a Docker configuration. It is nil without passwords.
+	Passwords []byte
 	// authorities are certificates in PEM. It is nil for the host's own.
 	authorities []byte
 	// proxies holds the proxies and their exceptions, as KEY=value.
 	proxies []string
-	// notices lists settings that will not work.
-	notices []string
+	// Notices lists settings that will not work.
+	Notices []string
 }
 
 // Paths of these settings below Paths.Run. The kubelet looks for passwords in its
 // home.
 const (
-	rolesHome       = "home"
-	passwordsFile   = rolesHome + "/.docker/config.json"
+	RolesHome       = "home"
+	passwordsFile   = RolesHome + "/.docker/config.json"
 	authoritiesFile = "certificate-authorities.pem"
 )
 
-// readPulls reads the settings that the environment names. No error stops the
+// Read reads the settings that the environment names. No error stops the
 // run, which may need no pull at all.
-func readPulls(ctx context.Context, plan cluster.Plan, getenv func(string) string) pulls {
-	p := pulls{proxies: proxyEnv(plan, getenv)}
+func Read(ctx context.Context, plan cluster.Plan, getenv func(string) string) Settings {
+	p := Settings{proxies: proxyEnv(plan, getenv)}
 	p.checkProxies()
 	var err error
 	if path := getenv("SSL_CERT_FILE"); path != "" {
 		if p.authorities, err = os.ReadFile(path); err != nil {
-			p.notices = append(p.notices, fmt.Sprintf("SSL_CERT_FILE is not used: %v", err))
+			p.Notices = append(p.Notices, fmt.Sprintf("SSL_CERT_FILE is not used: %v", err))
 		}
 	}
 	if !plan.Registries.NoPull {
-		p.readPasswords(ctx, getenv)
+		p.ReadPasswords(ctx, getenv)
 	}
 	return p
 }
 
-// files returns the files that the roles read.
-func (p pulls) files(run string) map[string]sandbox.File {
+// Files returns the files that the roles read.
+func (p Settings) Files(run string) map[string]sandbox.File {
 	files := map[string]sandbox.File{}
-	if p.passwords != nil {
-		files[filepath.Join(run, passwordsFile)] = sandbox.File{Mode: 0o600, Content: p.passwords}
+	if p.Passwords != nil {
+		files[filepath.Join(run, passwordsFile)] = sandbox.File{Mode: 0o600, Content: p.Passwords}
 	}
 	if p.authorities != nil {
 		files[filepath.Join(run, authoritiesFile)] = sandbox.File{Mode: 0o644, Content: p.authorities}
@@ -65,8 +65,8 @@ func (p pulls) files(run string) map[string]sandbox.File {
 	return files
 }
 
-// runtimeEnv returns the settings in containerd's environment.
-func (p pulls) runtimeEnv(run string, getenv func(string) string) []string {
+// RuntimeEnv returns the settings in containerd's environment.
+func (p Settings) RuntimeEnv(run string, getenv func(string) string) []string {
 	env := slices.Clone(p.proxies)
 	if p.authorities != nil {
 		env = append(env, "SSL_CERT_FILE="+filepath.Join(run, authoritiesFile))
@@ -77,8 +77,8 @@ func (p pulls) runtimeEnv(run string, getenv func(string) string) []string {
 	return env
 }
 
-// outsideEnv returns the same settings for a process outside the sandbox.
-func (p pulls) outsideEnv(getenv func(string) string) []string {
+// OutsideEnv returns the same settings for a process outside the sandbox.
+func (p Settings) OutsideEnv(getenv func(string) string) []string {
 	env := slices.Clone(p.proxies)
 	for _, name := range []string{"SSL_CERT_FILE", "SSL_CERT_DIR"} {
 		if value := getenv(name); value != "" {
@@ -90,7 +90,7 @@ func (p pulls) outsideEnv(getenv func(string) string) []string {
 
 // checkProxies notes proxies that cannot work. Neither pods nor containerd reach
 // the host's loopback.
-func (p *pulls) checkProxies() {
+func (p *Settings) checkProxies() {
 	for _, proxy := range p.proxies {
 		name, value, _ := strings.Cut(proxy, "=")
 		if strings.EqualFold(name, "NO_PROXY") {
@@ -101,20 +101,20 @@ func (p *pulls) checkProxies() {
 		}
 		parsed, err := url.Parse(value)
 		if err != nil {
-			p.notices = append(p.notices, fmt.Sprintf("%s is not an address of a proxy", name))
+			p.Notices = append(p.Notices, fmt.Sprintf("%s is not an address of a proxy", name))
 			continue
 		}
 		host := parsed.Hostname()
 		if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
-			p.notices = append(p.notices, fmt.Sprintf(
+			p.Notices = append(p.Notices, fmt.Sprintf(
 				"%s names this host's loopback, which neither pulls nor pods can reach: have the proxy listen on the host's own address", name))
 		}
 	}
 }
 
-// inEitherCase returns the variables with these names that have a value. It also
+// InEitherCase returns the variables with these names that have a value. It also
 // returns the ones with the lower-case names, which some programs read instead.
-func inEitherCase(getenv func(string) string, names ...string) (env []string) {
+func InEitherCase(getenv func(string) string, names ...string) (env []string) {
 	for _, name := range names {
 		for _, name := range []string{name, strings.ToLower(name)} {
 			if value := getenv(name); value != "" {
@@ -127,7 +127,7 @@ func inEitherCase(getenv func(string) string, names ...string) (env []string) {
 
 // proxyEnv returns the user's proxies, with the cluster's ranges as exceptions.
 func proxyEnv(plan cluster.Plan, getenv func(string) string) []string {
-	env := inEitherCase(getenv, "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+	env := InEitherCase(getenv, "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 	if len(env) == 0 {
 		return nil
 	}

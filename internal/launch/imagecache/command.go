@@ -1,4 +1,4 @@
-package launch
+package imagecache
 
 import (
 	"bytes"
@@ -23,11 +23,12 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/programs"
 	"berth.dev/berth/internal/kube/workload"
+	"berth.dev/berth/internal/launch/pulls"
 )
 
-// ImageCommand is a command on the image cache. It needs no cluster. On a login
+// Command is a command on the image cache. It needs no cluster. On a login
 // host with access to the network, it fills the cache for nodes without.
-type ImageCommand struct {
+type Command struct {
 	// Name is pull, import, export, convert, bundle, ls, rm, gc or verify. Args
 	// are its images, archives or folders. A bundle without a folder is for steps
 	// that name its image.
@@ -44,12 +45,12 @@ type ImageCommand struct {
 	Notice func(string)
 	// Report receives each image in the cache. Progress receives the number of
 	// bytes received and their total.
-	Report   func(KeptImage)
+	Report   func(Image)
 	Progress func(done, total int64)
 }
 
-// KeptImage is an image in the cache.
-type KeptImage struct {
+// Image is an image in the cache.
+type Image struct {
 	Name     string `json:"name"`
 	Digest   string `json:"digest"`
 	Platform string `json:"platform"`
@@ -63,36 +64,25 @@ type KeptImage struct {
 	Freed int64 `json:"freed,omitempty"`
 }
 
-// CacheSum summarizes the cache at the end of a command.
-type CacheSum struct {
+// Sum summarizes the cache at the end of a command.
+type Sum struct {
 	Layers       int
 	Bytes, Freed int64
 	Damaged      int
 }
 
-// imageLine is one line of output of berth-images.
-type imageLine struct {
-	Image    *KeptImage
+// line is one line of output of berth-images.
+type line struct {
+	Image    *Image
 	Progress *[2]int64
 	Warning  string
-	Sum      *CacheSum
+	Sum      *Sum
 	Error    string
 	NoSpace  bool
 }
 
-// DefaultImageCache returns the folder of the cache if the user names none.
-func DefaultImageCache(getenv func(string) string) (string, error) {
-	if dir := getenv("XDG_CACHE_HOME"); filepath.IsAbs(dir) {
-		return filepath.Join(dir, "berth"), nil
-	}
-	if home := getenv("HOME"); filepath.IsAbs(home) {
-		return filepath.Join(home, ".cache", "berth"), nil
-	}
-	return "", exitcode.Wrap(exitcode.Usage, errors.New("no folder for images: HOME is not set; name one with --image-cache DIR"))
-}
-
-// Images runs a command on the image cache.
-func Images(ctx context.Context, c ImageCommand) (sum CacheSum, err error) {
+// Run runs a command on the image cache.
+func Run(ctx context.Context, c Command) (sum Sum, err error) {
 	args, err := c.arguments()
 	if err != nil {
 		return sum, err
@@ -103,12 +93,12 @@ func Images(ctx context.Context, c ImageCommand) (sum CacheSum, err error) {
 	}
 	var passwords []byte
 	if c.Name == "pull" {
-		p := pulls{}
-		p.readPasswords(ctx, c.Getenv)
-		for _, notice := range p.notices {
+		p := pulls.Settings{}
+		p.ReadPasswords(ctx, c.Getenv)
+		for _, notice := range p.Notices {
 			c.Notice(notice)
 		}
-		passwords = p.passwords
+		passwords = p.Passwords
 	}
 	command := exec.CommandContext(ctx, filepath.Join(directory, "berth-images"), args...)
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
@@ -138,7 +128,7 @@ func Images(ctx context.Context, c ImageCommand) (sum CacheSum, err error) {
 }
 
 // arguments returns the arguments of berth-images. It checks them first.
-func (c ImageCommand) arguments() ([]string, error) {
+func (c Command) arguments() ([]string, error) {
 	spec := cluster.Spec{
 		Command: []string{c.Name}, Snapshotter: cluster.EROFS, NodesPerHost: 1,
 		Registries: c.Spec.Registries, Mounts: c.Spec.Mounts, ImageCache: c.Spec.ImageCache, ImageCacheLimit: c.Spec.ImageCacheLimit,
@@ -150,7 +140,7 @@ func (c ImageCommand) arguments() ([]string, error) {
 	if err != nil {
 		return nil, exitcode.Wrap(exitcode.Usage, err)
 	}
-	if err := makeImageCache(spec.ImageCache); err != nil {
+	if err := MakeFolder(spec.ImageCache); err != nil {
 		return nil, err
 	}
 	args := []string{"cache", c.Name, "--dir", spec.ImageCache, "--limit", strconv.FormatInt(limit, 10)}
@@ -203,11 +193,11 @@ func stepBundle(cache, name string) (string, error) {
 // pullEnv returns the environment of a pull, with the proxy variables. Settings
 // files may set them.
 func pullEnv(getenv func(string) string) []string {
-	return append(os.Environ(), inEitherCase(getenv, "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")...)
+	return append(os.Environ(), pulls.InEitherCase(getenv, "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")...)
 }
 
 // read passes the program's output on. It returns all problems in one error.
-func (c ImageCommand) read(lines io.Reader) (sum CacheSum, err error) {
+func (c Command) read(lines io.Reader) (sum Sum, err error) {
 	code := exitcode.NoInput
 	if c.Name == "pull" {
 		code = exitcode.Unavailable
@@ -215,7 +205,7 @@ func (c ImageCommand) read(lines io.Reader) (sum CacheSum, err error) {
 	var problems []error
 	decoder := json.NewDecoder(lines)
 	for {
-		var line imageLine
+		var line line
 		if err := decoder.Decode(&line); err != nil {
 			break // the end
 		}
@@ -244,7 +234,7 @@ func (c ImageCommand) read(lines io.Reader) (sum CacheSum, err error) {
 }
 
 // moreRoom returns the remedy for a full disk.
-func (c ImageCommand) moreRoom() string {
+func (c Command) moreRoom() string {
 	switch c.Name {
 	case "bundle":
 		return "make room there, or name a folder elsewhere"

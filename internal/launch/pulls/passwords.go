@@ -1,4 +1,4 @@
-package launch
+package pulls
 
 import (
 	"context"
@@ -54,9 +54,9 @@ func passwordFiles(getenv func(string) string) []string {
 	return files
 }
 
-// readPasswords collects the passwords from the files and from the helpers that
+// ReadPasswords collects the passwords from the files and from the helpers that
 // they name. Neither the kubelet nor berth-images could run the user's helpers.
-func (p *pulls) readPasswords(ctx context.Context, getenv func(string) string) {
+func (p *Settings) ReadPasswords(ctx context.Context, getenv func(string) string) {
 	known := map[string]registryLogin{}
 	kept := map[string]string{} // the helper for each registry
 	for _, path := range passwordFiles(getenv) {
@@ -67,7 +67,7 @@ func (p *pulls) readPasswords(ctx context.Context, getenv func(string) string) {
 		}
 		if err != nil {
 			if !errors.Is(err, fs.ErrNotExist) {
-				p.notices = append(p.notices, fmt.Sprintf("passwords of registries are not used: read %s: %v", path, err))
+				p.Notices = append(p.Notices, fmt.Sprintf("passwords of registries are not used: read %s: %v", path, err))
 			}
 			continue
 		}
@@ -85,7 +85,7 @@ func (p *pulls) readPasswords(ctx context.Context, getenv func(string) string) {
 	maps.DeleteFunc(kept, func(registry, _ string) bool { return known[registry] != registryLogin{} })
 	p.askHelpers(ctx, kept, known)
 	if len(known) > 0 {
-		p.passwords, _ = json.Marshal(dockerConfig{Auths: known}) // strings always encode
+		p.Passwords, _ = json.Marshal(dockerConfig{Auths: known}) // strings always encode
 	}
 }
 
@@ -99,7 +99,7 @@ func putNew[V any](m map[string]V, key string, value V) {
 const helperLimit = 5 * time.Second
 
 // askHelpers adds the passwords from the helpers, which it runs concurrently.
-func (p *pulls) askHelpers(ctx context.Context, kept map[string]string, known map[string]registryLogin) {
+func (p *Settings) askHelpers(ctx context.Context, kept map[string]string, known map[string]registryLogin) {
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	failed := map[string]error{}
@@ -117,7 +117,7 @@ func (p *pulls) askHelpers(ctx context.Context, kept map[string]string, known ma
 	}
 	all.Wait()
 	for _, registry := range slices.Sorted(maps.Keys(failed)) {
-		p.notices = append(p.notices, fmt.Sprintf(
+		p.Notices = append(p.Notices, fmt.Sprintf(
 			"the password for registry %s is not used: %v; give the pods an imagePullSecret, or use podman login", registry, failed[registry]))
 	}
 }
