@@ -12,13 +12,13 @@ import (
 type step struct {
 	name string
 	do   func(context.Context) error
-	// stop runs before any step is undone, for what cannot wait until then. Each
-	// step says why.
+	// stop runs before any step is undone, for what cannot wait until then. The
+	// reason is beside the step.
 	stop func()
 	undo func() error
 }
 
-// steps are the steps of a start. begun counts those that have begun.
+// steps holds the steps of a start, and counts the ones that have begun.
 type steps struct {
 	list  []step
 	begun int
