@@ -7,7 +7,8 @@
 // and site and access may import job.
 //
 // Read run.go first: Run lists the steps on the head, in the order of a cluster's
-// life. node.go has the steps that every node takes. member.go is the run on the
+// life. options.go has what it is called with, and runstate.go what the steps
+// share. node.go has the steps that every node takes. member.go is the run on the
 // other nodes. interrupt.go and down.go end a run, and failover.go continues it on
 // another node. up.go, stay.go and use.go are for clusters that outlive their
 // command.

@@ -3,7 +3,6 @@ package launch
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -151,16 +150,4 @@ func (r *run) stay(ctx context.Context, end context.CancelCauseFunc) {
 	if err := r.members.Follow(ctx, r.plan.RunID, do); !errors.Is(context.Cause(ctx), errLeads) {
 		end(err)
 	}
-}
-
-// fromNode is the log of another node. It marks its messages, since they go to
-// the same terminal.
-type fromNode struct {
-	slog.Handler
-	name string
-}
-
-func (f fromNode) Handle(ctx context.Context, record slog.Record) error {
-	record.Message = f.name + ": " + record.Message
-	return f.Handler.Handle(ctx, record)
 }

@@ -4,67 +4,29 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
-	"berth.dev/berth/internal/access/persistent"
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
-	"berth.dev/berth/internal/base/programs"
-	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/job/slurm"
-	"berth.dev/berth/internal/kube/lease"
 	"berth.dev/berth/internal/kube/nodeloss"
 	"berth.dev/berth/internal/kube/workload"
 	"berth.dev/berth/internal/launch/allocation"
-	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/command"
-	"berth.dev/berth/internal/launch/crash"
 	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/launch/members"
-	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/launch/pulls"
 	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/overlay"
-	"berth.dev/berth/internal/node/sandbox"
 )
 
 // signalDelay bounds how much later than its children the run may receive a
 // signal.
 const signalDelay = 100 * time.Millisecond
-
-// Options are the inputs of a run from the command line and its environment.
-type Options struct {
-	Spec   cluster.Spec
-	Stdin  io.Reader
-	Stdout io.Writer
-	Stderr io.Writer
-	Getenv func(string) string
-	// Report is called when a step of the start is done.
-	Report func(step string)
-	// Log receives messages for the user.
-	Log *slog.Logger
-	// Own starts a separate cluster even if the run could use one that is up.
-	// Keep leaves the run's objects in a cluster that is up.
-	Own, Keep bool
-	// Crash reports a panic of this process. It may be nil.
-	Crash *crash.Reporter
-	// Here allows a cluster on a host of a Slurm cluster outside an allocation.
-	// HereForbidden names the line of the site's settings that forbids it, or is
-	// empty.
-	Here          bool
-	HereForbidden string
-	// Given lists all flags on the command line.
-	Given []string
-	// Shape lists the given flags that describe the cluster.
-	Shape []string
-}
 
 // Run starts a cluster, runs the workload on it and takes everything down. It
 // returns the workload's exit code. An error explains why the workload has no
@@ -206,56 +168,6 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	return code, err
 }
 
-// run is the state of one run. Each step sets fields for later steps, and
-// takeDown undoes the steps that have begun.
-type run struct {
-	Options
-	ending
-	start   steps
-	objects []workload.Object
-	began   phases
-	// archives are the head's archives, also on the other nodes, which receive
-	// them from source.
-	archives []archive.Archive
-	source   archive.Source
-	// importing is held during the import of archives.
-	importing  sync.Mutex
-	supervisor *supervisor.Supervisor
-	members    *members.Members
-	// localMembers holds this host's further nodes. It is nil if there are none.
-	// localConfig is their configuration, or that of this one.
-	localMembers *members.Local
-	localConfig  members.LocalConfig
-	labels       map[string]string
-
-	host        host
-	scratch     *rundir.Dir // on disk
-	private     *rundir.Dir // in memory, for the user's kubeconfig
-	saver       *stateSaver
-	restored    *sandbox.File             // the state of an earlier cluster
-	control     *persistent.ControlSocket // of a persistent cluster
-	plan        cluster.Plan
-	pulls       pulls.Settings
-	identities  identity.Set
-	apiListener *os.File
-	published   []netrole.Published // ports of this host that lead into the cluster
-	named       *os.File            // held as long as the published ports have names
-	ksiPort     uint16              // of a KSI script
-	box         *sandbox.Sandbox
-	switching   *netrole.Held   // nil without a Switch for connections of pods
-	cgroup      *sandbox.Cgroup // nil if Slurm delegated none
-	metrics     *net.UnixListener
-	client      *workload.Client
-	kubeconfig  []byte // the kubeconfig of client
-	// monitor is set on the head of a run on several nodes.
-	monitor *members.Monitor
-	// lease and progress are set if another node may lead the run after this one.
-	lease    *lease.Lease
-	progress *workload.Progress
-	// watching is closed when the sandbox sends no more events.
-	watching chan struct{}
-}
-
 // readInput reads and checks everything that the user named, before anything
 // starts.
 func (r *run) readInput(options Options) (err error) {
@@ -273,37 +185,6 @@ func (r *run) readInput(options Options) (err error) {
 	}
 	r.objects, r.archives, err = readWorkload(options)
 	return err
-}
-
-// readWorkload reads the manifests and checks the archives that they and the
-// command line name.
-func readWorkload(options Options) ([]workload.Object, []archive.Archive, error) {
-	if _, err := workload.NewSelection(options.Spec.Logs); err != nil {
-		return nil, nil, exitcode.Wrap(exitcode.Usage, err)
-	}
-	objects, err := workload.Read(options.Spec.Manifests, options.Stdin)
-	if err != nil {
-		return nil, nil, inputError(err)
-	}
-	here, err := os.Getwd()
-	if err != nil {
-		return nil, nil, exitcode.Wrap(exitcode.NoInput, fmt.Errorf("find the working directory: %w", err))
-	}
-	named, err := archive.NameFiles(objects, here)
-	if err != nil {
-		return nil, nil, exitcode.Wrap(exitcode.Manifest, err)
-	}
-	archives, err := archive.Find(slices.Concat(options.Spec.Images, named))
-	return objects, archives, exitcode.Wrap(exitcode.NoInput, err)
-}
-
-// inputError sets the exit code: manifests cannot be read, or they are invalid.
-func inputError(err error) error {
-	var missing *os.PathError
-	if errors.As(err, &missing) {
-		return exitcode.Wrap(exitcode.NoInput, err)
-	}
-	return exitcode.Wrap(exitcode.Manifest, err)
 }
 
 func (r *run) makePlan(ctx context.Context) (err error) {
@@ -422,24 +303,6 @@ func (r *run) runCommand(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	return r.userCommand(tools, more).Run(ctx, r.setCommand)
-}
-
-// makeTools makes kubectl and helm available to the command.
-func (r *run) makeTools() (command.Tools, error) {
-	t := command.Tools{
-		Kubeconfig: r.kubeconfigPath(),
-		Cache:      filepath.Join(r.scratch.Path, "tmp", "kubectl"),
-		Bin:        filepath.Join(r.private.Path, "bin"),
-	}
-	return t, exitcode.Wrap(exitcode.NoSpace, programs.LinkTools(t.Bin))
-}
-
-// userCommand returns the user's command, with further variables for its environment.
-func (o Options) userCommand(tools command.Tools, env map[string]string) command.Command {
-	return command.Command{
-		Args: o.Spec.Command, Tools: tools, Getenv: o.Getenv, Env: env,
-		Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
-	}
 }
 
 func (r *run) follow(ctx context.Context) (int, error) {

@@ -100,9 +100,6 @@ func isUp(ctx context.Context, options Options, job slurm.Job, inJob bool) (pers
 // keeps a cluster. main calls PersistentParent then.
 const PersistentParentArg = "up-keeper"
 
-// upVariable makes a persistent cluster report on standard error that it is up.
-const upVariable = "BERTH_UP_REPORT"
-
 // parentConfig is the configuration of the persistent parent.
 type parentConfig struct {
 	// Args are the arguments that start the cluster of Job.

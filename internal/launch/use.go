@@ -17,6 +17,7 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/workload"
 	"berth.dev/berth/internal/launch/allocation"
+	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/command"
 	"berth.dev/berth/internal/launch/crash"
 )
@@ -312,3 +313,27 @@ func (u *user) leave(ctx context.Context) error {
 
 // leaveLimit is longer than the default grace period of a pod.
 const leaveLimit = allocation.MaxGrace + 5*time.Second
+
+// bringImages sends the archives of a run to the running cluster that it uses.
+func (u *user) bringImages(ctx context.Context, archives []archive.Archive) error {
+	if len(archives) == 0 {
+		return nil
+	}
+	var images []string
+	for _, a := range archives {
+		image := a.Path
+		if a.Name != "" {
+			image = a.Name + "=" + image
+		}
+		images = append(images, image)
+	}
+	err := u.cluster.BringImages(ctx, images)
+	var refusal *persistent.Refusal
+	if errors.As(err, &refusal) {
+		return exitcode.Wrap(refusal.Code, refusal)
+	}
+	if err == nil {
+		u.Report("images")
+	}
+	return exitcode.Wrap(exitcode.Unavailable, err)
+}

@@ -2,36 +2,11 @@ package launch
 
 import (
 	"context"
-	"errors"
 
 	"berth.dev/berth/internal/access/persistent"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/launch/archive"
 )
-
-// bringImages sends the archives of a run to the running cluster that it uses.
-func (u *user) bringImages(ctx context.Context, archives []archive.Archive) error {
-	if len(archives) == 0 {
-		return nil
-	}
-	var images []string
-	for _, a := range archives {
-		image := a.Path
-		if a.Name != "" {
-			image = a.Name + "=" + image
-		}
-		images = append(images, image)
-	}
-	err := u.cluster.BringImages(ctx, images)
-	var refusal *persistent.Refusal
-	if errors.As(err, &refusal) {
-		return exitcode.Wrap(refusal.Code, refusal)
-	}
-	if err == nil {
-		u.Report("images")
-	}
-	return exitcode.Wrap(exitcode.Unavailable, err)
-}
 
 // takeImages imports the archives that other runs bring, until ctx ends.
 func (r *run) takeImages(ctx context.Context) {
