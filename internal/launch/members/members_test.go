@@ -1,0 +1,37 @@
+package members
+
+import (
+	"errors"
+	"log/slog"
+	"testing"
+
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/slurm"
+)
+
+func TestARunOnOneNodeHasOneMember(t *testing.T) {
+	m, err := New(t.Context(), slurm.Job{NodeName: "n1"}, Options{
+		Spec: cluster.Spec{NodesPerHost: 1}, Getenv: func(string) string { return "" }, Log: slog.New(slog.DiscardHandler),
+	}, &LocalConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Several() || m.Size() != 1 || m.Name() != "n1" || m.First() != "n1" || !m.Leads() || !m.Controls(cluster.Spec{}) {
+		t.Errorf("the only node is not the head: %+v", m)
+	}
+	if m.Mesh() != nil || m.Sockets().Streams != nil || m.CanFailOver() || m.Own() != nil || m.HasHead() {
+		t.Error("the only node has a network to others, or a successor")
+	}
+	offers, err := m.Gather(t.Context(), 4)
+	if err != nil || len(offers) != 1 || m.listener != nil {
+		t.Errorf("it waits for %d nodes: %v", len(offers)-1, err)
+	}
+	// Nobody waits for this node, so the error stays with it.
+	why := errors.New("no room")
+	if code, err := m.Decline(t.Context(), 3, why); code != 3 || !errors.Is(err, why) {
+		t.Errorf("%d, %v", code, err)
+	}
+	m.ReportLosses()
+	m.Leave("the run has ended")
+	m.Leave("the run has ended")
+}
