@@ -191,10 +191,14 @@ func (s *stream) copyToEnd(ctx context.Context, follow bool) error {
 			return nil
 		case errors.As(err, &status):
 			if refused++; refused == logAttempts {
-				if apierrors.IsNotFound(err) {
-					return nil // the pod has been deleted, and its log with it
+				if !apierrors.IsNotFound(err) {
+					return err
 				}
-				return err
+				// The pod has been deleted. A log that was opened has been followed to its end.
+				if !s.opened {
+					s.lose("its pod was deleted before it was read")
+				}
+				return nil
 			}
 			if status.Status().Code < http.StatusInternalServerError {
 				pause = logPause

@@ -20,8 +20,8 @@ import (
 // answer is the server's answer to one request for the log.
 type answer struct {
 	text string
-	// then is the end of the answer: "abort", "clean", "unavailable" before it
-	// begins, or "ended" with the container.
+	// then is the end of the answer: "abort", "clean", "unavailable" or "deleted" before
+	// it begins, or "ended" with the container.
 	then string
 }
 
@@ -76,6 +76,8 @@ func (b *brokenLog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch next.then {
 	case "unavailable":
 		w.WriteHeader(http.StatusServiceUnavailable)
+	case "deleted":
+		w.WriteHeader(http.StatusNotFound)
 	case "ended":
 		b.ended()
 	}
@@ -147,6 +149,31 @@ func TestABrokenLogIsContinued(t *testing.T) {
 			}
 			if last := api.since[len(api.since)-1]; (last != "") != (test.note != "") {
 				t.Errorf("the last reading was since %q", last)
+			}
+		})
+	}
+}
+
+func TestTheLogOfADeletedPod(t *testing.T) {
+	for name, test := range map[string]struct {
+		answers []answer
+		want    string
+		note    string
+	}{
+		"before it was opened": {
+			answers: []answer{{"", "deleted"}},
+			note:    "its pod was deleted before it was read",
+		},
+		"after it was followed": {
+			answers: []answer{{"one\n", "clean"}, {"", "deleted"}},
+			want:    "one\n",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, notes := follow(t, &brokenLog{answers: test.answers, pods: []map[string]any{knownPod("u", runningStatus("c"))}})
+			if got != test.want || (test.note == "") != (notes == "") || !strings.Contains(notes, test.note) {
+				t.Errorf("got %q, want %q; notes %q, want %q", got, test.want, notes, test.note)
 			}
 		})
 	}
