@@ -46,6 +46,8 @@ type Logger struct {
 	// out holds records to be written, records counts them.
 	out     []byte
 	records int
+	// torn: the log ends in the middle of a record.
+	torn bool
 }
 
 // New returns a Logger of a stream, "stdout" or "stderr". It cuts lines longer
@@ -165,11 +167,27 @@ func (l *Logger) flush() {
 	if len(l.out) == 0 {
 		return
 	}
-	n, err := l.to.Write(l.out)
+	err := l.mend()
+	if err == nil {
+		var n int
+		if n, err = l.to.Write(l.out); err == nil {
+			l.events.Wrote(l.records, n)
+		} else {
+			l.torn = n > 0 && l.out[n-1] != '\n'
+		}
+	}
 	if err != nil {
 		l.events.Failed(err)
-	} else {
-		l.events.Wrote(l.records, n)
 	}
 	l.out, l.records = l.out[:0], 0
+}
+
+// mend ends a torn record, so that the next one is not taken for its text.
+func (l *Logger) mend() error {
+	if !l.torn {
+		return nil
+	}
+	_, err := l.to.Write([]byte{'\n'})
+	l.torn = err != nil
+	return err
 }

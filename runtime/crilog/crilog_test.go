@@ -21,12 +21,15 @@ type file struct {
 	bytes.Buffer
 	writes int
 	fails  error
+	room   int // bytes to write before it fails
 }
 
 func (f *file) Write(data []byte) (int, error) {
 	f.writes++
 	if f.fails != nil {
-		return 0, f.fails
+		n, _ := f.Buffer.Write(data[:min(f.room, len(data))])
+		f.room -= n
+		return n, f.fails
 	}
 	return f.Buffer.Write(data)
 }
@@ -186,6 +189,22 @@ func TestALogThatCannotBeWrittenEndsNoContainer(t *testing.T) {
 	}
 	if _, err := io.WriteString(l, "late\n"); !errors.Is(err, io.ErrClosedPipe) {
 		t.Error(err)
+	}
+}
+
+// A disk that is full takes the beginning of a record. What follows once it has room is
+// not a part of that record.
+func TestRecordAfterATornOne(t *testing.T) {
+	full := errors.New("disk full")
+	f := file{fails: full, room: 40}
+	l, _ := newLogger(&f, 16)
+	_, _ = io.WriteString(l, "torn line\n")
+	_, _ = io.WriteString(l, "lost\n")
+	f.fails = nil
+	_, _ = io.WriteString(l, "kept\n")
+	lines := strings.Split(f.String(), "\n")
+	if len(lines) != 3 || len(lines[0]) != 40 || !strings.HasSuffix(lines[1], " F kept") {
+		t.Errorf("got %q", lines)
 	}
 }
 
