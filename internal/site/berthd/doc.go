@@ -3,8 +3,11 @@
 // internal/site/vxlan, or CNI plugins through internal/site/podcni. Links, routes and rules
 // do not belong here, nor does the wire format, which is in internal/site/siteconf.
 //
-// A Daemon only connects its parts. Each part is one type with its own state. Files use only
-// files that are listed below them:
+// A Daemon only connects its parts. Each part is one type with its own state.
+//
+// # Reading order
+//
+// Files use only files that are listed below them:
 //
 //   - commands: command.go; doctor.go and plugstack.go find what is wrong on a node, and
 //     etcd.go runs a member of etcd.
