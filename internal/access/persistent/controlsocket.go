@@ -140,7 +140,7 @@ func (s *ControlSocket) next(ctx context.Context, from <-chan asked) (asked, err
 	case a := <-from:
 		return a, nil
 	case <-s.closed:
-		return asked{}, errors.New("the door of the cluster was closed")
+		return asked{}, errors.New("the cluster accepts no more requests: it is ending")
 	case <-ctx.Done():
 		return asked{}, context.Cause(ctx)
 	}
