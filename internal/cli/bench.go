@@ -16,12 +16,12 @@ func newBenchCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "bench COMMAND",
 		Short: "Measure what ways of running containers cost on this cluster",
-		Long: `Measures what a way of running containers costs: the same programs on bare metal,
-in pods and in other systems, in turn, and makes a report of it.
+		Long: `Measures what a way of running containers costs: the same programs on bare
+metal, in pods and in other systems, in turn, and writes a report.
 
-Commands are list, plan, run, images, report and compare; each has its --help. Every
-trial is written down as soon as it is made, and the same command again goes on
-where it was interrupted.`,
+Its commands are list, plan, run, images, report and compare; each has its
+--help. Every trial is recorded as soon as it is made, and repeating the command
+continues where it was interrupted.`,
 		Example: `  berth bench list
   berth bench plan quick
   berth bench run --plan quick --image bench.tar --out quick.jsonl

@@ -12,10 +12,10 @@ import (
 func newCleanupCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "cleanup",
-		Short: "Remove what runs left on this node that were killed all at once",
+		Short: "Remove what killed runs left on this node",
 		Long: `Removes the directories of your runs on this node whose processes are all gone,
-as after a power failure. The next berth run does the same; an epilog may want
-it done at once. Runs that are alive are not touched.`,
+as after a power failure. The next berth run does the same; an epilog can do it
+at once. Running clusters are not touched.`,
 		Args: noArguments,
 		RunE: func(command *cobra.Command, _ []string) error {
 			removed, err := launch.Cleanup(command.Context(), os.Getenv)

@@ -22,12 +22,12 @@ func newDoctorCommand() *cobra.Command {
 	output := "text"
 	doctor := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what this machine allows, what is missing, and how to mend it",
-		Long: `Tries everything that berth needs of this machine, as this user, in this place.
-Inside of a job it is the job's limits and devices that count, so run it there,
-too: srun -N1 -n1 berth doctor. At the end are the settings that files and the
-environment make different from berth's own, and where each is from. It ends
-with status 0 where berth can run and 1 where it cannot.`,
+		Short: "Show what this machine allows, what is missing, and how to fix it",
+		Long: `Tests everything that berth needs from this machine, as this user. Inside a job,
+the job's limits and devices count, so run it there, too:
+srun -N1 -n1 berth doctor. At the end it lists the settings that files and the
+environment change, and where each comes from. It ends with status 0 if berth
+can run and 1 if it cannot.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {

@@ -24,8 +24,8 @@ func newForwardCommand() *cobra.Command {
 		Use:   "port-forward [JOB] TYPE/NAME [[LOCAL:]PORT...]",
 		Short: "Forward ports of this host to a Service or pod in the cluster of a job",
 		Long: `Forwards ports of this host's loopback to a pod, or to one behind a Service.
-Without a port, all that the Service or the pod has. Connections of other users
-on this host are refused.`,
+Without a port, it forwards all ports of the Service or pod. Connections of
+other users on this host are refused.`,
 		Example: `  berth port-forward svc/web
   berth port-forward 4711 pod/db 15432:5432`,
 		RunE: func(command *cobra.Command, args []string) error {
@@ -61,11 +61,11 @@ func newOpenCommand() *cobra.Command {
 	var namespace string
 	command := &cobra.Command{
 		Use:   "open [JOB] TYPE/NAME [PORT]",
-		Short: "Show a notebook or dashboard in the cluster of a job to your browser",
+		Short: "Open a notebook or dashboard in the cluster of a job in your browser",
 		Long: `Forwards a free port of this host's loopback to the Service or pod, and prints
 the address for a browser on this host and the ssh command for one elsewhere.
-Connections of other users on this host are refused, so that a notebook without
-a password is yours alone.`,
+Connections of other users on this host are refused, so that only you reach a
+notebook without a password.`,
 		Example: `  berth open 4711 svc/notebook`,
 		RunE: func(command *cobra.Command, args []string) error {
 			job, args := takeJob(args)

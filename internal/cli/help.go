@@ -23,9 +23,9 @@ const (
 func commandGroups() []*cobra.Group {
 	return []*cobra.Group{
 		{ID: groupRun, Title: "Run workloads"},
-		{ID: groupReach, Title: "Reach into a running job, from the login host or from inside"},
-		{ID: groupWatch, Title: "See what runs"},
-		{ID: groupImage, Title: "Keep images for runs to come"},
+		{ID: groupReach, Title: "Connect to a running job, from the login host or from inside"},
+		{ID: groupWatch, Title: "See what is running"},
+		{ID: groupImage, Title: "Keep images for later runs"},
 		{ID: groupHost, Title: "This machine, and berth itself"},
 	}
 }
@@ -130,7 +130,7 @@ func helpText(command *cobra.Command, width int) string {
 	writeExamples(&text, command)
 	switch {
 	case !command.HasParent():
-		text.WriteString("\n'berth COMMAND --help' and 'man berth-COMMAND' say more about each.\n")
+		text.WriteString("\nSee 'berth COMMAND --help' or 'man berth-COMMAND' for details.\n")
 	case command.Name() != "help" && command.Name() != "completion" && command.Parent().Name() != "completion":
 		fmt.Fprintf(&text, "\nSee also 'man %s'.\n", manName(command))
 	}
@@ -161,7 +161,7 @@ func shortHelp(command *cobra.Command, width int) string {
 	writeSections(&text, []section{common}, optionIndent, width)
 	writeExamples(&text, command)
 	var more strings.Builder
-	writeEntry(&more, entry{"", fmt.Sprintf("'%s --help-all' and 'man %s' say more, and have all options: %s.",
+	writeEntry(&more, entry{"", fmt.Sprintf("'%s --help-all' and 'man %s' have details and all options: %s.",
 		command.CommandPath(), manName(command), strings.Join(groups, "; "))}, 0, width)
 	fmt.Fprintf(&text, "\n%s", more.String())
 	return text.String()

@@ -22,13 +22,13 @@ import (
 func newImageCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "image",
-		Short: "Keep images in a folder for runs to come",
+		Short: "Keep images in a folder for later runs",
 		Long: `Keeps images in a folder that all nodes see. With
-'berth run --image-cache FOLDER' nodes use them where they are:
-nothing is fetched, not even the question which image a name stands for goes to a
-registry. So a login host fills the folder, and nodes need no way to the outside.
+'berth run --image-cache FOLDER' nodes use them from there: nothing is fetched,
+and no registry is asked which image a name stands for. So a login host can fill
+the folder, and nodes need no access to the outside.
 
-The folder is --image-cache, BERTH_IMAGE_CACHE, what a settings file says, or
+The folder is --image-cache, BERTH_IMAGE_CACHE, the one in a settings file, or
 else ~/.cache/berth.`,
 		Args: noArguments,
 		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
@@ -64,7 +64,7 @@ func (f *imageFlags) add(flags *pflag.FlagSet, names ...string) {
 		}
 	}
 	flags.Lookup("image-cache").Usage = "`folder` of the images (default ~/.cache/berth)"
-	flags.BoolVarP(&f.quiet, "quiet", "q", false, "say nothing but errors")
+	flags.BoolVarP(&f.quiet, "quiet", "q", false, "print only errors")
 }
 
 func (f *imageFlags) addPlatform(flags *pflag.FlagSet) {
@@ -151,10 +151,10 @@ func newImagePullCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "pull IMAGE...",
 		Short: "Fetch images from their registries into the folder",
-		Long: `Fetches images from their registries, and keeps each of their layers as one file,
-once. What runs with this folder get under that name is what was pulled last,
-whatever the registry says by then: pull again for a newer one. Passwords,
-proxies and certificates are found as by 'berth run'.`,
+		Long: `Fetches images from their registries, and keeps each layer once, as one file.
+Runs with this folder use the image that was pulled last under a name, even if
+the registry has a newer one: pull again to get that. Passwords, proxies and
+certificates are found as by 'berth run'.`,
 		Example: `  berth image pull python:3.13-slim
   berth image pull --image-cache /project/images --platform linux/arm64 nvcr.io/nvidia/pytorch:25.01-py3`,
 		Args: atLeastOne("an image, such as python:3.13-slim"),
@@ -174,8 +174,8 @@ func newImageImportCommand() *cobra.Command {
 		Use:   "import [NAME=]ARCHIVE...",
 		Short: "Put the images of archives into the folder",
 		Long: `Puts images into the folder from archives ('docker save', 'podman save', OCI
-layouts; plain or compressed with gzip or zstd), from SIF files, and from folders
-with an OCI layout.`,
+layouts; plain or compressed with gzip or zstd), from SIF files, and from
+folders with an OCI layout.`,
 		Example: `  berth image import app.tar
   berth image import site/app:2=app.tar.zst`,
 		Args: atLeastOne("an archive"),
@@ -195,8 +195,8 @@ func newImageExportCommand() *cobra.Command {
 		Use:   "export IMAGE FILE",
 		Short: "Write an image of the folder as an archive",
 		Long: `Writes an image as an archive with an OCI layout, for --image, 'podman load' and
-'docker load'. Its files are the same, its digest is another one: the folder has
-not kept how the registry had packed them.`,
+'docker load'. Its files are the same, but its digest differs: the folder does
+not keep the layers as the registry had packed them.`,
 		Example: `  berth image export python:3.13-slim python.tar`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
@@ -221,13 +221,13 @@ func newImageConvertCommand() *cobra.Command {
 	f := &imageFlags{}
 	command := &cobra.Command{
 		Use:   "convert --to FORM IMAGE|ARCHIVE FILE",
-		Short: "Pack the layers of an image anew, as eStargz or with zstd",
-		Long: `Writes an archive with an OCI layout whose layers are packed in another way: of an
-image in the folder, or of an archive, a SIF file or a folder with an OCI layout.
-'skopeo copy oci-archive:FILE docker://...' brings it to a registry.
+		Short: "Repack the layers of an image, as eStargz or with zstd",
+		Long: `Writes an archive with an OCI layout whose layers are packed in another way,
+from an image in the folder, an archive, a SIF file or a folder with an OCI
+layout. 'skopeo copy oci-archive:FILE docker://...' copies it to a registry.
 
 estargz   gzip with a table of contents, for runtimes that start containers before
-          all of a layer is there. Its layers have other digests, and every runtime
+          a layer is complete. Its layers have other digests, and every runtime
           reads them.
 zstd      faster to unpack than gzip, and mostly smaller; Docker 23, podman 3 and
           containerd 1.5 or newer read it. Of an archive, the layers are the same
@@ -262,14 +262,15 @@ func newImageBundleCommand() *cobra.Command {
 		Use:   "bundle IMAGE [FOLDER]",
 		Short: "Make an OCI bundle of an image, for steps of Slurm",
 		Long: `Unpacks an image of the folder into another one, with a config.json: an OCI
-bundle for 'srun --container' of Slurm, where the site has an oci.conf, and for runc
-and crun. No privilege is needed, neither here nor there: all files are yours, and
-you are root inside. A container has the node's network, devices and host name, its
-root is read-only, /tmp, /var/tmp and /run are in memory, and --mount adds folders.
+bundle for 'srun --container' of Slurm, where the site has an oci.conf, and for
+runc and crun. No privilege is needed, neither here nor there: all files are
+yours, and you are root inside. A container has the node's network, devices and
+host name, its root is read-only, /tmp, /var/tmp and /run are in memory, and
+--mount adds folders.
 
-Without FOLDER it is for 'srun --container-image=IMAGE', on sites with berth's network:
-steps find it by its name, below the folder of the images. --mount is then for each
-folder that the site shows in images.`,
+Without FOLDER it is for 'srun --container-image=IMAGE', on sites with berth's
+network: steps find it by its name, below the folder of the images. --mount is
+then for each folder that the site shows in images.`,
 		Example: `  berth image bundle --mount /project/alice python:3.13-slim /project/alice/python
   srun -N4 --container=/project/alice/python python3 /project/alice/step.py
 
@@ -307,7 +308,7 @@ folder that the site shows in images.`,
 		},
 	}
 	f.add(command.Flags(), "mount")
-	command.Flags().Lookup("mount").Usage = "`folder` of the nodes for the container, as SRC[:DST][:ro]; can be repeated"
+	command.Flags().Lookup("mount").Usage = "host `folder` to mount in the container, as SRC[:DST][:ro]; can be repeated"
 	return command
 }
 
@@ -317,8 +318,8 @@ func newImageListCommand() *cobra.Command {
 		Use:   "ls",
 		Short: "List the images of the folder",
 		Long: `Lists the images that were pulled or imported by name. An image is "incomplete"
-where layers of it had to make room: pull it again. Layers that runs have left
-for others have no name; they are in the sum.`,
+if some of its layers were removed to free space: pull it again. Layers that
+runs have left for later runs have no name; they are included in the sum.`,
 		Args: noArguments,
 		RunE: func(command *cobra.Command, args []string) error {
 			if err := checkOutput(f.output); err != nil {
@@ -362,7 +363,7 @@ func newImageRemoveCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "rm IMAGE...",
 		Short: "Remove images from the folder",
-		Long:  "Removes images, for all platforms or one, and their layers that no other image with a\nname has. Runs that use them keep them until they end.",
+		Long:  "Removes images, for all platforms or one, and the layers that no other named image\nuses. Runs that use them keep them until they end.",
 		Args:  atLeastOne("an image; 'berth image ls' lists them"),
 		RunE: func(command *cobra.Command, args []string) error {
 			_, err := f.run(command, args, func(image imagecache.Image) {
@@ -383,10 +384,10 @@ func newImageCollectCommand() *cobra.Command {
 	f := &imageFlags{}
 	command := &cobra.Command{
 		Use:   "gc",
-		Short: "Make room in the folder",
-		Long: `Removes what crashed runs left, and then the layers that were used longest ago
-until the others fit into --image-cache-limit: first those that runs have left,
-then those of images with a name. Runs do the same every hour.`,
+		Short: "Free space in the folder",
+		Long: `Removes what crashed runs left, and then the least recently used layers until
+the rest fits into --image-cache-limit: first layers that runs have left, then
+layers of named images. Runs do the same every hour.`,
 		Args: noArguments,
 		RunE: func(command *cobra.Command, args []string) error {
 			sum, err := f.run(command, args, func(imagecache.Image) {})
@@ -404,9 +405,10 @@ func newImageVerifyCommand() *cobra.Command {
 	f := &imageFlags{}
 	command := &cobra.Command{
 		Use:   "verify [IMAGE...]",
-		Short: "Read all of the folder, or of images, and check it",
-		Long: `Reads everything and compares it with its checksums. What is damaged is put aside
-in the folder "damaged", so that no run uses it.`,
+		Short: "Check the images in the folder against their checksums",
+		Long: `Reads all images of the folder, or those named, and compares them with their
+checksums. Damaged files are moved to the folder "damaged", so that no run uses
+them.`,
 		RunE: func(command *cobra.Command, args []string) error {
 			sum, err := f.run(command, args, func(imagecache.Image) {})
 			if err == nil && !f.quiet {

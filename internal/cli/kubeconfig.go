@@ -12,10 +12,10 @@ func newKubeconfigCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "kubeconfig [JOB]",
 		Short: "Print a kubeconfig for the cluster of a running job",
-		Long: `Prints a kubeconfig by which your programs on this host reach the cluster of a
-job, as long as the way into the job is open: 'berth proxy' keeps it open. The
-kubeconfig names the key by a path of the process that keeps it in memory; it
-is of no use to other users, or elsewhere.`,
+		Long: `Prints a kubeconfig with which your programs on this host reach the cluster of a
+job while the connection to the job is open: 'berth proxy' keeps it open. The
+kubeconfig refers to the key by a path of the process that keeps it in memory,
+so it is useless to other users and on other hosts.`,
 		Example: `  export KUBECONFIG=$(berth kubeconfig --path 4711)`,
 		Args:    atMostAJob,
 		RunE: func(command *cobra.Command, args []string) error {
@@ -44,10 +44,10 @@ is of no use to other users, or elsewhere.`,
 func newProxyCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "proxy [JOB]",
-		Short: "Keep the way into the cluster of a job open for other tools",
-		Long: `Keeps the way into the job open until Ctrl-C, or until the cluster ends, and
-prints the line that lets other tools (k9s, helm, client libraries) use it. Only
-your own programs on this host can.`,
+		Short: "Keep the connection to the cluster of a job open for other tools",
+		Long: `Keeps the connection to the job open until Ctrl-C, or until the cluster ends,
+and prints the line that lets other tools (k9s, helm, client libraries) use it.
+Only your own programs on this host can use it.`,
 		Args: atMostAJob,
 		RunE: func(command *cobra.Command, args []string) error {
 			job, _ := takeJob(args)

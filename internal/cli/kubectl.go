@@ -8,11 +8,10 @@ func newKubectlCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "kubectl [JOB] COMMAND...",
 		Short: "Run kubectl against the cluster of a running job",
-		Long: `Runs kubectl, whole and unchanged, on the cluster that a job of yours runs.
-JOB is Slurm's number of the job; it can be left out where there is one cluster
-only, or BERTH_JOB names it.
+		Long: `Runs kubectl, unchanged, on the cluster in your job. JOB is the Slurm job ID. It
+can be omitted if there is only one cluster, or if BERTH_JOB names the job.
 
-The way into the job is a step of Slurm's (srun --overlap): no port is open, and
+The connection to the job is a Slurm step (srun --overlap): no port is open, and
 no ssh is needed. It stays open for a while, so that the next call is faster.`,
 		Example: `  berth kubectl get pods
   berth kubectl 4711 exec -it web -- sh

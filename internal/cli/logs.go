@@ -10,9 +10,9 @@ func newLogsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "logs [JOB] [POD | TYPE/NAME] [flags of kubectl logs]",
 		Short: "Print the logs of pods in the cluster of a job",
-		Long: `Prints the logs of a pod, or of a Job, Deployment and so on, as kubectl logs does
-and with its flags. Without one, those of all pods of the namespace, each line
-with its pod's name.`,
+		Long: `Prints the logs of a pod, or of a Job, Deployment and so on, as kubectl logs
+does and with its flags. Without a name, prints the logs of all pods of the
+namespace, each line with its pod's name.`,
 		Example: `  berth logs
   berth logs 4711 -f
   berth logs 4711 job/train -f --tail=100`,

@@ -47,9 +47,9 @@ func newListCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "ls",
 		Short: "List your jobs and the clusters in them",
-		Long: `Lists your jobs that have not ended, with the state of the cluster in each one
-that runs. For that it goes into each of them by a step of Slurm's, sixteen at
-most; those stay open for a while, so that the next command is faster.`,
+		Long: `Lists your jobs that have not ended, with the state of the cluster in each
+running job. For that it opens a Slurm step in each of them, sixteen at most.
+The steps stay open for a while, so that the next command is faster.`,
 		Args: noArguments,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if err := checkOutput(output); err != nil {

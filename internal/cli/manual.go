@@ -67,11 +67,11 @@ func manEnd(command *cobra.Command) string {
 	if !command.HasParent() {
 		text.WriteString(".SH ENVIRONMENT\n")
 		for _, v := range []entry{
-			{"BERTH_OPTION", "stands for an option of berth run that is not given, in capitals and with _ for -: BERTH_PORT_RANGE for --port-range"},
-			{"BERTH_JOB", "names the job that is meant where a command names none"},
-			{"BERTH_CONFIG", "names a file to read in place of /etc/berth/config.yaml"},
-			{"BERTH_REMOTE_PATH", "berth's own file on the nodes, where it is not the one of the login host"},
-			{"BERTH_TUNNEL_IDLE", "time for which a tunnel into a job stays open that nobody uses, such as 1h"},
+			{"BERTH_OPTION", "sets an option of berth run that is not given, in capitals and with _ for -: BERTH_PORT_RANGE for --port-range"},
+			{"BERTH_JOB", "the job of commands that name none"},
+			{"BERTH_CONFIG", "a file to read instead of /etc/berth/config.yaml"},
+			{"BERTH_REMOTE_PATH", "path of berth on the nodes, if it is not the same as on the login host"},
+			{"BERTH_TUNNEL_IDLE", "how long an unused tunnel into a job stays open, such as 1h"},
 			{"NO_COLOR", "if set, nothing is coloured"},
 		} {
 			fmt.Fprintf(&text, ".TP\n.B %s\n%s\n", roff(v.name), roff(v.text))
@@ -79,15 +79,16 @@ func manEnd(command *cobra.Command) string {
 		text.WriteString(".SH FILES\n")
 		for _, f := range []entry{
 			{"/etc/berth/config.yaml", "options of the site"},
-			{"~/.config/berth/config.yaml", "options of the user, which count before them"},
+			{"~/.config/berth/config.yaml", "options of the user, which take precedence"},
 		} {
 			fmt.Fprintf(&text, ".TP\n.I %s\n%s\n", roff(f.name), roff(f.text))
 		}
 	}
-	text.WriteString(".SH EXIT STATUS\nThat of the workload, of the command, or of kubectl. Where berth itself fails: 64 for a wrong command line, 65 for a\n" +
-		"wrong manifest, 66 for what is not there, 69 where something that is needed cannot be had, 70 for a part of the\n" +
-		"cluster that failed, 73 for no room, 75 for a workload that cannot start, 78 for what does not fit the job or is\n" +
-		"wrong in a settings file, 124 for a time limit, 128 and its number for a signal.\n")
+	text.WriteString(".SH EXIT STATUS\nThe exit status of the workload, of the command, or of kubectl. If berth itself fails: 64 for a wrong command line,\n" +
+		"65 for a wrong manifest, 66 for a file that cannot be read, 69 if something that is needed is unavailable, 70 if a\n" +
+		"part of the cluster failed, 73 if there is no room for the run's files, 74 if the workload's output could not be\n" +
+		"passed on, 75 for a workload that cannot start, 78 for a setting that is wrong or does not fit the job, 124 for a\n" +
+		"time limit, 128 plus the signal number for a signal.\n")
 	var also []string
 	if command.HasParent() {
 		also = append(also, ".BR berth (1)")

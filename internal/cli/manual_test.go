@@ -89,7 +89,7 @@ func TestHelp(t *testing.T) {
 // TestShortHelp checks that help fits two screens, and that --help-all has every option.
 func TestShortHelp(t *testing.T) {
 	root := newRoot()
-	for _, command := range append(root.Commands(), root) {
+	for _, command := range append(slices.Concat(root.Commands(), imageCommands(root)), root) {
 		if lines := strings.Count(briefHelp(command, helpWidth), "\n"); lines > shortHelpLines {
 			t.Errorf("help of %s has %d lines", command.Name(), lines)
 		}

@@ -19,11 +19,11 @@ func newMetricsCommand() *cobra.Command {
 		Long: `Prints what the nodes of a cluster measure, in the text format of Prometheus:
 memory and processor time of berth's own parts, of nodes, pods and containers,
 what the network between the nodes and to the outside has carried and dropped,
-and how long the start took. A Prometheus inside of the cluster reads the same
+and how long the start took. A Prometheus inside the cluster reads the same
 at port 10247 of each node.
 
-Inside of 'berth run', or where one cluster runs on this machine outside of
-Slurm, that is the one which is meant.`,
+Without JOB, inside 'berth run' it means that run's cluster. Outside Slurm it
+means the cluster of this machine, if there is only one.`,
 		Args: atMostAJob,
 		RunE: func(command *cobra.Command, args []string) error {
 			job, _ := takeJob(args)

@@ -12,10 +12,10 @@ func newShellCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "shell [JOB] [-- COMMAND...]",
 		Short: "Open a shell on this host whose kubectl and helm reach the cluster of a job",
-		Long: `Starts your shell, or the command, on this host, with KUBECONFIG set and kubectl,
-helm and berth in PATH for the cluster that a job of yours runs. Whatever reads
-a kubeconfig works in it: k9s, client libraries, scripts. The way into the job
-stays open until it ends.`,
+		Long: `Starts your shell, or the command, on this host, with KUBECONFIG set and
+kubectl, helm and berth in PATH for the cluster in your job. Whatever reads a
+kubeconfig works in it: k9s, client libraries, scripts. The connection to the
+job stays open until the shell or command ends.`,
 		Example: `  berth shell 4711
   berth shell 4711 -- helm install db ./chart`,
 		DisableFlagsInUseLine: true,

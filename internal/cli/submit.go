@@ -19,21 +19,20 @@ func newSubmitCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "submit [sbatch options] [flags] [-f MANIFEST]... [--image ARCHIVE]... [-- COMMAND...]",
 		Short: "Submit a batch job that does what 'berth run' does",
-		Long: `Writes a batch script that calls 'berth run', and submits it with sbatch. Every
-option of sbatch is passed on as it is, those of your site's plugins included;
-see 'man sbatch'. With --array every element of the array has a cluster of its
-own.
+		Long: `Writes a batch script that calls 'berth run', and submits it with sbatch. All
+options of sbatch are passed on unchanged, including options of your site's
+plugins; see 'man sbatch'. With --array, every element has its own cluster.
 
-The manifests are read now and become part of the script: to change the files
-later changes nothing. Unknown fields and kinds, values of a wrong type and the
-like are refused with code 65; what only a cluster knows is not checked. Image
-archives and a command stay where they are, and are needed there when the job
-runs.
+The manifests are read now and become part of the script, so later changes to
+the files have no effect. Unknown fields and kinds, values of a wrong type and
+similar mistakes are refused with code 65; what only a cluster knows is not
+checked. Image archives and a command must still be at the same path when the
+job runs.
 
 Output goes where sbatch puts it, to slurm-JOB.out unless --output or --error
-name other files. With --wait (-W) berth waits for the end of the job, shows
-what is written to those files meanwhile, and ends with the job's exit code, of
-an array with the highest. Ctrl-C then ends the waiting, not the job.`,
+name other files. With --wait (-W) berth waits until the job ends, shows what is
+written to those files meanwhile, and ends with the job's exit code, for an
+array the highest. Ctrl-C then ends the waiting, not the job.`,
 		Example: `  berth submit -N3 -t 60 --mem=4G -f job.yaml --image app.tar
   berth submit --wait -p short -t 10 -f job.yaml
   berth submit --array=1-100%10 --mem=2G -- ./element.sh
@@ -46,7 +45,7 @@ an array with the highest. Ctrl-C then ends the waiting, not the job.`,
 	flags := pflag.NewFlagSet("submit", pflag.ContinueOnError)
 	flags.SortFlags = false
 	addSpecFlags(flags, &spec)
-	flags.BoolVar(&printOnly, "print", false, "show the batch script, and submit nothing")
+	flags.BoolVar(&printOnly, "print", false, "print the batch script, and submit nothing")
 	flags.BoolP("help", "h", false, "show this help")
 	command.Flags().SortFlags = false
 	command.Flags().AddFlagSet(flags) // for help and the manual; they are parsed below

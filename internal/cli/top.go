@@ -23,13 +23,13 @@ func newTopCommand() *cobra.Command {
 	once := false
 	command := &cobra.Command{
 		Use:   "top [flags] [JOB]",
-		Short: "Show what nodes and pods of a cluster do, on one screen",
+		Short: "Show the nodes and pods of a cluster on one screen",
 		Long: `Shows the nodes, pods, network and warnings of a cluster, and the time that its
-job has left, until q is pressed. Where standard output is not a terminal, it prints
-that once, as text.
+job has left, until q is pressed. If standard output is not a terminal, it
+prints them once, as text.
 
-Keys: c, m and n sort the pods by CPU, memory and name; the arrows, Page Up, Page
-Down and Home scroll them.
+Keys: c, m and n sort the pods by CPU, memory and name; the arrows, Page Up,
+Page Down and Home scroll them.
 
 Inside of 'berth run', or where one cluster runs on this machine outside of
 Slurm, that is the one which is meant.`,
@@ -67,9 +67,9 @@ Slurm, that is the one which is meant.`,
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
-	flags.DurationVarP(&every, "interval", "i", every, "`time` between two looks")
-	flags.StringVarP(&view.Namespace, "namespace", "n", "", "show the pods of one `namespace` (default: of all)")
+	flags.DurationVarP(&every, "interval", "i", every, "refresh `interval`")
+	flags.StringVarP(&view.Namespace, "namespace", "n", "", "show only pods of this `namespace` (default: all)")
 	flags.StringVar((*string)(&view.Order), "sort", string(view.Order), "`order` of the pods: cpu, memory or name")
-	flags.BoolVar(&once, "once", false, "print it once, as text")
+	flags.BoolVar(&once, "once", false, "print the state once, as text")
 	return command
 }

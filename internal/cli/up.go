@@ -23,26 +23,26 @@ func newUpCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "up [flags] [-f MANIFEST]... [--image ARCHIVE]...",
 		Short: "Start a cluster that stays for the rest of the allocation",
-		Long: `Starts a cluster over all nodes of the allocation (salloc, or a batch script), or
-on this machine where there is none, and returns once it can be used. Until it
-ends,
+		Long: `Starts a cluster over all nodes of the allocation (salloc, or a batch script),
+or on this machine if there is none, and returns when the cluster is ready.
+Until it ends,
 
   berth run -f job.yaml       runs a workload on it, as often as you like
   berth kubectl get pods      and all other commands reach it
   berth shell                 is a shell with kubectl and helm for it
 
-It ends with 'berth down', or with the allocation. What the manifests apply here
-stays until then.
+It ends with 'berth down', or with the allocation. The objects that the
+manifests create stay until then.
 
-On a host that belongs to a Slurm cluster and is in no allocation, a login host
-for example, no cluster is started: up ends with code 78. --here starts one all
-the same, where the site permits it.`,
+On a host that belongs to a Slurm cluster but is not in an allocation, such as a
+login host, no cluster is started: up ends with code 78. --here starts one
+anyway, if the site permits it.`,
 		Example: `  salloc -N3 --mem=8G
   berth up --image app.tar
   berth run -f job.yaml
   berth down
 
-  eval "$(berth up --env)"    # kubectl and helm in this very shell`,
+  eval "$(berth up --env)"    # kubectl and helm in this shell`,
 		DisableFlagsInUseLine: true,
 		Args:                  noArguments,
 	}
@@ -50,7 +50,7 @@ the same, where the site permits it.`,
 	flags.SortFlags = false
 	addSpecFlags(flags, &spec)
 	addHereFlag(flags, &here)
-	flags.BoolVar(&env, "env", false, "print the lines that let this shell's kubectl and helm use the cluster")
+	flags.BoolVar(&env, "env", false, "print shell commands that make kubectl and helm use the cluster")
 	flags.BoolVar(&foreground, launch.UpFlag, false, "do not return until the cluster has ended")
 	addProgressFlags(flags, &quiet, &verbose)
 	command.RunE = func(command *cobra.Command, _ []string) error {
@@ -104,8 +104,8 @@ func newDownCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "down [JOB]",
 		Short: "End the cluster that 'berth up' has started",
-		Long: `Asks all pods to end, each within the grace period that it has, then ends the
-cluster and returns when nothing of it is left. The allocation stays.`,
+		Long: `Asks all pods to end within their grace periods, then ends the cluster and
+returns when nothing of it is left. The allocation stays.`,
 		Args: atMostAJob,
 		RunE: func(command *cobra.Command, args []string) error {
 			job, _ := takeJob(args)
@@ -128,7 +128,7 @@ cluster and returns when nothing of it is left. The allocation stays.`,
 			return err
 		},
 	}
-	command.Flags().DurationVar(&grace, "grace", 0, "`time` that pods have to end, at most (default: what each asks for)")
+	command.Flags().DurationVar(&grace, "grace", 0, "longest `time` that pods have to end (default: each pod's own grace period)")
 	addProgressFlags(command.Flags(), &quiet, &verbose)
 	return command
 }

@@ -24,7 +24,7 @@ func newVersionCommand() *cobra.Command {
 	output := "text"
 	version := &cobra.Command{
 		Use:   "version",
-		Short: "Print the versions of berth and of what comes with it",
+		Short: "Print the versions of berth and the programs that come with it",
 		Args:  noArguments,
 		RunE: func(command *cobra.Command, _ []string) error {
 			switch output {
