@@ -15,8 +15,8 @@ import (
 	"berth.dev/berth/runtime/internal/tree"
 )
 
-// FuzzRequest answers any request of a tree with each kind of file. Requests come
-// from the kernel, and their numbers and names from programs in pods.
+// FuzzRequest sends arbitrary requests to a tree with each kind of file. The kernel
+// sends requests, but programs in pods choose their numbers and names.
 func FuzzRequest(f *testing.F) {
 	merged := smallTree(f)
 	for _, opcode := range []uint32{opLookup, opForget, opGetattr, opReadlink, opOpen, opRead, opStatfs, opGetxattr, opListxattr, opInit, opReaddir, opReaddirplus, 99} {
@@ -69,7 +69,8 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// FuzzSlot parses what is in the memory file, which a predecessor may have left.
+// FuzzSlot parses arbitrary content of the memory file, as a predecessor may have
+// left it.
 func FuzzSlot(f *testing.F) {
 	merged := smallTree(f)
 	f.Add(make([]byte, inHeaderSize))

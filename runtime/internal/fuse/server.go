@@ -1,10 +1,10 @@
 // Package fuse serves trees of image layers to the kernel, as the server of a FUSE
-// mount that another process has made. It never opens what it serves.
+// mount that another process has made. It never opens the files of layers.
 //
-// A server may be killed at any time, and another one continues in its place if
-// some process keeps two descriptors meanwhile: /dev/fuse, and a memory file into
-// which requests are read. The kernel hands out each request only once, so the
-// successor finds it in that file.
+// A server may be killed at any time. Another one continues in its place if some
+// process keeps two descriptors open: /dev/fuse, and a memory file into which
+// requests are read. The kernel hands out each request only once, so the successor
+// finds it in that file.
 package fuse
 
 import (
@@ -28,37 +28,39 @@ const (
 	// workers is the number of requests that one mount serves at once. Slow
 	// storage needs more workers than there are processors.
 	workers = 8
-	// mostWorkers is the same when all are held up, as reads are by a registry.
+	// mostWorkers is the same number while all workers are blocked, for example by
+	// reads from a registry.
 	mostWorkers = 64
-	// mostExtra bounds the workers beyond that on all mounts together.
+	// mostExtra bounds the workers of all mounts together, not counting each
+	// mount's first few.
 	mostExtra = 256
-	// slotSize is room for the largest request that a read-only file system
-	// gets; the kernel insists on 8 KiB.
+	// slotSize is the size of the largest request to a read-only file system. The
+	// kernel insists on 8 KiB.
 	slotSize = 8192
 	// SlotsSize is the size of the memory file.
 	SlotsSize = mostWorkers * slotSize
 )
 
-// Mount is a mount that is served.
+// Mount describes a mount to serve.
 type Mount struct {
 	Tree *tree.Tree
-	// Device is the mount's /dev/fuse, Slots the memory file with requests that
-	// were not answered yet. Both stay the caller's.
+	// Device is the mount's /dev/fuse. Slots is the memory file, with requests that
+	// were not answered yet. The caller closes both.
 	Device, Slots *os.File
-	// Squash shows everything as the property of user and group 0. Otherwise owners
-	// are fitted to IDs, the ids of the mount's user namespace.
+	// Squash makes user and group 0 the owners of all files. Otherwise owners are
+	// fitted to IDs, the IDs of the mount's user namespace.
 	Squash bool
 	IDs    idmap.Map
-	// Extra is that of all mounts.
+	// Extra limits the additional workers of all mounts.
 	Extra *Extra
 	Log   *slog.Logger
-	// Refused is called with the error of a request that is refused to protect
-	// this process, if it is not nil.
+	// Refused, unless nil, is called with the error of a request that was refused
+	// to protect this process.
 	Refused func(error)
 }
 
-// Extra are the workers of all mounts beyond the first few of each: threads, of
-// which a user has a limited number.
+// Extra counts the workers of all mounts beyond the first few of each. Workers are
+// threads, and the number of a user's threads is limited.
 type Extra struct{ now atomic.Int32 }
 
 func (e *Extra) take() bool {
@@ -69,7 +71,7 @@ func (e *Extra) take() bool {
 	return false
 }
 
-// Serve answers requests until the file system is no longer mounted.
+// Serve answers requests until the file system is unmounted.
 func (m Mount) Serve() error {
 	pending, err := m.pending()
 	if err != nil {
@@ -99,8 +101,8 @@ func (m Mount) Serve() error {
 	return errors.Join(c.problems...)
 }
 
-// pending are the slots with a request that a predecessor had taken. The file is
-// read: to look at memory would take some.
+// pending finds the slots with a request that a predecessor had received. It reads
+// the file, because access to mapped memory would allocate pages.
 func (m Mount) pending() (slots [mostWorkers]bool, err error) {
 	var begin [4]byte
 	for i := range slots {
@@ -112,7 +114,7 @@ func (m Mount) pending() (slots [mostWorkers]bool, err error) {
 	return slots, nil
 }
 
-// crew are the workers of a mount.
+// crew is the set of workers of a mount.
 type crew struct {
 	Mount
 	group sync.WaitGroup
@@ -124,7 +126,8 @@ type crew struct {
 	problems  []error
 }
 
-// start starts a worker. Beyond the first few it has been taken of Extra.
+// start starts a worker. The caller has reserved workers beyond the first few from
+// Extra.
 func (c *crew) start(slot []byte) {
 	c.all++
 	w := worker{crew: c, fd: int(c.Device.Fd()), slot: slot}
@@ -143,8 +146,8 @@ func (c *crew) start(slot []byte) {
 	})
 }
 
-// rest reports whether a worker should wait for a request. It should not if
-// enough workers wait.
+// rest reports whether a worker should wait for a request. It should not if enough
+// others wait.
 func (c *crew) rest() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -155,8 +158,8 @@ func (c *crew) rest() bool {
 	return true
 }
 
-// rise is called by a worker that has waited. Another one takes the place of the
-// last, if it is going to work.
+// rise ends a worker's wait. If the worker has a request, and no idle worker is
+// left, another one is started.
 func (c *crew) rise(to bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -171,15 +174,16 @@ type worker struct {
 	*crew
 	fd   int
 	slot []byte
-	// out is the answer's header and what follows it.
+	// out holds the reply: a header and its body.
 	out []byte
 }
 
-// work answers one request after the other, first the one that a predecessor
-// had taken.
+// work answers one request after the other, beginning with the request of a
+// predecessor, if any.
 func (w *worker) work() error {
-	// In place before it is read into: a process that is being killed gets no more
-	// memory, and the request would fail. MADV_POPULATE_WRITE is of Linux 5.14.
+	// Allocate the memory before reading into it. A process that is being killed
+	// gets no more memory, and the request would fail. MADV_POPULATE_WRITE needs
+	// Linux 5.14.
 	for page := 0; page < len(w.slot); page += os.Getpagesize() {
 		atomic.AddUint32((*uint32)(unsafe.Pointer(&w.slot[page])), 0)
 	}
@@ -205,7 +209,6 @@ func (w *worker) work() error {
 	}
 }
 
-// handle answers the request in the slot.
 func (w *worker) handle() {
 	r, ok := parseRequest(w.slot)
 	if !ok {
@@ -222,12 +225,12 @@ func (w *worker) handle() {
 	order.PutUint32(w.out[0:], uint32(len(w.out)))
 	order.PutUint32(w.out[4:], uint32(-int32(errno)))
 	order.PutUint64(w.out[8:], r.unique)
-	// Nobody waits any more for what the kernel does not take.
+	// The kernel rejects replies that nobody waits for any more.
 	_, _, _ = unix.Syscall(unix.SYS_WRITE, uintptr(w.fd), uintptr(unsafe.Pointer(unsafe.SliceData(w.out))), uintptr(len(w.out)))
 }
 
-// guard makes an error of a panic: a request that ends this process would end
-// its successors, too.
+// guard turns a panic into an error. A request that ends this process would also
+// end its successors.
 func (w *worker) guard(r request) (errno unix.Errno, silent bool) {
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -238,7 +241,7 @@ func (w *worker) guard(r request) (errno unix.Errno, silent bool) {
 	return w.answer(r)
 }
 
-// answer appends the answer to out.
+// answer appends the reply to out.
 func (w *worker) answer(r request) (errno unix.Errno, silent bool) {
 	switch r.opcode {
 	case opForget, opBatchForget, opInterrupt:
@@ -262,8 +265,8 @@ func (w *worker) answer(r request) (errno unix.Errno, silent bool) {
 	case opStatfs:
 		w.statfs()
 	case opOpen, opOpendir:
-		// The kernel does not ask again: it opens files by itself, and keeps
-		// what it has read of them.
+		// After ENOSYS the kernel opens files without asking, and keeps the data
+		// that it has read from them.
 		errno = unix.ENOSYS
 	default:
 		errno = unix.ENOSYS
@@ -271,8 +274,7 @@ func (w *worker) answer(r request) (errno unix.Errno, silent bool) {
 	return errno, false
 }
 
-// errnoOf says to the kernel what went wrong, and to the log what it is not to
-// expect.
+// errnoOf returns the error number for the kernel, and logs unexpected errors.
 func (w *worker) errnoOf(r request, err error) unix.Errno {
 	if errors.Is(err, tree.ErrNotFound) {
 		return unix.ESTALE
@@ -359,8 +361,8 @@ func (w *worker) read(r request) unix.Errno {
 	return 0
 }
 
-// readdir lists a directory from an offset on: the number of entries that were
-// listed before, where "." and ".." are the first two.
+// readdir lists a directory from an offset on. The offset is the number of entries
+// listed before, including "." and "..".
 func (w *worker) readdir(r request, plus bool) unix.Errno {
 	offset, size, ok := r.readRange()
 	if !ok {
@@ -401,8 +403,8 @@ func (w *worker) readdir(r request, plus bool) unix.Errno {
 	return 0
 }
 
-// xattr answers for one extended attribute, or for their names. The size that
-// the kernel gives is 0 where it wants to know how long the answer is.
+// xattr returns one extended attribute, or the names of all. If the kernel passes a
+// size of 0, it asks only for the length.
 func (w *worker) xattr(r request) unix.Errno {
 	if !w.Tree.HasXattrs() {
 		return unix.ENOSYS // the kernel does not ask again

@@ -16,8 +16,7 @@ import (
 	"berth.dev/berth/runtime/internal/tree"
 )
 
-// slowStorage blocks large reads until freed is closed, and reports each on
-// held.
+// slowStorage blocks large reads until freed is closed, and reports each on held.
 type slowStorage struct {
 	from        io.ReaderAt
 	held, freed chan struct{}
@@ -33,8 +32,8 @@ func (s slowStorage) ReadAt(into []byte, at int64) (int, error) {
 
 const large = 64 << 10
 
-// TestReadsThatWaitHoldUpNothing has more reads wait than there are workers at
-// first, and asks for something else meanwhile. The kernel's end is a socket.
+// TestReadsThatWaitHoldUpNothing blocks more reads than there are workers at first,
+// and sends another request meanwhile. A socket stands for the kernel.
 func TestReadsThatWaitHoldUpNothing(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "layer"))
 	if err != nil {
@@ -72,7 +71,7 @@ func TestReadsThatWaitHoldUpNothing(t *testing.T) {
 	}
 	kernel, device := os.NewFile(uintptr(ends[0]), "kernel"), os.NewFile(uintptr(ends[1]), "device")
 	defer device.Close()
-	// An answer that does not come ends the test.
+	// End the test if no reply comes.
 	if err := unix.SetsockoptTimeval(ends[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 30}); err != nil {
 		t.Fatal(err)
 	}

@@ -9,11 +9,11 @@ import (
 	"berth.dev/berth/runtime/internal/tree"
 )
 
-// The protocol: include/uapi/linux/fuse.h. Both machines that this is built for
-// have the lowest byte first.
+// The protocol: include/uapi/linux/fuse.h. It uses the machine's byte order, which
+// is little-endian on both supported architectures.
 var order = binary.LittleEndian
 
-// Requests that are answered.
+// The requests that the server answers.
 const (
 	opLookup      = 1
 	opForget      = 2
@@ -32,13 +32,13 @@ const (
 	opReaddirplus = 44
 )
 
-// The version that is spoken: of Linux 5.2. Newer kernels speak it too.
+// The protocol version, from Linux 5.2. Newer kernels support it, too.
 const (
 	protocolMajor = 7
 	protocolMinor = 31
 )
 
-// Features to request from the kernel at the start; it omits what it cannot do.
+// The features to request from the kernel. It omits unsupported ones.
 const (
 	flagAsyncRead      = 1 << 0
 	flagExportSupport  = 1 << 4
@@ -61,15 +61,15 @@ const (
 	initSize      = 64
 	statfsSize    = 80
 
-	// forever is for how many seconds the kernel may rely on an answer: nothing
-	// ever changes.
+	// forever is the number of seconds for which the kernel may cache a reply. The
+	// files never change.
 	forever = 1 << 31
 	// maxReadPages is the largest read, in pages.
 	maxReadPages = 256
 	maxRead      = maxReadPages * 4096
 )
 
-// request is one from the kernel.
+// request is a request of the kernel.
 type request struct {
 	opcode uint32
 	unique uint64
@@ -77,7 +77,7 @@ type request struct {
 	body   []byte
 }
 
-// parseRequest reads a request. What is not one is for the caller to drop.
+// parseRequest parses a request. The caller drops malformed ones.
 func parseRequest(b []byte) (request, bool) {
 	if len(b) < inHeaderSize {
 		return request{}, false
@@ -91,7 +91,7 @@ func parseRequest(b []byte) (request, bool) {
 	}, true
 }
 
-// name is the string at the start of a body.
+// name returns the string at the start of a body.
 func (r request) name(offset int) (string, bool) {
 	if len(r.body) <= offset {
 		return "", false
@@ -136,7 +136,7 @@ func appendEntry(b []byte, n tree.Node) []byte {
 	return appendAttr(b, n)
 }
 
-// appendNoEntry tells the kernel to remember that there is no such name.
+// appendNoEntry appends a reply that lets the kernel cache the absence of a name.
 func appendNoEntry(b []byte) []byte {
 	at := len(b)
 	b = append(b, make([]byte, entrySize)...)
@@ -159,7 +159,7 @@ func appendDirent(b []byte, id uint64, next uint64, mode uint16, name string) []
 // direntLength returns the number of bytes that appendDirent adds.
 func direntLength(name string) int { return (direntSize + len(name) + 7) &^ 7 }
 
-// answerInit agrees with the kernel on how to talk.
+// answerInit agrees on a protocol version and features with the kernel.
 func answerInit(b []byte, r request) ([]byte, unix.Errno) {
 	if len(r.body) < 16 {
 		return b, unix.EPROTO
@@ -175,10 +175,10 @@ func answerInit(b []byte, r request) ([]byte, unix.Errno) {
 	order.PutUint32(out[4:], protocolMinor)
 	order.PutUint32(out[8:], readahead)
 	order.PutUint32(out[12:], flags&wantedFlags)
-	order.PutUint16(out[16:], 64) // requests in the background, such as of readahead
+	order.PutUint16(out[16:], 64) // requests in the background, for example for readahead
 	order.PutUint16(out[18:], 48)
-	order.PutUint32(out[20:], 4096) // bytes to write at once; nothing is
-	order.PutUint32(out[24:], 1)    // nanoseconds in the unit of time
+	order.PutUint32(out[20:], 4096) // maximum size of a write; the file system is read-only
+	order.PutUint32(out[24:], 1)    // resolution of timestamps, in nanoseconds
 	order.PutUint16(out[28:], maxReadPages)
 	return b, 0
 }

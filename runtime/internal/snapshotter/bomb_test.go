@@ -16,7 +16,7 @@ import (
 )
 
 // A packed file of 300 KB unpacks to more than the disk holds. It is refused before
-// the disk is full, and whatever was written of it is removed.
+// the disk is full, and the part that was written is removed.
 func TestBombsLeaveSpaceFree(t *testing.T) {
 	disk := corpus.SmallDisk(t)
 	path := corpus.Bomb(t, "large", 300<<20)
@@ -44,7 +44,7 @@ func TestBombsLeaveSpaceFree(t *testing.T) {
 			if left := corpus.Free(t, disk); left < begin/8 {
 				t.Errorf("%d of %d bytes were left", left, begin)
 			}
-			// containerd removes the snapshot of a layer that is not complete.
+			// containerd removes the snapshot of an incomplete layer.
 			return errors.Join(err, os.Remove(filepath.Join(unpacked, "large")))
 		},
 	} {

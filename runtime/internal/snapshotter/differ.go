@@ -24,33 +24,34 @@ import (
 	"berth.dev/berth/runtime/internal/layerfile"
 )
 
-// Differ makes images of layers, for snapshots of a Snapshotter. For others it unpacks
-// layers: containerd's own differs know nothing of archives, and write until the
-// file system is full.
+// Differ converts layers to images, for snapshots of a Snapshotter. For snapshots
+// of other snapshotters it unpacks layers: containerd's own differs cannot read
+// layers from archives, and write until the file system is full.
 type Differ struct {
 	Content content.Store
-	// Folder is the snapshotter's, where layers may be that stand for others' files.
+	// Folder is the snapshotter's directory. It may contain layers that stand for
+	// existing files, see package inplace.
 	Folder string
-	// Cache is nil where there is none.
+	// Cache is nil if there is no cache.
 	Cache Publisher
-	// Unpublished receives the reason why a layer is not put into it.
+	// Unpublished receives the reason why a layer was not put into the cache.
 	Unpublished func(error)
 	Owners
 }
 
-// Publisher is a Cache that takes layers, too.
+// Publisher is a Cache that also accepts layers.
 type Publisher interface {
 	Cache
 	Publish(d digest.Digest, from string) (path string, err error)
 }
 
-// Compare is not there: nobody saves containers here.
+// Compare is not implemented: nobody saves containers here.
 func (d Differ) Compare(context.Context, []mount.Mount, []mount.Mount, ...diff.Opt) (ocispec.Descriptor, error) {
 	return ocispec.Descriptor{}, fmt.Errorf("compare snapshots: %w", errdefs.ErrNotImplemented)
 }
 
-// Apply writes the image of a layer, and returns what the layer was without its
-// compression: the caller knows which digest that has to have.
+// Apply writes the image of a layer. It returns a description of the uncompressed
+// layer, and the caller verifies the digest.
 func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
 	at, lies, err := archived.Of(ctx, desc, opts)
 	if err != nil {
@@ -59,7 +60,7 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 	var blobs content.Provider = d.Content
 	if lies {
 		blobs = at
-		desc.Size = at.Size // a manifest may say anything
+		desc.Size = at.Size // the size in a manifest may be wrong
 	}
 	if _, err := images.DiffCompression(ctx, desc.MediaType); err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("apply layer of type %s: %w", desc.MediaType, errdefs.ErrNotImplemented)
@@ -71,7 +72,7 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 		if placed && err == nil {
 			d.look(ctx, mounts[0].Source)
 		}
-		// It was packed by no program.
+		// The layer is not compressed.
 		return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: desc.Digest, Size: desc.Size}, err
 	}
 	if applied, ok := d.fromCache(ctx, desc, mounts[0].Source); ok {
@@ -84,7 +85,8 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 	defer blob.Close()
 	misfits := idmap.Misfits{Map: d.IDs}
 	made, err := layerfile.Convert(ctx, mounts[0].Source, content.NewReader(blob), blob.Size(), 0, func(header *tar.Header) {
-		// The image keeps its owners, since others may read it; its mounts fit them.
+		// The image keeps the owners, because other nodes may read it. Its mounts
+		// fit them to this node.
 		misfits.Fit(header.Name, header.Uid, header.Gid)
 	})
 	if err != nil {
@@ -93,22 +95,22 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 	d.tell(&misfits)
 	applied := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Size: made.Size, Digest: made.Digest}
 	if d.Cache != nil {
-		// For others: whoever is here waits for no copy.
+		// Copy in the background, so that this caller does not wait.
 		go d.publish(context.WithoutCancel(ctx), applied.Digest, mounts[0].Source)
 	}
 	return applied, nil
 }
 
 func (d Differ) publish(ctx context.Context, layer digest.Digest, path string) {
-	// The image may be removed meanwhile, and its file with it.
+	// The image and its file may be removed meanwhile.
 	if _, err := d.Cache.Publish(layer, path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		log.G(ctx).WithError(err).Warn("a layer is not put into the cache")
 		d.Unpublished(err)
 	}
 }
 
-// fromCache uses a layer of the cache, if it has it and the layer's digest
-// without compression is known before it is read.
+// fromCache uses the cached layer, if there is one, and the digest of the
+// uncompressed layer is known without reading the layer.
 func (d Differ) fromCache(ctx context.Context, desc ocispec.Descriptor, target string) (applied ocispec.Descriptor, ok bool) {
 	if d.Cache == nil {
 		return applied, false

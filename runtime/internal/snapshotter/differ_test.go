@@ -20,8 +20,8 @@ import (
 	"berth.dev/berth/runtime/internal/idmap"
 )
 
-// A layer that lies in an archive is made of what is there: there is no store here that
-// could be asked.
+// A layer in an archive is read from the archive. The test has no content store to
+// ask.
 func TestLayerOfAnArchive(t *testing.T) {
 	var layer, packed bytes.Buffer
 	archive, zipped := tar.NewWriter(&layer), gzip.NewWriter(&packed)
@@ -52,7 +52,7 @@ func TestLayerOfAnArchive(t *testing.T) {
 	if err := os.Remove(made); err != nil {
 		t.Fatal(err)
 	}
-	// What is cut off makes none.
+	// A truncated layer is an error.
 	if err := os.Truncate(path, 6+desc.Size-9); err != nil {
 		t.Fatal(err)
 	}
@@ -62,15 +62,15 @@ func TestLayerOfAnArchive(t *testing.T) {
 	if _, err := os.Lstat(made); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it left %v", err)
 	}
-	// What is not a layer is for others.
+	// Apply refuses content that is not a layer.
 	desc.MediaType = ocispec.MediaTypeImageConfig
 	if _, err := d.Apply(t.Context(), desc, []mount.Mount{{Type: "bind", Source: dir}}); !errdefs.IsNotImplemented(err) {
 		t.Errorf("a configuration for another snapshotter: %v", err)
 	}
 }
 
-// Owners that this node does not have belong to nobody here, and that is said once.
-// The image of a layer keeps them, for other nodes.
+// Owners without an ID on this node are reported once, and shown as nobody's. The
+// image of a layer keeps them for other nodes.
 func TestOwnersFitThisNode(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to change owners")
@@ -111,7 +111,8 @@ func TestOwnersFitThisNode(t *testing.T) {
 			t.Errorf("%s belongs to %d:%d, want %d", name, st.Uid, st.Gid, want)
 		}
 	}
-	// The file of the layer says it to a node that has not made it.
+	// A node that did not convert the layer learns its owners from the layer's
+	// file.
 	owners.look(t.Context(), made)
 	want := `an image has 1 file of users or groups that this node does not have, such as "foreign" of 1000650000:7; in pods such ids are 65534`
 	if len(said) != 3 || said[0] != want || said[1] != want || said[2] != want {

@@ -10,12 +10,12 @@ import (
 	"berth.dev/berth/runtime/internal/layer"
 )
 
-// Owners tells the user of layers whose files have other owners on this node than in
+// Owners reports layers whose files have different owners on this node than in
 // their image.
 type Owners struct {
-	// IDs are the user and group ids that files can have here.
+	// IDs maps the user and group IDs that files can have on this node.
 	IDs idmap.Map
-	// Notice tells the user; nil tells nobody.
+	// Notice receives a message for the user. It may be nil.
 	Notice func(string)
 }
 
@@ -25,7 +25,8 @@ func (o Owners) tell(misfits *idmap.Misfits) {
 	}
 }
 
-// look reads the owners of a layer that this node did not convert from its file.
+// look reports the owners recorded in the file of a layer that another node
+// converted.
 func (o Owners) look(ctx context.Context, path string) {
 	if o.Notice == nil {
 		return
@@ -33,7 +34,7 @@ func (o Owners) look(ctx context.Context, path string) {
 	file, err := os.Open(path)
 	if err != nil {
 		log.G(ctx).WithError(err).Warn("the owners of a layer are not known")
-		return // who uses the layer reports what is wrong with it
+		return // mounting the layer reports the error
 	}
 	defer file.Close()
 	all, err := layer.Owners(file)

@@ -26,7 +26,7 @@ import (
 	"berth.dev/berth/runtime/internal/lazy"
 )
 
-// foreignLayer makes the file of a layer with files that most nodes cannot have.
+// foreignLayer makes the file of a layer whose owners most nodes lack.
 func foreignLayer(path string) error {
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
@@ -42,7 +42,7 @@ func foreignLayer(path string) error {
 	return errors.Join(w.Close(), layer.Convert(&archive, file), file.Close())
 }
 
-// fakeCache has every layer, in one file.
+// fakeCache has every layer, all in one file.
 type fakeCache string
 
 func (c fakeCache) Take(digest.Digest) (string, error) { return string(c), nil }
@@ -57,14 +57,14 @@ func (noContent) Info(context.Context, digest.Digest) (content.Info, error) {
 	return content.Info{}, errdefs.ErrNotFound
 }
 
-// fakeRemote makes layers whose content comes later.
+// fakeRemote makes layers whose content arrives later.
 type fakeRemote struct{}
 
 func (fakeRemote) Make(_ context.Context, path string, _ lazy.Layer) error { return foreignLayer(path) }
 
-// TestForeignOwnersOfLayersOfOthers covers the ways to a layer that this node has not
-// converted: the cache, before a layer is fetched and when it is applied, layers that
-// come later, and SIF files in place.
+// TestForeignOwnersOfLayersOfOthers covers each kind of layer that this node has
+// not converted: a cached layer, before it is fetched and when it is applied, a
+// lazy layer, and a SIF file in place.
 func TestForeignOwnersOfLayersOfOthers(t *testing.T) {
 	var said []string
 	ids := []idmap.Extent{{First: 0, Count: 65536}}

@@ -1,9 +1,10 @@
-// Package snapshotter keeps each layer of an image as one EROFS file. It makes root
-// file systems of containers from them: an overlay for the container's writes,
-// above the merged layers, which another process serves through FUSE.
+// Package snapshotter keeps each layer of an image as one EROFS file, and makes the
+// root file systems of containers from them. A root file system is an overlay: the
+// container's writes above the merged layers, which another process serves through
+// FUSE.
 //
-// It is both the snapshotter and the differ of containerd, because each needs the
-// files of the other. Package layer converts a layer.
+// The package is both the snapshotter and the differ of containerd, because each
+// needs the files of the other. Package layer converts a layer.
 package snapshotter
 
 import (
@@ -34,45 +35,45 @@ import (
 	"berth.dev/berth/runtime/internal/mounts"
 )
 
-// LayerMount is the type of the only mount of a snapshot that will become a
-// layer. Its source is the path for the image.
+// LayerMount is the type of the only mount of a snapshot that will become a layer.
+// Its source is the path for the image.
 const LayerMount = "berth/layer"
 
-// The parts of a snapshot's directory.
+// The files and directories of a snapshot.
 const (
-	layerFile = "layer.erofs" // a layer: its image
-	treeDir   = "tree"        // a layer: where it and those below are mounted
-	plainDir  = "plain"       // a layer: its files as they are, see Plain
-	upperDir  = "fs"          // a container: what it has written
-	workDir   = "work"        // a container: overlayfs' own
+	layerFile = "layer.erofs" // of a layer: its image
+	treeDir   = "tree"        // of a layer: mount point of this layer merged with the layers below
+	plainDir  = "plain"       // of a layer: its files unpacked, see Plain
+	upperDir  = "fs"          // of a container: its writes
+	workDir   = "work"        // of a container: overlayfs' working directory
 )
 
-// Plain returns the directory for the files of a layer, beside its image at
-// path. If it exists, containers with only that layer use it below what they
-// write, and nothing is mounted. It is for images of a few files that every pod
+// Plain returns the directory for the unpacked files of a layer, beside its image
+// at path. If it exists, a container with only that layer uses it as the lower
+// directory, and nothing is mounted. It is for images of a few files that every pod
 // waits for.
 func Plain(path string) string { return filepath.Join(filepath.Dir(path), plainDir) }
 
-// Mounter mounts the tree of layers, the uppermost first, on a directory.
+// Mounter mounts merged layers, the uppermost first, on a directory.
 type Mounter interface {
 	Mount(ctx context.Context, target string, layers []string) error
 }
 
-// Cache has layers that others have made. It answers "" for one that it does not
-// have.
+// Cache has layers that others have made. Take returns "" for a layer that it
+// lacks.
 type Cache interface {
 	Take(digest.Digest) (path string, err error)
 }
 
-// Remote makes the file of a layer before its content has come.
+// Remote makes the file of a layer before its content arrives.
 type Remote interface {
 	Make(ctx context.Context, path string, layer lazy.Layer) error
 }
 
 // Snapshotter implements snapshots.Snapshotter.
 type Snapshotter struct {
-	// Remote is nil where layers are fetched as a whole. It is set before the
-	// first call.
+	// Remote is nil if layers are fetched as a whole. It is set before the first
+	// call.
 	Remote Remote
 	// Owners is set before the first call.
 	Owners Owners
@@ -83,12 +84,12 @@ type Snapshotter struct {
 	cache   Cache
 	options []string
 
-	// mounting is held while a tree gets mounted.
+	// mounting is held while a tree is being mounted.
 	mounting sync.Mutex
 }
 
-// New returns a snapshotter that keeps its files below root. It owns the store.
-// The cache may be nil.
+// New returns a snapshotter that keeps its files below root. It owns the store. The
+// cache may be nil.
 func New(root string, store *storage.MetaStore, mounter Mounter, cache Cache, overlayOptions []string) (*Snapshotter, error) {
 	s := &Snapshotter{root: root, store: store, mounter: mounter, cache: cache, options: overlayOptions}
 	if err := os.MkdirAll(s.dir(""), 0o700); err != nil {
@@ -101,10 +102,10 @@ func (s *Snapshotter) dir(id string, parts ...string) string {
 	return filepath.Join(append([]string{s.root, "snapshots", id}, parts...)...)
 }
 
-// Close closes the store. Trees stay mounted: containers may go on.
+// Close closes the store. Trees stay mounted, because containers may continue.
 func (s *Snapshotter) Close() error { return s.store.Close() }
 
-// Stat returns what is known of a snapshot.
+// Stat returns the metadata of a snapshot.
 func (s *Snapshotter) Stat(ctx context.Context, key string) (info snapshots.Info, err error) {
 	err = s.store.WithTransaction(ctx, false, func(ctx context.Context) error {
 		_, info, _, err = storage.GetInfo(ctx, key)
@@ -129,7 +130,7 @@ func (s *Snapshotter) Walk(ctx context.Context, visit snapshots.WalkFunc, filter
 	})
 }
 
-// Usage returns what a snapshot takes of the disk.
+// Usage returns the disk space and inodes that a snapshot uses.
 func (s *Snapshotter) Usage(ctx context.Context, key string) (usage snapshots.Usage, err error) {
 	var id string
 	var info snapshots.Info
@@ -144,19 +145,19 @@ func (s *Snapshotter) Usage(ctx context.Context, key string) (usage snapshots.Us
 	return snapshots.Usage(written), err
 }
 
-// Prepare makes a snapshot to be written to.
+// Prepare makes a writable snapshot.
 func (s *Snapshotter) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
 	return s.create(ctx, snapshots.KindActive, key, parent, opts)
 }
 
-// View makes a snapshot to be read.
+// View makes a read-only snapshot.
 func (s *Snapshotter) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
 	return s.create(ctx, snapshots.KindView, key, parent, opts)
 }
 
 // isLayer reports whether a snapshot will become a layer.
 func isLayer(key string) bool {
-	// containerd puts a namespace and a number before it.
+	// containerd prepends a namespace and a number.
 	return strings.HasPrefix(path.Base(key), snapshots.UnpackKeyPrefix+"-")
 }
 
@@ -166,7 +167,7 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 		if snapshot, err = storage.CreateSnapshot(ctx, kind, key, parent, opts...); err != nil {
 			return fmt.Errorf("create snapshot %s: %w", key, err)
 		}
-		// Within the transaction, so that nobody takes it for garbage.
+		// Create it within the transaction, so that Cleanup does not remove it.
 		if err = os.Mkdir(s.dir(snapshot.ID), 0o700); err != nil {
 			return fmt.Errorf("create snapshot %s: %w", key, err)
 		}
@@ -190,8 +191,8 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 	return result, nil
 }
 
-// fromCache makes the layer at once, if the cache has it: it answers that it
-// exists already, and containerd does not even fetch it.
+// fromCache makes the layer at once if the cache has it. It returns
+// ErrAlreadyExists, so that containerd does not fetch the layer.
 func (s *Snapshotter) fromCache(ctx context.Context, id, key string, opts []snapshots.Opt) error {
 	var info snapshots.Info
 	for _, o := range opts {
@@ -220,7 +221,7 @@ func (s *Snapshotter) fromCache(ctx context.Context, id, key string, opts []snap
 	return fmt.Errorf("prepare snapshot %s: layer %s is in the cache: %w", key, d, errdefs.ErrAlreadyExists)
 }
 
-// fromRemote makes the layer at once, if its content can come later. Otherwise
+// fromRemote makes the layer at once if its content can arrive later. Otherwise
 // containerd fetches it.
 func (s *Snapshotter) fromRemote(ctx context.Context, id, key string, opts []snapshots.Opt) error {
 	var info snapshots.Info
@@ -244,7 +245,7 @@ func (s *Snapshotter) fromRemote(ctx context.Context, id, key string, opts []sna
 		return nil
 	}
 	s.Owners.look(ctx, s.dir(id, layerFile))
-	// Who uses it later knows of what it was made.
+	// Later users find the digest of the layer's table of contents here.
 	opts = append(opts, func(info *snapshots.Info) error {
 		info.Labels = maps.Clone(info.Labels)
 		info.Labels[lazy.ContentsLabel] = layer.Contents.String()
@@ -269,7 +270,8 @@ func (s *Snapshotter) furnish(ctx context.Context, snapshot storage.Snapshot, ke
 	if err != nil || isLayer(key) || snapshot.Kind != snapshots.KindActive || len(snapshot.ParentIDs) == 0 {
 		return result, err
 	}
-	// The root of an overlay is as its upper directory is.
+	// The root directory of an overlay has the owner and mode of the upper
+	// directory.
 	below, _ := s.below(snapshot.ParentIDs)
 	return result, likeRoot(s.dir(snapshot.ID, upperDir), below)
 }
@@ -293,7 +295,7 @@ func likeRoot(dir, model string) error {
 	return nil
 }
 
-// Mounts returns how a snapshot is mounted.
+// Mounts returns the mounts of a snapshot.
 func (s *Snapshotter) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
 	var snapshot storage.Snapshot
 	err := s.store.WithTransaction(ctx, false, func(ctx context.Context) (err error) {
@@ -328,8 +330,8 @@ func (s *Snapshotter) mounts(ctx context.Context, snapshot storage.Snapshot, key
 	}, s.options...)}}, nil
 }
 
-// below returns where layers are seen together, the uppermost first, and whether
-// nothing needs to be mounted there.
+// below returns the directory for the merged layers, the uppermost first, and
+// whether it holds plain files, so that nothing needs to be mounted.
 func (s *Snapshotter) below(ids []string) (dir string, plain bool) {
 	if len(ids) == 1 {
 		dir = s.dir(ids[0], plainDir)
@@ -340,7 +342,8 @@ func (s *Snapshotter) below(ids []string) (dir string, plain bool) {
 	return s.dir(ids[0], treeDir), false
 }
 
-// tree returns where the layers are mounted together, the uppermost first.
+// tree mounts the merged layers, the uppermost first, unless they are mounted. It
+// returns the directory.
 func (s *Snapshotter) tree(ctx context.Context, ids []string) (string, error) {
 	s.mounting.Lock()
 	defer s.mounting.Unlock()
@@ -354,7 +357,7 @@ func (s *Snapshotter) tree(ctx context.Context, ids []string) (string, error) {
 	if mounts.Served(target) {
 		return target, nil
 	}
-	// One that nobody serves any more would be below the new one.
+	// A mount without a server would stay below the new one.
 	if err := mounts.Unmount(target); err != nil {
 		return "", err
 	}
@@ -365,7 +368,7 @@ func (s *Snapshotter) tree(ctx context.Context, ids []string) (string, error) {
 	return target, s.mounter.Mount(ctx, target, layers)
 }
 
-// Commit makes a layer of a snapshot.
+// Commit turns a snapshot into a layer.
 func (s *Snapshotter) Commit(ctx context.Context, name, key string, opts ...snapshots.Opt) error {
 	return s.store.WithTransaction(ctx, true, func(ctx context.Context) error {
 		id, _, _, err := storage.GetInfo(ctx, key)
@@ -386,7 +389,7 @@ func (s *Snapshotter) Commit(ctx context.Context, name, key string, opts ...snap
 	})
 }
 
-// Remove forgets a snapshot; Cleanup removes its files.
+// Remove forgets a snapshot. Cleanup removes its files.
 func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	return s.store.WithTransaction(ctx, true, func(ctx context.Context) error {
 		if _, _, err := storage.Remove(ctx, key); err != nil {
@@ -396,10 +399,10 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	})
 }
 
-// Cleanup removes the files of snapshots that were forgotten.
+// Cleanup removes the files of forgotten snapshots.
 func (s *Snapshotter) Cleanup(ctx context.Context) error {
 	var garbage []string
-	// In a transaction that writes nobody makes a new one meanwhile.
+	// A write transaction keeps others from making a snapshot meanwhile.
 	err := s.store.WithTransaction(ctx, true, func(ctx context.Context) error {
 		known, err := storage.IDMap(ctx)
 		if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
 )
 
-// noMounter is for what mounts nothing.
+// noMounter fails the test if anything is mounted.
 type noMounter struct{ t *testing.T }
 
 func (m noMounter) Mount(context.Context, string, []string) error {
@@ -70,7 +70,7 @@ func TestPlainLayersNeedNoMount(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if err := s.Cleanup(ctx); err != nil && os.Geteuid() == 0 { // an ordinary user may not even ask to unmount
+	if err := s.Cleanup(ctx); err != nil && os.Geteuid() == 0 { // an unprivileged user may not unmount
 		t.Error(err)
 	}
 }

@@ -20,9 +20,9 @@ import (
 	"berth.dev/berth/runtime/internal/imagestore"
 )
 
-// unpack writes the files of a layer into mounts, as containerd's own differ does in
-// a user namespace. Part of their file system stays free, and owners are fitted to
-// the ids of this node.
+// unpack writes the files of a layer into mounts, as containerd's own differ does
+// in a user namespace. It keeps part of their file system free, and fits owners to
+// the IDs of this node.
 func (d Differ) unpack(ctx context.Context, blobs content.Provider, desc ocispec.Descriptor, mounts []mount.Mount) (applied ocispec.Descriptor, err error) {
 	defer func() {
 		if err != nil {
@@ -56,7 +56,7 @@ func (d Differ) unpack(ctx context.Context, blobs content.Provider, desc ocispec
 		return err
 	})
 	if err == nil {
-		_, err = io.Copy(io.Discard, layer) // what follows the archive's end belongs to its digest
+		_, err = io.Copy(io.Discard, layer) // the digest covers the data after the end of the archive
 	}
 	if err != nil {
 		return applied, err
@@ -65,7 +65,6 @@ func (d Differ) unpack(ctx context.Context, blobs content.Provider, desc ocispec
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Size: int64(size), Digest: digest.NewDigest(digest.SHA256, sum)}, nil
 }
 
-// counter is a writer that counts bytes.
 type counter int64
 
 func (c *counter) Write(p []byte) (int, error) {
@@ -73,7 +72,7 @@ func (c *counter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// writtenTo returns a directory of the file system that mounts write to.
+// writtenTo returns a directory on the file system that receives the files.
 func writtenTo(mounts []mount.Mount) string {
 	for _, m := range mounts {
 		for _, option := range m.Options {

@@ -15,8 +15,8 @@ import (
 	"berth.dev/berth/runtime/internal/layer"
 )
 
-// FuzzLayers merges layers that the input describes. Four bytes are an entry: its
-// kind, its path, the target of a link, and its owner.
+// FuzzLayers merges layers that the input describes. Four bytes describe an entry:
+// its kind, its path, a link's target, and its owner.
 func FuzzLayers(f *testing.F) {
 	const next = 7
 	f.Add([]byte{0, 0b000001, 0, 1, next, 0, 0, 0, 1, 0b000010, 0b000001, 2, next, 0, 0, 0, 1, 0b000011, 0b000010, 3})
@@ -44,7 +44,7 @@ func FuzzLayers(f *testing.F) {
 	})
 }
 
-// described returns the archives of an input, the lowest first.
+// described returns the archives that an input describes, the lowest first.
 func described(t testing.TB, input []byte) (archives [][]byte) {
 	const maxLayers, maxEntries = 8, 64
 	if len(input) > 4*maxEntries {
@@ -122,8 +122,8 @@ func opened(t *testing.T, file *os.File, open func(io.ReaderAt, int64) (*erofs.I
 // maxVisited bounds the nodes of a walk: a malformed image may lead in circles.
 const maxVisited = 300
 
-// walkBoth walks the tree of layers and looks each number up in a second tree, as
-// a restarted server does. Where sound is true, every read must succeed.
+// walkBoth walks the tree of layers, and looks each number up in a second tree, as
+// a restarted server does. If sound is true, every read must succeed.
 func walkBoth(t *testing.T, layers []*erofs.Image, sound bool) {
 	t.Helper()
 	tree, err := New(layers)

@@ -21,19 +21,21 @@ var ErrLinks = errors.New("hard links to files of lower layers take too long to 
 
 // linkResolver resolves the hard links of one directory to files of lower layers.
 //
-// A link stands for the file that a path has in the layers below the link's own.
-// That file may be a link in turn, but only to layers further below, so that a
-// chain is no longer than the image has layers. Each path is looked up in the
-// directories of single layers: a merged tree of the lower layers would resolve
-// all links of a directory to find one of them, and such trees below each other
-// take time that is exponential in the number of layers.
+// A link stands for the file at its path in the layers below the link's own. That
+// file may be another link, but only to layers further below. So a chain is no
+// longer than the image has layers.
+//
+// Each path is looked up in the directories of single layers. A merged tree of the
+// lower layers would resolve all links of a directory to find one of them. Such
+// trees below each other would take time exponential in the number of layers.
 type linkResolver struct {
 	*Tree
 	// left is the number of steps that are still permitted.
 	left int
 }
 
-// entry returns the entry that the tree has for one of a layer, if it has any.
+// entry returns the tree's entry for a layer's entry. A whiteout, or a link without
+// a target, has none.
 func (r *linkResolver) entry(level int, e erofs.Entry) (own Entry, found bool, err error) {
 	name := e.Name
 	for e.Type == erofs.TypeChar {
@@ -60,7 +62,8 @@ const (
 	link
 )
 
-// special returns what a character device stands for, and the path of a link.
+// special returns the meaning of a character device, and the target if it is a
+// link.
 func (r *linkResolver) special(level int, e erofs.Entry) (target string, kind charKind, err error) {
 	n, err := r.layers[level].Inode(e.Number)
 	if err != nil || n.Device != 0 && n.Device != layer.LinkDevice {
@@ -75,8 +78,9 @@ func (r *linkResolver) special(level int, e erofs.Entry) (target string, kind ch
 	return "", whiteout, err
 }
 
-// lookUpBelow returns the entry of a path in the uppermost layer below one that
-// has it, and that layer. Directories are not found: they have no hard links.
+// lookUpBelow looks a path up in the layers below one, and returns the uppermost
+// match and its layer. It does not find directories, because they have no hard
+// links.
 func (r *linkResolver) lookUpBelow(level int, path string) (at int, e erofs.Entry, found bool, err error) {
 	var stack []inode
 	for i := level + 1; i < len(r.layers); i++ {
@@ -101,7 +105,7 @@ func (r *linkResolver) lookUpBelow(level int, path string) (at int, e erofs.Entr
 	return 0, e, false, nil
 }
 
-// read reads the directories of several layers, and counts the steps.
+// read reads the directories of several layers and counts the steps.
 func (r *linkResolver) read(stack []inode) ([]*part, error) {
 	before := r.entriesRead
 	parts, err := r.readParts(stack)

@@ -13,7 +13,7 @@ import (
 	"berth.dev/berth/runtime/internal/erofs"
 )
 
-// archived returns a layer of some entries.
+// archived returns a layer with these entries.
 func archived(t *testing.T, entries ...tar.Header) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -36,8 +36,8 @@ func hardLink(name, target string) tar.Header {
 
 var errTooManyReads = errors.New("too many reads of the layers")
 
-// countedReader fails after a number of reads, so that work without end is an
-// error instead of a test that does not return.
+// countedReader fails after a number of reads, so that endless work ends in an
+// error.
 type countedReader struct {
 	io.ReaderAt
 	left *int
@@ -50,7 +50,7 @@ func (r countedReader) ReadAt(into []byte, at int64) (int, error) {
 	return r.ReaderAt.ReadAt(into, at)
 }
 
-// openCounted is open for layers that permit only a number of reads.
+// openCounted is like open, but permits each layer only a number of reads.
 func openCounted(t *testing.T, reads int, archives [][]byte) *Tree {
 	t.Helper()
 	tree, err := New(openLayers(t, archives, func(file io.ReaderAt) io.ReaderAt { return countedReader{file, &reads} }))
@@ -60,7 +60,8 @@ func openCounted(t *testing.T, reads int, archives [][]byte) *Tree {
 	return tree
 }
 
-// The server of all mounts makes a tree before it looks for the next request.
+// TestNewReadsNoDirectory: the server of all mounts makes a tree before it looks
+// for the next request, so New must not be slow.
 func TestNewReadsNoDirectory(t *testing.T) {
 	reads := 100
 	layers := openLayers(t, [][]byte{archived(t, hardLink("f", "nothere"))}, func(file io.ReaderAt) io.ReaderAt { return countedReader{file, &reads} })
@@ -89,8 +90,8 @@ func TestHardLinksToMissingFilesTakeLinearWork(t *testing.T) {
 	}
 }
 
-// Each layer links to the link of the layer below, in a directory that has so many
-// links that they must not all be resolved for one.
+// Each layer links to the link of the layer below. The directory has so many links
+// that resolving all of them for each one would take too long.
 func TestChainOfHardLinksLeadsToItsFile(t *testing.T) {
 	const layers, beside = 30, 8
 	archives := [][]byte{archived(t, tar.Header{Typeflag: tar.TypeReg, Name: "a/b/f0", Uid: 77})}
@@ -114,7 +115,7 @@ func TestChainOfHardLinksLeadsToItsFile(t *testing.T) {
 	}
 }
 
-// A link shows what the layers below its own have at the path.
+// A link shows the file that the layers below its own have at the path.
 func TestHardLinkSeesOnlyLowerLayers(t *testing.T) {
 	dir := func(name string) tar.Header { return tar.Header{Typeflag: tar.TypeDir, Name: name} }
 	file := func(name string, uid int) tar.Header { return tar.Header{Typeflag: tar.TypeReg, Name: name, Uid: uid} }

@@ -21,13 +21,13 @@ import (
 // RootID is the number of the root.
 const RootID = 1
 
-// ErrNotFound says that there is no such name.
+// ErrNotFound reports that a name or a node does not exist.
 var ErrNotFound = errors.New("not found")
 
-// Tree is the merged view. It may be used by several at once.
+// Tree is the merged view. It is safe for concurrent use.
 type Tree struct {
-	// layers are the images, the uppermost first; the nodes of each are
-	// numbered from its base.
+	// layers holds the images, the uppermost first. The nodes of each are numbered
+	// from its base.
 	layers []*erofs.Image
 	bases  []uint64
 	// maxLinkSteps bounds the work for the links of one directory.
@@ -36,15 +36,15 @@ type Tree struct {
 	mu    sync.Mutex
 	dirs  map[uint64]*Dir
 	parts map[inode]*part
-	// kept is the number of entries in dirs and parts, entriesRead that of all
-	// parts that were ever read.
+	// kept is the number of entries in dirs and parts. entriesRead is the number of
+	// entries in all parts that were ever read.
 	kept, entriesRead int
 }
 
 // maxKept bounds the entries that are kept in memory.
 const maxKept = 1 << 20
 
-// inode is one of a layer.
+// inode identifies an inode of one layer.
 type inode struct {
 	layer  int
 	number uint64
@@ -52,11 +52,11 @@ type inode struct {
 
 // Dir is a merged directory.
 type Dir struct {
-	// parts are the directories that it is merged of, the uppermost first.
+	// parts holds the directories that were merged, the uppermost first.
 	parts []*part
-	// Entries are in the order of their names.
+	// Entries is sorted by name.
 	Entries []Entry
-	// Parent is the number of the directory that holds it.
+	// Parent is the number of the parent directory.
 	Parent uint64
 }
 
@@ -71,7 +71,6 @@ type part struct {
 	opaque bool
 }
 
-// find returns the entry of a name.
 func (p *part) find(name string) (erofs.Entry, bool) {
 	i, found := slices.BinarySearchFunc(p.entries, name, func(e erofs.Entry, name string) int { return strings.Compare(e.Name, name) })
 	if !found {
@@ -80,23 +79,24 @@ func (p *part) find(name string) (erofs.Entry, bool) {
 	return p.entries[i], true
 }
 
-// Entry is a name in a directory.
+// Entry is a directory entry.
 type Entry struct {
 	Name string
 	ID   uint64
-	// Type is that of the inode, as in its mode.
+	// Type is the inode's type, encoded as in its mode.
 	Type uint16
 }
 
-// New returns the tree of layers, the uppermost first. It reads nothing of them
-// yet, so that a large or malformed image delays only its own readers.
+// New returns the tree of layers, the uppermost first. It reads none of them yet,
+// so that a large or malformed image delays only its own readers.
 func New(layers []*erofs.Image) (*Tree, error) {
 	if len(layers) == 0 {
 		return nil, errors.New("make tree: no layers")
 	}
 	t := &Tree{layers: layers, maxLinkSteps: maxLinkSteps, dirs: map[uint64]*Dir{}, parts: map[inode]*part{}}
 	base := uint64(RootID + 1)
-	// From below, so that an image on top of another one shares its numbers.
+	// Number from the lowest layer up, so that two images with the same lower
+	// layers use the same numbers for them.
 	t.bases = make([]uint64, len(layers))
 	for i := len(layers) - 1; i >= 0; i-- {
 		t.bases[i] = base
@@ -105,8 +105,8 @@ func New(layers []*erofs.Image) (*Tree, error) {
 	return t, nil
 }
 
-// HasXattrs is false where nothing in the tree has extended attributes that a
-// container may see.
+// HasXattrs reports whether any file may have extended attributes that a container
+// can see. False is certain.
 func (t *Tree) HasXattrs() bool {
 	return slices.ContainsFunc(t.layers, func(l *erofs.Image) bool { return l.HasXattrs })
 }
@@ -130,7 +130,7 @@ type Node struct {
 	layer int
 }
 
-// Node returns a node by its number.
+// Node returns the node with a number.
 func (t *Tree) Node(id uint64) (Node, error) {
 	if id == RootID {
 		return t.dirNode(id)
@@ -177,7 +177,7 @@ func (d *Dir) node(id uint64) Node {
 	return n
 }
 
-// Lookup returns what a directory has under a name.
+// Lookup returns the node that a directory has under a name.
 func (t *Tree) Lookup(parent uint64, name string) (Node, error) {
 	dir, err := t.Dir(parent)
 	if err != nil {
@@ -190,7 +190,7 @@ func (t *Tree) Lookup(parent uint64, name string) (Node, error) {
 	return t.Child(dir, dir.Entries[i])
 }
 
-// Child returns the node of an entry.
+// Child returns the node of an entry of dir.
 func (t *Tree) Child(dir *Dir, e Entry) (Node, error) {
 	if e.Type != erofs.TypeDir {
 		return t.Node(e.ID)
@@ -204,7 +204,7 @@ func (t *Tree) Child(dir *Dir, e Entry) (Node, error) {
 	return child.node(e.ID), nil
 }
 
-// Dir returns a directory.
+// Dir returns the directory with a number.
 func (t *Tree) Dir(id uint64) (*Dir, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -229,8 +229,8 @@ func (t *Tree) dir(id uint64) (*Dir, error) {
 	return t.find(at)
 }
 
-// find merges a directory that only its inode in the uppermost layer is known
-// of: from the root down to it.
+// find merges a directory, given only its inode in the uppermost layer. It looks up
+// the directory's path in that layer, and merges from the root down.
 func (t *Tree) find(at inode) (*Dir, error) {
 	n, err := t.layers[at.layer].Inode(at.number)
 	if err != nil {
@@ -264,11 +264,11 @@ func (t *Tree) find(at inode) (*Dir, error) {
 	return dir, nil
 }
 
-// maxDepth bounds the way from a directory to its root, against images that
-// lead in a circle.
+// maxDepth bounds the nesting of directories, because the parents in a malformed
+// image may form a circle.
 const maxDepth = 4096
 
-// nameOf returns the name and the parent of a directory in one layer.
+// nameOf returns the name and the parent of a directory within one layer.
 func (t *Tree) nameOf(level int, number uint64) (name string, parent uint64, err error) {
 	image := t.layers[level]
 	n, err := image.Inode(number)
@@ -294,7 +294,7 @@ func (t *Tree) nameOf(level int, number uint64) (name string, parent uint64, err
 	return "", 0, fmt.Errorf("find the name of directory %d: %w", number, erofs.ErrCorrupt)
 }
 
-// child returns a directory in another one.
+// child returns a subdirectory.
 func (t *Tree) child(dir *Dir, name string) (*Dir, error) {
 	stack := subdirectories(dir.parts, name)
 	if len(stack) == 0 {
@@ -307,8 +307,8 @@ func (t *Tree) child(dir *Dir, name string) (*Dir, error) {
 	return t.merge(id, dir.ownID(t), stack)
 }
 
-// subdirectories returns the directories that have a name in the parts of their
-// parent, the uppermost first.
+// subdirectories returns the directories with a name in the parts of their parent,
+// the uppermost first.
 func subdirectories(parts []*part, name string) (stack []inode) {
 	for _, p := range parts {
 		e, found := p.find(name)
@@ -316,14 +316,14 @@ func subdirectories(parts []*part, name string) (stack []inode) {
 			continue
 		}
 		if e.Type != erofs.TypeDir {
-			break // a file, or what hides: nothing below it is seen
+			break // a file or a whiteout hides what lies below
 		}
 		stack = append(stack, inode{p.layer, e.Number})
 	}
 	return stack
 }
 
-// ownID is the number of the directory itself.
+// ownID returns the number of the directory itself.
 func (d *Dir) ownID(t *Tree) uint64 {
 	if d.parts[0].inode.Number == erofs.Root {
 		return RootID
@@ -331,8 +331,8 @@ func (d *Dir) ownID(t *Tree) uint64 {
 	return t.id(inode{d.parts[0].layer, d.parts[0].inode.Number})
 }
 
-// merge makes one directory of several layers' directories, the topmost first,
-// and keeps it.
+// merge merges the directories of several layers, the uppermost first, and keeps
+// the result.
 func (t *Tree) merge(id, parent uint64, stack []inode) (*Dir, error) {
 	parts, err := t.readParts(stack)
 	if err != nil {
@@ -382,7 +382,7 @@ func (t *Tree) readParts(stack []inode) (parts []*part, err error) {
 	return parts, nil
 }
 
-// readPart reads the directory of one layer, and keeps it.
+// readPart reads the directory of one layer and keeps it.
 func (t *Tree) readPart(at inode) (*part, error) {
 	if p := t.parts[at]; p != nil {
 		return p, nil
@@ -410,7 +410,8 @@ func (t *Tree) readPart(at inode) (*part, error) {
 	return p, nil
 }
 
-// keep makes room for a number of entries.
+// keep accounts for entries about to be kept. At the limit it first forgets all
+// others.
 func (t *Tree) keep(entries int) {
 	if t.kept > maxKept {
 		clear(t.dirs)
@@ -420,20 +421,21 @@ func (t *Tree) keep(entries int) {
 	t.kept += entries
 }
 
-// ReadAt reads content of a file, and less than asked only at its end.
+// ReadAt reads content of a file. It returns fewer bytes than requested only at the
+// end of the file.
 func (t *Tree) ReadAt(n Node, into []byte, at int64) (int, error) {
 	return t.layers[n.layer].ReadAt(n.Inode, into, at)
 }
 
-// Link returns where a symbolic link leads.
+// Link returns the target of a symbolic link.
 func (t *Tree) Link(n Node) (string, error) { return t.layers[n.layer].Link(n.Inode) }
 
 // Xattrs returns the extended attributes that a container may see.
 func (t *Tree) Xattrs(n Node) ([]erofs.Xattr, error) {
 	all, err := t.layers[n.layer].Xattrs(n.Inode)
 	return slices.DeleteFunc(all, func(x erofs.Xattr) bool {
-		// The others are this program's own, and what overlayfs would take
-		// for its own.
+		// Hide this program's own attributes, and attributes that overlayfs would
+		// take for its own.
 		return strings.HasPrefix(x.Name, "trusted.") || strings.HasPrefix(x.Name, "user.overlay.")
 	}), err
 }

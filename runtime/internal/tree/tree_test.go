@@ -107,8 +107,8 @@ func describe(t *testing.T, tree *Tree) []string {
 	return lines
 }
 
-// TestTreeEqualsUnpackedLayers compares with containerd, which unpacks the same
-// layers on top of each other.
+// TestTreeEqualsUnpackedLayers compares a tree with the same layers as containerd
+// unpacks them, on top of each other.
 func TestTreeEqualsUnpackedLayers(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to unpack owners and devices")
