@@ -7,7 +7,8 @@ import (
 )
 
 // placeDirectories assigns places to the inodes of dir and of all directories below
-// it: entries contain the numbers of others, and ".." the parent's.
+// it. Entries contain the inode numbers of subdirectories, and ".." the number of
+// the parent.
 func (w *Writer) placeDirectories(dir *Node, all *[]*Node) error {
 	dir.size = 0
 	packDirectory(dir.names(), func(_ []string, size int) { dir.size += int64(size) })
@@ -38,16 +39,16 @@ func (w *Writer) placeDirectories(dir *Node, all *[]*Node) error {
 	return nil
 }
 
-// names returns the entries' names in byte order, because the kernel searches in
-// this order.
+// names returns the names of the entries in byte order, which the kernel's search
+// needs.
 func (n *Node) names() []string {
 	all := append(slices.Collect(maps.Keys(n.children)), ".", "..")
 	slices.Sort(all)
 	return all
 }
 
-// packDirectory cuts names into runs that fit into a block each. All but the
-// last are a whole block long.
+// packDirectory splits names into runs that each fit into a block. Every run except
+// the last occupies a whole block.
 func packDirectory(names []string, run func(names []string, size int)) {
 	size := 0
 	start := 0
@@ -62,8 +63,8 @@ func packDirectory(names []string, run func(names []string, size int)) {
 	run(names[start:], size)
 }
 
-// writeDirectory writes the entries and the inode of a directory. The inode of the
-// root is written into the first block.
+// writeDirectory writes the entries and the inode of a directory. It writes the
+// inode of the root into first, the first block.
 func (w *Writer) writeDirectory(dir *Node, first []byte) error {
 	xattrs, err := encodeXattrs(dir.meta.Xattrs)
 	if err != nil {

@@ -1,10 +1,10 @@
-// Package erofs writes and reads the EROFS images that hold the layers of
-// container images: one file per layer, which Linux can mount as it is.
+// Package erofs writes and reads the EROFS images that hold the layers of container
+// images: one file per layer, which Linux can mount.
 //
 // It supports only the part of the format that layers need: no compression, one
 // device, extended inodes, and data in whole blocks, with the last part behind the
-// inode. The writer takes a tree in any order and needs no second pass; the reader
-// trusts no byte. Package layer interprets the content of a layer, such as
+// inode. The writer accepts a tree in any order and needs no second pass. The
+// reader trusts no byte. Package layer interprets the content of a layer, such as
 // whiteouts, and package tree merges layers.
 //
 // The format: https://erofs.docs.kernel.org/en/latest/core_ondisk.html
@@ -20,42 +20,41 @@ const (
 	superOffset = 1024
 	superSize   = 128
 	blockBits   = 12
-	// BlockSize is the unit of data, and the smallest page of any machine.
+	// BlockSize is the unit of data, and the smallest page size of any machine.
 	BlockSize = 1 << blockBits
 	inodeSize = 64
-	// slotSize is the unit of inode numbers: an inode lies at number*slotSize.
+	// slotSize is the unit of inode numbers: an inode starts at number*slotSize.
 	slotSize = 32
-	// rootOffset is the offset of the root's inode. The superblock has only 16
-	// bits for its number, so it must be near the start.
+	// rootOffset is the offset of the root's inode. It must be near the start,
+	// because the superblock has only 16 bits for its number.
 	rootOffset = superOffset + superSize
 
 	direntSize      = 12
 	xattrHeaderSize = 12
 	xattrEntrySize  = 4
 
-	// maxNameLength is the limit of the kernel.
+	// maxNameLength is the kernel's limit.
 	maxNameLength = 255
-	// maxXattrs bounds the extended attributes of an inode, in bytes: they lie
-	// in one block with it.
+	// maxXattrs bounds the extended attributes of an inode, in bytes. They share a
+	// block with it.
 	maxXattrs = BlockSize - rootOffset - inodeSize
-	// maxLinkLength is the kernel's, with the zero at its end.
+	// maxLinkLength is the kernel's limit, which includes a terminating zero.
 	maxLinkLength = 4095
-	// maxDirectory bounds what is read for one directory.
+	// maxDirectory bounds the bytes that are read for one directory.
 	maxDirectory = 256 << 20
 
 	layoutPlain  = 0
 	layoutInline = 2
 )
 
-// Names that this package writes into the volume name, for properties of a layer. A
-// reader of a layer recorded as having no readable extended attributes need not ask
-// for any.
+// Volume names that record a property of a layer. The reader of a layer without
+// readable extended attributes need not look for any.
 const (
 	volumePlain  = "berth 1"
 	volumeXattrs = "berth 1 xattr"
 )
 
-// File types, in the mode of an inode.
+// The file types in the mode of an inode.
 const (
 	TypeMask    = 0o170000
 	TypeFIFO    = 0o010000
@@ -70,7 +69,7 @@ const (
 // ErrCorrupt wraps every error caused by a malformed image.
 var ErrCorrupt = errors.New("image is corrupt")
 
-// Xattr is an extended attribute; its name has the prefix, such as "user.".
+// Xattr is an extended attribute. Its name includes the prefix, such as "user.".
 type Xattr struct {
 	Name  string
 	Value []byte

@@ -18,7 +18,8 @@ import (
 	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
-// capability is the attribute for cap_net_raw=ep; the kernel accepts no other text.
+// capability is the attribute's value for cap_net_raw=ep. The kernel accepts only
+// valid values.
 const capability = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
 // sample writes an image with every kind of content, and returns its file.
@@ -91,8 +92,8 @@ func sample(t *testing.T, seed uint64) (*os.File, int64) {
 	return file, info.Size()
 }
 
-// describe formats a file; the text is the same for this package and for the
-// kernel.
+// describe formats the metadata of a file. Tests compare the text for this package
+// with the text for the kernel.
 func describe(path string, mode uint16, uid, gid, links uint32, size int64, device uint32, seconds int64, nanoseconds uint32, xattrs map[string]string, content string) string {
 	var attributes []string
 	for _, name := range slices.Sorted(maps.Keys(xattrs)) {
@@ -161,7 +162,8 @@ func TestReadWrittenImages(t *testing.T) {
 	}
 }
 
-// TestKernelSeesTheSame: the kernel reads the same files from an image.
+// TestKernelSeesTheSame compares the files that this package reads from an image
+// with the files that the kernel shows.
 func TestKernelSeesTheSame(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to mount an image")
@@ -314,7 +316,7 @@ func TestDamageIsFound(t *testing.T) {
 	}
 }
 
-// FuzzRead reads all of an image that may be hostile.
+// FuzzRead reads all of a malformed image.
 func FuzzRead(f *testing.F) {
 	file, err := os.Create(filepath.Join(f.TempDir(), "image"))
 	if err != nil {
@@ -343,7 +345,7 @@ func FuzzRead(f *testing.F) {
 		b := bytes.Clone(whole)
 		copy(b[int(at)%len(b):], change)
 		copy(b[int(at2)%len(b):], change2)
-		// The checksums would detect nearly all changes.
+		// Most changes fail here, at the checksums. So also read without them.
 		_, _ = Open(bytes.NewReader(b), int64(len(b)))
 		size := int64(len(b)) &^ (BlockSize - 1)
 		image, err := open(bytes.NewReader(b[:size]), size)

@@ -8,18 +8,19 @@ import (
 	"strings"
 )
 
-// Image is an image that is read. It may be used by several at once.
+// Image is an image open for reading. It is safe for concurrent use.
 type Image struct {
 	from io.ReaderAt
 	size int64
-	// HasXattrs is false where no inode has any but trusted ones.
+	// HasXattrs reports whether an inode may have extended attributes other than
+	// trusted ones.
 	HasXattrs bool
 }
 
 // Root is the number of the root's inode.
 const Root = rootOffset / slotSize
 
-// Inode is one that was read.
+// Inode holds the metadata of an inode.
 type Inode struct {
 	Number uint64
 	Meta   // without Xattrs
@@ -27,11 +28,12 @@ type Inode struct {
 	Size   int64
 
 	layout uint16
-	start  int64 // of the data in whole blocks
-	xattrs int   // their size
+	start  int64 // offset of the data in whole blocks
+	xattrs int   // size of the extended attributes
 }
 
-// OpenFile returns the image in a file, which is to be closed after its last use.
+// OpenFile opens the image in a file. The caller closes the file after the last use
+// of the image.
 func OpenFile(path string) (*Image, *os.File, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -57,7 +59,7 @@ func Open(from io.ReaderAt, size int64) (*Image, error) {
 	return open(blocks, size)
 }
 
-// open returns the image in blocks of size bytes.
+// open opens an image of size bytes.
 func open(from io.ReaderAt, size int64) (*Image, error) {
 	var b [superSize]byte
 	if size < 2*BlockSize {
@@ -86,8 +88,8 @@ func open(from io.ReaderAt, size int64) (*Image, error) {
 	return image, nil
 }
 
-// RootXattrs returns the extended attributes of the root of an image. It reads
-// nothing else, also no checksums: what it returns is for messages only.
+// RootXattrs returns the extended attributes of an image's root. It verifies no
+// checksums, so use the result only in messages.
 func RootXattrs(from io.ReaderAt) ([]Xattr, error) {
 	var b [superSize]byte
 	if _, err := from.ReadAt(b[:], superOffset); err != nil {
@@ -104,7 +106,7 @@ func RootXattrs(from io.ReaderAt) ([]Xattr, error) {
 	return image.Xattrs(root)
 }
 
-// Numbers is larger than the number of every inode.
+// Numbers returns a number larger than that of every inode.
 func (i *Image) Numbers() uint64 { return uint64(i.size) / slotSize }
 
 // IsDir reports whether the inode is a directory.
@@ -145,7 +147,7 @@ func (i *Image) Inode(number uint64) (Inode, error) {
 	return n, nil
 }
 
-// check looks whether all that belongs to an inode is in the image.
+// check reports an error if a part of the inode lies outside the image.
 func (i *Image) check(n Inode, format uint16) error {
 	whole, tail := n.split()
 	at := int64(n.Number)*slotSize + inodeSize + int64(n.xattrs)
@@ -172,7 +174,7 @@ func (i *Image) check(n Inode, format uint16) error {
 	return nil
 }
 
-// split returns how much of the content lies in whole blocks, and how much
+// split returns how many bytes of the content lie in whole blocks, and how many
 // behind the inode.
 func (n Inode) split() (whole, tail int64) {
 	if n.layout == layoutPlain {
@@ -182,7 +184,8 @@ func (n Inode) split() (whole, tail int64) {
 	return whole, n.Size - whole
 }
 
-// ReadAt reads content of a file, and less than asked only at its end.
+// ReadAt reads content of a file. It returns fewer bytes than requested only at the
+// end of the file.
 func (i *Image) ReadAt(n Inode, into []byte, at int64) (int, error) {
 	if at < 0 || at >= n.Size {
 		return 0, nil
@@ -206,7 +209,7 @@ func (i *Image) ReadAt(n Inode, into []byte, at int64) (int, error) {
 	return len(into), nil
 }
 
-// Link returns where a symbolic link leads.
+// Link returns the target of a symbolic link.
 func (i *Image) Link(n Inode) (string, error) {
 	if n.Mode&TypeMask != TypeSymlink {
 		return "", fmt.Errorf("read link of inode %d: it is not a link", n.Number)
@@ -216,16 +219,16 @@ func (i *Image) Link(n Inode) (string, error) {
 	return string(target), err
 }
 
-// Entry is one of a directory, not "." and "..".
+// Entry is a directory entry other than "." and "..".
 type Entry struct {
 	Name   string
 	Number uint64
-	// Type is that of the inode, as in its mode.
+	// Type is the inode's type, encoded as in its mode.
 	Type uint16
 }
 
-// Directory returns the entries of a directory in the order of their names, and
-// the number of the directory that holds it.
+// Directory returns the entries of a directory, sorted by name, and the number of
+// its parent.
 func (i *Image) Directory(n Inode) (entries []Entry, parent uint64, err error) {
 	if !n.IsDir() {
 		return nil, 0, fmt.Errorf("read directory %d: it is not a directory: %w", n.Number, ErrCorrupt)
@@ -266,7 +269,7 @@ func (i *Image) Directory(n Inode) (entries []Entry, parent uint64, err error) {
 	return entries, parent, nil
 }
 
-// entryAt reads one of the count entries of a block.
+// entryAt decodes entry k of the count entries in a block.
 func entryAt(block []byte, k, count int) (Entry, error) {
 	raw := block[k*direntSize:]
 	start, end := int(order.Uint16(raw[8:])), len(block)
@@ -278,7 +281,7 @@ func entryAt(block []byte, k, count int) (Entry, error) {
 	}
 	name := block[start:end]
 	if k+1 == count {
-		// Padding follows the last name where the block is not full.
+		// Padding follows the last name unless the block is full.
 		name, _, _ = bytes.Cut(name, []byte{0})
 	}
 	e := Entry{Name: string(name), Number: order.Uint64(raw[0:]), Type: modeType(raw[10])}
@@ -299,7 +302,7 @@ func (i *Image) Xattrs(n Inode) ([]Xattr, error) {
 	}
 	corrupt := fmt.Errorf("read attributes of inode %d: %w", n.Number, ErrCorrupt)
 	if b[4] != 0 {
-		return nil, corrupt // shared ones, which the writer does not make
+		return nil, corrupt // shared attributes, which the writer never creates
 	}
 	var all []Xattr
 	for b = b[xattrHeaderSize:]; len(b) > 0; {

@@ -9,12 +9,12 @@ import (
 	"os"
 )
 
-// An image is followed by a checksum of each block and a footer. A reader checks
+// An image is followed by a checksum of each block and a footer. A reader verifies
 // every block that it reads, so that it detects damage without reading the whole
 // image first. This detects faulty storage, not an attacker who can write to it.
 const (
 	footerMagic = "berth layer sums"
-	footerSize  = len(footerMagic) + 8 // the number of blocks, the checksum of what is before it
+	footerSize  = len(footerMagic) + 8 // the number of blocks, and the checksum of the preceding part
 	sumSize     = 4
 )
 
@@ -25,7 +25,7 @@ func checksum(block []byte) uint32 { return crc32.Checksum(block, castagnoli) }
 // sums holds the checksums of the blocks that a Writer wrote.
 type sums struct {
 	all []uint32
-	// patched holds blocks that were changed afterwards.
+	// patched holds the numbers of blocks that were changed afterwards.
 	patched map[int64]bool
 }
 
@@ -74,16 +74,16 @@ func (s *sums) write(file *os.File, end int64) error {
 	return nil
 }
 
-// checked reads blocks and compares their checksums.
+// checked reads blocks and verifies their checksums.
 type checked struct {
 	from io.ReaderAt
 	sums []byte
-	// damaged, if set, is called for a wrong block.
+	// damaged, if set, is called for a damaged block.
 	damaged func(error)
 }
 
-// openChecked returns the blocks of an image of size bytes, and their length in
-// bytes.
+// openChecked returns the blocks of an image with size bytes in total, and the
+// length of the blocks in bytes.
 func openChecked(from io.ReaderAt, size int64) (*checked, int64, error) {
 	footer := make([]byte, footerSize)
 	if size < int64(footerSize) {
@@ -160,8 +160,8 @@ func (c *checked) readBlocks(into []byte, at int64) error {
 	return nil
 }
 
-// OnDamage sets a function that is called for every wrong block that is read. Call
-// it before the first read.
+// OnDamage sets a function that is called for every damaged block that is read.
+// Call it before the first read.
 func (i *Image) OnDamage(report func(error)) {
 	if c, ok := i.from.(*checked); ok {
 		c.damaged = report

@@ -13,27 +13,28 @@ import (
 
 // Meta holds an inode's metadata.
 type Meta struct {
-	// Mode is the type and the permissions.
+	// Mode holds the type and the permissions.
 	Mode     uint16
 	UID, GID uint32
-	// Device is the number of a device, see DeviceNumber.
+	// Device is a device's number, see DeviceNumber.
 	Device uint32
-	// Seconds and Nanoseconds are the time of the last change.
+	// Seconds and Nanoseconds are the time of the last modification.
 	Seconds     int64
 	Nanoseconds uint32
 	Xattrs      []Xattr
 }
 
-// Writer writes an image. What is added gets its place at once, and only
-// directories are kept until Close.
+// Writer writes an image. It writes files when they are added. Only directories are
+// kept in memory until Close.
 type Writer struct {
 	file *os.File
-	// end is the first block that is not in use.
+	// end is the end of the used blocks, in bytes.
 	end int64
-	// pending is data that is to be written at pendingAt.
+	// pending is data to be written at pendingAt.
 	pending   []byte
 	pendingAt int64
-	// block is the one that inodes are put into, at blockAt; used of it are.
+	// block is the current inode block, at offset blockAt; used counts its used
+	// bytes.
 	block   []byte
 	blockAt int64
 	used    int
@@ -49,17 +50,17 @@ type Node struct {
 	number uint64
 	// links counts the directory entries of an inode.
 	links uint32
-	// children are nil for what is not a directory.
+	// children is nil for everything except directories.
 	children map[string]*Node
 	parent   *Node
 	// at is the place of a directory's inode. written is the place of its link
-	// count, which is known once the inode is there.
+	// count, and is set once the inode exists.
 	at    place
 	size  int64
 	start uint32
 }
 
-// place is room in a block of inodes.
+// place is the space of an inode within an inode block.
 type place struct {
 	offset int64
 	room   []byte
@@ -67,8 +68,8 @@ type place struct {
 
 const flushSize = 256 << 10
 
-// NewWriter returns a writer of an image to file, which has to be empty. It
-// stays the caller's.
+// NewWriter returns a writer of an image to file, which must be empty. The caller
+// closes the file.
 func NewWriter(file *os.File) *Writer {
 	w := &Writer{file: file, pending: make([]byte, 0, flushSize), end: BlockSize, pendingAt: BlockSize}
 	w.root = &Node{meta: Meta{Mode: TypeDir | 0o755}, number: rootOffset / slotSize, children: map[string]*Node{}}
@@ -76,7 +77,7 @@ func NewWriter(file *os.File) *Writer {
 	return w
 }
 
-// Root is the root directory.
+// Root returns the root directory.
 func (w *Writer) Root() *Node { return w.root }
 
 // Meta returns the node's metadata.
@@ -85,14 +86,14 @@ func (n *Node) Meta() Meta { return n.meta }
 // IsDir reports whether the node is a directory.
 func (n *Node) IsDir() bool { return n.children != nil }
 
-// Parent is the directory that holds a directory; the root holds itself.
+// Parent returns the parent of a directory. The root is its own parent.
 func (n *Node) Parent() *Node { return n.parent }
 
-// Child returns what a directory holds under a name, or nil.
+// Child returns the node that a directory has under a name, or nil.
 func (n *Node) Child(name string) *Node { return n.children[name] }
 
-// Describe replaces what a directory has beside its entries. Others have got
-// their place already.
+// Describe replaces the metadata of a directory. It fails for other nodes, which
+// are already written.
 func (w *Writer) Describe(dir *Node, meta Meta) error {
 	if !dir.IsDir() || meta.Mode&TypeMask != TypeDir {
 		return errors.New("describe: not a directory")
@@ -104,7 +105,7 @@ func (w *Writer) Describe(dir *Node, meta Meta) error {
 	return nil
 }
 
-// Link puts a node into a directory, in the place of what has that name.
+// Link adds a node to a directory, and replaces an existing entry with that name.
 func (w *Writer) Link(dir *Node, name string, n *Node) error {
 	if name == "" || name == "." || name == ".." || len(name) > maxNameLength || strings.ContainsAny(name, "/\x00") {
 		return fmt.Errorf("add %q: not a file name", name)
@@ -129,8 +130,8 @@ func (w *Writer) Link(dir *Node, name string, n *Node) error {
 	return nil
 }
 
-// unlink forgets a name. What has no name left stays in the image, where
-// nobody finds it.
+// unlink removes one name of a node. A node without names stays in the image,
+// unreachable.
 func (w *Writer) unlink(n *Node) {
 	n.links--
 	for _, child := range n.children {
@@ -138,7 +139,7 @@ func (w *Writer) unlink(n *Node) {
 	}
 }
 
-// Dir returns a new directory, without a name so far.
+// Dir returns a new directory, which has no name yet.
 func (w *Writer) Dir(meta Meta) (*Node, error) {
 	if _, err := encodeXattrs(meta.Xattrs); err != nil {
 		return nil, err
@@ -149,8 +150,8 @@ func (w *Writer) Dir(meta Meta) (*Node, error) {
 	return &Node{meta: meta, children: map[string]*Node{}}, nil
 }
 
-// File returns a new file of any type but a directory, without a name so far,
-// with size bytes of content: of a regular file, or where a link leads.
+// File returns a new file of any type but a directory, which has no name yet.
+// content has size bytes: a regular file's data or a link's target.
 func (w *Writer) File(meta Meta, content io.Reader, size int64) (*Node, error) {
 	switch kind := meta.Mode & TypeMask; {
 	case direntType(meta.Mode) == 0 || kind == TypeDir:
@@ -185,7 +186,7 @@ func (w *Writer) File(meta Meta, content io.Reader, size int64) (*Node, error) {
 	case len(last) > 0 && inodeSize+len(xattrs)+len(last) <= BlockSize:
 		layout = layoutInline
 	case len(last) > 0:
-		// Whole blocks are contiguous, and the last one is one more of them.
+		// The last block follows the others directly.
 		if err := w.copyBlocks(bytes.NewReader(tail[:]), BlockSize); err != nil {
 			return nil, err
 		}
@@ -200,9 +201,9 @@ func (w *Writer) File(meta Meta, content io.Reader, size int64) (*Node, error) {
 	return n, nil
 }
 
-// Space returns a new regular file of size bytes whose content somebody writes to
-// the image's file later, in one piece from the returned offset on. Until then it
-// has no checksums: see OpenChanging.
+// Space returns a new regular file of size bytes, and the offset of its content in
+// the image's file. Another writer fills in the content later. Until then the
+// content has no checksums, see OpenChanging.
 func (w *Writer) Space(meta Meta, size int64) (*Node, int64, error) {
 	if meta.Mode&TypeMask != TypeRegular {
 		return nil, 0, errors.New("make room for content: it is not a regular file")
@@ -233,7 +234,8 @@ func (w *Writer) Space(meta Meta, size int64) (*Node, int64, error) {
 	return n, start, nil
 }
 
-// hasRoom refuses content behind which blocks would have no numbers any more.
+// hasRoom refuses content if blocks after it would have numbers beyond the format's
+// limit.
 func (w *Writer) hasRoom(size int64) error {
 	if blocks := (w.end + size) / BlockSize; blocks >= math.MaxUint32 {
 		return fmt.Errorf("add file of %d bytes: the image would have %d blocks, and can have %d", size, blocks, uint32(math.MaxUint32))
@@ -248,8 +250,7 @@ func unexpected(err error) error {
 	return err
 }
 
-// Close writes the directories and the superblock. Without it there is no
-// image.
+// Close writes the directories and the superblock. Without it the image is invalid.
 func (w *Writer) Close() error {
 	var dirs []*Node
 	if err := w.placeDirectories(w.root, &dirs); err != nil {
@@ -267,7 +268,7 @@ func (w *Writer) Close() error {
 	if err := w.flush(); err != nil {
 		return err
 	}
-	// Their blocks were written when others were begun.
+	// Their inode blocks are already on disk, so write the inodes there.
 	for _, dir := range dirs[1:] {
 		w.sums.patch(dir.at.offset)
 		if _, err := w.file.WriteAt(dir.at.room, dir.at.offset); err != nil {
@@ -289,8 +290,7 @@ func (w *Writer) Close() error {
 	return w.sums.write(w.file, w.end)
 }
 
-// copyBlocks appends whole blocks. Blocks of zeros become holes of the image
-// file.
+// copyBlocks appends whole blocks. Blocks of zeros become holes in the file.
 func (w *Writer) copyBlocks(content io.Reader, size int64) error {
 	for size > 0 {
 		if len(w.pending) == cap(w.pending) {
@@ -312,7 +312,7 @@ func (w *Writer) copyBlocks(content io.Reader, size int64) error {
 
 var zeros [BlockSize]byte
 
-// flush writes what is pending, run by run of blocks that are not all zeros.
+// flush writes the pending data, in runs of blocks that are not all zeros.
 func (w *Writer) flush() error {
 	data := w.pending
 	w.sums.note(data, w.pendingAt)
@@ -335,14 +335,14 @@ func (w *Writer) flush() error {
 	return nil
 }
 
-// allocate returns room for an inode and what follows it, within one block.
+// allocate reserves space for an inode and the data behind it, within one block.
 func (w *Writer) allocate(size int) (place, error) {
 	if w.block == nil || w.used+size > BlockSize {
 		if err := w.flushBlock(); err != nil {
 			return place{}, err
 		}
 		w.block, w.blockAt, w.used = make([]byte, BlockSize), w.end, 0
-		// Its place: as long as that is zeros, it is not written.
+		// Reserve the block. Zeros are not written, so this costs nothing.
 		if err := w.copyBlocks(bytes.NewReader(zeros[:]), BlockSize); err != nil {
 			return place{}, err
 		}
@@ -353,7 +353,8 @@ func (w *Writer) allocate(size int) (place, error) {
 	return at, nil
 }
 
-// flushBlock ends a block of inodes: among the pending data, if it is.
+// flushBlock completes the current inode block: in the pending data if the block is
+// still there, and otherwise in the file.
 func (w *Writer) flushBlock() error {
 	block := w.block
 	w.block = nil
@@ -371,8 +372,8 @@ func (w *Writer) flushBlock() error {
 	return nil
 }
 
-// patchLinks corrects the inodes that were written before their second name
-// was known.
+// patchLinks corrects the link counts of inodes that were written before they got
+// another name.
 func (w *Writer) patchLinks(dir *Node, done map[*Node]bool) error {
 	for _, n := range dir.children {
 		if n.IsDir() {

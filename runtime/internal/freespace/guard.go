@@ -1,6 +1,6 @@
 // Package freespace keeps a part of a file system free while images are written to
-// it: a few megabytes of an archive may unpack to more than a disk holds. It does
-// not remove files to make room.
+// it, because an archive of a few megabytes may unpack to more than the disk holds.
+// It does not remove files to make room.
 package freespace
 
 import (
@@ -13,46 +13,46 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoRoom wraps the errors of what would take the part that stays free.
+// ErrNoRoom reports a write that would use the reserved space.
 var ErrNoRoom = errors.New("it does not fit")
 
 const (
-	// interval is the number of bytes between two looks at the file system.
+	// interval is the number of bytes between two checks of the file system.
 	interval = 16 << 20
-	// What stays free is a twentieth of the file system, but no less than leastFree
-	// and no more than mostFree, and no more than a quarter of what is free at first.
-	// The kubelet ends pods when 256 MiB are free.
+	// A twentieth of the file system stays free: at least leastFree and at most
+	// mostFree, but never more than a quarter of the space that is free at first.
+	// The kubelet evicts pods when less than 256 MiB are free.
 	share     = 20
 	leastFree = 512 << 20
 	mostFree  = 8 << 30
-	// What is packed may unpack to mostUnpacked bytes, or mostRatio times its size:
-	// layers have ratios of 2 to 10.
+	// Packed data may unpack to mostUnpacked bytes, or to mostRatio times its size.
+	// Layers have ratios of 2 to 10.
 	mostUnpacked = 16 << 30
 	mostRatio    = 100
 )
 
-// space is the number of free and of all bytes and inodes.
+// space holds the free and total bytes and inodes of a file system.
 type space struct{ free, total, freeInodes, inodes uint64 }
 
-// reserve returns the bytes and inodes that have to stay free.
+// reserve returns the bytes and inodes that must stay free.
 func (s space) reserve() (bytes, inodes uint64) {
 	return min(s.free/4, max(s.total/share, leastFree), mostFree), min(s.freeInodes/4, s.inodes/share)
 }
 
-// Guard watches the file system of a directory. It may be used by several at once.
+// Guard watches the file system of a directory. It is safe for concurrent use.
 type Guard struct {
 	dir           string
 	look          func(dir string) (space, error)
-	bytes, inodes uint64 // that stay free
-	packed, most  int64  // bytes before it is unpacked, and at most after it
+	bytes, inodes uint64 // must stay free
+	packed, most  int64  // size before unpacking, and limit after it, in bytes
 
 	mu      sync.Mutex
-	all     int64 // bytes that were counted
-	pending int   // bytes since the last look
+	all     int64 // bytes counted so far
+	pending int   // bytes since the last check
 }
 
-// Watch returns the guard of a directory, for what has some bytes before it is
-// unpacked.
+// Watch returns a guard for a directory that will receive unpacked data. packed is
+// the size of the data before unpacking, in bytes.
 func Watch(dir string, packed int64) (*Guard, error) { return watch(dir, packed, lookAt) }
 
 func watch(dir string, packed int64, look func(string) (space, error)) (*Guard, error) {
@@ -74,8 +74,8 @@ func lookAt(dir string) (space, error) {
 	return space{st.Bavail * block, st.Blocks * block, st.Ffree, st.Files}, nil
 }
 
-// Add counts bytes that are about to be written. The error is ErrNoRoom where too
-// little stays free.
+// Add counts bytes that are about to be written. It returns ErrNoRoom if too little
+// would stay free.
 func (g *Guard) Add(n int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -98,7 +98,7 @@ func (g *Guard) Add(n int) error {
 	return nil
 }
 
-// Reader returns a reader whose bytes are counted.
+// Reader returns a reader whose bytes count.
 func (g *Guard) Reader(from io.Reader) io.Reader { return reader{g, from} }
 
 type reader struct {
@@ -109,12 +109,12 @@ type reader struct {
 func (r reader) Read(p []byte) (int, error) {
 	n, err := r.from.Read(p)
 	if full := r.guard.Add(n); full != nil {
-		return 0, full // whoever gets all that it has asked for ignores an error
+		return 0, full // callers like io.ReadFull ignore the error of a complete read
 	}
 	return n, err
 }
 
-// Writer returns a writer whose bytes are counted.
+// Writer returns a writer whose bytes count.
 func (g *Guard) Writer(to io.Writer) io.Writer { return writer{g, to} }
 
 type writer struct {

@@ -17,7 +17,7 @@ func TestReserve(t *testing.T) {
 	}{
 		{space{100 * mib, 100 * gib, 1000, 1_000_000}, 25 * mib, 250}, // nearly full
 		{space{2 * gib, 2 * gib, 800, 1000}, 512 * mib, 50},           // small
-		{space{50 * gib, 100 * gib, 0, 0}, 5 * gib, 0},                // usual, without a number of inodes
+		{space{50 * gib, 100 * gib, 0, 0}, 5 * gib, 0},                // usual, without a limit of inodes
 		{space{900 * gib, 1000 * gib, 1000, 1_000_000}, 8 * gib, 250}, // large
 	} {
 		if bytes, inodes := c.now.reserve(); bytes != c.bytes || inodes != c.inodes {
@@ -26,7 +26,7 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// disk is a file system that every read or write through a guard fills.
+// disk is a file system that fills with every read or write through a guard.
 type disk struct{ space }
 
 func (d *disk) look(string) (space, error) { return d.space, nil }

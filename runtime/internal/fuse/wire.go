@@ -61,8 +61,8 @@ const (
 	initSize      = 64
 	statfsSize    = 80
 
-	// forever is the number of seconds for which the kernel may cache a reply. The
-	// files never change.
+	// forever lets the kernel cache a reply for this many seconds. The files never
+	// change.
 	forever = 1 << 31
 	// maxReadPages is the largest read, in pages.
 	maxReadPages = 256

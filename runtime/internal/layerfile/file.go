@@ -26,17 +26,19 @@ type Made struct {
 	Size   int64
 }
 
-// ErrTooLarge is of layers that do not fit into what is allowed.
+// ErrTooLarge reports that a layer exceeds the permitted size.
 var ErrTooLarge = errors.New("layer is too large")
 
-// maxContent bounds a layer that has no other limit: each four kilobytes
-// cost four bytes of memory while it is converted.
+// maxContent bounds a layer without another limit. Converting a layer takes four
+// bytes of memory for each four kilobytes.
 const maxContent = 512 << 30
 
-// Convert makes the file of a layer, packed or not and of size bytes, at a path where
-// there is none. A layer of more than limit bytes without its compression is refused. With
-// limit 0 it may take what the file system can spare. The headers are shown to
-// whoever wants to see them. The caller knows which digest it has to have.
+// Convert makes the file of a layer at path, where no file may exist. The blob has
+// size bytes, compressed or not.
+//
+// A layer of more than limit uncompressed bytes is refused. With limit 0 it may use
+// the space that the file system can spare. Convert passes each header to see. The
+// caller verifies the returned digest.
 func Convert(ctx context.Context, path string, packed io.Reader, size, limit int64, see ...func(*tar.Header)) (Made, error) {
 	archive, err := imagestore.Decompress(packed)
 	if err != nil {
@@ -57,7 +59,8 @@ func Convert(ctx context.Context, path string, packed io.Reader, size, limit int
 	return Made{digest.NewDigest(digest.SHA256, counted.hash), counted.size}, nil
 }
 
-// Write makes the file of a layer of its archive, at a path where there is none.
+// Write makes the file of a layer from its archive, at a path where no file may
+// exist.
 func Write(path string, archive io.Reader, see ...func(*tar.Header)) (err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o400)
 	if err != nil {
@@ -71,12 +74,13 @@ func Write(path string, archive io.Reader, see ...func(*tar.Header)) (err error)
 	if err := layer.Convert(archive, file, see...); err != nil {
 		return err
 	}
-	// What follows the archive's end belongs to its digest.
+	// The digest covers the data after the end of the archive.
 	_, err = io.Copy(io.Discard, archive)
 	return err
 }
 
-// counter knows how much was read, and its digest, until ctx ends.
+// counter counts and hashes the bytes read through it. It fails beyond limit bytes,
+// and once ctx has ended.
 type counter struct {
 	ctx   context.Context
 	from  io.Reader

@@ -1,6 +1,6 @@
 // Package rootfs writes the tree of an image into a folder, as files that all
-// belong to the caller. It needs no privilege, and no file that it writes gives
-// one. It does not make the tree, and does not use the folder.
+// belong to the caller. It needs no privileges, and the files grant none. It
+// neither makes the tree nor uses the folder.
 package rootfs
 
 import (
@@ -19,25 +19,25 @@ import (
 	"berth.dev/berth/runtime/internal/tree"
 )
 
-// Left counts the parts of a tree that its folder lacks.
+// Left counts the parts of a tree that are missing in the folder.
 type Left struct {
-	// Special counts the omitted devices, pipes and sockets, and Attributes the
+	// Special counts the omitted devices, pipes and sockets. Attributes counts the
 	// omitted extended attributes.
 	Special, Attributes int
 	// Owners counts the files and directories that do not belong to root in the
-	// image, and SetID the ones that run as their owner or group.
+	// image. SetID counts the files with set-user or set-group bits.
 	Owners, SetID int
 }
 
 const (
 	// piece is the size of a write.
 	piece = 1 << 20
-	// maxDepth bounds nested directories, because each is open.
+	// maxDepth bounds nested directories, because each stays open.
 	maxDepth = 500
 )
 
-// Write writes a tree into an empty folder. After a failure the caller removes
-// the content. count receives the number of written bytes.
+// Write writes a tree into an empty folder. After an error the caller removes the
+// content. count receives the number of written bytes.
 func Write(ctx context.Context, from *tree.Tree, to *os.Root, count func(int)) (Left, error) {
 	w := writer{ctx: ctx, from: from, top: to, names: map[uint64]string{}, buffer: make([]byte, piece), count: count}
 	root, err := from.Node(tree.RootID)
@@ -54,7 +54,7 @@ type writer struct {
 	ctx  context.Context
 	from *tree.Tree
 	top  *os.Root
-	// names holds the first names of files with several links.
+	// names maps an inode to its first path. Further paths become hard links.
 	names  map[uint64]string
 	left   Left
 	buffer []byte
@@ -62,7 +62,7 @@ type writer struct {
 	depth  int
 }
 
-// directory fills a directory, which only now gets its mode and time.
+// directory fills a directory, and then sets its mode and time.
 func (w *writer) directory(n tree.Node, dir *os.Root, name string) error {
 	if w.depth++; w.depth > maxDepth {
 		return fmt.Errorf("more than %d directories in each other", maxDepth)
@@ -87,7 +87,7 @@ func (w *writer) directory(n tree.Node, dir *os.Root, name string) error {
 	if err := w.describe(n); err != nil {
 		return err
 	}
-	// Its owner can always enter and empty it.
+	// The owner must be able to enter and empty it.
 	mode := fs.FileMode(n.Mode)&0o777 | 0o700
 	if n.Mode&unix.S_ISVTX != 0 {
 		mode |= fs.ModeSticky
@@ -100,11 +100,11 @@ func (w *writer) directory(n tree.Node, dir *os.Root, name string) error {
 
 func modified(n tree.Node) time.Time { return time.Unix(n.Seconds, int64(n.Nanoseconds)) }
 
-// entry writes what has a name in a directory; full is its name from the top.
+// entry writes one directory entry. full is its path below the root.
 func (w *writer) entry(n tree.Node, dir *os.Root, name, full string) error {
 	kind := n.Mode & erofs.TypeMask
 	if kind == erofs.TypeDir {
-		// Its mode could forbid to fill it.
+		// The final mode might forbid to fill it.
 		if err := dir.Mkdir(name, 0o700); err != nil {
 			return err
 		}
@@ -135,12 +135,13 @@ func (w *writer) entry(n tree.Node, dir *os.Root, name, full string) error {
 		w.left.Special++
 		return nil
 	}
-	// How many names an inode has in the tree is not known, only in its layer.
+	// An inode records the links in its layer, not in the tree. So remember every
+	// inode.
 	w.names[n.ID] = full
 	return w.describe(n)
 }
 
-// describe counts what cannot be kept.
+// describe counts the metadata that cannot be kept.
 func (w *writer) describe(n tree.Node) error {
 	if n.UID != 0 || n.GID != 0 {
 		w.left.Owners++
@@ -161,7 +162,7 @@ func (w *writer) file(n tree.Node, dir *os.Root, name string) (err error) {
 	if err != nil {
 		return err
 	}
-	// Closing is when some file systems say that they are full.
+	// Some file systems report a full disk only on close.
 	defer func() { err = errors.Join(err, file.Close()) }()
 	for at := int64(0); at < n.Size; {
 		if err := context.Cause(w.ctx); err != nil {
@@ -175,7 +176,7 @@ func (w *writer) file(n tree.Node, dir *os.Root, name string) (err error) {
 		if read < len(part) {
 			return fmt.Errorf("it ends at byte %d: %w", at+int64(read), erofs.ErrCorrupt)
 		}
-		// What nobody has written takes no room.
+		// Blocks of zeros become holes.
 		if !bytes.Equal(part, zeros[:len(part)]) {
 			if _, err := file.WriteAt(part, at); err != nil {
 				return err
@@ -187,8 +188,8 @@ func (w *writer) file(n tree.Node, dir *os.Root, name string) (err error) {
 	if err := file.Truncate(n.Size); err != nil {
 		return err
 	}
-	// Nobody's rights are in set-user bits: the owner would be another one. The
-	// owner reads it in any case, as root would.
+	// Set-user bits are dropped, because the file gets another owner. The owner may
+	// always read it, like root in the image.
 	if err := file.Chmod(fs.FileMode(n.Mode)&0o777 | 0o400); err != nil {
 		return err
 	}

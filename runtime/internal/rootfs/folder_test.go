@@ -26,7 +26,7 @@ type entry struct {
 	content string
 }
 
-// merged is the tree of layers, the lowest first.
+// merged returns the tree of layers, the lowest first.
 func merged(t *testing.T, archives ...[]byte) *tree.Tree {
 	t.Helper()
 	var layers []*erofs.Image
@@ -145,8 +145,8 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// A layer says that a link of a lower one is a folder: nothing is written where
-// it leads.
+// A layer lists a folder where a lower one has a link. Nothing is written to the
+// link's target.
 func TestLinksLeadNowhere(t *testing.T) {
 	outside := t.TempDir()
 	below := pack(t, entry{Header: tar.Header{Name: "way", Typeflag: tar.TypeSymlink, Linkname: outside}})
@@ -163,7 +163,7 @@ func TestLinksLeadNowhere(t *testing.T) {
 	}
 }
 
-// Every image of the corpus can be written, and has the same regular files.
+// Every image of the corpus can be written, and keeps its regular files.
 func TestCorpus(t *testing.T) {
 	layers, err := corpus.Layers()
 	if err != nil {

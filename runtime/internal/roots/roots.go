@@ -24,8 +24,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// folders is the snapshotter's subdirectory with a link to each folder, by the
-// digest of its placeholder layer. It takes a link, because overlayfs options
+// folders is the snapshotter's subdirectory with a link to each folder, named after
+// the digest of its placeholder layer. The links exist because overlayfs options
 // can contain neither colons nor commas.
 const folders = "roots"
 
@@ -33,7 +33,7 @@ func link(snapshotter string, layer digest.Digest) string {
 	return filepath.Join(snapshotter, folders, layer.Encoded())
 }
 
-// Stand notes in a snapshotter's directory that a layer stands for a folder.
+// Stand records in a snapshotter's directory that a layer stands for a folder.
 func Stand(snapshotter string, layer digest.Digest, folder string) error {
 	if err := layer.Validate(); err != nil {
 		return fmt.Errorf("use %s as an image: %w", folder, err)
@@ -55,16 +55,17 @@ func Stand(snapshotter string, layer digest.Digest, folder string) error {
 	return nil
 }
 
-// Snapshotter is another one that knows such layers.
+// Snapshotter wraps another snapshotter, and mounts folders instead of their
+// placeholder layers.
 type Snapshotter struct {
 	snapshots.Snapshotter
-	// root is the directory of the other one.
+	// root is the directory of the wrapped snapshotter.
 	root string
-	// foreign is the user whom files have that no user here can be.
+	// foreign owns files whose owner has no ID in this namespace.
 	foreign uint32
 }
 
-// defaultForeign is that user where the kernel does not say otherwise.
+// defaultForeign is the kernel's default for foreign.
 const defaultForeign = 65534
 
 // New returns a snapshotter that wraps another one and uses its directory.
@@ -77,7 +78,7 @@ func New(inner snapshots.Snapshotter, root string) *Snapshotter {
 	return s
 }
 
-// Prepare makes a snapshot to be written to.
+// Prepare makes a writable snapshot.
 func (s *Snapshotter) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
 	mounts, err := s.Snapshotter.Prepare(ctx, key, parent, opts...)
 	if err != nil {
@@ -93,7 +94,7 @@ func (s *Snapshotter) Prepare(ctx context.Context, key, parent string, opts ...s
 	return mounts, nil
 }
 
-// View makes a snapshot to be read.
+// View makes a read-only snapshot.
 func (s *Snapshotter) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
 	mounts, err := s.Snapshotter.View(ctx, key, parent, opts...)
 	if err != nil {
@@ -105,7 +106,7 @@ func (s *Snapshotter) View(ctx context.Context, key, parent string, opts ...snap
 	return mounts, nil
 }
 
-// Mounts returns how a snapshot is mounted.
+// Mounts returns the mounts of a snapshot.
 func (s *Snapshotter) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
 	mounts, err := s.Snapshotter.Mounts(ctx, key)
 	if err != nil {
@@ -119,7 +120,7 @@ func (s *Snapshotter) Mounts(ctx context.Context, key string) ([]mount.Mount, er
 	return mounts, err
 }
 
-// Cleanup removes the files of snapshots that were forgotten.
+// Cleanup removes the files of forgotten snapshots.
 func (s *Snapshotter) Cleanup(ctx context.Context) error {
 	if c, ok := s.Snapshotter.(snapshots.Cleaner); ok {
 		return c.Cleanup(ctx)
@@ -132,10 +133,10 @@ const (
 	upper = "upperdir="
 )
 
-// replace has the folder that a parent stands for mounted in its place, and
-// returns it; "" where the parent is a layer like any other.
+// replace changes the mounts to use the folder that a parent stands for, and
+// returns the folder. For an ordinary layer it returns "".
 func (s *Snapshotter) replace(parent string, mounts []mount.Mount) (string, error) {
-	// containerd puts a namespace and a number before it.
+	// containerd prepends a namespace and a number.
 	layer := digest.Digest(path.Base(parent))
 	if layer.Validate() != nil {
 		return "", nil
@@ -167,15 +168,14 @@ func (s *Snapshotter) replace(parent string, mounts []mount.Mount) (string, erro
 	return folder, nil
 }
 
-// withOwn lists the directories whose subdirectories containers write to as
-// well.
+// withOwn lists the directories whose subdirectories containers also write to.
 var withOwn = []string{"", "var"}
 
-// own makes the first folders of a tree the container's where they belong to
-// nobody here, as those do that were unpacked for all users of a site: overlayfs
-// could not copy their owner, and nothing could be written below them.
+// own gives the container its own copy of top-level directories with a foreign
+// owner. An image that was unpacked for all users of a site has such directories.
+// overlayfs cannot copy their owner, so nothing could be written below them.
 func (s *Snapshotter) own(folder string, mounts []mount.Mount) error {
-	// Tags of images are often links to where these are.
+	// The folder of a tag is often a link to a versioned folder.
 	folder, err := filepath.EvalSymlinks(folder)
 	if err != nil {
 		return fmt.Errorf("use an image: %w", err)
@@ -198,7 +198,7 @@ func (s *Snapshotter) own(folder string, mounts []mount.Mount) error {
 
 func (s *Snapshotter) ownIn(from, to string) error {
 	if info, err := os.Lstat(from); err != nil || !info.IsDir() {
-		return nil // such as an image without /var
+		return nil // for example, an image without /var
 	}
 	entries, err := os.ReadDir(from)
 	if err != nil {
@@ -209,7 +209,7 @@ func (s *Snapshotter) ownIn(from, to string) error {
 		if err != nil || !info.IsDir() || info.Sys().(*syscall.Stat_t).Uid != s.foreign {
 			continue
 		}
-		// What only its owner may enter stays his.
+		// Keep private directories private.
 		if info.Mode().Perm()&0o005 != 0o005 {
 			continue
 		}

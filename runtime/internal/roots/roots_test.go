@@ -14,7 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// fake has one snapshot with a parent, and mounts like containerd's.
+// fake has one snapshot with a parent, and returns mounts like containerd's.
 type fake struct {
 	snapshots.Snapshotter
 	parent  string
@@ -49,7 +49,7 @@ func TestAFolderInPlaceOfItsLayer(t *testing.T) {
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // as when it is imported again
+	for range 2 { // the image may be imported again
 		if err := Stand(root, layer, folder); err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +81,7 @@ func TestAFolderInPlaceOfItsLayer(t *testing.T) {
 		t.Errorf("view: %v, %v, %v", mounts, err, bad)
 	}
 
-	// Other layers stay what they are.
+	// Other layers are not replaced.
 	for _, parent := range []string{"", "k8s.io/8/" + digest.FromString("other").String(), "k8s.io/9/../" + layer.Encoded()} {
 		inner.mounts = overlay(upper)
 		mounts, err := s.Prepare(t.Context(), "key", parent)
@@ -90,7 +90,7 @@ func TestAFolderInPlaceOfItsLayer(t *testing.T) {
 		}
 	}
 
-	// One that is gone is an error, and leaves no snapshot.
+	// A missing folder is an error, and leaves no snapshot.
 	if err := os.Remove(folder); err != nil {
 		t.Fatal(err)
 	}

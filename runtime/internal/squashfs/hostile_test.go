@@ -9,10 +9,10 @@ import (
 	"testing"
 )
 
-// hostile builds images that no tool makes. Their root is the first inode of the
+// hostile builds images that no tool makes. The root is the first inode of the
 // inode table.
 type hostile struct {
-	body               []byte // behind the superblock
+	body               []byte // follows the superblock
 	inodes, dirs       uint64
 	fragments, xattrs  uint64
 	fragmentCount, ids int
@@ -20,10 +20,10 @@ type hostile struct {
 
 const blockOfHostile = 128 << 10
 
-// at returns where the next byte of the image will be.
+// at returns the offset of the image's next byte.
 func (h *hostile) at() uint64 { return superSize + uint64(len(h.body)) }
 
-// meta appends metadata in compressed blocks, and returns where each begins.
+// meta appends metadata in compressed blocks, and returns the offset of each.
 func (h *hostile) meta(t *testing.T, data []byte) (places []uint64) {
 	t.Helper()
 	var packed bytes.Buffer
@@ -49,7 +49,7 @@ func (h *hostile) meta(t *testing.T, data []byte) (places []uint64) {
 	return places
 }
 
-// list appends a list of places, all the same.
+// list appends a list that repeats one offset.
 func (h *hostile) list(place uint64, count int) (at uint64) {
 	at = h.at()
 	for range count {
@@ -79,17 +79,18 @@ func (h *hostile) open(t *testing.T) (*Image, error) {
 	return Open(bytes.NewReader(b), int64(len(b)))
 }
 
-// newHostile returns an image without any table.
+// newHostile returns an image without tables.
 func newHostile() *hostile { return &hostile{xattrs: noTable, fragments: noTable} }
 
-// inodeHeader returns the common header of inodes.
+// inodeHeader returns the header that all kinds of inodes share.
 func inodeHeader(kind Kind, number uint32) []byte {
 	b := order.AppendUint16(nil, uint16(kind))
 	b = append(b, make([]byte, 10)...) // permissions, user, group, time
 	return order.AppendUint32(b, number)
 }
 
-// directoryInode is one with a listing of size bytes at the beginning of the table.
+// directoryInode returns a directory's inode with a listing of size bytes at the
+// beginning of the table.
 func directoryInode(number, size, xattrs uint32) []byte {
 	b := inodeHeader(Dir+extended, number)
 	for _, field := range []uint32{1, size + nothing, 0, number, 0, xattrs} {
@@ -107,10 +108,10 @@ func takes(do func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// The limit is the memory for what is kept of metadata.
+// memoryBudget is the memory limit for kept metadata.
 const memoryBudget = maxKept * metaSize
 
-// A megabyte of places that all name one block is a table of a gigabyte.
+// A megabyte of offsets that all point to one block makes a table of a gigabyte.
 func TestTablesOfOneBlockTakeNoMemory(t *testing.T) {
 	const places = 128 << 10
 	tables := map[string]func(h *hostile, list uint64){
@@ -141,7 +142,7 @@ func TestTablesOfOneBlockTakeNoMemory(t *testing.T) {
 	h := newHostile()
 	h.inodes = h.meta(t, directoryInode(1, 0, noXattrs))[0]
 	h.fragments, h.fragmentCount = h.list(0, 1), 513
-	h.body = h.body[:len(h.body)-4] // the list ends before the places of its two blocks
+	h.body = h.body[:len(h.body)-4] // the list is shorter than the offsets of its two blocks
 	if _, err := h.open(t); err != nil {
 		t.Errorf("a table that may be there: %v", err)
 	}
@@ -151,7 +152,7 @@ func TestTablesOfOneBlockTakeNoMemory(t *testing.T) {
 	}
 }
 
-// The sizes of a file's blocks are metadata, which compress well.
+// The block sizes of a file are metadata, which compresses well.
 func TestFileOfManyBlocksTakesNoMemory(t *testing.T) {
 	const blocks = 2 * maxFileBlocks
 	h := newHostile()
@@ -177,7 +178,7 @@ func TestFileOfManyBlocksTakesNoMemory(t *testing.T) {
 	}
 }
 
-// Hard links and inodes that lie in each other let a few bytes be read many times.
+// Hard links and overlapping inodes allow a few bytes to be read many times.
 func TestBlocksOfAllFilesAreBounded(t *testing.T) {
 	h := newHostile()
 	file := inodeHeader(File, 2)
@@ -198,7 +199,7 @@ func TestBlocksOfAllFilesAreBounded(t *testing.T) {
 	}
 }
 
-// crowded returns an image whose root has a number of entries, all of one file.
+// crowded returns an image whose root has a number of entries, all for one file.
 func crowded(t *testing.T, entries int) *hostile {
 	t.Helper()
 	h := newHostile()

@@ -1,10 +1,10 @@
 // Package squashfs reads squashfs images, version 4.0
-// (https://dr-emann.github.io/squashfs/), and trusts none of their bytes. It
-// walks through a whole image once and returns the places of content. It does
-// not look up single files.
+// (https://dr-emann.github.io/squashfs/), and trusts none of their bytes. It walks
+// through a whole image once and returns the places of content. It does not look up
+// single files.
 //
 // Read this file first, then walk.go and inode.go. meta.go, table.go, part.go and
-// xattr.go are the structures of the format; xz.go and lz4.go unpack blocks.
+// xattr.go read the structures of the format; xz.go and lz4.go unpack blocks.
 package squashfs
 
 import (
@@ -15,7 +15,7 @@ import (
 	"math"
 )
 
-// ErrCorrupt is of images that are not what they should be.
+// ErrCorrupt wraps every error caused by a malformed image.
 var ErrCorrupt = errors.New("squashfs image is corrupt")
 
 const (
@@ -24,30 +24,30 @@ const (
 	noFragment = math.MaxUint32
 	noXattrs   = math.MaxUint32
 	noTable    = math.MaxUint64
-	// minBlock and maxBlock are the format's bounds.
+	// minBlock and maxBlock are the format's limits for the block size.
 	minBlock = 4 << 10
 	maxBlock = 1 << 20
-	// maxEntries bounds the names in an image, maxDepth its directories in each
-	// other, maxPath the bytes of a path.
+	// maxEntries bounds the names in an image, maxDepth the nesting of directories,
+	// and maxPath the bytes of a path.
 	maxEntries = 4 << 20
 	maxDepth   = 2048
 	maxPath    = 4096
-	// maxFileBlocks bounds the blocks of a file, which are a terabyte of the usual
-	// size, and maxBlocks the blocks of all files. Sparse blocks count, too.
+	// maxFileBlocks bounds the blocks of a file: a terabyte at the usual block
+	// size. maxBlocks bounds the blocks of all files. Sparse blocks count, too.
 	maxFileBlocks = 8 << 20
 	maxBlocks     = 64 << 20
 )
 
 var order = binary.LittleEndian
 
-// Image is an image that is read, by one at a time.
+// Image is an image open for reading. It is not safe for concurrent use.
 type Image struct {
 	from      io.ReaderAt
 	size      int64
 	blockSize uint32
 	inodes    uint32
 	codec     codec
-	// compression is the format's number of the codec.
+	// compression is the codec's number in the format.
 	compression uint16
 
 	root                           uint64
@@ -56,10 +56,10 @@ type Image struct {
 	fragments, xattrRefs           table
 	xattrTable                     int64
 	kept                           map[int64]metaBlock
-	fragmentAt                     int64 // of the one in fragmentData
-	blocks                         int64 // of the files that were read
+	fragmentAt                     int64 // offset of the fragment block in fragmentData
+	blocks                         int64 // number of blocks of all files read so far
 	fragmentData, packed, unpacked []byte
-	metadata                       []byte // the last block that was unpacked
+	metadata                       []byte // the metadata block unpacked last
 }
 
 type fragment struct {
@@ -119,7 +119,7 @@ func (i *Image) readAt(into []byte, at int64) error {
 	return nil
 }
 
-// unexpected is the error of a read that ends too early.
+// unexpected replaces io.EOF by io.ErrUnexpectedEOF.
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -127,7 +127,7 @@ func unexpected(err error) error {
 	return err
 }
 
-// readIDs reads the users and groups: at most 65,535.
+// readIDs reads the table of user and group IDs, which has at most 65,535 entries.
 func (i *Image) readIDs(list uint64, count uint16) error {
 	t, err := i.newTable(list, uint32(count), 4)
 	if err != nil {
@@ -143,7 +143,7 @@ func (i *Image) readIDs(list uint64, count uint16) error {
 	return nil
 }
 
-// fragment reads where a fragment lies.
+// fragment returns the place of a fragment block.
 func (i *Image) fragment(index uint32) (fragment, error) {
 	b, err := i.at(i.fragments, index)
 	if err != nil {
@@ -152,7 +152,7 @@ func (i *Image) fragment(index uint32) (fragment, error) {
 	return fragment{int64(order.Uint64(b)), order.Uint32(b[8:])}, nil
 }
 
-// id is the user or group of a number in the table.
+// id returns the user or group ID at an index of the table.
 func (i *Image) id(index uint16) (uint32, error) {
 	if int(index) >= len(i.ids) {
 		return 0, fmt.Errorf("user %d of %d: %w", index, len(i.ids), ErrCorrupt)

@@ -23,8 +23,9 @@ import (
 	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
-// sample makes an image with what images can hold, and returns what is in it, as
-// lines. It is made of a tar archive, so that owners and devices need no root.
+// sample makes an image with every kind of content, and returns a description of
+// its files, one per line. It converts a tar archive, so that owners and devices
+// need no root.
 func sample(t *testing.T, arguments ...string) (path string, lines []string) {
 	t.Helper()
 	if _, err := exec.LookPath("mksquashfs"); err != nil {
@@ -112,8 +113,8 @@ func open(t *testing.T, path string) *Image {
 	return image
 }
 
-// byParts reads a file by what is said of where it lies. The last fragment is kept
-// in tails.
+// byParts reads a file through the places that Parts returns. It keeps the last
+// fragment in tails.
 func byParts(image *Image, n Inode, tails map[int64][]byte) ([]byte, error) {
 	parts, err := image.Parts(n)
 	if err != nil {
@@ -148,7 +149,7 @@ func byParts(image *Image, n Inode, tails map[int64][]byte) ([]byte, error) {
 	return content, nil
 }
 
-// read describes an image as sample does.
+// read describes an image in the same form as sample.
 func read(image *Image) (lines []string, err error) {
 	tails := map[int64][]byte{}
 	err = image.Walk(func(path string, n Inode) error {
@@ -165,7 +166,7 @@ func read(image *Image) (lines []string, err error) {
 			}
 			line += fmt.Sprintf(" %d %x", size, hash.Sum(nil))
 			if size > 16<<20 {
-				break // what is damaged may say to be of any size
+				break // a damaged image may claim any size
 			}
 			again, err := byParts(image, n, tails)
 			if sum := sha256.Sum256(again); err != nil || !bytes.Equal(sum[:], hash.Sum(nil)) {
@@ -218,9 +219,10 @@ func TestReadImagesOfMksquashfs(t *testing.T) {
 	}
 }
 
-// TestHardLinks makes the image of a folder.
+// TestHardLinks makes an image from a directory, because archives need no hard
+// links.
 func TestHardLinks(t *testing.T) {
-	sample(t) // is mksquashfs there?
+	sample(t) // requires mksquashfs
 	dir := t.TempDir()
 	one := filepath.Join(dir, "one")
 	if err := os.WriteFile(one, []byte("content"), 0o644); err != nil {
@@ -263,8 +265,7 @@ func TestOtherCompressions(t *testing.T) {
 	}
 }
 
-// TestDamage: whatever bytes are wrong, there is an error or other content, and
-// no crash.
+// TestDamage: a damaged image yields an error or other content, but no crash.
 func TestDamage(t *testing.T) {
 	path, _ := sample(t, "-b", "64K")
 	whole, err := os.ReadFile(path)
@@ -337,7 +338,7 @@ func TestXZTakesNoMoreMemoryThanABlock(t *testing.T) {
 	}
 }
 
-// xzOf is a stream of xz with blocks of some size.
+// xzOf returns an xz stream with blocks of a given size.
 func xzOf(t testing.TB, content []byte, block int64) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -354,13 +355,13 @@ func xzOf(t testing.TB, content []byte, block int64) []byte {
 	return out.Bytes()
 }
 
-// hugeSecond is a stream whose second block says to have a dictionary of 3 GB.
+// hugeSecond returns a stream whose second block claims a dictionary of 3 GB.
 func hugeSecond(t testing.TB) []byte {
 	t.Helper()
 	packed := xzOf(t, []byte("ab"), 1)
 	header := packed[xzStreamHeader:][:12]
 	at := xzStreamHeader + len(header)
-	at += bytes.Index(packed[at:], header[:4]) // the second block begins in the same way
+	at += bytes.Index(packed[at:], header[:4]) // the second block begins with the same header
 	second := packed[at:][:12]
 	second[4] = 39
 	order.PutUint32(second[8:], crc32.ChecksumIEEE(second[:8]))
@@ -390,14 +391,14 @@ func TestXZOfMoreThanABlock(t *testing.T) {
 	}
 }
 
-// FuzzXZ: whatever a block says, it takes no memory of more than a few blocks.
+// FuzzXZ: a block cannot make its reader allocate more memory than a few blocks.
 func FuzzXZ(f *testing.F) {
 	f.Add(xzOf(f, []byte("some content"), 1<<20))
 	f.Add(hugeSecond(f))
 	f.Fuzz(func(t *testing.T, packed []byte) {
 		fuzzbound.Watch(t)
 		if len(packed) > minBlock {
-			return // each chunk has its own memory, one after the other
+			return // each chunk allocates memory, one after the other
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)

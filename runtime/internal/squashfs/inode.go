@@ -9,7 +9,7 @@ import (
 // Kind is the type of an inode.
 type Kind uint16
 
-// The kinds, by the format's own numbers.
+// The kinds, with the format's numbers.
 const (
 	Dir Kind = iota + 1
 	File
@@ -18,20 +18,20 @@ const (
 	Char
 	FIFO
 	Socket
-	extended = 7 // added to a kind for inodes with more fields
+	extended = 7 // added to the kind of an inode with more fields
 )
 
-// Inode is a file, a directory or whatever else has a name.
+// Inode is a file, a directory, a link or a special file.
 type Inode struct {
 	Kind     Kind
-	Mode     uint16 // permissions, with the set-user bits
+	Mode     uint16 // permissions, including set-user bits
 	UID, GID uint32
 	Time     time.Time
 	Number   uint32
 	Links    uint32
 	Size     int64
 	Target   string // of a link
-	Device   uint32 // of a device, as Linux has it in 32 bits
+	Device   uint32 // of a device, in Linux's 32-bit encoding
 	Xattrs   []Xattr
 
 	start    int64
@@ -40,16 +40,16 @@ type Inode struct {
 	blocks   []uint32
 }
 
-// Major and Minor are the numbers of a device.
+// Major returns a device's major number.
 func (n Inode) Major() int64 { return int64(n.Device >> 8 & 0xfff) }
 
-// Minor see Major.
+// Minor returns a device's minor number.
 func (n Inode) Minor() int64 { return int64(n.Device&0xff | n.Device>>12&0xfff00) }
 
-// maxTarget bounds where a link leads, in bytes, as Linux does.
+// maxTarget is Linux's limit for the target of a link, in bytes.
 const maxTarget = 4095
 
-// inode reads the one at a reference.
+// inode reads the inode at a reference.
 func (i *Image) inode(reference uint64) (n Inode, err error) {
 	c, err := i.cursor(i.inodeTable+int64(reference>>16&0xffffffff), int(reference&0xffff))
 	if err != nil {
@@ -118,8 +118,8 @@ func (i *Image) inode(reference uint64) (n Inode, err error) {
 	return n, err
 }
 
-// readRest reads what is as long as an inode says: a link's target, or how large
-// the blocks of a file are.
+// readRest reads the part of an inode whose length the inode defines: a link's
+// target, or the block sizes of a file.
 func (i *Image) readRest(c *cursor, n *Inode) error {
 	switch n.Kind {
 	case Symlink:
@@ -151,7 +151,7 @@ func (i *Image) readRest(c *cursor, n *Inode) error {
 	return nil
 }
 
-// content reads a file from its beginning to its end.
+// content reads a file from beginning to end.
 type content struct {
 	image *Image
 	inode Inode
@@ -161,7 +161,7 @@ type content struct {
 	rest  []byte
 }
 
-// Content reads a file. Only one is read at a time.
+// Content returns a reader of a file. Use only one reader at a time.
 func (i *Image) Content(n Inode) io.Reader {
 	return &content{image: i, inode: n, at: n.start, left: n.Size}
 }
@@ -181,7 +181,7 @@ func (c *content) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// load makes the next part of the file the rest.
+// load reads the next block of the file into rest.
 func (c *content) load() (err error) {
 	want := min(c.left, int64(c.image.blockSize))
 	if c.next == len(c.inode.blocks) {
@@ -219,7 +219,7 @@ func (i *Image) zeros() []byte {
 	return i.unpacked
 }
 
-// block reads a block of data; it is valid until the next one is read.
+// block reads a data block. The result is valid until the next call.
 func (i *Image) block(at int64, size uint32) ([]byte, error) {
 	count := size &^ plainData
 	if count > i.blockSize {
@@ -240,7 +240,7 @@ func (i *Image) block(at int64, size uint32) ([]byte, error) {
 	return unpacked, nil
 }
 
-// tail returns the content of a fragment, which holds the ends of many files.
+// tail returns the content of a fragment block, which holds the ends of many files.
 func (i *Image) tail(index uint32) ([]byte, error) {
 	f, err := i.fragment(index)
 	if err != nil {

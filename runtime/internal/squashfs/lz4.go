@@ -2,9 +2,9 @@ package squashfs
 
 import "fmt"
 
-// unpackLZ4 unpacks one block of LZ4, which has no frame around it:
+// unpackLZ4 unpacks one LZ4 block without a frame:
 // https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md. Libraries for it are
-// larger than it is.
+// larger than this function.
 func unpackLZ4(into, packed []byte, maximum int) ([]byte, error) {
 	if cap(into) < maximum {
 		into = make([]byte, 0, maximum)
@@ -19,19 +19,19 @@ func unpackLZ4(into, packed []byte, maximum int) ([]byte, error) {
 		}
 		out, packed = append(out, rest[:literals]...), rest[literals:]
 		if len(packed) == 0 {
-			break // the last sequence has literals only
+			break // the last sequence has only literals
 		}
 		if len(packed) < 2 {
 			return corrupt()
 		}
 		back := int(order.Uint16(packed))
 		match, rest, ok := lz4Length(int(token&15), packed[2:])
-		match += 4 // shorter ones are not worth it
+		match += 4 // the shortest match has 4 bytes
 		if !ok || back == 0 || back > len(out) || match > maximum-len(out) {
 			return corrupt()
 		}
 		packed = rest
-		for match > 0 { // what is copied may be what is just being written
+		for match > 0 { // the match may overlap the bytes being written
 			n := min(match, back)
 			out = append(out, out[len(out)-back:][:n]...)
 			match -= n
@@ -40,8 +40,8 @@ func unpackLZ4(into, packed []byte, maximum int) ([]byte, error) {
 	return out, nil
 }
 
-// lz4Length is a length that begins in four bits, and goes on for as long as bytes
-// are full.
+// lz4Length decodes a length: four bits, continued by further bytes while each is
+// 255.
 func lz4Length(length int, packed []byte) (int, []byte, bool) {
 	if length < 15 {
 		return length, packed, true

@@ -10,20 +10,21 @@ import (
 )
 
 const (
-	// metaSize is the uncompressed size of a metadata block.
+	// metaSize is the size of an unpacked metadata block.
 	metaSize = 8 << 10
-	// plainMeta and plainData mark what is not compressed.
+	// plainMeta and plainData mark uncompressed blocks.
 	plainMeta = 1 << 15
 	plainData = 1 << 24
-	// maxKept bounds the metadata blocks in memory: 32 MiB of them.
+	// maxKept bounds the metadata blocks kept in memory: 32 MiB of them.
 	maxKept = 4096
 )
 
-// codec unpacks a block, into at most max bytes.
+// codec unpacks a block of at most maximum unpacked bytes. It may use the memory of
+// into.
 type codec func(into, packed []byte, maximum int) ([]byte, error)
 
-// newCodec returns what unpacks a kind of compression. lzma and lzo are not there:
-// nobody makes images with them.
+// newCodec returns the codec with a number. It omits lzma and lzo, because nobody
+// makes images with them.
 func newCodec(kind uint16) (codec, error) {
 	switch kind {
 	case 1:
@@ -68,7 +69,7 @@ func unpackZlib() codec {
 	}
 }
 
-// fill reads all, which is at most maximum bytes.
+// fill reads all of from, which may have at most maximum bytes.
 func fill(into []byte, from io.Reader, maximum int) ([]byte, error) {
 	if cap(into) <= maximum {
 		into = make([]byte, maximum+1)
@@ -84,7 +85,7 @@ func fill(into []byte, from io.Reader, maximum int) ([]byte, error) {
 	return nil, err
 }
 
-// metaBlock is a metadata block, and where the one behind it begins.
+// metaBlock is an unpacked metadata block, and the offset of the next one.
 type metaBlock struct {
 	data []byte
 	next int64
@@ -114,7 +115,7 @@ func (i *Image) meta(at int64) (metaBlock, error) {
 		if err != nil {
 			return metaBlock{}, fmt.Errorf("unpack metadata at %d: %w", at, err)
 		}
-		// Only what is in it is kept, not the room that its codec took.
+		// Keep a copy without the spare capacity of the codec's buffer.
 		i.metadata, block.data = unpacked, bytes.Clone(unpacked)
 	}
 	if len(i.kept) >= maxKept {
@@ -124,14 +125,14 @@ func (i *Image) meta(at int64) (metaBlock, error) {
 	return block, nil
 }
 
-// cursor reads metadata from block to block.
+// cursor reads metadata across blocks.
 type cursor struct {
 	image *Image
 	block metaBlock
 	rest  []byte
 }
 
-// cursor returns one at an offset in the block at some place.
+// cursor returns a cursor at an offset in the metadata block at a place.
 func (i *Image) cursor(at int64, offset int) (*cursor, error) {
 	block, err := i.meta(at)
 	if err != nil {
@@ -156,7 +157,7 @@ func (c *cursor) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// take reads some bytes.
+// take reads count bytes.
 func (c *cursor) take(count int) ([]byte, error) {
 	b := make([]byte, count)
 	_, err := io.ReadFull(c, b)

@@ -9,17 +9,17 @@ type Extent struct {
 	Plain  bool
 }
 
-// Part is the place of a part of a file's content: Inner bytes into an unpacked
+// Part is the place of a part of a file's content, at offset Inner of an unpacked
 // block.
 type Part struct {
-	At    int64 // in the file
+	At    int64 // offset in the file
 	Size  uint32
 	Inner uint32
 	Block Extent
 }
 
-// Parts returns the places of a file's content, in order. Gaps are zeros. No
-// content is read.
+// Parts returns the places of a file's content, in order. Gaps are zeros. It reads
+// no content.
 func (i *Image) Parts(n Inode) (parts []Part, err error) {
 	at, done := n.start, int64(0)
 	for _, size := range n.blocks {
@@ -45,7 +45,7 @@ func (i *Image) Parts(n Inode) (parts []Part, err error) {
 	return append(parts, p), i.check(p)
 }
 
-// check looks whether a part can be.
+// check refuses a part that no valid image has.
 func (i *Image) check(p Part) error {
 	b := p.Block
 	end := int64(p.Inner) + int64(p.Size)
@@ -60,9 +60,9 @@ func (i *Image) check(p Part) error {
 
 // Packing describes how an image's data blocks are packed.
 type Packing struct {
-	// Compression is the format's number for it.
+	// Compression is the codec's number in the format.
 	Compression uint16
-	// BlockSize bounds a block, packed or not, in bytes.
+	// BlockSize bounds the size of a block, packed or not, in bytes.
 	BlockSize uint32
 }
 
@@ -75,7 +75,7 @@ type Unpacker struct {
 	maximum int
 }
 
-// NewUnpacker returns one.
+// NewUnpacker returns an unpacker for a packing.
 func NewUnpacker(p Packing) (*Unpacker, error) {
 	if p.BlockSize < minBlock || p.BlockSize > maxBlock {
 		return nil, fmt.Errorf("blocks of %d bytes: %w", p.BlockSize, ErrCorrupt)
@@ -84,5 +84,5 @@ func NewUnpacker(p Packing) (*Unpacker, error) {
 	return &Unpacker{codec, int(p.BlockSize)}, err
 }
 
-// Unpack unpacks the bytes of a block that is not plain.
+// Unpack unpacks a compressed block.
 func (u *Unpacker) Unpack(packed []byte) ([]byte, error) { return u.codec(nil, packed, u.maximum) }

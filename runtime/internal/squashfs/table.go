@@ -2,19 +2,20 @@ package squashfs
 
 import "fmt"
 
-// table is a list of entries of one size. They lie in metadata blocks, whose
-// places are in a list. An image may claim any number of entries, and give the
-// same block as the place of all, so that entries are read when they are needed.
+// table is a list of entries of one size. The entries lie in metadata blocks, whose
+// places are in a list. An image may claim any number of entries, and repeat one
+// block in the list. Therefore entries are read only when they are needed.
 type table struct {
 	list  uint64
 	count uint32
 	entry int
 }
 
-// perBlock returns how many entries a metadata block has.
+// perBlock returns the number of entries in a metadata block.
 func (t table) perBlock() uint32 { return uint32(metaSize / t.entry) }
 
-// newTable returns the table with a list of places, which has to be in the image.
+// newTable returns the table with a list of places. The list must lie within the
+// image.
 func (i *Image) newTable(list uint64, count uint32, entry int) (table, error) {
 	t := table{list, count, entry}
 	places := 8 * ((int64(count) + int64(t.perBlock()) - 1) / int64(t.perBlock()))
@@ -24,7 +25,7 @@ func (i *Image) newTable(list uint64, count uint32, entry int) (table, error) {
 	return t, nil
 }
 
-// at reads an entry.
+// at reads the entry with an index.
 func (i *Image) at(t table, index uint32) ([]byte, error) {
 	if index >= t.count {
 		return nil, fmt.Errorf("entry %d of %d: %w", index, t.count, ErrCorrupt)

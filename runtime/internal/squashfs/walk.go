@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Walk calls visit for everything in the image, with its path: the root first,
-// which is ".", and a directory before what is in it, in the image's order.
+// Walk calls visit for everything in the image, with its path. It visits the root,
+// ".", first, and a directory before its entries, which are in the image's order.
 func (i *Image) Walk(visit func(path string, n Inode) error) error {
 	i.blocks = 0
 	root, err := i.inode(i.root)
@@ -29,7 +29,8 @@ func (i *Image) Walk(visit func(path string, n Inode) error) error {
 type walker struct {
 	image *Image
 	visit func(string, Inode) error
-	// seen are the directories: each has one name, or the walk would not end.
+	// seen holds the directories visited so far. A directory with two names is an
+	// error, because the walk might not end.
 	seen  map[uint32]bool
 	count int
 }
@@ -73,8 +74,8 @@ type entry struct {
 // nothing is the surplus in the size that a directory claims.
 const nothing = 3
 
-// entries reads a directory, entry by entry: well packed, a small image may have
-// more of them than fit into memory.
+// entries reads a directory, entry by entry. A small image may contain more entries
+// than fit into memory.
 func (i *Image) entries(dir Inode) iter.Seq2[entry, error] {
 	return func(yield func(entry, error) bool) {
 		left := dir.Size - nothing
@@ -86,7 +87,7 @@ func (i *Image) entries(dir Inode) iter.Seq2[entry, error] {
 			yield(entry{}, err)
 			return
 		}
-		// Names that are read are bounded by what the directory says to be.
+		// The size of the directory bounds the names.
 		limited := &io.LimitedReader{R: c, N: left}
 		var header [12]byte
 		for limited.N > 0 {

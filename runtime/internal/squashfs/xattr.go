@@ -9,7 +9,7 @@ type Xattr struct {
 }
 
 const (
-	// elsewhere marks a value that is kept with another inode's.
+	// elsewhere marks a value that is stored with another inode's attributes.
 	elsewhere = 1 << 8
 	maxXattrs = 64 << 10 // bytes of a value, and of an inode's attributes together
 	// maxXattrCount bounds the attributes of one inode.
@@ -73,7 +73,7 @@ func (i *Image) xattrCursor(place uint64) (*cursor, error) {
 	return i.cursor(i.xattrTable+int64(place>>16&0xffffffff), int(place&0xffff))
 }
 
-// xattr reads one attribute; of an unknown kind it has no name.
+// xattr reads one attribute. The name is empty if the kind is unknown.
 func (i *Image) xattr(c *cursor) (x Xattr, err error) {
 	b, err := c.take(4)
 	if err != nil {

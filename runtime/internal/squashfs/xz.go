@@ -17,9 +17,10 @@ const (
 	xzAlignment    = 4
 )
 
-// unpackXZ unpacks a stream of one block, as mksquashfs makes them. Libraries read any
-// number of blocks, and take as much memory for each as its header says, so that
-// only what is in the block is left to one.
+// unpackXZ unpacks a stream with a single block, as mksquashfs writes it. A library
+// would accept any number of blocks, and allocate as much memory as each header
+// demands. So this function parses the stream, and leaves only the block's LZMA2
+// data to a library.
 func unpackXZ(into, packed []byte, maximum int) ([]byte, error) {
 	size, dictionary, err := checkXZ(packed)
 	if err != nil {
@@ -44,7 +45,7 @@ func unpackXZ(into, packed []byte, maximum int) ([]byte, error) {
 	}
 	at = len(packed) - rest.Len()
 	at += -at & (xzAlignment - 1)
-	// The kernel reads no others: lib/xz/xz_dec_stream.c.
+	// The kernel reads no other checksums: lib/xz/xz_dec_stream.c.
 	switch packed[7] {
 	case 0:
 	case 1:
@@ -55,15 +56,14 @@ func unpackXZ(into, packed []byte, maximum int) ([]byte, error) {
 	default:
 		return nil, errors.New("xz with a checksum other than CRC32, which is not understood")
 	}
-	if len(packed) <= at || packed[at] != 0 { // 0 begins the index, and no block
+	if len(packed) <= at || packed[at] != 0 { // 0 marks the index, which follows the last block
 		return nil, corrupt("of more than one block")
 	}
 	return out, nil
 }
 
-// checkXZ looks at the header of the first block, and returns how large that is and
-// its dictionary, in bytes. It refuses one that would have its reader take more memory
-// than a block can need.
+// checkXZ parses the header of the first block. It returns the size of the header,
+// and of the dictionary, in bytes. It refuses a dictionary larger than a block.
 func checkXZ(packed []byte) (size, dictionary int, err error) {
 	const lzma2 = 0x21
 	corrupt := fmt.Errorf("xz header: %w", ErrCorrupt)
@@ -72,7 +72,7 @@ func checkXZ(packed []byte) (size, dictionary int, err error) {
 	}
 	size = (int(packed[xzStreamHeader]) + 1) * xzAlignment
 	flags, rest := packed[xzStreamHeader+1], packed[xzStreamHeader+2:]
-	for _, field := range []byte{0x40, 0x80} { // of the block, packed and unpacked
+	for _, field := range []byte{0x40, 0x80} { // sizes of the block, packed and unpacked
 		if flags&field != 0 {
 			_, n := binary.Uvarint(rest)
 			if n <= 0 {
@@ -84,7 +84,7 @@ func checkXZ(packed []byte) (size, dictionary int, err error) {
 	if flags&0x3f != 0 || len(rest) < 3 || rest[0] != lzma2 || rest[1] != 1 {
 		return 0, 0, errors.New("an xz block with filters, which are not understood")
 	}
-	// Two bits, and the power of two that they are multiplied by.
+	// The size of the dictionary is 2 or 3 times a power of two.
 	bits := rest[2]
 	if bits > 40 || (2|int64(bits&1))<<(bits/2+11) > maxBlock {
 		return 0, 0, fmt.Errorf("xz with a dictionary that is larger than a block: %w", ErrCorrupt)
