@@ -158,8 +158,9 @@ notices:
 		$(OUT)/bin $(OUT)/libexec
 
 install: all notices
-	mkdir -p $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec $(DESTDIR)$(PREFIX)/share/doc/berth
+	mkdir -p $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec $(DESTDIR)$(PREFIX)/share/doc/berth $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 LICENSE $(BUILD)/notices/* $(DESTDIR)$(PREFIX)/share/doc/berth/
+	install -m 644 packaging/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
 	install -m 755 $(BIN)/berth $(BIN)/run-workload.sh $(DESTDIR)$(PREFIX)/bin/
 	rm -rf $(DESTDIR)$(PREFIX)/libexec/berth
 	cp -r $(LIBEXEC) $(DESTDIR)$(PREFIX)/libexec/berth
