@@ -26,7 +26,7 @@ func newRunCommand() *cobra.Command {
 Pods in them, and ends with their exit code. With a command, runs that on the
 host beside the cluster, with KUBECONFIG set and kubectl and helm in PATH, and
 ends with its exit code. The cluster is gone when berth run returns. A pod that
-can never start ends the run within 30 s, with code 75 and the reason.
+can never start ends the run, usually within 30 s, with code 75 and the reason.
 
 In a job with several nodes, one cluster spans all of them.
 
