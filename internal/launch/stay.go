@@ -34,8 +34,8 @@ type toldToEnd struct {
 
 func (t *toldToEnd) Error() string { return "berth down" }
 
-// isTask reports whether srun started this process as a task. A program in a
-// shell that is a task is none itself.
+// isTask reports whether srun started this process as a task. A program started by
+// a task's shell is not a task.
 func isTask(job slurm.Job, getenv func(string) string) bool {
 	own, err := strconv.Atoi(getenv("SLURM_TASK_PID"))
 	return job.Place == slurm.PlaceTask && (err != nil || own == os.Getpid() || job.Tasks > 1)

@@ -42,7 +42,7 @@ func (e *ClosedError) Error() string {
 	return fmt.Sprintf("node %s closed the connection: %s", e.Node, e.Reason)
 }
 
-// LostError says that the other side is gone without a word.
+// LostError reports that the connection ended without a farewell.
 type LostError struct {
 	Node  string
 	Cause error

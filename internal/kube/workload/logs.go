@@ -181,8 +181,8 @@ func (l *logs) retry(ctx context.Context) {
 	}
 }
 
-// abandon ends the streams of a deleted pod. Where nobody told of a container's
-// end, its node may be lost, and a request for its log hangs.
+// abandon ends the streams of a deleted pod. If the end of a container was not
+// reported, its node may be lost, and a request for its log hangs.
 func (l *logs) abandon(pod *corev1.Pod) {
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		unseen := status.State.Terminated == nil

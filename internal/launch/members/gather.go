@@ -144,8 +144,8 @@ func (m *Members) receiveOffer(ctx context.Context, peer *rendezvous.Peer, arriv
 }
 
 // Decline reports the failure of a run to the other nodes if they still wait for
-// this one. The head rejects the nodes that connect, and any other node tells the
-// head. decline returns the run's result.
+// this one. The head rejects the nodes that connect, and any other node reports to
+// the head. Decline returns the run's result.
 func (m *Members) Decline(ctx context.Context, code int, why error) (int, error) {
 	switch {
 	case why == nil || !m.Awaited():

@@ -5,9 +5,9 @@
 // on the overlay. docs/design/0010-fast-path.md has the reasons.
 //
 // A Switch runs in the host's network namespace, as the user, without any
-// capability there. It knows addresses and nodes. What a Service is and what a
-// policy permits it asks through the interfaces ServiceMap and Policy. The runtime
-// installs the filter in a container (Confine).
+// capability there. It knows addresses and nodes. It asks ServiceMap for Services,
+// and Policy for permissions. The runtime installs the filter in a container
+// (Confine).
 //
 // # Outgoing connections
 //

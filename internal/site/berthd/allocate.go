@@ -227,6 +227,7 @@ func (s *Store) choose(k knowledge, nodes []string) ([]siteconf.Pod, error) {
 	return pods, nil
 }
 
+// choose takes the lowest free addresses.
 func choose(pods netip.Prefix, taken map[netip.Addr]bool, via map[string]netip.Addr, nodes []string) ([]siteconf.Pod, error) {
 	var chosen []siteconf.Pod
 	pods = pods.Masked()

@@ -48,5 +48,3 @@ func hasSubnet(config siteconf.Config, node string) error {
 func errUnregistered(node string) error {
 	return fmt.Errorf("node %s is not registered: start berthd there", node)
 }
-
-// choose takes the lowest free addresses.

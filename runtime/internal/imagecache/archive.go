@@ -17,8 +17,8 @@ import (
 	"berth.dev/berth/runtime/internal/layercache"
 )
 
-// Import brings the images of an archive into the cache, or of a folder with an
-// OCI layout, which is read in place.
+// Import adds the images of an archive to the cache. The archive may be a folder
+// with an OCI layout, which is read in place.
 func (k *Keeper) Import(ctx context.Context, a imagestore.Archive) (kept []layercache.Image, err error) {
 	err = k.open(ctx, a, func(blobs content.Provider, found []images.Image) error {
 		for _, img := range found {
@@ -33,7 +33,7 @@ func (k *Keeper) Import(ctx context.Context, a imagestore.Archive) (kept []layer
 	return kept, err
 }
 
-// open lends what an archive holds for the platform.
+// open calls use with the blobs of an archive, and its images for the platform.
 func (k *Keeper) open(ctx context.Context, a imagestore.Archive, use func(content.Provider, []images.Image) error) (err error) {
 	var blobs content.Provider
 	lying, index, err := imagestore.OpenInPlace(ctx, a)
@@ -69,8 +69,8 @@ func (k *Keeper) open(ctx context.Context, a imagestore.Archive, use func(conten
 	return use(blobs, found)
 }
 
-// children returns the children of a manifest or an index whose digest matches.
-// Without the check, one could name itself, and the walk would not end.
+// children returns the children of a manifest or an index after verifying its
+// digest. Otherwise an index could contain itself, and the walk would not end.
 func children(blobs content.Provider) images.HandlerFunc {
 	return func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		if images.IsIndexType(desc.MediaType) || images.IsManifestType(desc.MediaType) {
@@ -82,7 +82,7 @@ func children(blobs content.Provider) images.HandlerFunc {
 	}
 }
 
-// provided fetches from a store.
+// provided fetches blobs from a content store.
 type provided struct{ content.Provider }
 
 func (p provided) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {

@@ -27,7 +27,7 @@ import (
 	"berth.dev/berth/runtime/internal/tree"
 )
 
-// Folder is a folder of the host that a container sees.
+// Folder is a folder of the host that a container can see.
 type Folder struct {
 	Source, Target string
 	ReadOnly       bool
@@ -125,7 +125,7 @@ func (k *Keeper) bundle(ctx context.Context, image layercache.Image, dir string,
 	k.Progress(0, total)
 	err = withTree(k.Cache, image, func(merged *tree.Tree) error {
 		left, err := rootfs.Write(ctx, merged, root, func(n int) {
-			// Layers may repeat bytes, or omit them.
+			// Layers may repeat bytes or omit them.
 			if more := min(int64(n), total-made.Bytes); more > 0 {
 				k.Progress(more, total)
 			}

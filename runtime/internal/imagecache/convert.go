@@ -52,7 +52,7 @@ func ParseForm(text string) (Form, error) {
 	return "", fmt.Errorf("pack layers as %q: give estargz or zstd", text)
 }
 
-// Converted is an image of an archive that was written.
+// Converted describes an image that was written to an archive.
 type Converted struct {
 	Name   string
 	Digest digest.Digest
@@ -61,10 +61,10 @@ type Converted struct {
 	Layers int
 }
 
-// Convert writes an archive with an OCI layout, of an image in the cache, or of all
-// images of an archive for the platform, with layers packed in another form. For an
-// image in the cache the content of layers stays the same, but not their digests,
-// as with Export.
+// Convert writes an archive with an OCI layout, with layers in another packing. The
+// source is an image in the cache, or an archive, and then all its images for the
+// platform are converted. For a cached image, the content of the layers stays the
+// same, but not their digests, as with Export.
 func (k *Keeper) Convert(ctx context.Context, source string, form Form, path string) (converted []Converted, err error) {
 	if a, is, err := archiveOf(source); err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func (k *Keeper) Convert(ctx context.Context, source string, form Form, path str
 	return converted, nil
 }
 
-// archiveOf reports whether a user means an archive, or a folder with an OCI
+// archiveOf reports whether the user means an archive, or a folder with an OCI
 // layout, instead of an image name.
 func archiveOf(source string) (a imagestore.Archive, is bool, err error) {
 	if a, err = imagestore.ParseArchive(source); err != nil {
@@ -116,7 +116,7 @@ func archiveOf(source string) (a imagestore.Archive, is bool, err error) {
 	return a, err == nil || a.Name != "" || strings.ContainsAny(source[:1], "./"), nil
 }
 
-// named finds an image of the cache by the name that a user typed.
+// named finds a cached image by a name as users type it.
 func (k *Keeper) named(name string) (layercache.Image, error) {
 	ref, err := reference.ParseDockerRef(name)
 	if err != nil {
@@ -129,9 +129,8 @@ func (k *Keeper) named(name string) (layercache.Image, error) {
 	return image, err
 }
 
-// Named returns the image of a full name for the platform. If the user named no
-// platform, and there is no image for this machine's, it returns the most recent
-// one.
+// Named returns the image with a full name for the platform. If the user named no
+// platform, and this machine's has no image, it returns the most recent one.
 func (k *Keeper) Named(name string) (layercache.Image, error) {
 	all, err := k.Cache.OfName(name)
 	if err != nil {
@@ -151,7 +150,7 @@ func (k *Keeper) Named(name string) (layercache.Image, error) {
 	return all[0], nil
 }
 
-// packed returns an image of an archive, whose layers are checked while they are
+// packed returns an image in an archive. Its layers are verified while they are
 // read.
 func (k *Keeper) packed(ctx context.Context, blobs content.Provider, img images.Image) (packable, error) {
 	source := packable{name: img.Name}

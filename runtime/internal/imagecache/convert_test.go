@@ -24,12 +24,12 @@ import (
 	"berth.dev/berth/runtime/internal/imagestore"
 )
 
-// pulledImage is a keeper with an image by the name of pullFrom.
+// pulledImage returns a keeper with an image named pullFrom.
 func pulledImage(t *testing.T) (*Keeper, string) {
 	t.Helper()
 	_, server := serve(t, func(_ *registry, i *image) {
 		i.config.Config.Env = []string{"A=b"}
-		i.manifest.Layers = append(i.manifest.Layers, i.layer) // the same twice
+		i.manifest.Layers = append(i.manifest.Layers, i.layer) // one layer twice
 		i.config.RootFS.DiffIDs = append(i.config.RootFS.DiffIDs, i.config.RootFS.DiffIDs[0])
 	})
 	k, dir := keeper(t, 1<<30)
@@ -39,7 +39,7 @@ func pulledImage(t *testing.T) (*Keeper, string) {
 	return k, dir
 }
 
-// inArchive returns the files of an archive, and its one manifest.
+// inArchive returns the files of an archive and its only manifest.
 func inArchive(t *testing.T, path string) (files map[string][]byte, manifest ocispec.Manifest) {
 	t.Helper()
 	file, err := os.Open(path)
@@ -116,7 +116,7 @@ func TestConvertToEStargz(t *testing.T) {
 	if size, err := io.Copy(io.Discard, archive); err != nil || fmt.Sprint(size) != desc.Annotations[estargz.StoreUncompressedSizeAnnotation] {
 		t.Errorf("%d bytes without compression, %v; annotated as %v", size, err, desc.Annotations)
 	}
-	// It is an image as any other, and converts again.
+	// The result is an ordinary image, and can be converted again.
 	other, _ := keeper(t, 1<<30)
 	images, err := other.Import(t.Context(), imagestore.Archive{Path: path})
 	if err != nil || len(images) != 1 {
@@ -133,7 +133,8 @@ func TestConvertToEStargz(t *testing.T) {
 	}
 }
 
-// A layer that only its compression has changed of is the same to all caches.
+// If only the compression of a layer changed, its uncompressed digest stays, and
+// caches recognise it.
 func TestConvertKeepsLayersOfArchives(t *testing.T) {
 	k, dir := pulledImage(t)
 	plain, packed := filepath.Join(t.TempDir(), "app.tar"), filepath.Join(t.TempDir(), "zstd.tar")
@@ -209,7 +210,7 @@ func TestSmallFilesShareAStream(t *testing.T) {
 	}
 }
 
-// What the library makes of layers of all kinds has in it what they had.
+// Converted layers contain the same files, for all kinds of layers.
 func TestEStargzHoldsTheSame(t *testing.T) {
 	layers, err := corpus.Layers()
 	if err != nil {
@@ -283,7 +284,7 @@ func TestConvertRefuses(t *testing.T) {
 	if err := errors.Join(os.WriteFile(broken, change, 0o600), os.WriteFile(cut, good[:len(good)/2], 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	// Nothing has looked at a folder's content before.
+	// No earlier step has verified the content of a folder.
 	layout := t.TempDir()
 	files, manifest := inArchive(t, plain)
 	files[blobName(manifest.Layers[0].Digest)][600] ^= 1
@@ -395,7 +396,7 @@ func TestModesOfArchives(t *testing.T) {
 	}
 }
 
-// A full disk is the reported cause, whoever packs.
+// A full disk is reported as the cause, regardless of the packer.
 func TestFullDiskIsReported(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
 	if err != nil {
@@ -419,7 +420,7 @@ func TestFullDiskIsReported(t *testing.T) {
 	}
 }
 
-// A configuration keeps what only others understand.
+// A configuration keeps unknown fields.
 func TestConfigurationOfOtherLayers(t *testing.T) {
 	text, err := withLayers([]byte(`{"os":"linux","config":{"Healthcheck":{"Test":["x"]}},"rootfs":{"type":"layers","diff_ids":["sha256:0"]}}`), []digest.Digest{"sha256:1"})
 	if want := `{"config":{"Healthcheck":{"Test":["x"]}},"os":"linux","rootfs":{"type":"layers","diff_ids":["sha256:1"]}}`; err != nil || string(text) != want {

@@ -16,9 +16,9 @@ import (
 	"berth.dev/berth/runtime/internal/layercache"
 )
 
-// Export writes an image as an archive with an OCI layout. Its layers are made of
-// their files in the cache: what they hold is the same, but not their digests, nor
-// therefore the image's.
+// Export writes an image as an archive with an OCI layout. It makes the layers from
+// their files in the cache. Their content stays the same, but their digests change,
+// and so does the image's.
 func Export(ctx context.Context, cache *layercache.Cache, image layercache.Image, path string) error {
 	source, err := cached(cache, image)
 	if err == nil {
@@ -30,7 +30,7 @@ func Export(ctx context.Context, cache *layercache.Cache, image layercache.Image
 	return nil
 }
 
-// cached is an image of the cache, whose layers become archives again.
+// cached returns an image in the cache whose layers are converted back to archives.
 func cached(cache *layercache.Cache, image layercache.Image) (packable, error) {
 	source := packable{name: image.Name}
 	var err error
@@ -56,7 +56,7 @@ func cached(cache *layercache.Cache, image layercache.Image) (packable, error) {
 	return source, nil
 }
 
-// configuration is the image's own, as JSON.
+// configuration returns the image's configuration as JSON.
 func configuration(cache *layercache.Cache, image layercache.Image) ([]byte, error) {
 	for _, desc := range image.Blobs {
 		if images.IsConfigType(desc.MediaType) {
@@ -66,7 +66,7 @@ func configuration(cache *layercache.Cache, image layercache.Image) ([]byte, err
 	return nil, errors.New("its configuration is not there: pull it again")
 }
 
-// writeLayer writes a layer's file as an archive.
+// writeLayer converts a layer's file to an archive.
 func writeLayer(path string, to io.Writer) error {
 	image, file, err := erofs.OpenFile(path)
 	if err != nil {
@@ -86,7 +86,7 @@ func (c countedWriter) Write(p []byte) (int, error) {
 	return c.to.Write(p)
 }
 
-// packable is an image whose layers can be had without their compression.
+// packable is an image with access to its uncompressed layers.
 type packable struct {
 	name   string
 	config []byte

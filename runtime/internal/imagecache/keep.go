@@ -1,6 +1,6 @@
-// Package imagecache adds images to the folder that runs share, by name and without
-// a cluster: from registries and from archives. Package layercache keeps the
-// folder, and package layerfile makes the files in it.
+// Package imagecache adds images from registries and archives to the folder that
+// runs share. It needs no cluster. Package layercache keeps the folder, and package
+// layerfile makes the files in it.
 package imagecache
 
 import (
@@ -27,8 +27,8 @@ import (
 type Keeper struct {
 	Cache    *layercache.Cache
 	Platform ocispec.Platform
-	// Chosen says that the user has named the platform: then an image of the cache
-	// has to be for it.
+	// Chosen reports whether the user named the platform. If so, a cached image
+	// must be for that platform.
 	Chosen bool
 	// Progress receives the number of additional bytes and the total,
 	// concurrently. For an image's layers, 0 marks the beginning.
@@ -42,8 +42,8 @@ const (
 	maxText = 8 << 20
 )
 
-// Keep brings an image into the cache, from where its blobs can be had, and gives
-// it its name last.
+// Keep adds an image to the cache. It fetches the blobs through from, and sets the
+// image's name last, when everything else is there.
 func (k *Keeper) Keep(ctx context.Context, name string, target ocispec.Descriptor, from remotes.Fetcher) (layercache.Image, error) {
 	image := layercache.Image{Name: name, Target: target, Platform: platforms.Format(k.Platform), Time: time.Now().UTC()}
 	put := func(desc ocispec.Descriptor, parsed any) error {
@@ -68,8 +68,8 @@ func (k *Keeper) Keep(ctx context.Context, name string, target ocispec.Descripto
 	return image, k.Cache.Name(image)
 }
 
-// describe returns what an image for the platform says of itself. What it reads,
-// the configuration last, it asks get for.
+// describe returns an image's manifest for the platform, and its configuration. It
+// calls get for each blob that it needs, and for the configuration last.
 func (k *Keeper) describe(desc ocispec.Descriptor, get func(ocispec.Descriptor, any) error) (manifest ocispec.Manifest, config ocispec.Image, err error) {
 	if images.IsIndexType(desc.MediaType) {
 		var index ocispec.Index
@@ -95,7 +95,7 @@ func (k *Keeper) describe(desc ocispec.Descriptor, get func(ocispec.Descriptor, 
 	return manifest, config, k.checkPlatform(config.Platform)
 }
 
-// choose returns the manifest for the platform.
+// choose returns the descriptor of the platform's manifest.
 func (k *Keeper) choose(index ocispec.Index) (ocispec.Descriptor, error) {
 	matcher := platforms.Only(k.Platform)
 	var found []ocispec.Descriptor
@@ -136,7 +136,7 @@ func (k *Keeper) layers(ctx context.Context, blobs []ocispec.Descriptor, ids []d
 		if err != nil {
 			return err
 		}
-		// A layer may be there twice, most of all an empty one.
+		// A layer may occur twice, in particular an empty one.
 		if path == "" && slices.Index(ids, id) == i {
 			missing = append(missing, i)
 			total += blobs[i].Size
@@ -166,8 +166,8 @@ func (k *Keeper) layers(ctx context.Context, blobs []ocispec.Descriptor, ids []d
 	return group.Wait()
 }
 
-// makeLayer converts a layer while it comes, and then looks whether it was the
-// right one.
+// makeLayer converts a layer while it arrives, and then verifies the digests of the
+// blob and of the layer.
 func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, limit int64, count func(int)) error {
 	if !images.IsLayerType(blob.MediaType) {
 		return fmt.Errorf("it is of type %q, which is not a layer", blob.MediaType)
@@ -180,20 +180,21 @@ func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id dig
 		return err
 	}
 	defer content.Close()
-	// One byte too many is enough to know.
+	// One additional byte is enough to detect a blob that is too long.
 	checked := &verified{from: io.LimitReader(content, blob.Size+1), verifier: blob.Digest.Verifier(), count: count}
 	made, err := layerfile.Convert(ctx, path, checked, blob.Size, limit)
 	if err == nil {
-		// What follows the packed archive belongs to its digest.
+		// The blob's digest covers the data after the compressed archive.
 		_, err = io.Copy(io.Discard, checked)
 	}
 	if err != nil {
 		if errors.Is(checked.failed, errBroken) && ctx.Err() == nil {
-			// What unpacks it may say only that it ends too early.
+			// The decompressor may report only an unexpected end.
 			return fmt.Errorf("after %d of %d bytes %w", checked.size, blob.Size, checked.failed)
 		}
-		// A wrong blob seldom unpacks; that it is wrong says more. What there is no room
-		// for is not fetched to know that.
+		// A blob with a wrong digest rarely unpacks, and the digest is the more
+		// precise error. But do not fetch the rest of a layer without enough space
+		// for it.
 		if errors.Is(err, layerfile.ErrTooLarge) || layercache.NoSpace(err) {
 			return err
 		}
@@ -211,19 +212,19 @@ func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id dig
 	return nil
 }
 
-// verified passes on what is read, and knows whether it was right in the end.
+// verified hashes and counts the bytes read through it.
 type verified struct {
 	from     io.Reader
 	verifier digest.Verifier
 	size     int64
 	count    func(int)
-	// failed is why nothing more came, but for the end.
+	// failed is the read error, other than io.EOF.
 	failed error
 }
 
 func (v *verified) Read(p []byte) (int, error) {
 	n, err := v.from.Read(p)
-	_, _ = v.verifier.Write(p[:n]) // a hash takes all
+	_, _ = v.verifier.Write(p[:n]) // a hash never fails
 	v.size += int64(n)
 	if n > 0 {
 		v.count(n)

@@ -40,7 +40,7 @@ type registry struct {
 	asked map[digest.Digest]int
 	// cut breaks off the first answer for a blob in the middle.
 	cut digest.Digest
-	// lost does the same, and the blob is missing afterwards.
+	// lost breaks the first answer off, too, and then the blob is missing.
 	lost digest.Digest
 	// held stops the first answer for a blob in the middle until the client
 	// disconnects.
@@ -57,7 +57,7 @@ type registry struct {
 	password string
 }
 
-// counting counts the bytes that are sent.
+// counting counts the bytes sent.
 type counting struct {
 	http.ResponseWriter
 	count func(int)
@@ -214,7 +214,7 @@ func (k *Keeper) pullFrom(t *testing.T, server *httptest.Server, logins Logins) 
 	return k.Pull(t.Context(), "reg.test/team/app:1", Registries{Servers: map[string]string{"reg.test": server.URL}, Logins: logins})
 }
 
-// left returns the unfinished files.
+// left returns the names of unfinished files.
 func left(t *testing.T, dir string) []string {
 	t.Helper()
 	var all []string
@@ -302,12 +302,12 @@ func TestPullRefuses(t *testing.T) {
 			i.config.Architecture = "arm64"
 			i.index = &ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
 		},
-		"layer is too large": func(r *registry, i *image) { // zeros pack well
+		"layer is too large": func(r *registry, i *image) { // zeros compress well
 			blob, id := packed(i.t, make([]byte, 8<<20))
 			i.manifest.Layers[0] = r.put(ocispec.MediaTypeImageLayerGzip, blob)
 			i.config.RootFS.DiffIDs[0] = id
 		},
-		"unexpected EOF": func(r *registry, i *image) { // a packed archive that ends in the middle
+		"unexpected EOF": func(r *registry, i *image) { // a compressed archive that ends in the middle
 			blob := r.blobs[i.layer.Digest]
 			i.manifest.Layers[0] = r.put(ocispec.MediaTypeImageLayerGzip, blob[:len(blob)/2])
 		},

@@ -17,14 +17,15 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// archiveWriter writes an OCI layout as a tar archive. A blob's header, which
-// has its digest and size, is written when the blob has been: so nothing is
-// written twice, nor anywhere else.
+// archiveWriter writes an OCI layout as a tar archive. A blob's header contains its
+// digest and size, so it is written after the blob. Thus nothing is written twice,
+// and no temporary file is needed.
 type archiveWriter struct {
 	file  *os.File
 	end   int64
 	index ocispec.Index
-	// docker is for 'docker load' of versions that know no layouts.
+	// docker lists the images for 'docker load' in versions that cannot read
+	// layouts.
 	docker []dockerManifest
 }
 
@@ -45,7 +46,7 @@ func blobName(d digest.Digest) string {
 	return filepath.Join(ocispec.ImageBlobsDir, d.Algorithm().String(), d.Encoded())
 }
 
-// blob adds what is written, under the name of its digest.
+// blob adds the data that write writes, and names it after its digest.
 func (a *archiveWriter) blob(write func(io.Writer) error) (ocispec.Descriptor, error) {
 	return a.add("", write)
 }
@@ -57,7 +58,7 @@ func (a *archiveWriter) add(name string, write func(io.Writer) error) (desc ocis
 	h := sha256.New()
 	buffered := bufio.NewWriterSize(a.file, 1<<20)
 	if err := write(countedWriter{io.MultiWriter(buffered, h), func(n int) { desc.Size += int64(n) }}); err != nil {
-		// What packs may have forgotten what the disk said.
+		// The packer may have dropped the disk's error.
 		if full := buffered.Flush(); full != nil {
 			err = full
 		}
@@ -74,7 +75,7 @@ func (a *archiveWriter) add(name string, write func(io.Writer) error) (desc ocis
 	if err := buffered.Flush(); err != nil {
 		return desc, err
 	}
-	// This format has one block also for files above 8 GiB.
+	// In this format a header is one block, even for files above 8 GiB.
 	var header bytes.Buffer
 	if err := tar.NewWriter(&header).WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: desc.Size, Format: tar.FormatGNU}); err != nil {
 		return desc, err
@@ -104,7 +105,7 @@ func (a *archiveWriter) json(name string, value any) (ocispec.Descriptor, error)
 	return a.text(name, encoded)
 }
 
-// image adds an image whose layers are there.
+// image adds an image whose layers have been added.
 func (a *archiveWriter) image(name string, config []byte, layers []ocispec.Descriptor) (digest.Digest, error) {
 	manifest := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, Layers: layers}
 	var err error

@@ -22,8 +22,7 @@ import (
 
 // Registries configures registries and logins.
 type Registries struct {
-	// Servers are the addresses of registries that are not at their name, with
-	// the scheme.
+	// Servers maps registry names to URLs, for registries at another address.
 	Servers map[string]string
 	Logins  Logins
 }
@@ -102,7 +101,8 @@ func (r Registries) hosts(ref reference.Named) docker.RegistryHosts {
 			return nil, fmt.Errorf("parse address of registry %s: %w", registry, err)
 		}
 		hosts[0].Scheme, hosts[0].Host = parsed.Scheme, parsed.Host
-		// Registries with projects have the protocol's root in the middle.
+		// In registries with projects, the API root is not at the start of the
+		// path.
 		hosts[0].Path = strings.TrimSuffix(parsed.Path, "/")
 		if !strings.HasPrefix(hosts[0].Path+"/", "/v2/") {
 			hosts[0].Path += "/v2"
@@ -111,8 +111,8 @@ func (r Registries) hosts(ref reference.Named) docker.RegistryHosts {
 	}
 }
 
-// Logins are the passwords for registries, by what docker login writes: names of
-// registries, some with a scheme or the beginning of a path.
+// Logins maps registries to logins. The names are the names that docker login
+// writes: some have a scheme or the beginning of a path.
 type Logins map[string]login
 
 type login struct {
@@ -142,7 +142,7 @@ func ParseLogins(text []byte) (Logins, error) {
 		}
 		name = strings.TrimPrefix(strings.TrimPrefix(name, "https://"), "http://")
 		name = strings.TrimSuffix(name, "/")
-		// What Docker calls its own registry.
+		// Docker's name for its own registry.
 		for _, version := range []string{"/v1", "/v2"} {
 			name = strings.TrimSuffix(name, version)
 		}

@@ -50,7 +50,7 @@ func (k *Keeper) bringLayer(ctx context.Context, path string, blob ocispec.Descr
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if came > 0 { // 0 is the beginning of an image
+	if came > 0 { // a count of 0 would mark the beginning of an image
 		count(-came)
 	}
 	err = makeLayer(ctx, path, blob, id, from, limit, count)
@@ -100,8 +100,8 @@ func (r *resumed) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCl
 	}{io.MultiReader(r.partial.Reader(), rest), rest}, nil
 }
 
-// keeping appends to a partial blob what is read. Errors of that do not end the
-// read.
+// keeping appends the bytes read to a partial blob. Errors of appending do not end
+// the read.
 type keeping struct {
 	io.ReadCloser
 	of *resumed

@@ -21,7 +21,8 @@ import (
 	"berth.dev/berth/runtime/internal/layercache"
 )
 
-// serveLarge makes a registry with an image whose layer is worth keeping in parts.
+// serveLarge starts a registry with an image whose layer is large enough to keep a
+// partial download.
 func serveLarge(t *testing.T) (*registry, *httptest.Server, ocispec.Descriptor) {
 	t.Helper()
 	content := make([]byte, 3*resumable)
@@ -49,7 +50,7 @@ func sizeOf(t *testing.T, dir string, blob ocispec.Descriptor) int {
 	return int(info.Size())
 }
 
-// awaitHalf returns when half of a blob is there.
+// awaitHalf returns when half of a blob has been downloaded.
 func awaitHalf(t *testing.T, dir string, blob ocispec.Descriptor) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
@@ -62,7 +63,8 @@ func awaitHalf(t *testing.T, dir string, blob ocispec.Descriptor) {
 	}
 }
 
-// forget has what was sent of a blob not count: it may have come before it is counted.
+// forget resets the count of sent bytes, once half of the blob was counted. The
+// client may receive the bytes before they are counted.
 func (r *registry) forget(t *testing.T, blob ocispec.Descriptor) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
@@ -86,7 +88,7 @@ const (
 	envPullTo   = "BERTH_TEST_PULL_TO"
 )
 
-// TestPullOfAnother is a pull that another test kills.
+// TestPullOfAnother runs a pull in a process that another test kills.
 func TestPullOfAnother(t *testing.T) {
 	if os.Getenv(envPullFrom) == "" {
 		t.Skip("it is part of TestPullGoesOn")
@@ -101,7 +103,7 @@ func TestPullOfAnother(t *testing.T) {
 	t.Errorf("it was not killed: %v", err)
 }
 
-// killed has a pull of half of a layer killed.
+// killed starts a pull, and kills it when half of the layer has arrived.
 func killed(t *testing.T, dir string, server *httptest.Server, layer ocispec.Descriptor) {
 	t.Helper()
 	self, err := os.Executable()
@@ -120,7 +122,7 @@ func killed(t *testing.T, dir string, server *httptest.Server, layer ocispec.Des
 	awaitHalf(t, dir, layer)
 }
 
-// stopped has one end as by Ctrl-C.
+// stopped cancels a pull in the middle of the layer, as Ctrl-C does.
 func stopped(t *testing.T, dir string, server *httptest.Server, layer ocispec.Descriptor) {
 	t.Helper()
 	cache, err := layercache.Open(dir, "another", 1<<30, func(text string) { t.Log(text) })
@@ -148,7 +150,7 @@ func stopped(t *testing.T, dir string, server *httptest.Server, layer ocispec.De
 func TestPullGoesOn(t *testing.T) {
 	for name, c := range map[string]struct {
 		end func(*testing.T, string, *httptest.Server, ocispec.Descriptor)
-		// change is done to what has come, or the registry.
+		// change modifies the partial download or the registry.
 		change func(t *testing.T, path string, r *registry)
 		// want is the number of bytes fetched after that, given the layer's size
 		// and the existing part; nil if it depends on when the client
@@ -226,7 +228,7 @@ func TestPullGoesOn(t *testing.T) {
 			before := sizeOf(t, dir, layer)
 			r.forget(t, layer)
 			var came int64
-			k.Progress = func(more, _ int64) { came += more } // of one layer
+			k.Progress = func(more, _ int64) { came += more } // bytes of one layer
 			img, err := k.pullFrom(t, server, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -240,7 +242,7 @@ func TestPullGoesOn(t *testing.T) {
 			if came != layer.Size {
 				t.Errorf("told of %d bytes, want %d", came, layer.Size)
 			}
-			server.Close() // all is counted
+			server.Close() // waits until all bytes are counted
 			if c.want != nil {
 				if want := c.want(int(layer.Size), before); r.sent[layer.Digest] != want {
 					t.Errorf("%d of %d bytes were there, then %d came; want %d", before, layer.Size, r.sent[layer.Digest], want)
@@ -253,7 +255,7 @@ func TestPullGoesOn(t *testing.T) {
 	}
 }
 
-// A registry that gives nothing for a while takes nothing of what has come.
+// A registry that refuses requests for a while does not harm the partial download.
 func TestRefusedPullKeepsWhatHasCome(t *testing.T) {
 	r, server, layer := serveLarge(t)
 	r.held = layer.Digest
@@ -273,7 +275,7 @@ func TestRefusedPullKeepsWhatHasCome(t *testing.T) {
 	}
 }
 
-// all gives a blob, and has the pull stopped before the end is read.
+// all supplies a whole blob, and cancels the pull before the reader sees the end.
 type all struct {
 	blob []byte
 	stop context.CancelFunc
@@ -293,7 +295,8 @@ func (a *all) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// What has come stays, also where that is all, but no layer yet.
+// The download is kept even if all bytes have arrived, but the layer is not
+// complete yet.
 func TestPullThatIsStoppedAtTheEnd(t *testing.T) {
 	r, _, layer := serveLarge(t)
 	k, dir := keeper(t, 1<<30)
@@ -307,7 +310,8 @@ func TestPullThatIsStoppedAtTheEnd(t *testing.T) {
 	}
 }
 
-// Two that pull the same layer do each other no harm, also from where a third ended.
+// Two concurrent pulls of the same layer do not disturb each other, even when both
+// continue a partial download.
 func TestPullsOfTheSameLayer(t *testing.T) {
 	r, server, layer := serveLarge(t)
 	r.held = layer.Digest

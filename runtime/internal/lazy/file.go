@@ -86,7 +86,7 @@ type Options struct {
 	Login func(name string) (Login, bool)
 	// Order is shared by all layers.
 	Order *Order
-	// Line is the line that all layers arrive over.
+	// Line coordinates the downloads of all layers.
 	Line *Line
 	// Log receives descriptions of wrong content.
 	Log func(string)
