@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-func TestALongImportIsToldOf(t *testing.T) {
+func TestALongImportIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said bytes.Buffer
 		var done atomic.Int32

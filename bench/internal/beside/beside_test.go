@@ -106,8 +106,8 @@ func TestRequirementsGiven(t *testing.T) {
 	}
 }
 
-// TestPatience: the questions after one that is waited for have time, too.
-func TestPatience(t *testing.T) {
+// TestPatienceLeavesTimeForLaterChecks checks that a wait takes only a part of the time.
+func TestPatienceLeavesTimeForLaterChecks(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Minute)
 	defer cancel()
 	if got := patience(ctx); got != "2m0s" {

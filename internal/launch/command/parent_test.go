@@ -138,7 +138,7 @@ func TestOrphansOfAKilledParentEnd(t *testing.T) {
 	}
 }
 
-func TestExceptedChildIsNoOrphan(t *testing.T) {
+func TestEndOrphansSparesTheGivenChild(t *testing.T) {
 	process := exec.Command("sleep", "1000")
 	if err := process.Start(); err != nil {
 		t.Fatal(err)

@@ -110,7 +110,7 @@ func TestRoleThatFailsToComeUpEndsTheRun(t *testing.T) {
 	}
 }
 
-func TestWantOfInotifyIsNoFaultOfARole(t *testing.T) {
+func TestInotifyShortageIsReportedAsUnavailable(t *testing.T) {
 	s := newStage(t)
 	r := s.play(t, &Role{Name: "containerd"})
 	if err := os.WriteFile(r.Log, []byte("failed to create fsnotify watcher: too many open files\n"), 0o600); err != nil {

@@ -58,7 +58,7 @@ func TestAnEstablishedConnectionOutlivesItsSwitches(t *testing.T) {
 	waiting.wait()
 }
 
-func TestAKilledKeeperIsReplaced(t *testing.T) {
+func TestAKilledDescriptorHolderIsReplaced(t *testing.T) {
 	l, client, server := pair(t, labConfig{})
 	serving := server.serve("serve", "5000", "n=2")
 	client.run("ask", server.at(5000))
@@ -69,7 +69,7 @@ func TestAKilledKeeperIsReplaced(t *testing.T) {
 			t.Fatal(err)
 		}
 		process.Kill()
-		testutil.Eventually(t, "another keeper", func() bool { return h.fdHolder(t) != old })
+		testutil.Eventually(t, "another descriptor holder", func() bool { return h.fdHolder(t) != old })
 		h.kill()
 		h.startSwitch()
 	}

@@ -92,7 +92,7 @@ func superDatagram(ipv6 bool, size int, payload []byte) []byte {
 	return frame
 }
 
-func TestGluedDatagramsAreThoseThatWereCut(t *testing.T) {
+func TestCoalesceRestoresDatagrams(t *testing.T) {
 	sender, receiver := twoNodes(t)
 	for _, ipv6 := range []bool{false, true} {
 		for _, length := range []int{1401, 2800, 30000} {
@@ -199,7 +199,7 @@ func glue(t testing.TB, receiver *table, datagrams [][]byte) ([][]byte, *counts)
 	return out.frames, counts
 }
 
-func TestGluedPacketIsTheOneThatWasCut(t *testing.T) {
+func TestCoalesceRestoresPacket(t *testing.T) {
 	sender, receiver := twoNodes(t)
 	for _, ipv6 := range []bool{false, true} {
 		for _, length := range []int{1400, 1401, 2800, 30000, 65000} {

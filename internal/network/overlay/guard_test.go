@@ -82,9 +82,9 @@ func (i *impostor) seal(datagram []byte) []byte {
 	return sealed
 }
 
-// TestOnlyPeersAreHeard sends datagrams that must not be delivered, and at the end
+// TestDatagramsFromOthersAreDropped sends datagrams that must not be delivered, and at the end
 // one that must. A capture on the node's device sees no other packet.
-func TestOnlyPeersAreHeard(t *testing.T) {
+func TestDatagramsFromOthersAreDropped(t *testing.T) {
 	l := newLab(t, labConfig{mtus: []int{1500, 1500, 1500}, offloads: true})
 	target, peer := l.members[0], l.members[1]
 	peer.stop(t) // the test sends from its socket
