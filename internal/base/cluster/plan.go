@@ -8,17 +8,17 @@ import (
 )
 
 // Plan describes one node of a cluster. The supervisor makes it once, before
-// anything starts, and every role reads it as JSON (Sandbox.PlanFile). It holds
-// no secret: keys have their own files.
+// anything starts, and every role reads it as JSON (Sandbox.PlanFile). It contains
+// no secrets: keys have their own files.
 type Plan struct {
-	// RunID names this cluster among all that ever ran on the node:
-	// "job-4711-0" under Slurm, "local-<pid>-<start>" without.
+	// RunID identifies this cluster among all that ever ran on the node:
+	// "job-4711-0" under Slurm, "local-<pid>-<start>" otherwise.
 	RunID string
 	// KubernetesVersion is the version that the components report, such as
 	// "v1.36.3".
 	KubernetesVersion string
 	Node              Node
-	// Members are all nodes of the cluster, this one at Index. The first is
+	// Members lists all nodes of the cluster, with this one at Index. The first is
 	// the head.
 	Members []Member
 	Index   int
@@ -27,36 +27,37 @@ type Plan struct {
 	Controls  int
 	Addresses Addresses
 	Paths     Paths
-	// OneUID is true where no subordinate uids exist: every file and every
+	// OneUID is true if the user has no subordinate UIDs. Then every file and every
 	// process of a pod belongs to the user.
 	OneUID bool
-	// CgroupsDelegated is true where a writable cgroup v2 subtree is mounted
-	// at Paths.Cgroup, with the memory and cpu controllers.
+	// CgroupsDelegated is true if a writable cgroup v2 subtree is mounted at
+	// Paths.Cgroup, with the memory and cpu controllers.
 	CgroupsDelegated bool
 	// PodMTU is the size of the largest packet that a pod sends, in bytes.
 	PodMTU int
 	// PodSuperPacket is the size of the largest packet that a pod's kernel may
-	// leave uncut, in bytes, so that the network between nodes takes it in one
-	// piece; 0 where there is none.
+	// leave unsegmented, in bytes, so that the network between nodes takes it in
+	// one piece. It is 0 if there is no such network.
 	PodSuperPacket int
-	// FastPath is true where a Switch makes connections of pods to other nodes.
+	// FastPath is true if a Switch makes connections of pods to other nodes.
 	FastPath bool
-	// Snapshotter is containerd's: Overlay, EROFS, or Native where the run's
-	// files are on a file system that overlayfs cannot write to.
+	// Snapshotter is the snapshotter of containerd: Overlay, EROFS, or Native if
+	// overlayfs cannot write to the file system of the run's files.
 	Snapshotter string
 	// ImageCache is the folder that keeps layers for other nodes and later runs.
 	ImageCache ImageCache
-	// LazyPull starts containers of eStargz images before these have come.
+	// LazyPull starts containers of eStargz images before their layers have
+	// arrived.
 	LazyPull bool
 	// Registries configures how images are pulled.
 	Registries Registries
-	// SharedVolumes is a folder that all nodes see, for the volumes of
-	// SharedClass; empty where the user names none.
+	// SharedVolumes is a folder that all nodes see, for the volumes of SharedClass.
+	// It is empty if the user named none.
 	SharedVolumes string
-	// Mounts are folders of the hosts that every pod gets.
+	// Mounts lists folders of the hosts that every pod gets.
 	Mounts []FolderMount
-	// ForeignOwners lets users of pods other than root write to file systems
-	// that machines share.
+	// ForeignOwners lets users of pods other than root write to file systems that
+	// machines share.
 	ForeignOwners bool
 	// Verbosity is the klog level of the components; 0 logs problems only.
 	Verbosity int
@@ -70,17 +71,16 @@ type Node struct {
 	Labels map[string]string
 	// CPUs is the number of processors that the step may use.
 	CPUs int
-	// CPUSet lists these processors (2-5,8) where it is known which they are;
-	// it is empty elsewhere.
+	// CPUSet lists these processors (2-5,8). It is empty if they are unknown.
 	CPUSet string
 	// MemoryBytes is the memory that the step may use.
 	MemoryBytes uint64
-	// ReservedMemoryBytes is the memory that berth itself needs; the rest is
+	// ReservedMemoryBytes is the memory that berth itself needs. The rest is
 	// allocatable.
 	ReservedMemoryBytes uint64
 	// MaxPods bounds the pods of the node.
 	MaxPods int
-	// Resources are devices that containers can request.
+	// Resources lists devices that containers can request.
 	Resources []Resource
 }
 
@@ -90,16 +90,16 @@ func (p Plan) Head() bool { return p.Index == 0 }
 // Control reports whether this node runs a control plane.
 func (p Plan) Control() bool { return p.Index < max(1, p.Controls) }
 
-// Replicated reports whether other nodes run a control plane, too.
+// Replicated reports whether several nodes run a control plane.
 func (p Plan) Replicated() bool { return p.Controls > 1 }
 
-// Replicas are the members that run a control plane.
+// Replicas returns the members that run a control plane.
 func (p Plan) Replicas() []Member { return p.Members[:p.Controls] }
 
-// Addresses are chosen so that they clash with no route of the host. All of
-// them exist only inside the node's network namespace.
+// Addresses holds the addresses of a cluster. They conflict with no route of the
+// host, and exist only inside the node's network namespace.
 type Addresses struct {
-	// Family is IPv4, which every cluster has.
+	// Family is the IPv4 family, which every cluster has.
 	Family
 	// IPv6 is nil if the cluster has only IPv4. WithoutIPv6 is the reason, or the
 	// reason why IPv6 does not reach the outside. It is empty if the user asked
@@ -121,17 +121,18 @@ type Addresses struct {
 	Gateway netip.Addr
 	// APIPort is the port of kube-apiserver inside the namespace.
 	APIPort uint16
-	// HostAPIPort is its port on the host's loopback.
+	// HostAPIPort is the port of kube-apiserver on the host's loopback.
 	HostAPIPort uint16
 }
 
-// Family are the addresses of one IP family.
+// Family holds the addresses of one IP family.
 type Family struct {
-	// Pods is the range of all pods of the cluster; NodePods this node's part.
+	// Pods is the range of all pods of the cluster. NodePods is this node's part.
 	Pods, NodePods netip.Prefix
 	// Services is the ClusterIP range.
 	Services netip.Prefix
-	// Nodes is the range of node addresses; Node is this node's, on NodeLink.
+	// Nodes is the range of node addresses. Node is this node's address, on
+	// NodeLink.
 	Nodes netip.Prefix
 	Node  netip.Addr
 }
@@ -152,7 +153,7 @@ func (a Addresses) Families() []Family {
 	return []Family{a.Family, *a.IPv6}
 }
 
-// Ranges are all that the cluster takes: of pods, Services and nodes.
+// Ranges returns all ranges of the cluster: of pods, Services and nodes.
 func (a Addresses) Ranges() []netip.Prefix {
 	var all []netip.Prefix
 	for _, f := range a.Families() {
@@ -161,8 +162,7 @@ func (a Addresses) Ranges() []netip.Prefix {
 	return all
 }
 
-// NodeAddresses returns the addresses of all nodes in one family, the head's
-// first.
+// NodeAddresses returns the addresses of all nodes in one family, the head's first.
 func (p Plan) NodeAddresses(f Family) []netip.Addr {
 	var all []netip.Addr
 	for _, member := range p.Members {
@@ -175,8 +175,8 @@ func (p Plan) NodeAddresses(f Family) []netip.Addr {
 	return all
 }
 
-// Peers are host:port of where the nodes give layers to each other, in the order
-// of the members; none where there is one node only.
+// Peers returns the addresses (host:port) where the nodes serve layers to each
+// other, in the order of the members. It returns none if there is only one node.
 func (p Plan) Peers() []string {
 	var all []string
 	if len(p.Members) > 1 {
@@ -187,7 +187,7 @@ func (p Plan) Peers() []string {
 	return all
 }
 
-// List joins something of every family with commas, as components take it.
+// List joins one string per family with commas, as the components expect.
 func (a Addresses) List(of func(Family) string) string {
 	var all []string
 	for _, family := range a.Families() {
@@ -196,24 +196,27 @@ func (a Addresses) List(of func(Family) string) string {
 	return strings.Join(all, ",")
 }
 
-// The snapshotters: Overlay and EROFS share the layers of images between
-// containers, unpacked and as one file each. Native copies them for each.
+// The snapshotters. Overlay and EROFS share the layers of images between
+// containers: Overlay as unpacked files, and EROFS as one file per layer. Native
+// copies the layers for each container.
 const (
 	Overlay = "overlayfs"
 	EROFS   = "erofs"
 	Native  = "native"
-	// AutoSnapshotter is EROFS on nodes that can mount with FUSE, Overlay on others.
+	// AutoSnapshotter selects EROFS on nodes that can mount FUSE, and Overlay on
+	// others.
 	AutoSnapshotter = "auto"
 )
 
 // ImageCache is a folder of layers that the nodes and runs of a user share.
 type ImageCache struct {
-	// Folder is empty where there is none.
+	// Folder is empty if there is no cache.
 	Folder string
-	// Job is the name of what this node uses there for as long as it runs.
+	// Job names the folder of links to the layers that this node uses while it
+	// runs.
 	Job string
-	// Bytes limits the cache's size. With KeepNamed, images that the user brought
-	// by name do not count.
+	// Bytes limits the cache's size. With KeepNamed, images that the user added by
+	// name do not count.
 	Bytes     int64
 	KeepNamed bool
 }
@@ -221,8 +224,8 @@ type ImageCache struct {
 // ImageCacheBytes is the default size limit of an image cache.
 const ImageCacheBytes = 10e9
 
-// InUse is the folder of what this node uses of the cache, to be removed when
-// it ends; empty where there is no cache.
+// InUse returns the folder that protects the layers in use by this node. It is
+// removed when the node ends. Without a cache, InUse returns "".
 func (c ImageCache) InUse() string {
 	if c.Folder == "" {
 		return ""
@@ -230,7 +233,7 @@ func (c ImageCache) InUse() string {
 	return filepath.Join(c.Folder, "layers-1", "jobs", c.Job)
 }
 
-// Links inside the node's network namespace.
+// The links inside the node's network namespace.
 const (
 	// NodeLink carries the node's own addresses. It is a bridge without
 	// ports, because the dummy device is a module that a host may lack.
@@ -249,21 +252,21 @@ type Paths struct {
 	// Libexec holds the programs that come with berth; it is the whole PATH
 	// of every role.
 	Libexec string
-	// Run is a tmpfs: keys, kubeconfigs, sockets, etcd's data. Nothing in it
+	// Run is a tmpfs for keys, kubeconfigs, sockets and etcd's data. Nothing in it
 	// outlives the cluster.
 	Run string
-	// Scratch is the run's directory on the node's disk: images, container
-	// root file systems, volumes, logs. It holds no secret.
+	// Scratch is the run's directory on the node's disk, for images, container root
+	// file systems, volumes and logs. It contains no secrets.
 	Scratch string
 	// Kubelet is the kubelet's root directory, bound from Scratch. It is the
 	// conventional path, because CSI drivers and device plugins assume it.
 	Kubelet string
-	// Cgroup is the mount point of a cgroup2 hierarchy; empty unless it is
+	// Cgroup is the mount point of a cgroup2 hierarchy. It is empty if none is
 	// delegated.
 	Cgroup string
 }
 
-// The files and sockets of a node, derived from its Paths.
+// The files and sockets of a node, relative to its Paths.
 func (p Paths) PKI(name string) string        { return filepath.Join(p.Run, "pki", name) }
 func (p Paths) Kubeconfig(user string) string { return filepath.Join(p.Run, "kubeconfig", user) }
 func (p Paths) Etcd() string                  { return filepath.Join(p.Run, "etcd") }
@@ -289,8 +292,8 @@ func (p Paths) LogSocket() string       { return filepath.Join(p.Run, "logs.sock
 func (p Paths) Restore() string         { return filepath.Join(p.Run, "restore") }
 func (p Paths) Plan() string            { return filepath.Join(p.Run, "plan.json") }
 
-// SharedClass is the StorageClass of claims on the folder that all nodes see,
-// and SharedProvisioner who makes its volumes.
+// SharedClass is the StorageClass for claims on the folder that all nodes see.
+// SharedProvisioner makes its volumes.
 const (
 	SharedClass       = "shared"
 	SharedProvisioner = "berth.dev/shared"
@@ -298,7 +301,7 @@ const (
 
 // Names of the files under Paths.PKI. Certificates end in .crt, keys in .key.
 const (
-	CA            = "ca"             // signs everything below but FrontProxyCA's
+	CA            = "ca"             // signs everything below, except FrontProxyCA's certificates
 	FrontProxyCA  = "front-proxy-ca" // signs FrontProxy
 	FrontProxy    = "front-proxy-client"
 	APIServer     = "apiserver"
@@ -324,26 +327,27 @@ const (
 
 // Registries configures how images are pulled.
 type Registries struct {
-	// NoPull forbids the network: only images given as archives exist.
+	// NoPull forbids the network. Then only images from archives are available.
 	NoPull bool
-	// Mirror is host:port of the local mirror that serves the archives'
-	// images, asked before any registry; empty where none runs.
+	// Mirror is the address (host:port) of the local mirror that serves the
+	// archives' images. containerd tries it first. It is empty if none runs.
 	Mirror string
-	// Servers are URLs by the name of the registry that they stand for, such
-	// as docker.io or registry.site:5000.
+	// Servers maps registry names, such as docker.io or registry.site:5000, to the
+	// URLs that replace them.
 	Servers map[string]string
 }
 
-// MirrorAddress is the mirror's address inside the namespace. Only the
-// node's programs and pods on the node's network reach its loopback. The port is
+// MirrorAddress is the mirror's address inside the namespace. Only the node's
+// programs and pods on the node's network can reach this loopback. The port is
 // outside the ranges that Kubernetes assigns.
 const MirrorAddress = "127.0.0.1:61500"
 
-// PeerPort is the port where each node of several serves layers to the others,
-// at its node address. It, too, is outside the ranges that Kubernetes assigns.
+// PeerPort is the port where the nodes of a multi-node cluster serve layers to each
+// other, at their node addresses. It is also outside the ranges that Kubernetes
+// assigns.
 const PeerPort = 61501
 
-// APIServerURL is the API server's URL for components inside the namespace.
+// APIServerURL returns the API server's URL for components inside the namespace.
 func (a Addresses) APIServerURL() string {
 	if a.APIBalancer.IsValid() {
 		return fmt.Sprintf("https://%s", a.APIBalancer)
@@ -351,12 +355,12 @@ func (a Addresses) APIServerURL() string {
 	return fmt.Sprintf("https://%s", netip.AddrPortFrom(a.APIServer, a.APIPort))
 }
 
-// HostAPIServerURL is the API server's URL for programs on the host.
+// HostAPIServerURL returns the API server's URL for programs on the host.
 func (a Addresses) HostAPIServerURL() string {
 	return fmt.Sprintf("https://127.0.0.1:%d", a.HostAPIPort)
 }
 
-// KubernetesVersion is the version of the components; go.mod pins the same.
+// KubernetesVersion is the version of the components. go.mod pins the same version.
 const KubernetesVersion = "v1.36.3"
 
 // SplitLogsGate is the feature gate (alpha in v1.36) that lets a client read a

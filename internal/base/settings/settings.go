@@ -1,6 +1,6 @@
 // Package settings reads the settings files of the site and of users, which set
-// defaults for berth's options. It knows the form of the file. The command line
-// knows the options and their values.
+// defaults for berth's options. It defines the format of the files. The command
+// line defines the options and their values.
 package settings
 
 import (
@@ -14,10 +14,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Variable names a file to read instead of the site's, for a trial.
+// Variable names a file to read instead of the site's file, for testing.
 const Variable = "BERTH_CONFIG"
 
-// SitePath is the site's file.
+// SitePath is the path of the site's file.
 const SitePath = "/etc/berth/config.yaml"
 
 // File holds the contents of one file.
@@ -25,24 +25,25 @@ type File struct {
 	Path string
 	// Options lists settings by option name, without dashes.
 	Options []Entry
-	// Environment are variables that berth, and nothing that it starts for the
-	// user, sees where they are not set.
+	// Environment lists variables that only berth sees, not the programs that it
+	// starts for the user. A variable that is already set keeps its value.
 	Environment []Entry
-	// Forbid names the options that nobody may use; only the site's file counts.
+	// Forbid names options that nobody may use. Only the site's file may forbid
+	// options.
 	Forbid []Entry
 }
 
 // Entry is a line of a file.
 type Entry struct {
 	Name string
-	// Values are several where the file has a list, which List tells.
+	// Values holds one value, or several if List is true.
 	Values []string
 	List   bool
 	Line   int
 }
 
-// Paths are the files that count, the site's first. One that is named has to be
-// there.
+// Paths returns the paths of the settings files, the site's first. If named is
+// true, the user named the first one, and it must exist.
 func Paths(getenv func(string) string) (paths []string, named bool) {
 	site := SitePath
 	if path := getenv(Variable); path != "" {
@@ -61,8 +62,8 @@ func Paths(getenv func(string) string) (paths []string, named bool) {
 	return paths, named
 }
 
-// Read reads a file. The error has everything that is wrong with its form; what
-// can be read all the same is returned beside it. One that is not there is nil.
+// Read reads a file. The error lists all mistakes in the file's form; the readable
+// rest is returned as well. If the file does not exist, Read returns nil.
 func Read(path string) (*File, error) {
 	content, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -103,7 +104,7 @@ func Parse(path string, content []byte) (*File, error) {
 	return file, errors.Join(p.faults...)
 }
 
-// parser collects what is wrong.
+// parser collects the mistakes.
 type parser struct {
 	path   string
 	faults []error
@@ -113,7 +114,7 @@ func (p *parser) fault(at *yaml.Node, format string, values ...any) {
 	p.faults = append(p.faults, fmt.Errorf("%s:%d: %s", p.path, at.Line, fmt.Sprintf(format, values...)))
 }
 
-// each calls do for all pairs of a mapping, each key once.
+// each calls do for all pairs of a mapping. It refuses repeated keys.
 func (p *parser) each(mapping *yaml.Node, do func(key, value *yaml.Node)) {
 	switch {
 	case mapping.Kind == yaml.ScalarNode && mapping.Tag == "!!null":
@@ -162,10 +163,9 @@ func (p *parser) entries(section *yaml.Node) (entries []Entry) {
 	return entries
 }
 
-// names reads a list of options.
 func (p *parser) names(section *yaml.Node) (entries []Entry) {
 	if section.Kind == yaml.ScalarNode && section.Tag == "!!null" {
-		return nil // all of it is commented out
+		return nil // all lines are commented out
 	}
 	if section.Kind != yaml.SequenceNode {
 		p.fault(section, "forbid takes a list of options, such as '- here'")

@@ -28,7 +28,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestMistakes: all of them at once, each with its line.
+// TestMistakes checks that all mistakes are reported at once, each with its line.
 func TestMistakes(t *testing.T) {
 	_, err := Parse("f", []byte("option:\n  a: b\noptions:\n  a: b\n  a: c\n  d:\n  e: {f: g}\n  h: [[i]]\nenvironment: j\nforbid: here\n---\nk: l\n"))
 	want := []string{

@@ -13,26 +13,26 @@ import (
 )
 
 // A run claims a folder by a file claim-N, where N is one more than the highest
-// existing number. Every file system, even NFS, can create a file only if it
-// does not exist (O_EXCL), but locks do not work on all file systems of sites. A
-// run that finds that the highest claim's run is gone makes the next claim, and
-// only one of several succeeds. Before each rename the claim's holder checks
-// that its claim exists and is the highest. So a run that was wrongly taken for
-// dead does not overwrite what its successor has saved.
+// existing number. Every file system, even NFS, can create a file only if it does
+// not exist (O_EXCL), but locks do not work on all file systems of sites.
+//
+// If the run of the highest claim is dead, another run makes the next claim, and
+// only one of several succeeds. Before each rename, a run checks that its claim
+// exists and is the highest. So a run that was wrongly taken for dead does not
+// overwrite its successor's state.
 
 const claimPrefix = "claim-"
 
-// silence is after which time a claim that nobody can say anything of counts as
-// that of a dead run.
+// silence is the age after which a claim of unknown state counts as abandoned.
 const silence = 5 * time.Minute
 
-// Owner identifies the run that has a folder.
+// Owner identifies the run that uses a folder.
 type Owner struct {
-	// Cluster and Job are Slurm's, empty outside of it; Attempt counts the
+	// Cluster and Job are Slurm's names, empty outside Slurm. Attempt counts the
 	// restarts of the job.
 	Cluster, Job string
 	Attempt      int
-	// Host, Boot and Process tell a process from all others.
+	// Host, Boot and Process identify a process among all others.
 	Host, Boot, Process string
 }
 
@@ -43,7 +43,7 @@ func (o Owner) String() string {
 	return "process " + o.Process + " on " + o.Host
 }
 
-// Life is the state of a run: whether it is alive.
+// Life is the state of a run.
 type Life int
 
 const (
@@ -52,7 +52,7 @@ const (
 	Dead
 )
 
-// Lives finds out whether the run of an owner lives.
+// Lives returns the state of an owner's run.
 type Lives func(Owner) Life
 
 type claim struct {
@@ -61,7 +61,7 @@ type claim struct {
 	owner  Owner
 }
 
-// takeClaim makes the next claim, unless a run that lives has one.
+// takeClaim makes the next claim, unless a live run has one.
 func takeClaim(folder string, owner Owner, lives Lives) (claim, error) {
 	for {
 		numbers, err := claims(folder)
@@ -79,7 +79,7 @@ func takeClaim(folder string, owner Owner, lives Lives) (claim, error) {
 		c := claim{folder: folder, number: next, owner: owner}
 		err = c.make()
 		if errors.Is(err, fs.ErrExist) {
-			continue // another was faster
+			continue // another run was faster
 		}
 		if err != nil {
 			return claim{}, fmt.Errorf("claim the folder of the state: %w", err)
@@ -95,7 +95,7 @@ func takeClaim(folder string, owner Owner, lives Lives) (claim, error) {
 
 // claims returns the numbers of the existing claims in ascending order.
 func claims(folder string) ([]int, error) {
-	entries, err := os.ReadDir(folder) // sorted by name, and those are of one length
+	entries, err := os.ReadDir(folder) // sorted by name, and the names have one length
 	if err != nil {
 		return nil, err
 	}
@@ -126,11 +126,11 @@ func (c claim) make() error {
 	return errors.Join(err, file.Close())
 }
 
-// refuse returns an error where the claim is that of a run which lives.
+// refuse returns an error if the claim belongs to a live run.
 func (c claim) refuse(lives Lives) error {
 	content, err := os.ReadFile(c.file(""))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // it has just ended
+		return nil // the run has just ended
 	}
 	if err != nil {
 		return fmt.Errorf("claim the folder of the state: %w", err)
@@ -139,7 +139,7 @@ func (c claim) refuse(lives Lives) error {
 	if err != nil {
 		return nil
 	}
-	// The owner may be about to write it.
+	// The content may be missing, because the owner has only created the file.
 	life := Unknown
 	var owner Owner
 	if json.Unmarshal(content, &owner) == nil {
@@ -163,8 +163,7 @@ func (c claim) refuse(lives Lives) error {
 	return fmt.Errorf("use the folder of the state %s: %s is using it; wait for its end, or use another folder", c.folder, who)
 }
 
-// age returns the time since the claim was renewed, by the file system's own
-// clock.
+// age returns the time since the claim was renewed, by the file system's clock.
 func (c claim) age(renewed fs.FileInfo) (time.Duration, error) {
 	probe, err := os.CreateTemp(c.folder, ".clock-")
 	if err != nil {
@@ -182,7 +181,7 @@ func (c claim) age(renewed fs.FileInfo) (time.Duration, error) {
 	return now.ModTime().Sub(renewed.ModTime()), nil
 }
 
-// check returns an error where the folder is another run's by now.
+// check returns ErrTaken if another run has the folder now.
 func (c claim) check() error {
 	numbers, err := claims(c.folder)
 	if err != nil {
@@ -212,7 +211,7 @@ func (c claim) renew() error {
 	}
 	content, err := json.Marshal(c.owner)
 	if err == nil {
-		_, err = file.Write(content) // the same, so that its time is the file system's
+		_, err = file.Write(content) // writing the same content sets the time by the file system's clock
 	}
 	return errors.Join(err, file.Close())
 }

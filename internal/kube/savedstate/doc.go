@@ -1,4 +1,4 @@
-// Package savedstate keeps the objects of a cluster in a folder of the user's, from
-// one job to the next: the file and what it proves, the key that Secrets are
-// sealed with, and which run may write. What is in an object it does not know.
+// Package savedstate keeps the objects of a cluster in a folder of the user, from
+// one job to the next. It defines the file and its checks, the key that seals
+// Secrets, and which run may write. It does not interpret objects.
 package savedstate

@@ -14,8 +14,10 @@ import (
 	"time"
 )
 
-// The file is a line that identifies the format, a line of JSON (header), two
-// parts whose lengths are in the header, and the SHA-256 of everything before.
+// The file consists of a line that identifies the format, a line of JSON (header),
+// two parts, and the SHA-256 of everything before. The header has the lengths of
+// the parts.
+//
 // The first part holds the compressed records without Secrets. The second part
 // holds the Secrets, compressed and sealed with AES-256-GCM, with the header as
 // additional data.
@@ -27,7 +29,7 @@ const (
 // header describes the contents of a file.
 type header struct {
 	Format int
-	// Berth is the version that has written it, Run the cluster's name there.
+	// Berth is the version that wrote the file, and Run its cluster's name.
 	Berth, Run string
 	Saved      time.Time
 	Facts      Facts
@@ -50,7 +52,7 @@ type Snapshot struct {
 	Missing int
 }
 
-// encode makes a file of a snapshot. Without a key Secrets are left out.
+// encode encodes a snapshot. Without a key it omits Secrets.
 func encode(s Snapshot, key []byte) ([]byte, error) {
 	var plain, secret []Record
 	for _, record := range s.Records {
@@ -92,16 +94,16 @@ func encode(s Snapshot, key []byte) ([]byte, error) {
 	return append(file, sum[:]...), nil
 }
 
-// ErrDamaged says that a file is not what was written.
+// ErrDamaged reports a file with unexpected content.
 var ErrDamaged = errors.New("it is damaged")
 
-// errNewer says that a file was written by a later version.
+// errNewer reports a file from a later version.
 var errNewer = errors.New("it was written by a newer berth; use that one")
 
-// errForeignKey says that Secrets cannot be read.
+// errForeignKey reports Secrets that this key cannot open.
 var errForeignKey = errors.New("its Secrets are sealed with another key")
 
-// decode reads a file. Without a key it must have no Secrets.
+// decode decodes a file. Without a key it omits Secrets and counts them in Missing.
 func decode(file []byte, key []byte) (Snapshot, error) {
 	if len(file) < len(magic)+sha256.Size || !bytes.HasPrefix(file, []byte(magic)) {
 		return Snapshot{}, fmt.Errorf("%w: no state of a cluster, or cut off", ErrDamaged)
@@ -109,7 +111,7 @@ func decode(file []byte, key []byte) (Snapshot, error) {
 	content, sum := file[:len(file)-sha256.Size], file[len(file)-sha256.Size:]
 	line, parts, _ := bytes.Cut(content[len(magic):], []byte{'\n'})
 	var h header
-	// A newer format is said to be one also where the rest is unlike this one.
+	// Check the version first: the rest of a newer format may differ.
 	if err := json.Unmarshal(line, &h); err == nil && h.Format > format {
 		return Snapshot{}, fmt.Errorf("%w (%s)", errNewer, h.Berth)
 	}
@@ -142,7 +144,7 @@ func decode(file []byte, key []byte) (Snapshot, error) {
 
 func pack(facts Facts, records []Record) ([]byte, error) {
 	var packed bytes.Buffer
-	// A cluster waits for it, and a folder need not be small.
+	// Prefer speed to size, because a cluster waits for it.
 	compressor, err := gzip.NewWriterLevel(&packed, gzip.BestSpeed)
 	if err != nil {
 		return nil, err
@@ -163,7 +165,7 @@ func unpack(packed []byte) ([]Record, error) {
 	return records, err
 }
 
-// sealOverhead is by how much sealing makes data longer: a nonce and a tag.
+// sealOverhead is the number of bytes that sealing adds: a nonce and a tag.
 const sealOverhead = 12 + 16
 
 func seal(key, data, additional []byte) ([]byte, error) {

@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fileName is the state's in its folder.
+// fileName is the name of the state's file in its folder.
 const fileName = "cluster.state"
 
-// Folder is one that this run may write to.
+// Folder is a folder that this run may write to.
 type Folder struct {
 	path string
-	// key seals Secrets; nil leaves them out.
+	// key seals Secrets. If nil, Secrets are omitted.
 	key   []byte
 	claim claim
 }
 
-// Open opens a folder for the given run, and makes it if it does not exist. With
-// a nil key, Secrets are omitted. It fails if others can access the folder, or
-// if another run has it.
+// Open opens a folder for the given run, and creates it if necessary. With a nil
+// key, Secrets are omitted. It fails if others can access the folder, or if another
+// run has it.
 func Open(path string, key []byte, owner Owner, lives Lives) (*Folder, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("make the folder for the state: %w", err)
@@ -48,8 +48,8 @@ func Open(path string, key []byte, owner Owner, lives Lives) (*Folder, error) {
 	return f, nil
 }
 
-// checkAlone refuses what belongs to somebody else, or what others may read or
-// change.
+// checkAlone refuses a file or folder that another user owns, or that others may
+// access.
 func checkAlone(path string) error {
 	var stat unix.Stat_t
 	if err := unix.Stat(path, &stat); err != nil {
@@ -64,7 +64,7 @@ func checkAlone(path string) error {
 	return nil
 }
 
-// Load returns what was saved last; ok is false where nothing was.
+// Load returns the saved state. ok is false if there is none.
 func (f *Folder) Load() (s Snapshot, ok bool, err error) {
 	path := filepath.Join(f.path, fileName)
 	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
@@ -99,11 +99,10 @@ func (f *Folder) read(file *os.File) (Snapshot, error) {
 	return decode(content, f.key)
 }
 
-// ErrTaken says that another run has taken the folder meanwhile.
+// ErrTaken reports that another run has taken the folder.
 var ErrTaken = errors.New("another run has taken it")
 
-// Save writes a snapshot in the place of the last one. Who reads sees one or the
-// other.
+// Save replaces the saved snapshot. A reader sees either the old or the new one.
 func (f *Folder) Save(s Snapshot) error {
 	path := filepath.Join(f.path, fileName)
 	if err := f.save(path, s); err != nil {
@@ -123,7 +122,7 @@ func (f *Folder) save(path string, s Snapshot) error {
 	}
 	_, err = file.Write(content)
 	if err == nil {
-		err = file.Sync() // before it gets the name: a power cut must not leave half of it
+		err = file.Sync() // sync before the rename, or a power failure could leave a partial file
 	}
 	err = errors.Join(err, file.Close())
 	if err == nil {
@@ -144,16 +143,16 @@ func syncFolder(path string) error {
 		return err
 	}
 	defer folder.Close()
-	// Not every file system can.
+	// Some file systems do not support this.
 	if err := folder.Sync(); err != nil && !errors.Is(err, unix.EINVAL) {
 		return err
 	}
 	return nil
 }
 
-// Renew says that the run still lives. It is to be called more often than every
-// silence.
+// Renew shows other runs that this run is alive. Call it more often than every five
+// minutes (silence).
 func (f *Folder) Renew() error { return f.claim.renew() }
 
-// Close lets other runs have the folder.
+// Close releases the folder for other runs.
 func (f *Folder) Close() error { return f.claim.release() }

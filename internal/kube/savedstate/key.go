@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// keySize is AES-256's.
+// keySize is the key size of AES-256, in bytes.
 const keySize = 32
 
 // KeyFile returns the default path of a user's key. It is in the home directory,
@@ -30,7 +30,7 @@ func KeyFile(getenv func(string) string) (string, error) {
 	return filepath.Join(home, ".config", "berth", "state.key"), nil
 }
 
-// Key reads the key in a file, or makes one there.
+// Key reads the key in a file, or creates it.
 func Key(path string) ([]byte, error) {
 	for {
 		key, err := readKey(path)
@@ -58,8 +58,7 @@ func readKey(path string) ([]byte, error) {
 	return key, nil
 }
 
-// makeKey makes a new key appear under its name in one piece, unless there is
-// one.
+// makeKey creates a key's file atomically, unless it exists.
 func makeKey(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -68,7 +67,7 @@ func makeKey(path string) error {
 	if _, err := rand.Read(key); err != nil {
 		return err
 	}
-	file, err := os.CreateTemp(filepath.Dir(path), ".state-key-") // 0600
+	file, err := os.CreateTemp(filepath.Dir(path), ".state-key-") // with mode 0600
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Record is an object as etcd has it, by its key without the prefix of all.
+// Record is an object in etcd's encoding, by its key without the common prefix.
 type Record struct {
 	Key   string
 	Value []byte
@@ -19,18 +19,18 @@ type Record struct {
 // Secret reports whether a record is a Secret.
 func (r Record) Secret() bool { return strings.HasPrefix(r.Key, "secrets/") }
 
-// Facts describes the cluster of the records.
+// Facts describes the cluster that wrote the records.
 type Facts struct {
-	// Kubernetes is the version of its components, such as v1.36.3.
+	// Kubernetes is the version of the components, such as v1.36.3.
 	Kubernetes string
-	// Services are the ranges of Service addresses, at most one of each family.
+	// Services holds the ranges of Service addresses, at most one of each family.
 	Services []string
 }
 
 const (
-	// largestRecord bounds what is believed of a length: etcd takes 1.5 MiB.
+	// largestRecord bounds the length of a record. etcd's limit is 1.5 MiB.
 	largestRecord = 16 << 20
-	// largestFacts bounds the line of facts, which has a few hundred bytes.
+	// largestFacts bounds the line of facts, which usually has a few hundred bytes.
 	largestFacts = 64 << 10
 )
 
@@ -49,13 +49,13 @@ func Write(to io.Writer, facts Facts, records []Record) error {
 	return buffered.Flush()
 }
 
-// writeBytes leaves errors to Flush.
+// writeBytes leaves error handling to Flush.
 func writeBytes(to *bufio.Writer, data []byte) {
 	_, _ = to.Write(binary.AppendUvarint(nil, uint64(len(data))))
 	_, _ = to.Write(data)
 }
 
-// Read reads what Write has written.
+// Read reads the output of Write.
 func Read(from io.Reader) (facts Facts, records []Record, err error) {
 	buffered := bufio.NewReaderSize(from, largestFacts)
 	line, err := buffered.ReadSlice('\n')

@@ -96,7 +96,7 @@ func TestSecretsAreLeftOut(t *testing.T) {
 	}
 }
 
-// Every change of a byte and every cut is found.
+// Every changed byte and every truncation is detected.
 func TestDamageIsFound(t *testing.T) {
 	file, err := encode(snapshot(), key)
 	if err != nil {
@@ -137,7 +137,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// FuzzRecords decodes a file whose lengths and checksum are right.
+// FuzzRecords decodes a file with correct lengths and a correct checksum.
 func FuzzRecords(f *testing.F) {
 	var records bytes.Buffer
 	if err := Write(&records, Facts{Kubernetes: "v1"}, snapshot().Records); err != nil {
@@ -170,7 +170,7 @@ func FuzzRecords(f *testing.F) {
 	})
 }
 
-// A line of facts that does not end takes no more memory than a long one.
+// A line of facts without an end takes no more memory than a long one.
 func TestEndlessFactsAreRefused(t *testing.T) {
 	facts := bytes.Repeat([]byte{' '}, 64<<20)
 	var before, after runtime.MemStats
@@ -263,7 +263,7 @@ func TestOneRunHasAFolder(t *testing.T) {
 	if err != nil {
 		t.Fatalf("after a long silence: %v", err)
 	}
-	// The first one was not dead.
+	// The first run was not dead.
 	if err := second.Save(snapshot()); err != nil {
 		t.Fatal(err)
 	}

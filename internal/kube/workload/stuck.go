@@ -9,13 +9,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// NeverStarts is the error for a workload that waits for what will not come.
+// NeverStarts is the error for a workload that waits for something that will not
+// happen.
 type NeverStarts struct {
 	// Object is "pod NAME" or "job NAME".
 	Object string
-	// Reason is Kubernetes' own word for it, Message its explanation.
+	// Reason is Kubernetes' reason, and Message its explanation.
 	Reason, Message string
-	// Remedy describes the change that cures the problem.
+	// Remedy tells the user how to solve the problem.
 	Remedy string
 }
 
@@ -30,51 +31,53 @@ func (s *stuckPods) neverStarts(object, reason, message string) *NeverStarts {
 	return &NeverStarts{Object: object, Reason: reason, Message: message, Remedy: s.remedy(reason, message)}
 }
 
-// waiting is the state of an object that has not started: a pod, or an object
-// whose controller has created no pod.
+// waiting is the state of an object that has not started: a pod, or an object whose
+// controller has created no pod.
 //
-// A pod's status and its events arrive on two watches, in any order. So their
-// troubles are kept apart, and current decides between them by the stage that
-// the pod has reached.
+// A pod's status and its events arrive on two watches, in any order. So it keeps
+// the troubles from both, and current chooses one by the stage that the pod has
+// reached.
 type waiting struct {
 	name, namespace string
-	// stage is the latest one that the status or an event proves.
+	// stage is the latest stage that the status or an event proves.
 	stage stage
-	// status and event are the troubles that each of them tells of.
+	// status and event are the troubles that the pod's status and its events
+	// report.
 	status, event *trouble
-	// received is when the latest event of each component happened: a list of events
-	// is in no order.
+	// received holds the time of the latest event of each component, because a list
+	// of events is not sorted.
 	received map[string]time.Time
-	// since is when the trouble began, by its class.
+	// since is when the current class of trouble began.
 	since time.Time
 	class class
-	// repeated is the time of the latest event of trouble: one that has passed is
-	// not repeated, and nothing else may show that it has passed.
+	// repeated is the time of the latest event about the trouble. Kubernetes
+	// repeats an event while the trouble lasts, and nothing else may show that it
+	// has passed.
 	repeated time.Time
-	// followed: the pod belongs to the workload.
+	// followed reports whether the pod belongs to the workload.
 	followed    bool
 	tolerations []corev1.Toleration
-	// needs holds its references to objects in its namespace.
+	// needs holds the pod's references to objects in its namespace.
 	needs []reference
-	// controller created the pod. Where it is replicated, other pods like this one
-	// can do its work.
+	// controller created the pod. If replicated is true, other pods of the
+	// controller can do its work.
 	controller types.UID
 	replicated bool
-	// seen is when the pod was seen first.
+	// seen is when the pod was first seen.
 	seen time.Time
-	// node is the one that the pod was given to and whose kubelet has not answered.
+	// node is the pod's node while the node's kubelet has not answered.
 	node string
-	// server: the pod does not end by itself.
+	// server reports whether the pod runs until somebody deletes it.
 	server bool
-	// reported: the user knows.
+	// reported reports whether the user has been notified.
 	reported bool
 }
 
-// current returns the trouble that counts, nil if there is none.
+// current returns the trouble that counts, or nil.
 func (w *waiting) current() *trouble {
 	status := w.status
 	if status != nil && status.stage == stageScheduling && w.stage > stageScheduling {
-		status = nil // an event proves that the pod has got a node
+		status = nil // an event proves that the pod has been scheduled
 	}
 	if w.event != nil && (status == nil || w.stage < stageContainers) {
 		return w.event
@@ -82,7 +85,7 @@ func (w *waiting) current() *trouble {
 	return status
 }
 
-// settle starts the clock when another class of trouble began.
+// settle restarts the clock when the class of trouble has changed.
 func (w *waiting) settle(now time.Time) {
 	var began class
 	if t := w.current(); t != nil {
@@ -93,34 +96,35 @@ func (w *waiting) settle(now time.Time) {
 	}
 }
 
-// stuckPods knows since when which pod waits, and why.
+// stuckPods tracks the pods that wait, since when and why.
 type stuckPods struct {
-	// pods holds all pods that have not ended, followed or not.
+	// pods holds all unfinished pods, followed or not.
 	pods map[types.UID]*waiting
-	// owners are the followed objects that have had no pod yet.
+	// owners holds the followed objects without a pod so far.
 	owners map[types.UID]*waiting
-	// deployments are the owners among them whose pods another object creates,
-	// by namespace and name.
+	// deployments holds the owners whose pods another object creates, by namespace
+	// and name.
 	deployments map[types.NamespacedName]types.UID
-	// attempts are the pods that ended without having started, by their
-	// controller or, where they have none, by themselves.
+	// attempts holds pods that ended without having started, by controller, or by
+	// their own UID if they have no controller.
 	attempts map[types.UID]*waiting
-	// started is when a pod of each controller was first seen to have started.
+	// started holds the time when a pod of each controller was first seen running.
 	started map[types.UID]time.Time
-	// working are the pods that have a node and will end: while there is one, a
-	// pod that does not fit may yet get its turn.
+	// working holds the pods that are scheduled and will finish. While there is
+	// one, a pod that does not fit may still get its space.
 	working map[types.UID]bool
-	// others: more may come of objects that are not followed.
+	// others reports whether objects outside the workload may create more pods.
 	others bool
-	// idleSince is when the last of working ended; zero, there was none yet.
+	// idleSince is when the last pod of working ended. It is zero if there was none
+	// yet.
 	idleSince time.Time
-	// served is when a pod that does not end by itself last began to run.
+	// served is when a server pod last began to run.
 	served time.Time
-	// notes are for the user, not yet passed on.
+	// notes holds messages for the user since the last takeNotes.
 	notes  []string
 	noPull bool
-	// ids are the user and group ids of a node, such as "0 to 65536"; empty if
-	// that is unknown.
+	// ids describes the node's user and group IDs, such as "0 to 65536". It is
+	// empty if unknown.
 	ids string
 }
 
@@ -135,8 +139,8 @@ func (s *stuckPods) groups() []map[types.UID]*waiting {
 	return []map[types.UID]*waiting{s.pods, s.owners, s.attempts}
 }
 
-// overdue returns the error of the object whose patience is over, the one that
-// has waited longest if there are several.
+// overdue returns the error of the object that has waited too long. Of several, it
+// chooses the one that has waited longest.
 func (s *stuckPods) overdue(now time.Time) error {
 	var worst *NeverStarts
 	var since time.Time
@@ -165,8 +169,8 @@ func (s *stuckPods) overdue(now time.Time) error {
 	return worst
 }
 
-// late reports whether the patience with an object is over, and since when its
-// clock runs.
+// late reports whether an object has waited too long. It also returns the start of
+// the wait.
 func (s *stuckPods) late(w *waiting, now time.Time) (time.Time, bool) {
 	t := w.current()
 	if t == nil || !w.followed {
@@ -179,10 +183,10 @@ func (s *stuckPods) late(w *waiting, now time.Time) (time.Time, bool) {
 			return now, false
 		}
 		if s.idleSince.After(since) {
-			since = s.idleSince // the scheduler's turn, with the room that there is now
+			since = s.idleSince // from then on the scheduler had the present space
 		}
 		if s.serverLives() {
-			timeout = max(timeout, otherTimeout) // it may end others
+			timeout = max(timeout, otherTimeout) // it may end other pods
 		}
 	case t.effect == mendable && timeout != noTimeout:
 		if s.serverStarts(now) {
@@ -201,7 +205,7 @@ func (s *stuckPods) late(w *waiting, now time.Time) (time.Time, bool) {
 	return since, now.Sub(since) >= timeout
 }
 
-// tell notes once why an object waits.
+// tell adds one note per object with the reason why it waits.
 func (s *stuckPods) tell(w *waiting, t *trouble) {
 	if !w.reported {
 		w.reported = true
@@ -209,7 +213,6 @@ func (s *stuckPods) tell(w *waiting, t *trouble) {
 	}
 }
 
-// takeNotes returns the notes since the last call.
 func (s *stuckPods) takeNotes() []string {
 	notes := s.notes
 	s.notes = nil
@@ -226,8 +229,8 @@ func (s *stuckPods) hasRunningSibling(w *waiting) bool {
 	return false
 }
 
-// nothingLives reports whether no pod is left, or to be expected, that could
-// create what others wait for.
+// nothingLives reports whether no pod is left or expected that could create a
+// missing object.
 func (s *stuckPods) nothingLives() bool {
 	for _, w := range s.pods {
 		if w.name != "" && w.current() == nil {
@@ -237,14 +240,14 @@ func (s *stuckPods) nothingLives() bool {
 	return !s.others
 }
 
-// isSuccessor reports whether a pod of the same controller has run long before
-// this one was made: what worked then may work again.
+// isSuccessor reports whether a pod of the same controller ran long before this one
+// was created. What worked then may work again.
 func (s *stuckPods) isSuccessor(w *waiting) bool {
 	began, ok := s.started[w.controller]
 	return ok && w.seen.Sub(began) > successorAge
 }
 
-// serverLives reports whether a pod that does not end by itself is there.
+// serverLives reports whether there is a server pod without trouble.
 func (s *stuckPods) serverLives() bool {
 	for _, w := range s.pods {
 		if w.server && w.current() == nil {
@@ -254,7 +257,8 @@ func (s *stuckPods) serverLives() bool {
 	return false
 }
 
-// serverStarts reports whether a pod that may mend others is on its way.
+// serverStarts reports whether a server pod, which may solve the trouble of others,
+// is starting.
 func (s *stuckPods) serverStarts(now time.Time) bool {
 	for _, w := range s.pods {
 		if w.server && w.stage != stageRunning && w.current() == nil && now.Sub(w.since) < serverTimeout {
@@ -268,7 +272,8 @@ func ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// noteWork keeps working: servers make no room unless they are being deleted.
+// noteWork updates working. A server pod counts only while it is being deleted,
+// because otherwise it never frees its space.
 func (s *stuckPods) noteWork(pod *corev1.Pod, now time.Time) {
 	ends := pod.Spec.RestartPolicy != corev1.RestartPolicyAlways || pod.DeletionTimestamp != nil
 	if pod.Spec.NodeName != "" && !ended(pod) && ends {
@@ -285,7 +290,7 @@ func (s *stuckPods) noteEnd(uid types.UID, now time.Time) {
 	}
 }
 
-// forget is for pods and their controllers that have been deleted.
+// forget removes a deleted pod or controller.
 func (s *stuckPods) forget(uid types.UID, now time.Time) {
 	delete(s.pods, uid)
 	delete(s.owners, uid)
@@ -293,7 +298,7 @@ func (s *stuckPods) forget(uid types.UID, now time.Time) {
 	s.noteEnd(uid, now)
 }
 
-// handlePod takes in the state of a pod of the workload.
+// handlePod records the state of a pod of the workload.
 func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
 	s.notePod(pod, now)
 	if w := s.pods[pod.UID]; w != nil {
@@ -305,7 +310,7 @@ func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
 	s.noteAttempt(pod, now)
 }
 
-// notePod takes in the state of any pod.
+// notePod records the state of any pod.
 func (s *stuckPods) notePod(pod *corev1.Pod, now time.Time) {
 	s.noteWork(pod, now)
 	if ended(pod) || pod.DeletionTimestamp != nil {
@@ -334,7 +339,7 @@ func (s *stuckPods) notePod(pod *corev1.Pod, now time.Time) {
 	case reached == stageRunning && w.stage != stageRunning && w.server:
 		s.served = now
 	case reached < w.stage:
-		reached = w.stage // an event knew of it first
+		reached = w.stage // an event was faster than the status
 	}
 	w.stage, w.status = reached, s.troubleOf(pod)
 	if w.event != nil && w.stage > w.event.stage {
@@ -343,8 +348,8 @@ func (s *stuckPods) notePod(pod *corev1.Pod, now time.Time) {
 	w.settle(now)
 }
 
-// handleEvent takes in what no status says: troubles with volumes and sandboxes,
-// and of controllers.
+// handleEvent records trouble that no status shows: with volumes, sandboxes and
+// controllers.
 func (s *stuckPods) handleEvent(event *corev1.Event, now time.Time) {
 	object := event.InvolvedObject
 	if object.Kind != "Pod" {
@@ -357,11 +362,11 @@ func (s *stuckPods) handleEvent(event *corev1.Event, now time.Time) {
 	}
 	w := s.pods[object.UID]
 	if w == nil {
-		w = &waiting{since: now} // its pod is yet to be seen
+		w = &waiting{since: now} // the pod has not been seen yet
 		s.pods[object.UID] = w
 	}
 	if !w.receive(event) || row.stage < stageSandbox && w.stage >= stageContainers {
-		return // the volumes of pods that run are mounted again and again
+		return // the kubelet mounts the volumes of a running pod again and again
 	}
 	if w.stage != stageRunning {
 		w.stage = row.stage
@@ -374,7 +379,8 @@ func (s *stuckPods) handleEvent(event *corev1.Event, now time.Time) {
 	w.settle(now)
 }
 
-// receive reports whether an event is no older than the latest one.
+// receive records an event, and reports whether it is no older than the latest
+// event of its component.
 func (w *waiting) receive(event *corev1.Event) bool {
 	happened := event.LastTimestamp.Time
 	if happened.Before(w.received[event.Source.Component]) {
