@@ -1,7 +1,6 @@
 package workload
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -81,10 +80,9 @@ type stream struct {
 	earlier int64        // bytes that another process has passed on
 	first   time.Time    // of the first copied byte
 	opened  bool         // the log has been, once
+	cut     bool         // the last reading of the log ended with an error
 	foreign int          // attempts that found a log that seems another's
 	broken  bool         // nobody reads what is written
-	// following: the request is for a log that grows, which the kubelet watches.
-	following bool
 }
 
 func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name string) *stream {
@@ -194,14 +192,22 @@ func (s *stream) copyToEnd(ctx context.Context, follow bool) error {
 				if !apierrors.IsNotFound(err) {
 					return err
 				}
-				// The pod has been deleted. A log that was opened has been followed to its end.
-				if !s.opened {
+				// The pod has been deleted. A log that ended in order was followed to its end.
+				switch {
+				case !s.opened:
 					s.lose("its pod was deleted before it was read")
+				case s.cut:
+					s.lose("its pod was deleted before it was read to the end")
 				}
 				return nil
 			}
 			if status.Status().Code < http.StatusInternalServerError {
 				pause = logPause
+			}
+			ended = nil
+		case errors.Is(err, errKubelet) && last:
+			if refused++; refused == logAttempts {
+				return err
 			}
 			ended = nil
 		default:
@@ -242,7 +248,6 @@ func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
 	if err != nil {
 		return err
 	}
-	s.opened, s.following = true, which.follow
 	defer func() { _ = body.Close() }() // body is never nil
 	// Asked after the opening: a log that is the right one now was it then.
 	if unsure && s.foreign < foreignAttempts {
@@ -252,6 +257,7 @@ func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
 	}
 	s.foreign = 0
 	if err = s.skip(body); errors.Is(err, errRotated) {
+		s.opened, s.cut = true, true
 		s.lose("its beginning was rotated away while it was read")
 		which.since = s.last
 		rest, openErr := s.open(ctx, which)
@@ -263,6 +269,9 @@ func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
 	}
 	if err == nil {
 		_, err = io.Copy(s, body)
+	}
+	if !errors.Is(err, errUnopened) {
+		s.opened, s.cut = true, err != nil && ctx.Err() == nil
 	}
 	return err
 }
@@ -373,22 +382,16 @@ func (s *stream) open(ctx context.Context, which reading) (io.ReadCloser, error)
 	if !which.since.IsZero() {
 		request = request.Param("sinceTime", which.since.UTC().Format(time.RFC3339))
 	}
-	return request.Stream(ctx)
+	body, err := request.Stream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &kubeletReader{ReadCloser: body, stream: s, follow: which.follow}, nil
 }
-
-// kubeletError begins the kubelet's own words at the end of a log that it could
-// not follow. They come as if the container had written them.
-var kubeletError = []byte("failed to create fsnotify watcher: ")
 
 // Write passes bytes on: as they are, or in whole lines under the container's
 // name.
 func (s *stream) Write(data []byte) (int, error) {
-	if own := bytes.LastIndex(data, kubeletError); own >= 0 && s.following && !bytes.Contains(data[own:], newline) {
-		if _, err := s.Write(data[:own]); err != nil {
-			return 0, err
-		}
-		return own, errUnfollowed
-	}
 	s.mu.Lock()
 	s.copied += int64(len(data))
 	s.mu.Unlock()
@@ -407,9 +410,6 @@ func (s *stream) Write(data []byte) (int, error) {
 	}
 	return len(data), nil
 }
-
-// errUnfollowed says that the kubelet could not follow a log.
-var errUnfollowed = errors.New("the kubelet cannot follow the log")
 
 func (s *stream) prefix() []byte { return fmt.Appendf(nil, "[%s %s] ", s.pod, s.container) }
 

@@ -168,6 +168,28 @@ func TestTheLogOfADeletedPod(t *testing.T) {
 			answers: []answer{{"one\n", "clean"}, {"", "deleted"}},
 			want:    "one\n",
 		},
+		"after the following broke off": {
+			answers: []answer{{"one\n", "abort"}, {"", "deleted"}},
+			want:    "one\n",
+			note:    "its pod was deleted before it was read to the end",
+		},
+		"after it was followed, broke off and was followed again": {
+			answers: []answer{{"one\n", "abort"}, {"one\ntwo\n", "clean"}, {"", "deleted"}},
+			want:    "one\ntwo\n",
+		},
+		"after the kubelet could not follow it": {
+			answers: []answer{{"one\nfailed to create fsnotify watcher: too many open files", "clean"}, {"", "deleted"}},
+			want:    "one\n",
+			note:    "its pod was deleted before it was read to the end",
+		},
+		"after it was followed, and its file was gone": {
+			answers: []answer{{"one\n", "clean"}, {kubeletTexts[2], "clean"}, {"", "deleted"}},
+			want:    "one\n",
+		},
+		"after its file could not be opened": {
+			answers: []answer{{kubeletTexts[2], "clean"}, {"", "deleted"}},
+			note:    "its pod was deleted before it was read",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
