@@ -17,20 +17,21 @@ import (
 	"berth.dev/berth/internal/base/rundir"
 )
 
-// API is a way to ask an API server for little, without a client of Kubernetes'.
+// API sends small requests to an API server, without a Kubernetes client.
 type API struct {
 	http   *http.Client
 	server string
 }
 
-// API returns that of the session's cluster, to be closed.
+// API returns the API of the session's cluster. The caller closes it.
 func (s *Session) API() (*API, error) {
 	return openAPI(s.Kubeconfig)
 }
 
-// LocalAPI returns that of a cluster which this process reaches without a tunnel:
-// the one that it runs beside, which KUBECONFIG tells, or one that the user runs
-// on this machine outside of Slurm. It is nil where there is none.
+// LocalAPI returns the API of a cluster that this process reaches without a tunnel.
+// That is the cluster that KUBECONFIG names, if this process runs beside it, or a
+// cluster that the user runs on this machine outside Slurm. Without such a cluster,
+// LocalAPI returns nil.
 func LocalAPI(getenv func(string) string) (*API, error) {
 	var found []string
 	beside := getenv("KUBECONFIG")
@@ -85,11 +86,11 @@ func openAPI(kubeconfig string) (*API, error) {
 	return &API{http: &http.Client{Transport: transport}, server: config.Server}, nil
 }
 
-// Close gives the connections up.
+// Close closes the idle connections.
 func (a *API) Close() { a.http.CloseIdleConnections() }
 
-// Get reads an object or a list. A path without a question asks for what the API
-// server has in its cache, which is good enough, and no burden to its store.
+// Get reads an object or a list. For a path without a query, the API server answers
+// from its cache, which is sufficient and does not load its store.
 func (a *API) Get(ctx context.Context, path string, into any) error {
 	if !strings.Contains(path, "?") {
 		path += "?resourceVersion=0"
@@ -105,10 +106,10 @@ func (a *API) Get(ctx context.Context, path string, into any) error {
 	return nil
 }
 
-// maxText bounds what is read as text.
+// maxText bounds the size of a text, in bytes.
 const maxText = 16 << 20
 
-// Text reads something that is no object.
+// Text reads a response that is not an object.
 func (a *API) Text(ctx context.Context, path string) (string, error) {
 	body, err := a.open(ctx, path)
 	if err != nil {

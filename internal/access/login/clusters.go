@@ -9,19 +9,19 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// Found is a job of this user and what is known of its cluster.
+// Found is a job of this user, with the state of its cluster.
 type Found struct {
 	Job slurm.Queued
-	// Session is open where there is a cluster that can be reached; Err says
-	// why there is none otherwise.
+	// Session is open if the job has a cluster that can be reached. Otherwise Err
+	// is the reason.
 	Session *Session
 	Summary Summary
 	Err     error
 }
 
-// Clusters looks into all jobs of this user that are not over. Sessions have to
-// be closed. Jobs that are known to have no cluster are not looked into, nor
-// those beyond the first lookLimit: it takes a step for each.
+// Clusters connects to the clusters of all unfinished jobs of this user. The caller
+// closes the sessions. It skips jobs that are known to have no cluster, and jobs
+// beyond the first lookLimit, because each connection takes a step.
 func (p *Place) Clusters(ctx context.Context) ([]Found, error) {
 	var own []Found
 	if _, ok := p.local(persistent.Local); ok {
@@ -34,7 +34,7 @@ func (p *Place) Clusters(ctx context.Context) ([]Found, error) {
 	jobs, without, err := p.Jobs(ctx, true, nil)
 	switch {
 	case err != nil && own != nil:
-		return own, nil // a machine without Slurm, most likely
+		return own, nil // probably a machine without Slurm
 	case err != nil:
 		return nil, err
 	}
@@ -77,13 +77,13 @@ func (p *Place) Clusters(ctx context.Context) ([]Found, error) {
 		}
 	}
 	if reached && len(none) > 0 {
-		_, _, _ = p.Jobs(ctx, false, none) // so that the next command need not look
+		_, _, _ = p.Jobs(ctx, false, none) // saves the next command from trying these jobs
 	}
 	return append(own, found...), nil
 }
 
-// Cluster looks into the job that a name means, see Resolve. Its session has to
-// be closed.
+// Cluster connects to the cluster that a name means, see Resolve. The caller closes
+// its session.
 func (p *Place) Cluster(ctx context.Context, name string) (Found, error) {
 	target, err := p.Resolve(ctx, name)
 	if err != nil {

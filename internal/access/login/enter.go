@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// enterLimit bounds the time from the first srun to an answer, nodeLimit
-	// that for one node where there are others to try.
+	// enterLimit bounds the time from the first srun to an answer. nodeLimit bounds
+	// the time for one node while there are others to try.
 	enterLimit = 40 * time.Second
 	nodeLimit  = 5 * time.Second
 )
 
-// errNoAnswer: srun waits for something, and nobody knows for how long.
+// errNoAnswer reports that nothing answered through srun in time.
 var errNoAnswer = errors.New("no answer")
 
-// entryError is why a tunnel could not be opened, and what srun said.
+// entryError is the reason why a tunnel could not be opened, with srun's messages.
 type entryError struct {
 	error
 	said string
@@ -35,15 +35,17 @@ type entrance struct {
 	ask   slurm.Ask
 	// tried lists nodes without a cluster and nodes that did not answer.
 	tried []string
-	// heterogeneous is found out by trying: squeue need not be asked, mostly.
+	// heterogeneous reports whether the job is heterogeneous. It is set after
+	// srun's first error, which usually saves a query of Slurm.
 	heterogeneous bool
-	// leave ends a step that did not answer, which takes its time.
+	// leave ends a step that did not answer. That takes time, so leave does not
+	// wait.
 	leave func(*step)
 }
 
-// enter opens the tunnel: on the nodes that were named, on the first one of the
-// job, or on one of the first nodes of its steps. A cluster need not have all
-// nodes of its job, and may outlive its first one.
+// enter opens the tunnel. It tries the named nodes, the first node of the job, and
+// then the first nodes of the job's steps. A cluster need not use all nodes of its
+// job, and may outlive the first one.
 func (e *entrance) enter(ctx context.Context) (*tunnel.Tunnel, *step, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, enterLimit, errNoAnswer)
 	defer cancel()
@@ -70,7 +72,7 @@ func (e *entrance) enter(ctx context.Context) (*tunnel.Tunnel, *step, error) {
 		}
 	}
 	if errors.Is(err, errNoAnswer) {
-		return e.try(ctx, "") // as long as it takes
+		return e.try(ctx, "") // without the limit for one node
 	}
 	return nil, nil, err
 }
@@ -81,8 +83,8 @@ func (e *entrance) tryBriefly(ctx context.Context, node string) (*tunnel.Tunnel,
 	return e.try(ctx, node)
 }
 
-// try tries one node, the first of the job where it is empty, and the one that
-// it may name.
+// try tries a node, or the job's first node if node is empty. If that node refers
+// to another one, it tries that, too.
 func (e *entrance) try(ctx context.Context, node string) (*tunnel.Tunnel, *step, error) {
 	redirected := false
 	for {

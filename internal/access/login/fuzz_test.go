@@ -11,8 +11,7 @@ import (
 	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
-// received is a connection with what the other side has sent before it closed.
-// What is written to it is lost.
+// received is a connection with prepared input. It discards output.
 type received struct {
 	net.Conn
 	io.Reader
@@ -23,7 +22,8 @@ func (received) Write(p []byte) (int, error)     { return len(p), nil }
 func (received) Close() error                    { return nil }
 func (received) SetReadDeadline(time.Time) error { return nil }
 
-// FuzzReplies gives a command any replies of the process that keeps the tunnel.
+// FuzzReplies sends a command arbitrary replies of the process that keeps the
+// tunnel.
 func FuzzReplies(f *testing.F) {
 	f.Add([]byte(`{"Kubeconfig":"/a","Node":"n1"} {} {"Problem":{"Text":"it has ended"}}`))
 	f.Add([]byte(`{"Problem":null} {"Jobs":[{}],"Without":["1"]} {} {} {}`))
@@ -41,13 +41,13 @@ func FuzzReplies(f *testing.F) {
 		session.Close()
 		select {
 		case <-session.Lost():
-		case <-session.checked: // replies that nobody has asked for
+		case <-session.checked: // unexpected replies
 		}
 	})
 }
 
-// FuzzQuestions gives the process that keeps a tunnel any questions. Its tunnel
-// has ended, so that it answers each with the reason.
+// FuzzQuestions sends the process that keeps a tunnel arbitrary requests. Its
+// tunnel has ended, so it answers each with the reason.
 func FuzzQuestions(f *testing.F) {
 	for _, do := range []string{doHold, doCheck, doCheckJob} {
 		text, err := json.Marshal(question{Do: do})
@@ -60,7 +60,7 @@ func FuzzQuestions(f *testing.F) {
 		fuzzbound.Watch(t)
 		var q question
 		if json.NewDecoder(bytes.NewReader(questions)).Decode(&q) == nil && q.Do == doJobs {
-			return // it would ask Slurm
+			return // this would query Slurm
 		}
 		k := &tunnelServer{ready: make(chan struct{}), over: make(chan struct{}), without: map[string]time.Time{}}
 		k.conclude(problem(codeUnavailable, "it has ended"))

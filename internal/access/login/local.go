@@ -11,14 +11,14 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// local is the cluster of a job, or of none, whose API server is on this very
-// host: nothing but its files is needed to reach it.
+// local finds the cluster of a job, or of this machine, whose API server runs on
+// this host. The files of such a cluster suffice to reach it.
 func (p *Place) local(job string) (persistent.Cluster, bool) {
 	c, ok := persistent.Find(rundir.MemoryPlaces(p.getenv), job)
 	return c, ok && c.Head == ""
 }
 
-// stay is a session with such a cluster.
+// stay returns a session with such a cluster, once the cluster is ready.
 func (p *Place) stay(ctx context.Context, target Target, c persistent.Cluster) (*Session, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, openLimit, problem(codeUnavailable, "reach the %s: it is not ready within %s", describeLocal(target), openLimit))
 	defer cancel()
@@ -50,7 +50,7 @@ func describeLocal(target Target) string {
 	return "cluster of job " + target.String()
 }
 
-// queued returns the entry of a cluster without a tunnel in the list of jobs.
+// queued returns the list entry of a cluster without a tunnel.
 func (s *Session) queued() slurm.Queued {
 	return slurm.Queued{
 		ID: s.Target.Job, Name: s.Target.Job, JobName: "-", State: slurm.Running,

@@ -25,7 +25,8 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// TestMain lets this program run as the keeper of a tunnel and as its far end, too.
+// TestMain lets the test program also run as the process that keeps a tunnel, and
+// as the far end.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 {
 		switch os.Args[1] {
@@ -38,11 +39,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// site is a host with a fake srun and squeue. They know one job of this user,
+// site is a host with a fake srun and squeue. Slurm has one job of this user,
 // number 12, which runs on the same host.
 type site struct {
 	*Place
-	// dir contains the fakes, and a file calls with a line for each call.
+	// dir contains the fakes, and a file named calls with a line for each call.
 	dir string
 	run *rundir.Dir
 }
@@ -91,7 +92,7 @@ func newSite(t *testing.T) *site {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		s.run.Lock.Close() // a far end that is left ends with the cluster
+		s.run.Lock.Close() // a far end without a near end ends with its cluster
 		eventually(t, "all of the tunnels are gone", func() bool { return len(s.open()) == 0 })
 	})
 	return s
@@ -114,7 +115,8 @@ func (s *site) calls(t *testing.T, name string) int {
 	return strings.Count("\n"+string(content), "\n"+name)
 }
 
-// startCluster makes the directory of a run, and a substitute for its API server.
+// startCluster makes the directory of a run, and starts a substitute for its API
+// server.
 func (s *site) startCluster(t *testing.T, memory string) {
 	t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -333,7 +335,7 @@ func TestACommandAfterTheLossOfATunnelOpensAnother(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range 20 { // while the keeper is on its way out, and afterwards
+	for range 20 { // both while the tunnel's process ends and afterwards
 		if err := s.connect(t).Check(); err != nil {
 			t.Fatal(err)
 		}
@@ -354,7 +356,7 @@ func TestSrunMessagesAboutForeignConnectionsAreOmitted(t *testing.T) {
 	}
 }
 
-// tunnelServerOf reads the process from the path of the key.
+// tunnelServerOf returns the process ID in the path of the key.
 func tunnelServerOf(t *testing.T, session *Session) (pid int) {
 	t.Helper()
 	content, err := os.ReadFile(session.Kubeconfig)

@@ -16,32 +16,32 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// Settings are variables of the environment.
+// Environment variables.
 const (
-	// EnvJob names the job that is meant where a command names none.
+	// EnvJob names the job for commands without a job argument.
 	EnvJob = "BERTH_JOB"
 	// EnvIdle sets the time after which an unused tunnel closes.
 	EnvIdle = "BERTH_TUNNEL_IDLE"
-	// EnvRemotePath is berth's own file on the nodes, where it is not what it
-	// is here.
+	// EnvRemotePath is the path of berth on the nodes, if it differs from the path
+	// on this host.
 	EnvRemotePath = "BERTH_REMOTE_PATH"
 )
 
-// defaultIdle is long enough for somebody who thinks between two commands.
+// defaultIdle is long enough for a user who thinks between two commands.
 const defaultIdle = 10 * time.Minute
 
-// Place is one login host, as one user sees it.
+// Place is a login host from one user's point of view.
 type Place struct {
 	getenv func(string) string
 	ask    slurm.Ask
-	// base is the parent of the tunnels' directories, in memory.
+	// base is the parent of the tunnels' directories. It is in memory.
 	base string
-	// program is berth's own file on the nodes.
+	// program is the path of berth on the nodes.
 	program string
 	idle    time.Duration
 }
 
-// NewPlace returns that of this process.
+// NewPlace returns the place of this process.
 func NewPlace(getenv func(string) string) (*Place, error) {
 	p := &Place{getenv: getenv, ask: slurm.AskPatiently, base: rundir.Memory(getenv), idle: defaultIdle}
 	if p.base == "" {
@@ -64,15 +64,15 @@ func NewPlace(getenv func(string) string) (*Place, error) {
 	return p, nil
 }
 
-// Lasting is the same place with tunnels that stay open until their cluster has
-// ended.
+// Lasting returns a copy of the place whose tunnels stay open until their cluster
+// ends.
 func (p *Place) Lasting() *Place {
 	lasting := *p
 	lasting.idle = math.MaxInt64
 	return &lasting
 }
 
-// Files in the directory of a tunnel.
+// The files in the directory of a tunnel.
 const (
 	socketFile     = "socket"
 	kubeconfigFile = "kubeconfig"
@@ -80,8 +80,8 @@ const (
 	binDir         = "bin"
 )
 
-// dirName combines the target and the protocol's version: versions of berth with
-// another protocol use separate tunnels.
+// dirName combines the target and the version of the protocol. So versions of berth
+// with different protocols use separate tunnels.
 func dirName(target Target) string {
 	name := fmt.Sprintf("tunnel%d-%s", tunnel.Protocol, target.Job)
 	if target.Step != "" {
@@ -90,7 +90,7 @@ func dirName(target Target) string {
 	return name
 }
 
-// open are the tunnels that are open, by target.
+// open returns the targets of all open tunnels.
 func (p *Place) open() []Target {
 	var targets []Target
 	prefix := fmt.Sprintf("tunnel%d-", tunnel.Protocol)
@@ -103,8 +103,8 @@ func (p *Place) open() []Target {
 	return targets
 }
 
-// dial connects to the process that keeps a tunnel, which is this user's: what it
-// answers names programs that are started.
+// dial connects to the process that keeps a tunnel. The process must belong to this
+// user, because its replies name programs to start.
 func (p *Place) dial(ctx context.Context, target Target) (net.Conn, error) {
 	err := os.ErrNotExist
 	for _, home := range rundir.Owned(p.base) {
@@ -116,44 +116,45 @@ func (p *Place) dial(ctx context.Context, target Target) (net.Conn, error) {
 	return nil, err
 }
 
-// What a command asks the process that keeps a tunnel, a line of JSON each way.
+// question is a request of a command to the process that keeps a tunnel. Both sides
+// send lines of JSON.
 type question struct {
 	// Do is doHold, doCheck, doCheckJob or doJobs.
 	Do string
-	// Fresh asks for the jobs as they are now.
+	// Fresh requests the current jobs instead of cached ones.
 	Fresh bool `json:",omitempty"`
-	// Without are jobs that were found to have no cluster.
+	// Without lists jobs that turned out to have no cluster.
 	Without []string `json:",omitempty"`
 }
 
 const (
-	// doHold keeps the tunnel open as long as the connection is. A reply
-	// comes when the cluster can be reached, and another when it no longer can.
+	// doHold keeps the tunnel open while the connection is open. A reply arrives
+	// when the cluster can be reached, and another when it no longer can.
 	doHold = "hold"
-	// doCheck, on the connection of doHold, checks the tunnel. The answer is
-	// empty if the tunnel is open, and otherwise has the reason.
+	// doCheck, on the connection of doHold, checks the tunnel. The reply is empty
+	// if the tunnel is open, and otherwise has the reason.
 	doCheck = "check"
-	// doCheckJob asks whether the job still runs, too.
+	// doCheckJob also checks that the job is still running.
 	doCheckJob = "check job"
-	// doJobs asks for the user's jobs.
+	// doJobs requests the user's jobs.
 	doJobs = "jobs"
 )
 
 type reply struct {
 	Problem *Problem `json:",omitempty"`
-	// For doHold.
+	// Replies to doHold.
 	Kubeconfig string `json:",omitempty"`
 	Cache      string `json:",omitempty"`
 	Bin        string `json:",omitempty"`
 	Node       string `json:",omitempty"`
 	Cluster    string `json:",omitempty"`
 	Version    string `json:",omitempty"`
-	// For doJobs; Without lists the jobs without a cluster.
+	// Replies to doJobs. Without lists the jobs without a cluster.
 	Jobs    []slurm.Queued `json:",omitempty"`
 	Without []string       `json:",omitempty"`
 }
 
-// exchange asks one question.
+// exchange sends one request and returns the reply.
 func exchange(conn net.Conn, q question) (*json.Decoder, reply, error) {
 	var answer reply
 	if err := json.NewEncoder(conn).Encode(q); err != nil {

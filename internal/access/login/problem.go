@@ -5,20 +5,20 @@ import (
 	"fmt"
 )
 
-// Exit codes of a Problem, from sysexits.h like a run's.
+// The exit codes of a Problem, from sysexits.h like the exit codes of a run.
 const (
-	codeUsage       = 64 // it is not clear which cluster is meant
-	codeNoJob       = 66 // there is no such job, or it is another user's
-	codeUnavailable = 69 // the job has no cluster that can be reached now
+	codeUsage       = 64 // ambiguous: several clusters could be meant
+	codeNoJob       = 66 // no such job, or the job of another user
+	codeUnavailable = 69 // the job's cluster cannot be reached now
 )
 
-// Problem is an error with the exit code that it becomes. It travels from the
-// process that keeps a tunnel to the commands that use it.
+// Problem is an error with its exit code. The process that keeps a tunnel sends it
+// to the commands.
 type Problem struct {
 	Code int
 	Text string
-	// Elsewhere lists other nodes that may still reach the cluster after its
-	// tunnel was lost.
+	// Elsewhere lists other nodes that may reach the cluster after the tunnel was
+	// lost.
 	Elsewhere []string `json:",omitempty"`
 }
 
@@ -28,7 +28,7 @@ func problem(code int, format string, values ...any) *Problem {
 	return &Problem{Code: code, Text: fmt.Sprintf(format, values...)}
 }
 
-// asProblem gives any error a code.
+// asProblem adds an exit code to any error.
 func asProblem(err error) *Problem {
 	var known *Problem
 	if errors.As(err, &known) {

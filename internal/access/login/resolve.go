@@ -14,19 +14,20 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// lookLimit bounds the jobs to search for a cluster, because each takes a step.
+// lookLimit bounds the jobs to search for a cluster, because each search takes a
+// step.
 const lookLimit = 16
 
-// jobName matches a user's name for a job: its number, an element of an array or
-// a component, and the step of a cluster.
+// jobName matches a user's name for a job: its number, optionally with an array
+// index or a component, and the step of a cluster.
 var jobName = regexp.MustCompile(`^(\d+)([_+]\d+)?(?:\.(\d+|batch))?$`)
 
 // IsJobName reports whether a word can name a job or this machine's cluster.
 func IsJobName(word string) bool { return word == persistent.Local || jobName.MatchString(word) }
 
-// Resolve returns the cluster that a name means. Without one it is that of
-// BERTH_JOB, that of the allocation this process is in, that of this machine, or
-// the only one there is.
+// Resolve returns the cluster that a name means. Without a name it returns the
+// cluster that BERTH_JOB names, the cluster of this process's allocation, this
+// machine's cluster, or the user's only cluster.
 func (p *Place) Resolve(ctx context.Context, name string) (Target, error) {
 	named := name != ""
 	for _, from := range []string{EnvJob, "SLURM_JOB_ID"} {
@@ -52,7 +53,7 @@ func (p *Place) Resolve(ctx context.Context, name string) (Target, error) {
 	case parts[2] == "" && named:
 		return p.element(ctx, target)
 	case parts[2] == "" || parts[2][0] == '+':
-		return target, nil // all components of a job have one cluster
+		return target, nil // all components of a job share one cluster
 	}
 	job, ok, err := p.job(ctx, func(job slurm.Queued) bool { return job.Name == parts[1]+parts[2] })
 	if err != nil {
@@ -65,12 +66,12 @@ func (p *Place) Resolve(ctx context.Context, name string) (Target, error) {
 	return Target{}, stateProblem(parts[1]+parts[2], slurm.Queued{}, false, 0)
 }
 
-// element is the only running element of an array where the target is that: its
-// number is Slurm's of the last element as well.
+// element returns the only running element if the target is an array. Slurm uses
+// the array's number for the last element, too.
 func (p *Place) element(ctx context.Context, target Target) (Target, error) {
 	jobs, _, err := p.Jobs(ctx, false, nil)
 	if err != nil {
-		return target, nil // what comes next asks Slurm again
+		return target, nil // the next step queries Slurm again
 	}
 	elements := slices.DeleteFunc(jobs, func(job slurm.Queued) bool {
 		return job.State != slurm.Running || !strings.HasPrefix(job.Name, target.Job+"_")
@@ -85,8 +86,8 @@ func (p *Place) element(ctx context.Context, target Target) (Target, error) {
 	return target, nil
 }
 
-// job returns one of this user's unfinished jobs. It queries Slurm if the job is
-// not in the list of half a minute ago.
+// job returns one of this user's unfinished jobs. It queries Slurm if the cached
+// list lacks the job.
 func (p *Place) job(ctx context.Context, is func(slurm.Queued) bool) (slurm.Queued, bool, error) {
 	for _, fresh := range []bool{false, true} {
 		jobs, _, err := p.Jobs(ctx, fresh, nil)
@@ -100,9 +101,9 @@ func (p *Place) job(ctx context.Context, is func(slurm.Queued) bool) (slurm.Queu
 	return slurm.Queued{}, false, nil
 }
 
-// Jobs returns this user's unfinished jobs, as of now or of half a minute ago,
-// and the jobs that have no cluster. The caller passes the jobs that it knows to
-// have none.
+// Jobs returns this user's unfinished jobs, and the jobs known to have no cluster.
+// Unless fresh is set, the list may be half a minute old. The caller passes the
+// jobs that it knows to have none.
 func (p *Place) Jobs(ctx context.Context, fresh bool, without []string) ([]slurm.Queued, []string, error) {
 	for _, target := range p.open() {
 		ctx, cancel := context.WithTimeout(ctx, patientLimit)
@@ -126,11 +127,11 @@ func (p *Place) Jobs(ctx context.Context, fresh bool, without []string) ([]slurm
 	return jobs, without, nil
 }
 
-// patientLimit bounds a question to the process that keeps a tunnel, which may
-// have to ask Slurm.
+// patientLimit bounds a request to the process that keeps a tunnel, which may have
+// to query Slurm.
 const patientLimit = 35 * time.Second
 
-// only returns the one cluster that this user has.
+// only returns the user's only cluster.
 func (p *Place) only(ctx context.Context) (Target, error) {
 	jobs, without, err := p.Jobs(ctx, false, nil)
 	if err != nil {
@@ -157,14 +158,14 @@ func (p *Place) only(ctx context.Context) (Target, error) {
 		return Target{}, p.noCluster(running, others)
 	case 1:
 		if len(none) > 0 {
-			_, _, _ = p.Jobs(ctx, false, none) // so that the next command need not look
+			_, _, _ = p.Jobs(ctx, false, none) // saves the next command from trying these jobs
 		}
 		return Target{Job: clusters[0].ID}, nil
 	}
 	return Target{}, problem(codeUsage, "%d clusters of yours are running: name one of %s", len(clusters), describe(clusters))
 }
 
-// look opens tunnels into all jobs, to find out which of them have a cluster.
+// look opens tunnels into all jobs, to find out which jobs have a cluster.
 func (p *Place) look(ctx context.Context, jobs []slurm.Queued) (clusters []slurm.Queued, none []string) {
 	found := make([]bool, len(jobs))
 	var looking sync.WaitGroup
@@ -208,7 +209,8 @@ func describe(jobs []slurm.Queued) string {
 	return strings.Join(all, ", ")
 }
 
-// Describe names a job, with what tells it from others of its user.
+// Describe returns a job's number and the properties that distinguish it from the
+// user's other jobs.
 func Describe(job slurm.Queued) string {
 	state := ""
 	if job.State != slurm.Running {

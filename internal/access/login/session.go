@@ -21,15 +21,15 @@ import (
 const (
 	// openLimit bounds the time to open a tunnel.
 	openLimit = time.Minute
-	// claimPoll is the interval between two checks of a tunnel that another command
-	// has just begun to open.
+	// claimPoll is the interval of checks for a tunnel that another command has
+	// begun to open.
 	claimPoll = 10 * time.Millisecond
 )
 
-// Target is the cluster that a command means.
+// Target identifies the cluster for a command.
 type Target struct {
-	// Job is Slurm's number of it; Step that of the step, where a job has
-	// several clusters.
+	// Job is Slurm's job ID. Step is the step's ID, if the job has several
+	// clusters.
 	Job, Step string
 }
 
@@ -41,10 +41,11 @@ func (t Target) String() string {
 	return t.Job + "." + t.Step
 }
 
-// IsLocal reports whether the cluster is that of this machine, outside of Slurm.
+// IsLocal reports whether the cluster runs on this machine, outside Slurm.
 func (t Target) IsLocal() bool { return t.Job == persistent.Local }
 
-// Session is a use of a tunnel. It stays open until Close.
+// Session is the use of a cluster by one command, usually through a tunnel. It
+// stays open until Close.
 type Session struct {
 	Target Target
 	// Kubeconfig is a file for this user's programs on this host to reach the
@@ -52,21 +53,21 @@ type Session struct {
 	// kubectl, helm and berth.
 	Kubeconfig, Cache, Bin string
 	// Node is the node of the cluster's API server, Cluster the name of the run,
-	// and Version the version of its berth.
+	// and Version its version of berth.
 	Node, Cluster, Version string
 
-	// nodes and since are known where no tunnel is needed.
+	// nodes and since are set if no tunnel is needed.
 	nodes int
 	since time.Time
 
-	conn    net.Conn // nil where no tunnel is needed
+	conn    net.Conn // nil if no tunnel is needed
 	checked chan struct{}
 	lost    chan struct{}
-	why     error // to be read once lost is closed
+	why     error // valid once lost is closed
 }
 
-// Connect returns a session with the target's cluster, through the tunnel that
-// is open or through a new one.
+// Connect returns a session with the target's cluster. It uses the open tunnel, or
+// opens one.
 func (p *Place) Connect(ctx context.Context, target Target) (*Session, error) {
 	if cluster, ok := p.local(target.Job); ok && target.Step == "" {
 		return p.stay(ctx, target, cluster)
@@ -85,7 +86,7 @@ func (p *Place) Connect(ctx context.Context, target Target) (*Session, error) {
 			switch {
 			case errors.As(err, &lost) && len(lost.Elsewhere) > 0:
 				elsewhere = lost.Elsewhere
-				pause(ctx) // its process is about to end
+				pause(ctx) // the process is about to end
 			case err == nil || !isGone(err):
 				return session, err
 			default:
@@ -100,8 +101,8 @@ func (p *Place) Connect(ctx context.Context, target Target) (*Session, error) {
 	}
 }
 
-// isGone tells the end of the tunnel's process, which may be about to end when
-// a command finds it, from what it says.
+// isGone reports whether the error means that the tunnel's process has ended. It
+// may end while a command connects.
 func isGone(err error) bool {
 	var said *Problem
 	return !errors.As(err, &said) && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE))
@@ -127,7 +128,7 @@ func greet(ctx context.Context, conn net.Conn, target Target) (*Session, error) 
 	return s, nil
 }
 
-// attend reads what the keeper says until the end of the tunnel.
+// attend reads replies until the tunnel ends.
 func (s *Session) attend(answers *json.Decoder) {
 	defer close(s.lost)
 	for {
@@ -144,12 +145,12 @@ func (s *Session) attend(answers *json.Decoder) {
 	}
 }
 
-// Check returns the reason why the tunnel was lost; nil if it is open. It is not
+// Check returns the reason why the tunnel was lost, or nil if it is open. It is not
 // safe for concurrent use.
 func (s *Session) Check() error { return s.check(doCheck) }
 
-// CheckJob asks Slurm as well: the tunnel is there for a moment longer than a
-// job's pods are. The session is over where the job does not run.
+// CheckJob is like Check, but also queries Slurm: the tunnel exists for a moment
+// longer than a job's pods. It returns an error if the job does not run.
 func (s *Session) CheckJob() error { return s.check(doCheckJob) }
 
 func (s *Session) check(how string) error {
@@ -173,10 +174,10 @@ func (s *Session) check(how string) error {
 	return s.why
 }
 
-// Lost is closed when the tunnel is lost; Check returns the reason.
+// Lost is closed when the tunnel is lost. Check returns the reason.
 func (s *Session) Lost() <-chan struct{} { return s.lost }
 
-// Close ends the use of the tunnel.
+// Close ends the session. A tunnel stays open for other commands.
 func (s *Session) Close() {
 	if s.conn != nil {
 		s.conn.Close()
@@ -191,8 +192,8 @@ func pause(ctx context.Context) {
 }
 
 // start starts the process that keeps a tunnel. It returns when a command can
-// connect to it, or to another that was faster. It is to look on the given nodes
-// first.
+// connect to it, or to the process of a faster command. The process tries the given
+// nodes first.
 func (p *Place) start(ctx context.Context, target Target, nodes []string) error {
 	if _, err := exec.LookPath("srun"); err != nil {
 		return problem(codeUnavailable, "reach into job %s: %v; load Slurm's module, or add the directory of its commands to PATH", target, err)
@@ -211,8 +212,8 @@ func (p *Place) start(ctx context.Context, target Target, nodes []string) error 
 		return fmt.Errorf("make pipe: %w", err)
 	}
 	defer reader.Close()
-	// It has a separate session: Ctrl-C and the end of a terminal concern only
-	// the command, and other commands go on using the tunnel.
+	// The process gets its own session, so that Ctrl-C and the end of a terminal
+	// end only the command. Other commands continue to use the tunnel.
 	process := exec.Command("/proc/self/exe", TunnelServerArg)
 	process.Args[0] = "berth"
 	process.Dir = "/"

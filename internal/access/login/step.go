@@ -16,10 +16,10 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// stepEnd limits how long srun may take to end after its input has ended.
+// stepEnd limits how long srun may take to end after its input was closed.
 const stepEnd = 3 * time.Second
 
-// step is the srun with the far end of a tunnel.
+// step is the srun process that runs the far end of a tunnel.
 type step struct {
 	process *exec.Cmd
 	in      io.WriteCloser
@@ -31,14 +31,15 @@ type step struct {
 func (s *step) Read(p []byte) (int, error)  { return s.out.Read(p) }
 func (s *step) Write(p []byte) (int, error) { return s.in.Write(p) }
 
-// Close tells the far end, and srun with it, to end.
+// Close makes the far end exit, and srun with it.
 func (s *step) Close() error {
 	s.in.Close()
 	return s.out.Close()
 }
 
-// startStep starts the far end on a node of the job, the first one where node
-// is empty; see slurm.IntoCommand. It is to be called from a locked thread: srun ends with that.
+// startStep starts the far end on a node of the job, or on the first node if node
+// is empty; see slurm.IntoCommand. Call it from a locked thread, because srun ends
+// with that thread.
 func startStep(program, job, node string, heterogeneous bool) (*step, error) {
 	command := slurm.IntoCommand(job, node, heterogeneous, program, jobend.Arg)
 	s := &step{process: exec.Command(command[0], command[1:]...), ended: make(chan struct{})}
@@ -50,7 +51,7 @@ func startStep(program, job, node string, heterogeneous bool) (*step, error) {
 	if s.in, err = s.process.StdinPipe(); err != nil {
 		return nil, err
 	}
-	reader, writer, err := os.Pipe() // not StdoutPipe, which Wait would close before all is read
+	reader, writer, err := os.Pipe() // not StdoutPipe: Wait would close it before everything is read
 	if err != nil {
 		return nil, err
 	}
@@ -63,12 +64,12 @@ func startStep(program, job, node string, heterogeneous bool) (*step, error) {
 	}
 	go func() {
 		defer close(s.ended)
-		_ = s.process.Wait() // its output matters, not its status
+		_ = s.process.Wait() // only the output matters, not the status
 	}()
 	return s, nil
 }
 
-// end waits for srun, and ends it if it does not by itself.
+// end waits for srun to end, and kills it if necessary.
 func (s *step) end() {
 	s.Close()
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
@@ -85,7 +86,7 @@ func (s *step) end() {
 // tailLimit bounds the kept part of srun's output.
 const tailLimit = 4 << 10
 
-// tail keeps the end of what is written.
+// tail keeps the last bytes written to it.
 type tail struct {
 	mu   sync.Mutex
 	kept bytes.Buffer
@@ -101,11 +102,11 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ofStrangers are in what srun says of connections to its ports that are not from
-// a node of the step, as when somebody looks which ports are open.
+// ofStrangers lists parts of srun's messages about connections to its ports from
+// outside the step, for example from a port scanner.
 var ofStrangers = []string{"eio_message_socket_accept", "io_init_msg", "io init message"}
 
-// text is all of it in one line.
+// text returns the kept output as one line.
 func (t *tail) text() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -8,14 +8,13 @@ import (
 // Summary is the state of a cluster in a few numbers.
 type Summary struct {
 	Nodes []NodeState
-	// Pods counts them by phase. Waiting counts the pods that have not ended and are
-	// not ready, by the reason that Kubernetes gives.
+	// Pods counts the pods by phase. Waiting counts the unfinished pods that are
+	// not ready, by Kubernetes' reason.
 	Pods    map[string]int
 	Waiting map[string]int
 }
 
-// NodeState is a node, whether it is ready, and whether the run has given it up
-// for lost.
+// NodeState describes a node. Lost reports that the run has given it up.
 type NodeState struct {
 	Name        string
 	Ready, Lost bool
@@ -27,8 +26,8 @@ const lostTaint = "node.kubernetes.io/out-of-service"
 // summaryLimit bounds the time for a summary.
 const summaryLimit = 20 * time.Second
 
-// Summarise asks the cluster of a session. It needs two lists, which are no
-// reason to link a client of Kubernetes'.
+// Summarise requests a summary from the cluster of a session. It needs only two
+// lists, and a Kubernetes client would make the program larger.
 func (s *Session) Summarise(ctx context.Context) (Summary, error) {
 	ctx, cancel := context.WithTimeout(ctx, summaryLimit)
 	defer cancel()
@@ -76,7 +75,7 @@ func (s *Session) Summarise(ctx context.Context) (Summary, error) {
 	for _, pod := range pods.Items {
 		summary.Pods[pod.Status.Phase]++
 		if ended(pod.Status.Phase) {
-			continue // a container that never started still says that it waits
+			continue // a container that never started still has the state Waiting
 		}
 		for _, container := range pod.Status.ContainerStatuses {
 			if reason := container.State.Waiting.Reason; reason != "" {

@@ -26,12 +26,11 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// TunnelServerArg is the argument that makes the program the process that keeps
-// a tunnel; main calls TunnelServer.
+// TunnelServerArg is the argument that makes the program the process that keeps a
+// tunnel. Then main calls TunnelServer.
 const TunnelServerArg = "tunnel-keeper"
 
-// What the keeper says to the command that started it; anything else is an
-// error.
+// The replies to the command that started the process. Any other reply is an error.
 const (
 	saidListening = "listening"
 	saidTaken     = "taken"
@@ -43,12 +42,13 @@ const (
 	// jobsAge is the maximum age of the list of the user's jobs, so that Slurm's
 	// controller is queried at most twice a minute.
 	jobsAge = 30 * time.Second
-	// freshAge is the same for who asks for nothing else.
+	// freshAge is the maximum age of the list for a command that requests the
+	// current jobs.
 	freshAge = time.Second
-	// withoutAge is for how long a job that had no cluster is not looked at
-	// again: to look takes a step.
+	// withoutAge is the time before a job without a cluster is tried again, because
+	// each try takes a step.
 	withoutAge = 5 * time.Minute
-	// partingLimit bounds the time for telling commands that all is over.
+	// partingLimit bounds the time to notify commands of the end.
 	partingLimit = 2 * time.Second
 )
 
@@ -57,7 +57,7 @@ type tunnelServerConfig struct {
 	Target  Target
 	Program string
 	Idle    time.Duration
-	// Nodes are to be tried first.
+	// Nodes lists the nodes to try first.
 	Nodes []string
 }
 
@@ -84,7 +84,7 @@ type tunnelServer struct {
 	idle  *time.Timer
 	// commands counts commands that have sent a request.
 	commands sync.WaitGroup
-	// leaving are steps that did not answer.
+	// leaving waits for steps that did not answer.
 	leaving sync.WaitGroup
 
 	// listing guards the fields below, also while Slurm is queried.
@@ -95,7 +95,7 @@ type tunnelServer struct {
 }
 
 // TunnelServer is the main function of the process that keeps a tunnel. It returns
-// its exit status.
+// the exit status.
 func TunnelServer() int {
 	runtime.LockOSThread() // srun ends with the thread that started it
 	say := func(text string) {
@@ -137,7 +137,7 @@ func (k *tunnelServer) conclude(why *Problem) {
 	close(k.over)
 }
 
-// claim takes the tunnel's directory, where no other process has it.
+// claim creates the tunnel's directory, unless another process has it.
 func (k *tunnelServer) claim() (*net.UnixListener, error) {
 	if err := json.NewDecoder(os.Stdin).Decode(&k.order); err != nil {
 		return nil, fmt.Errorf("read the order: %w", err)
@@ -158,7 +158,7 @@ func (k *tunnelServer) claim() (*net.UnixListener, error) {
 	if err := os.Chmod(k.file(socketFile), 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("close the socket to others: %w", err), k.dir.Remove())
 	}
-	listener.SetUnlinkOnClose(false) // the directory goes, under another name
+	listener.SetUnlinkOnClose(false) // the directory is renamed before it is removed
 	return listener, nil
 }
 
@@ -176,7 +176,8 @@ func (k *tunnelServer) open(ctx context.Context) (err error) {
 	if k.key, err = linux.MemoryFile("berth-key", credentials.Key); err != nil {
 		return err
 	}
-	// As on the node, the key is in no file: what is named is this process.
+	// The key is in no file, as on the node. The path leads to this process's
+	// memory.
 	kubeconfig := pki.KubeconfigWithKeyFile("berth", fmt.Sprintf("https://127.0.0.1:%d", k.listener.Port()),
 		credentials.Authority, credentials.Cert, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), k.key.Fd()))
 	if err := os.WriteFile(k.file(kubeconfigFile), kubeconfig, 0o600); err != nil {
@@ -194,12 +195,12 @@ func (k *tunnelServer) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// serveLoopback passes connections of this user's programs on to the API server.
+// serveLoopback forwards connections of this user's programs to the API server.
 func (k *tunnelServer) serveLoopback() {
 	for {
 		conn, err := k.listener.Accept()
 		if err != nil {
-			return // it was closed
+			return // the listener was closed
 		}
 		go func() {
 			defer k.use()()
@@ -213,7 +214,7 @@ func (k *tunnelServer) serveLoopback() {
 	}
 }
 
-// beginIdle ends the tunnel once nobody has used it for a while.
+// beginIdle ends the tunnel once it has been unused for a while.
 func (k *tunnelServer) beginIdle() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -223,8 +224,7 @@ func (k *tunnelServer) beginIdle() {
 	}
 }
 
-// use notes that somebody uses the tunnel, until the function is called that
-// it returns.
+// use marks the tunnel as used, until the returned function is called.
 func (k *tunnelServer) use() func() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -250,7 +250,7 @@ func (k *tunnelServer) listen(ctx context.Context, listener *net.UnixListener) {
 	for {
 		conn, err := listener.AcceptUnix()
 		if err != nil {
-			return // it was closed
+			return // the listener was closed
 		}
 		k.commands.Go(func() {
 			defer conn.Close()
@@ -267,7 +267,7 @@ func (k *tunnelServer) serve(ctx context.Context, conn net.Conn) {
 		return
 	}
 	_ = conn.SetReadDeadline(time.Time{})
-	say := func(r reply) { _ = json.NewEncoder(conn).Encode(r) } // a command that has gone needs no answer
+	say := func(r reply) { _ = json.NewEncoder(conn).Encode(r) } // ignore errors: the command may have exited
 	if q.Do == doJobs {
 		say(k.listJobs(ctx, q.Fresh, q.Without))
 		return
@@ -303,7 +303,7 @@ func (k *tunnelServer) serve(ctx context.Context, conn net.Conn) {
 		select {
 		case how, still := <-checks:
 			if !still {
-				return // the command has gone
+				return // the command has exited
 			}
 			if k.tunnel.Ended() {
 				<-k.over
@@ -322,16 +322,16 @@ func (k *tunnelServer) serve(ctx context.Context, conn net.Conn) {
 		}
 		say(reply{Problem: why})
 		go func() {
-			for range checks { // a command may ask just now
+			for range checks { // a command may send a check at this moment
 			}
 		}()
 		return
 	}
 }
 
-// spent reports whether the tunnel was open and has ended. A command that comes
-// now gets no answer and opens a new tunnel. If the server knows other nodes of
-// the cluster, it answers with them instead.
+// spent reports whether the tunnel was open and has ended. In that case a new
+// command gets no answer, and opens a new tunnel. But if the server knows other
+// nodes of the cluster, it replies with these nodes.
 func (k *tunnelServer) spent() bool {
 	select {
 	case <-k.ready:
@@ -350,8 +350,8 @@ func (k *tunnelServer) isOver() bool {
 	}
 }
 
-// listJobs returns the user's jobs, as of half a minute ago at most, or of a
-// moment ago.
+// listJobs returns the user's jobs. The list is at most half a minute old, or a
+// second if fresh is set.
 func (k *tunnelServer) listJobs(ctx context.Context, fresh bool, without []string) reply {
 	age := jobsAge
 	if fresh {
@@ -381,9 +381,9 @@ func (k *tunnelServer) listJobs(ctx context.Context, fresh bool, without []strin
 	return answer
 }
 
-// takeDown undoes what is there.
+// takeDown removes the tunnel's files, listeners and step.
 func (k *tunnelServer) takeDown(listener *net.UnixListener) {
-	// First of all, so that the next command opens a new tunnel.
+	// First remove the directory, so that the next command opens a new tunnel.
 	_ = k.dir.Remove()
 	listener.Close()
 	told := make(chan struct{})

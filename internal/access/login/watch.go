@@ -15,12 +15,12 @@ import (
 )
 
 const (
-	// answerTimeout bounds the wait for an answer before querying Slurm
+	// answerTimeout bounds the wait for an answer, before a query of Slurm shows
 	// whether the job still runs.
 	answerTimeout = 3 * time.Second
-	// The far end has to answer once in each watchPeriod. While Slurm reports
-	// that the job runs, it may miss silentLimit periods; briefSilence replaces
-	// silentLimit if other nodes reach the cluster.
+	// The far end must answer once in each watchPeriod. While Slurm reports that
+	// the job runs, the far end may miss silentLimit periods. If other nodes reach
+	// the cluster, briefSilence replaces silentLimit.
 	watchPeriod  = 30 * time.Second
 	silentLimit  = 4
 	briefSilence = 1
@@ -45,7 +45,7 @@ func (k *tunnelServer) enter(ctx context.Context) (*tunnel.Tunnel, *step, error)
 	return nil, nil, k.explain(ctx, err)
 }
 
-// explain returns an error that tells the user why there is no tunnel.
+// explain returns an error with the reason why there is no tunnel.
 func (k *tunnelServer) explain(ctx context.Context, err error) error {
 	target := k.order.Target
 	var known *Problem
@@ -90,8 +90,8 @@ func (k *tunnelServer) jobProblem(ctx context.Context) *Problem {
 	return k.place.jobProblem(ctx, k.order.Target.Job)
 }
 
-// JobProblem returns the reason why nobody can reach into a job. It returns nil
-// if the job runs or Slurm does not answer.
+// JobProblem returns the reason why a job cannot be reached. It returns nil if the
+// job runs or Slurm does not answer.
 func (p *Place) JobProblem(ctx context.Context, job string) error {
 	if problem := p.jobProblem(ctx, job); problem != nil {
 		return problem
@@ -161,7 +161,7 @@ func stateProblem(name string, job slurm.Queued, ok bool, uid int) *Problem {
 	return problem(codeUnavailable, "job %s has ended (%s)", name, job.State)
 }
 
-// watch ends the keeper when the tunnel ends, or is silent for too long.
+// watch ends the process when the tunnel ends or is silent for too long.
 func (k *tunnelServer) watch(ctx context.Context) {
 	ticker := time.NewTicker(watchPeriod)
 	defer ticker.Stop()
@@ -180,7 +180,7 @@ func (k *tunnelServer) watch(ctx context.Context) {
 			continue
 		}
 		if k.jobProblem(ctx) != nil {
-			silent = 0 // the job may be suspended; srun ends when the job does
+			silent = 0 // the job may be suspended; srun ends with the job
 			continue
 		}
 		if silent++; silent == silentLimit || silent == briefSilence && len(k.elsewhere()) > 0 {
@@ -201,7 +201,7 @@ func (k *tunnelServer) lost(why string) *Problem {
 	return lost
 }
 
-// lostStep returns the reason why the far end is gone.
+// lostStep returns the reason why the far end ended.
 func (k *tunnelServer) lostStep(ctx context.Context) *Problem {
 	if why := k.tunnel.Reason(); why != "" {
 		return k.lost(why)

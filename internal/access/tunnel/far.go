@@ -20,25 +20,25 @@ const (
 	partingLimit = 2 * time.Second
 )
 
-// Cluster is one that the far end can reach.
+// Cluster is a cluster that the far end can reach.
 type Cluster struct {
 	Name        string
 	Credentials Credentials
-	// Others are as in Answer.
+	// Others lists other nodes that reach the cluster, as in Answer.
 	Others []string
-	// Dial connects to its API server.
+	// Dial connects to the cluster's API server.
 	Dial func(ctx context.Context) (net.Conn, error)
 	// Ended is closed when the cluster is gone.
 	Ended <-chan struct{}
 }
 
-// Find returns the cluster that an order means; a *Refusal tells the near end
-// what to do instead.
+// Find returns the cluster for an order. A *Refusal tells the near end which other
+// node or step to try.
 type Find func(ctx context.Context, order Order) (*Cluster, error)
 
-// Serve is the far end: it answers the near one's order over the stream and
-// passes connections on to the cluster until that, the stream or the context
-// ends. The answer has the node and the version of the far end's berth.
+// Serve is the far end. It answers the near end's order over the stream, and
+// forwards connections to the cluster until the cluster, the stream or the context
+// ends. self has the node and the version of the far end's berth.
 func Serve(ctx context.Context, stream io.ReadWriteCloser, self Answer, find Find) error {
 	if _, err := io.WriteString(stream, opening); err != nil {
 		return fmt.Errorf("open the tunnel: %w", err)
@@ -89,7 +89,7 @@ func Serve(ctx context.Context, stream io.ReadWriteCloser, self Answer, find Fin
 		select {
 		case connection, open := <-connections:
 			if !open {
-				return nil // the near end has gone
+				return nil // the near end has closed the session
 			}
 			go serve(ctx, connection, cluster)
 		case <-cluster.Ended:
@@ -118,7 +118,7 @@ func awaitOrder(session *yamux.Session) (net.Conn, Order, error) {
 	return control, order, nil
 }
 
-// awaitClose gives the near end the time to read what was said last.
+// awaitClose gives the near end time to read the last message.
 func awaitClose(session *yamux.Session) {
 	select {
 	case <-session.CloseChan():
@@ -129,7 +129,7 @@ func awaitClose(session *yamux.Session) {
 func serve(ctx context.Context, connection net.Conn, cluster *Cluster) {
 	server, err := cluster.Dial(ctx)
 	if err != nil {
-		connection.Close() // the client sees a connection that is closed, as with a dead server
+		connection.Close() // the client sees a closed connection, as if the server were dead
 		return
 	}
 	Join(connection, server)
@@ -149,14 +149,14 @@ func Join(a, b net.Conn) {
 	b.Close()
 }
 
-// pass copies one direction, and its end.
+// pass copies one direction, and then closes it.
 func pass(to, from net.Conn) {
 	_, err := io.Copy(to, from)
 	if half, can := to.(interface{ CloseWrite() error }); can && err == nil {
 		_ = half.CloseWrite()
 		return
 	}
-	to.Close() // of a stream of the multiplexer it closes this direction only
+	to.Close() // on a multiplexed stream, Close closes only this direction
 	if err != nil {
 		from.Close()
 	}

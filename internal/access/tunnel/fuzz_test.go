@@ -14,14 +14,13 @@ import (
 	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
-// received is a stream with what the other end has sent before it ended. What is
-// written to it is lost.
+// received is a stream with prepared input. It discards output.
 type received struct{ io.Reader }
 
 func (received) Write(p []byte) (int, error) { return len(p), nil }
 func (received) Close() error                { return nil }
 
-// frames returns what the multiplexer of one end writes if it opens a stream and
+// frames returns the output of the multiplexer of an end that opens a stream and
 // sends a text on it.
 func frames(f *testing.F, text string) []byte {
 	f.Helper()
@@ -47,7 +46,7 @@ func frames(f *testing.F, text string) []byte {
 	return <-written
 }
 
-// FuzzOpen is the near end, and reads whatever a step has printed.
+// FuzzOpen runs the near end on arbitrary output of a step.
 func FuzzOpen(f *testing.F) {
 	f.Add(append([]byte("hello\n"+opening), frames(f, `{"Protocol":1}`)...))
 	f.Add([]byte(opening + "\x00\x00\x00\x02\x00\x00\x00\x01\xff\xff\xff\xff"))
@@ -61,13 +60,13 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// FuzzServe is the far end, and reads whatever comes from the login host.
+// FuzzServe runs the far end on arbitrary input from the login host.
 func FuzzServe(f *testing.F) {
 	f.Add(frames(f, `{"Protocol":1,"Job":"1","Key":"`+"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="+`"}`))
 	f.Add(frames(f, `{"Protocol":`))
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		fuzzbound.Watch(t)
-		// Not with a refusal, after which the far end waits for the near one.
+		// Do not refuse: after a refusal the far end waits for the near end.
 		find := func(context.Context, Order) (*Cluster, error) {
 			ended := make(chan struct{})
 			return &Cluster{Ended: ended, Dial: func(context.Context) (net.Conn, error) { return nil, errors.New("nobody") }}, nil
@@ -76,7 +75,7 @@ func FuzzServe(f *testing.F) {
 	})
 }
 
-// endless is a message that does not end.
+// endless is a message without an end.
 type endless struct{ sent int }
 
 func (e *endless) Read(p []byte) (int, error) {
@@ -94,7 +93,7 @@ func (e *endless) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// FuzzMessages decodes what an end says.
+// FuzzMessages decodes arbitrary messages.
 func FuzzMessages(f *testing.F) {
 	f.Add([]byte(`{"Protocol":1,"Refusal":{"Reason":"several","Steps":["1","2"]}} {"Reason":"x"}`))
 	f.Add([]byte(`{"Sealed":"AAAA"}`))

@@ -15,7 +15,7 @@ import (
 	"github.com/hashicorp/yamux"
 )
 
-// Tunnel is the near end of an open one.
+// Tunnel is the near end of an open tunnel.
 type Tunnel struct {
 	Answer      Answer
 	Credentials Credentials
@@ -26,9 +26,9 @@ type Tunnel struct {
 	reason  string
 }
 
-// Open greets the far end over the stream and returns once there is a cluster
-// at it. A *Refusal is an error of the far end's, io.EOF that the stream ended
-// before anybody answered. The stream is the tunnel's from here on.
+// Open greets the far end over the stream, and returns once the far end has found a
+// cluster. A *Refusal is an error from the far end. io.EOF means that the stream
+// ended before an answer. The tunnel closes the stream.
 func Open(ctx context.Context, stream io.ReadWriteCloser, order Order) (*Tunnel, error) {
 	stop := context.AfterFunc(ctx, func() { stream.Close() })
 	defer stop()
@@ -92,14 +92,14 @@ func (t *Tunnel) attend(answers *json.Decoder) {
 		t.reason = last.Reason
 		t.mu.Unlock()
 	}
-	_ = t.session.Close() // the far end waits for it
+	_ = t.session.Close() // the far end waits for this
 	close(t.done)
 }
 
 // Dial opens a connection to the cluster's API server.
 func (t *Tunnel) Dial() (net.Conn, error) { return t.session.Open() }
 
-// Ping reports whether the far end answers within the time.
+// Ping reports whether the far end answers within a time.
 func (t *Tunnel) Ping(within time.Duration) bool {
 	answered := make(chan error, 1)
 	go func() {
@@ -117,20 +117,21 @@ func (t *Tunnel) Ping(within time.Duration) bool {
 // Done is closed when the tunnel has ended.
 func (t *Tunnel) Done() <-chan struct{} { return t.done }
 
-// Ended reports whether connections no longer pass. Done is closed soon after.
+// Ended reports whether the tunnel has stopped carrying connections. Done is closed
+// soon after.
 func (t *Tunnel) Ended() bool { return t.session.IsClosed() }
 
-// Reason returns the far end's reason for the end; empty if it gave none.
+// Reason returns the far end's reason for the end, or "" if it gave none.
 func (t *Tunnel) Reason() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.reason
 }
 
-// Close ends the tunnel and all of its connections. It can be called twice.
+// Close ends the tunnel and all its connections. It can be called twice.
 func (t *Tunnel) Close() error { return t.session.Close() }
 
-// buffered is a stream that has been partly read ahead.
+// buffered is a stream whose beginning was read into a buffer.
 type buffered struct {
 	*bufio.Reader
 	io.WriteCloser

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// far starts the far end with a server behind it that answers a line with the
-// same in capitals, and returns the near end's stream.
+// far starts the far end, with a server behind it that returns its input in
+// capitals. It returns the near end's stream.
 func far(t *testing.T, ended chan struct{}, find Find) net.Conn {
 	t.Helper()
 	near, other := net.Pipe()
@@ -51,7 +51,8 @@ func await[T any](t *testing.T, result <-chan T) {
 	}
 }
 
-// upper reads all of a connection, then answers: it needs closing by halves.
+// upper reads a connection to its end before it answers, so it needs half-closed
+// connections.
 func upper(listener net.Listener) {
 	for {
 		connection, err := listener.Accept()
@@ -66,7 +67,7 @@ func upper(listener net.Listener) {
 	}
 }
 
-// recorder keeps all that passes.
+// recorder keeps all bytes that pass.
 type recorder struct {
 	net.Conn
 	seen bytes.Buffer
@@ -99,7 +100,7 @@ func TestConnectionsPassAndTheKeyIsSealed(t *testing.T) {
 		}
 		go func() {
 			_, _ = io.WriteString(connection, large)
-			connection.Close() // this direction only
+			connection.Close() // closes only this direction
 		}()
 		content, err := io.ReadAll(connection)
 		if err != nil || string(content) != strings.ToUpper(large) {

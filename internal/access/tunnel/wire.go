@@ -12,20 +12,20 @@ import (
 	"github.com/hashicorp/yamux"
 )
 
-// Protocol is the version of what the two ends say to each other.
+// Protocol is the version of the protocol between the two ends.
 const Protocol = 1
 
-// opening is the first that the far end writes. Whatever comes before it is
-// somebody else's: a TaskProlog of the site may print to a task's output.
+// opening marks the start of the far end's output. Earlier output has another
+// source: for example, a site's TaskProlog may print to a task's output.
 const opening = "\x00berth tunnel\n"
 
-// openingLimit bounds the bytes of other output before it.
+// openingLimit bounds the bytes of output before opening.
 const openingLimit = 1 << 20
 
 // messageLimit bounds the bytes of all messages that an end reads.
 const messageLimit = 1 << 20
 
-// newDecoder returns a decoder of an end's messages.
+// newDecoder returns a decoder of messages.
 func newDecoder(from io.Reader) *json.Decoder {
 	return json.NewDecoder(io.LimitReader(from, messageLimit))
 }
@@ -33,10 +33,10 @@ func newDecoder(from io.Reader) *json.Decoder {
 // Order is the near end's request.
 type Order struct {
 	Protocol int
-	// Version is that of the near end's berth.
+	// Version is the near end's version of berth.
 	Version string
-	// Job is Slurm's number of it, Step that of the step with the cluster, or
-	// empty where there is only one cluster.
+	// Job is Slurm's job ID. Step is the ID of the step with the cluster, or empty
+	// if there is only one cluster.
 	Job, Step string
 	// Key is the public key that seals the credentials.
 	Key []byte
@@ -46,38 +46,39 @@ type Order struct {
 type Answer struct {
 	Protocol int
 	Version  string
-	// Node is Slurm's name of the far end's.
+	// Node is Slurm's name of the far end's node.
 	Node string
-	// Cluster is the run that was found, empty with a refusal.
+	// Cluster is the name of the run, or empty with a refusal.
 	Cluster string
-	// Others lists other nodes that reach it.
+	// Others lists other nodes that reach the cluster.
 	Others  []string
 	Refusal *Refusal
-	// Sealed are Credentials for the near end's key.
+	// Sealed holds the encrypted Credentials, for the near end's key.
 	Sealed []byte
 }
 
-// Reason is why there is no tunnel to a cluster.
+// Reason classifies a Refusal.
 type Reason string
 
 const (
-	// None: no cluster of the job is on this node.
+	// None means that no cluster of the job is on this node.
 	None Reason = "none"
-	// Elsewhere: the node belongs to a cluster whose API server is on another.
+	// Elsewhere means that the API server of this node's cluster is on another
+	// node.
 	Elsewhere Reason = "elsewhere"
-	// Several: it is not clear which cluster is meant.
+	// Several means that the job has several clusters.
 	Several Reason = "several"
-	// Other: the far end failed.
+	// Other means that the far end failed.
 	Other Reason = "other"
 )
 
-// Refusal is the far end's answer where there is no cluster to reach.
+// Refusal is the far end's answer if there is no cluster to reach.
 type Refusal struct {
 	Reason Reason
 	Text   string
-	// Node is the far end's.
+	// Node is the far end's node.
 	Node string
-	// Head is the node to ask instead, where the reason is Elsewhere.
+	// Head is the node to try instead, if the reason is Elsewhere.
 	Head string
 	// Steps lists the steps with clusters, if the reason is Several.
 	Steps []string
@@ -90,10 +91,10 @@ type Credentials struct {
 	Authority, Cert, Key []byte
 }
 
-// farewell is the last that the far end says.
+// farewell is the last message of the far end.
 type farewell struct{ Reason string }
 
-// sealInfo keeps what is sealed here from being of use anywhere else.
+// sealInfo binds sealed data to this purpose.
 const sealInfo = "berth tunnel credentials 1"
 
 func newSealKey() (hpke.PrivateKey, error) {
@@ -132,15 +133,15 @@ func unseal(key hpke.PrivateKey, sealed []byte) (Credentials, error) {
 	return credentials, nil
 }
 
-// settings of the multiplexer. Silence is no reason to give up: a job can be
-// suspended, and Ping asks whoever wants to know.
+// settings returns the multiplexer's configuration. It has no timeouts, because a
+// job can be suspended. Callers use Ping to check the other end.
 func settings() *yamux.Config {
 	config := yamux.DefaultConfig()
 	config.EnableKeepAlive = false
 	config.StreamOpenTimeout = 0
-	config.StreamCloseTimeout = 0 // a connection may be closed in one direction for long
+	config.StreamCloseTimeout = 0 // a connection may stay half-closed for long
 	config.ConnectionWriteTimeout = 24 * time.Hour
 	config.MaxStreamWindowSize = 1 << 20
-	config.LogOutput = io.Discard // what matters of it comes back as errors
+	config.LogOutput = io.Discard // important problems are returned as errors
 	return config
 }
