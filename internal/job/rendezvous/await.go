@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Accept returns the next node that has joined, also one that comes again
-// after its connection was lost.
+// Accept returns the next node that has joined. A node that returns after its
+// connection was lost is returned again.
 func (h *Head) Accept(ctx context.Context) (*Peer, error) {
 	for {
 		h.mu.Lock()
@@ -31,14 +31,14 @@ func (h *Head) Accept(ctx context.Context) (*Peer, error) {
 	}
 }
 
-// MissingError names the nodes that did not come.
+// MissingError names the nodes that did not join.
 type MissingError struct {
 	Step  Step
 	Nodes []string
-	// Waited is for how long they were waited for.
+	// Waited is the duration of the wait.
 	Waited time.Duration
-	// Refused lists, in order, who was refused and why, or why a member left
-	// again: "ADDRESS: reason" or "NODE: reason".
+	// Refused lists, in order, the connections that were refused and the members
+	// that left again, with the reasons: "ADDRESS: reason" or "NODE: reason".
 	Refused []string
 	Cause   error
 }
@@ -55,9 +55,8 @@ func (e *MissingError) Error() string {
 
 func (e *MissingError) Unwrap() error { return e.Cause }
 
-// Await waits until all the named nodes are connected at the same time. When
-// ctx ends before, the error is a *MissingError. Accept returns them all the
-// same.
+// Await waits until all named nodes are connected at the same time. If ctx ends
+// before, the error is a *MissingError. Accept returns each of these nodes, too.
 func (h *Head) Await(ctx context.Context, names []string) error {
 	start := time.Now()
 	for {
@@ -92,7 +91,7 @@ func (h *Head) missing(names []string) (missing, refused []string, changed <-cha
 		arrived[addressOf(peer.RemoteAddr()).String()] = true
 	}
 	for who, why := range h.refused {
-		// A node that has joined closes its other attempts: no news.
+		// A node that has joined closes its other attempts. That is normal.
 		if arrived[who] {
 			continue
 		}

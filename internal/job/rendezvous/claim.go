@@ -8,8 +8,8 @@ import (
 	"fmt"
 )
 
-// Role is a side of a connection. A credential of one is none of the other, so
-// nobody can be answered with his own.
+// Role is a side of a connection. A credential is valid for one role only, so
+// nobody can reflect a credential to its maker.
 type Role string
 
 const (
@@ -17,37 +17,38 @@ const (
 	RoleWorker Role = "worker"
 )
 
-// protocol is the version of what is said on a connection.
+// protocol is the version of the protocol.
 const protocol = 1
 
-// maxClaim bounds a claim and a credential in bytes.
+// maxClaim bounds the size of a claim and of a credential, in bytes.
 const maxClaim = 8 << 10
 
-// Claim is the content of a credential: who made it, and the only connection on
-// which it is valid.
+// Claim is the content of a credential. It identifies the maker and a connection.
+// The credential is valid only on that connection.
 type Claim struct {
 	Protocol int    `json:"protocol"`
 	Role     Role   `json:"role"`
 	Step     Step   `json:"of"`
 	Node     string `json:"node"`
-	// Binding is the exported keying material of the TLS connection. Only its two
-	// ends know it: a man in the middle has two connections with two values.
+	// Binding is the exported keying material of the TLS connection, which only its
+	// two ends know. A man in the middle has two connections with two different
+	// values.
 	Binding []byte `json:"binding"`
 }
 
-// Prover makes credentials that nobody else can make, and reads the credentials
-// of other members. It vouches for the maker of a claim (the user, or a holder
-// of the key), not for the content. Both methods are called concurrently.
+// Prover makes credentials that nobody else can make, and verifies the credentials
+// of other members. It vouches for the maker of a claim (the user, or a holder of
+// the key), not for the content. Both methods are safe for concurrent use.
 type Prover interface {
 	Prove(ctx context.Context, claim Claim) ([]byte, error)
 	Verify(ctx context.Context, credential []byte) (Claim, error)
 }
 
-// errProtocol says that the two sides are different versions of berth.
+// errProtocol reports that the two sides run different versions of berth.
 var errProtocol = errors.New("another version of berth runs there: use the same one on all nodes")
 
-// check compares a proven claim with what this connection asks for. The node
-// of a worker is checked by the head, which knows several.
+// check compares a proven claim with the claim that this connection requires. With
+// an empty want.Node it accepts any node, and the head checks the name.
 func (c Claim) check(want Claim) error {
 	switch {
 	case !bytes.Equal(c.Binding, want.Binding) || len(c.Binding) == 0:
@@ -75,8 +76,8 @@ func encodeClaim(claim Claim) ([]byte, error) {
 	return text, nil
 }
 
-// decodeClaim reads what its maker signed. Whatever stands there besides is an
-// error, so that no two readers can see different claims.
+// decodeClaim decodes a claim strictly. Unknown fields and trailing data are
+// errors, so that no two readers can see different claims.
 func decodeClaim(text []byte) (Claim, error) {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Step names the job step whose tasks meet. All of it must be the same on
-// every node.
+// Step identifies the job step whose tasks meet. Every node must have the same
+// values.
 type Step struct {
 	Cluster string `json:"cluster,omitempty"`
 	Job     string `json:"job"`
@@ -29,35 +29,39 @@ func (s Step) String() string {
 	return text
 }
 
-// Config is a task's view of its step. Zero durations and sizes mean the
+// Config describes a step to one of its tasks. Zero durations and sizes select the
 // defaults.
 type Config struct {
 	Step Step
-	// Nodes are all nodes of the step; the first is the head.
+	// Nodes lists all nodes of the step. The first is the head.
 	Nodes []string
-	// Node is the one this task runs on.
+	// Node is the node of this task.
 	Node   string
 	Prover Prover
-	// Addresses returns the addresses that a node connects from. The head closes
-	// a connection from another address unread, and accepts a node only from the
-	// node's addresses. If nil, only the credentials decide.
+	// Addresses returns the source addresses of a node. The head closes a
+	// connection from any other address unread, and accepts a node only from the
+	// node's addresses. If Addresses is nil, only the credentials decide.
 	Addresses func(ctx context.Context, node string) ([]netip.Addr, error)
 
-	// Ports and Candidates bound the head's choice: DefaultPorts, 8 candidates.
+	// Ports and Candidates limit the ports that the head may listen on. The
+	// defaults are DefaultPorts and 8 candidates.
 	Ports      PortRange
 	Candidates int
-	// Bind is the head's address; invalid means all of the host's.
+	// Bind is the address that the head listens on. If invalid, the head listens on
+	// all addresses of the host.
 	Bind netip.Addr
 
-	// Loss limits how long a peer may be silent until it counts as lost: 10 s. It
-	// must be the same on all nodes, since each sends four heartbeats within it.
+	// Loss is the silence after which a peer counts as lost. The default is 10 s.
+	// It must be the same on all nodes, because each sends four heartbeats within
+	// it.
 	Loss time.Duration
-	// Handshake is the longest time from a connection to its acceptance: 10 s.
+	// Handshake limits the time from a connection to its acceptance. The default is
+	// 10 s.
 	Handshake time.Duration
-	// MaxMessage bounds a message in bytes: 1 MiB.
+	// MaxMessage limits the size of a message, in bytes. The default is 1 MiB.
 	MaxMessage int
-	// MaxPending bounds the pending connections at the head: 256. One address may
-	// have a quarter of them.
+	// MaxPending limits the pending connections at the head. The default is 256.
+	// One address may have a quarter of them.
 	MaxPending int
 
 	Log *slog.Logger
@@ -71,8 +75,8 @@ const (
 	defaultMaxPending = 256
 )
 
-// withDefaults returns the configuration with nothing left open, or all that
-// is wrong with it.
+// withDefaults returns the configuration with all defaults filled in. The error
+// lists all mistakes.
 func (c Config) withDefaults() (Config, error) {
 	if c.Ports == (PortRange{}) {
 		c.Ports = DefaultPorts()
@@ -131,7 +135,7 @@ func (c Config) validate() error {
 	return nil
 }
 
-// head is the node that the others join.
+// head returns the node that the others join.
 func (c Config) head() string { return c.Nodes[0] }
 
 func (c Config) candidates() []uint16 { return Candidates(c.Step, c.Ports, c.Candidates) }

@@ -14,7 +14,8 @@ import (
 func TestCandidatesFollowFromTheStep(t *testing.T) {
 	step := Step{Cluster: "c", Job: "12", Step: 3}
 	ports := Candidates(step, DefaultPorts(), 8)
-	// Nodes may run different builds of one version: the ports must not change.
+	// Nodes may run different builds of one version, so the ports must never
+	// change.
 	if want := []uint16{21925, 23747, 22069, 28928, 25309, 28047, 28266, 24790}; !slices.Equal(ports, want) {
 		t.Errorf("candidates %v, want %v", ports, want)
 	}
@@ -73,7 +74,8 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// FuzzClaim asks that a claim which is read means the same when written again.
+// FuzzClaim checks that a decoded claim stays the same when encoded and decoded
+// again.
 func FuzzClaim(f *testing.F) {
 	text, err := encodeClaim(Claim{Protocol: protocol, Role: RoleHead, Node: "n1", Step: Step{Job: "1"}, Binding: []byte("x")})
 	if err != nil {
@@ -97,8 +99,8 @@ func FuzzClaim(f *testing.F) {
 	})
 }
 
-// FuzzCredential verifies credentials of nodes that have passed on their keys. Where
-// signed is true, the node of the key has signed the text.
+// FuzzCredential verifies arbitrary credentials. If signed is true, n1 has signed
+// the text.
 func FuzzCredential(f *testing.F) {
 	public, private, err := ed25519.GenerateKey(nil)
 	if err != nil {

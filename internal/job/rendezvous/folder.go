@@ -15,18 +15,18 @@ import (
 // folderPoll is the interval of the checks for a missing key.
 const folderPoll = 50 * time.Millisecond
 
-// Folder passes the public keys of nodes on, in a folder that all of them see.
-// There is no secret in it; but who could write to it could pass for a node, so
-// it has to belong to the user, and nobody else may write to it.
+// Folder exchanges the public keys of nodes through a folder that all of them see.
+// It contains no secrets. But whoever can write to it could impersonate a node, so
+// it must belong to the user, and nobody else may write to it.
 type Folder struct {
 	path string
 	root *os.Root
-	// below is the step's own folder.
+	// below is the name of the step's folder.
 	below string
 }
 
-// OpenFolder makes a folder for the step below the one that the user named,
-// which has to exist.
+// OpenFolder creates a folder for the step within the user's folder, which must
+// exist.
 func OpenFolder(path string, step Step) (*Folder, error) {
 	wrong := func(err error) (*Folder, error) {
 		return nil, fmt.Errorf("use the folder %s for the rendezvous: %w", path, err)
@@ -50,7 +50,7 @@ func OpenFolder(path string, step Step) (*Folder, error) {
 	return f, nil
 }
 
-// private returns an error unless only the user can write to what has the name.
+// private returns an error unless only the user can write to a file or folder.
 func (f *Folder) private(name string) error {
 	info, err := f.root.Lstat(name)
 	if err != nil {
@@ -68,10 +68,10 @@ func (f *Folder) private(name string) error {
 	return nil
 }
 
-// Publish lets the other nodes have this one's key.
+// Publish makes this node's key available to the other nodes.
 func (f *Folder) Publish(node string, key ed25519.PublicKey) error {
 	name := f.file(node)
-	// Whole or not at all: others look for it meanwhile.
+	// Rename the complete file, because other nodes read at any time.
 	err := f.root.WriteFile(name+".new", key, 0o600)
 	if err == nil {
 		err = f.root.Rename(name+".new", name)
@@ -98,8 +98,8 @@ func (f *Folder) Key(ctx context.Context, node string) (ed25519.PublicKey, error
 }
 
 func (f *Folder) read(node string) (ed25519.PublicKey, error) {
-	// Reading the directory makes NFS look for news; without it, a client may
-	// believe for half a minute that a file does not exist.
+	// Reading the directory makes an NFS client revalidate its cache. Otherwise the
+	// client may report for half a minute that a file does not exist.
 	directory, err := f.root.Open(f.below)
 	if err != nil {
 		return nil, err
@@ -123,10 +123,10 @@ func (f *Folder) read(node string) (ed25519.PublicKey, error) {
 // Withdraw removes a node's key.
 func (f *Folder) Withdraw(node string) {
 	_ = f.root.Remove(f.file(node))
-	_ = f.root.Remove(f.below) // not empty: another node does it
+	_ = f.root.Remove(f.below) // not empty: another node removes it
 }
 
-// Clear removes all that the step has in the folder.
+// Clear removes everything that the step has in the folder.
 func (f *Folder) Clear() error { return f.root.RemoveAll(f.below) }
 
 // Close can be called twice.

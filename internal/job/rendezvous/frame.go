@@ -7,23 +7,23 @@ import (
 	"io"
 )
 
-// A frame is a byte that says its kind, the length of its content in four
-// bytes, big-endian, and the content.
+// A frame consists of a byte for its kind, the length of its content in four bytes
+// (big-endian), and the content.
 const (
 	frameProof   = 'p' // a credential
-	frameWelcome = 'w' // the worker belongs to the step now
+	frameWelcome = 'w' // the head has accepted the worker
 	frameRefusal = 'r' // a refusal, JSON
-	frameMessage = 'm' // a message of the caller's, JSON
-	frameBeat    = 'b' // a sign of life, empty
-	frameClose   = 'c' // the end on purpose: the reason
+	frameMessage = 'm' // a message of the caller, JSON
+	frameBeat    = 'b' // a heartbeat, empty
+	frameClose   = 'c' // a farewell: the reason
 )
 
 const (
 	frameHeader = 5
-	// maxProof bounds a frame before the proof: munge's encoding makes a claim
-	// longer by a third and a little.
+	// maxProof bounds a frame before the proof. munge's encoding makes a claim
+	// longer by slightly more than a third.
 	maxProof = 2 * maxClaim
-	// maxReason bounds what one side tells the other in words.
+	// maxReason bounds the length of a reason, in bytes.
 	maxReason = 4 << 10
 )
 
@@ -34,8 +34,8 @@ func frame(kind byte, content []byte) []byte {
 	return append(out, content...)
 }
 
-// readFrame returns the next frame, whose content has at most limit bytes.
-// Nothing is set aside for more than that, whatever the header says.
+// readFrame returns the next frame, whose content has at most limit bytes. It never
+// allocates more, regardless of the header.
 func readFrame(from io.Reader, limit int) (kind byte, content []byte, err error) {
 	var header [frameHeader]byte
 	if _, err := io.ReadFull(from, header[:]); err != nil {
@@ -55,10 +55,10 @@ func readFrame(from io.Reader, limit int) (kind byte, content []byte, err error)
 	return header[0], content, nil
 }
 
-// refusal is why the head does not take a worker.
+// refusal is the head's reason to reject a worker.
 type refusal struct {
 	Reason string `json:"reason"`
-	// Final: asking again is of no use.
+	// Final means that another attempt would be useless.
 	Final bool `json:"final"`
 }
 
@@ -68,8 +68,7 @@ func (r refusal) encode() []byte {
 	return text
 }
 
-// shorten keeps a text within what a frame may hold, also when JSON escapes
-// each of its bytes.
+// shorten truncates a text to the size of a frame, even if JSON escapes each byte.
 func shorten(text string) string {
 	if len(text) > maxReason/8 {
 		return text[:maxReason/8] + "..."

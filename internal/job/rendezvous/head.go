@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Head is the side that listens: the task on the step's first node.
+// Head is the listening side: the task on the step's first node.
 type Head struct {
 	cfg      Config
 	tls      *tls.Config
@@ -28,11 +28,11 @@ type Head struct {
 	pending map[*pending]struct{}
 	joined  map[string]*Peer
 	queue   []*Peer           // joined, not yet returned by Accept
-	refused map[string]string // node or address: why it was refused last, or how it left
+	refused map[string]string // by node or address: the last reason for a refusal or a loss
 	changed chan struct{}     // closed and replaced when joined or queue change
 }
 
-// pending is a connection that has not proven itself.
+// pending is a connection that has not been authenticated yet.
 type pending struct {
 	from   netip.Addr
 	cancel context.CancelCauseFunc
@@ -43,11 +43,11 @@ var (
 	errCrowded    = errors.New("too many connections that prove nothing: another one took its place")
 )
 
-// maxRefused bounds the list of refusals.
+// maxRefused bounds the number of remembered refusals.
 const maxRefused = 256
 
-// Listen starts to listen on the first candidate port that is free, until ctx
-// ends or Close. Peers that were accepted live on.
+// Listen listens on the first free candidate port, until ctx ends or Close is
+// called. Accepted peers outlive it.
 func Listen(ctx context.Context, cfg Config) (*Head, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -81,7 +81,7 @@ func listen(ctx context.Context, cfg Config) (*net.TCPListener, error) {
 	if cfg.Bind.IsValid() {
 		host = cfg.Bind.String()
 	}
-	// Signs of life are our own, the kernel's would come on top.
+	// The protocol has its own heartbeats. The kernel's would be redundant.
 	config := net.ListenConfig{KeepAlive: -1}
 	var problem error
 	for _, port := range cfg.candidates() {
@@ -99,8 +99,8 @@ func listen(ctx context.Context, cfg Config) (*net.TCPListener, error) {
 // Addr returns where the head listens.
 func (h *Head) Addr() net.Addr { return h.listener.Addr() }
 
-// Close stops listening and closes the peers that nobody has accepted. It may
-// be called again.
+// Close stops listening and closes the peers that nobody has accepted. It may be
+// called twice.
 func (h *Head) Close() {
 	h.cancel(errHeadClosed)
 	h.running.Wait()
@@ -121,7 +121,8 @@ func (h *Head) accept() {
 			if h.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
-			// Out of descriptors, most likely: others have to end first.
+			// Probably there are no free file descriptors. Wait until other
+			// connections end.
 			h.cfg.Log.Warn("cannot accept a connection of the rendezvous", "error", err)
 			select {
 			case <-time.After(50 * time.Millisecond):
@@ -142,9 +143,9 @@ func (h *Head) accept() {
 	}
 }
 
-// admit counts a connection in. Where there are too many, a random one of the
-// address that has the most goes: strangers, who must not keep the others out
-// by being slow, cannot know which one stays.
+// admit registers a pending connection. If there are too many, it evicts a random
+// one of the address with the most. So a slow stranger cannot keep others out,
+// because nobody can predict which connection stays.
 func (h *Head) admit(from netip.Addr) (context.Context, *pending) {
 	ctx, cancel := context.WithTimeoutCause(h.ctx, h.cfg.Handshake, fmt.Errorf("it did not prove itself within %s", h.cfg.Handshake))
 	ctx, cancelCause := context.WithCancelCause(ctx)
@@ -168,7 +169,8 @@ func (h *Head) admit(from netip.Addr) (context.Context, *pending) {
 	return ctx, this
 }
 
-// evict ends a connection of the address: some, the order of a map is random.
+// evict ends a pending connection of an address. Go's map order makes the choice
+// random.
 func (h *Head) evict(from netip.Addr) {
 	for other := range h.pending {
 		if other.from == from {
@@ -186,8 +188,8 @@ func (h *Head) forget(this *pending) {
 	delete(h.pending, this)
 }
 
-// note remembers why somebody was refused: when a node does not come, its
-// address or name may be among them, with the reason.
+// note remembers a refusal. If a node does not join, the error shows the refusals
+// with their addresses or names.
 func (h *Head) note(who string, err error) {
 	h.cfg.Log.Debug("refused a connection of the rendezvous", "from", who, "error", err)
 	h.mu.Lock()
@@ -197,8 +199,8 @@ func (h *Head) note(who string, err error) {
 	}
 }
 
-// serve proves itself to a connection, asks the same of it, and makes it a
-// peer. The order matters: a worker says nothing to a head that is none.
+// serve authenticates both sides of a connection, and makes it a peer. The head
+// must prove itself first, because a worker sends nothing to an unproven head.
 func (h *Head) serve(ctx context.Context, raw net.Conn, from netip.Addr) error {
 	if err := h.members.allowed(h.ctx, "", from); err != nil {
 		return err
@@ -224,8 +226,8 @@ func (h *Head) serve(ctx context.Context, raw net.Conn, from netip.Addr) error {
 	if _, err := conn.Write(frame(frameProof, proof)); err != nil {
 		return because(err)
 	}
-	// A worker sends nothing beyond its proof before it is welcome, so nothing
-	// stays behind in the buffer.
+	// A worker sends only its proof until it is accepted, so the buffer holds no
+	// further data.
 	kind, credential, err := readFrame(bufio.NewReader(conn), maxProof)
 	if err != nil {
 		return because(fmt.Errorf("it went away before its proof: %w", err))
@@ -234,7 +236,7 @@ func (h *Head) serve(ctx context.Context, raw net.Conn, from netip.Addr) error {
 		return fmt.Errorf("it sent a frame of kind %q, want its proof", kind)
 	}
 	refuse := func(reason error, final bool) error {
-		// Whether it arrives is the worker's affair.
+		// Ignore errors: the worker may be gone.
 		_, _ = conn.Write(frame(frameRefusal, refusal{Reason: reason.Error(), Final: final}.encode()))
 		_ = conn.CloseWrite()
 		return because(reason)
@@ -258,9 +260,9 @@ func (h *Head) serve(ctx context.Context, raw net.Conn, from netip.Addr) error {
 	return h.join(claim.Node, conn, stop, refuse)
 }
 
-// join makes the proven connection the node's, unless the node has one that
-// lives. The node may ask again: the old one may be dead, which shows after
-// Config.Loss.
+// join registers the authenticated connection for the node, unless the node has a
+// live connection. That one may be dead without having been noticed, so the node
+// may try again: a dead connection is detected after Config.Loss.
 func (h *Head) join(node string, conn *tls.Conn, stop func() bool, refuse func(error, bool) error) error {
 	h.mu.Lock()
 	if other := h.joined[node]; other != nil && other.Err() == nil {
@@ -288,7 +290,7 @@ func (h *Head) announce() {
 	h.changed = make(chan struct{})
 }
 
-// release makes a node's name free again when its connection has ended.
+// release frees a node's name when its connection has ended.
 func (h *Head) release(peer *Peer) {
 	select {
 	case <-peer.Done():

@@ -17,14 +17,14 @@ import (
 )
 
 const (
-	// A candidate is tried again after firstRetry, then more and more rarely:
+	// The pause before another attempt grows from firstRetry to lastRetry, because
 	// the head's task may start seconds later than this one.
 	firstRetry = 25 * time.Millisecond
 	lastRetry  = 500 * time.Millisecond
 )
 
-// RefusedError says that the head, which has proven to be the head, does not
-// take this node, and never will.
+// RefusedError reports that the authenticated head rejects this node, and will
+// always reject it.
 type RefusedError struct {
 	Head, Reason string
 }
@@ -33,9 +33,9 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("the head %s refuses this node: %s", e.Head, e.Reason)
 }
 
-// Join connects to the head at any of its addresses and the candidate ports, and
-// tries again until ctx ends. It recognises other programs on these ports and
-// does not disturb them.
+// Join connects to the head at any of its addresses and candidate ports. It tries
+// again until ctx ends. It recognises other programs on these ports and does not
+// disturb them.
 func Join(ctx context.Context, cfg Config, addresses []netip.Addr) (*Peer, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -65,7 +65,8 @@ func Join(ctx context.Context, cfg Config, addresses []netip.Addr) (*Peer, error
 				select {
 				case found <- peer:
 				default:
-					// The head took a second one, since the first broke at once.
+					// The first connection broke at once, and the head accepted a
+					// second one.
 					peer.Close("this node has another connection")
 				}
 			})
@@ -84,20 +85,20 @@ func Join(ctx context.Context, cfg Config, addresses []netip.Addr) (*Peer, error
 	return nil, j.failure(context.Cause(ctx))
 }
 
-// joining is a worker that looks for its head.
+// joining is the state of a worker that looks for its head.
 type joining struct {
 	cfg   Config
 	start time.Time
-	// turn is held by the attempt that has found the head and identifies itself,
-	// so that a head with several addresses receives only one request.
+	// turn is held by the attempt that has found the head and authenticates. So a
+	// head with several addresses receives only one request.
 	turn chan struct{}
 
 	mu       sync.Mutex
 	problems map[netip.AddrPort]error
 }
 
-// keepTrying returns the head as a peer if it is there, an error if looking
-// any further is of no use, and neither when ctx ends.
+// keepTrying connects to one candidate, again and again. It returns a peer if that
+// is the head, an error if further attempts are useless, and neither if ctx ends.
 func (j *joining) keepTrying(ctx context.Context, target netip.AddrPort) (*Peer, error) {
 	wait := firstRetry
 	for {
@@ -110,13 +111,13 @@ func (j *joining) keepTrying(ctx context.Context, target netip.AddrPort) (*Peer,
 			return nil, err
 		}
 		if over(ctx) {
-			return nil, nil // what was found before says more than that the time is up
+			return nil, nil // the earlier error is more useful than the timeout
 		}
 		j.cfg.Log.Debug("candidate is not the head, or refuses", "address", target, "error", err)
 		j.mu.Lock()
 		j.problems[target] = err
 		j.mu.Unlock()
-		// Spread, so that many nodes do not all come at once.
+		// Randomise the pause, so that many nodes do not connect at once.
 		timer := time.NewTimer(wait/2 + rand.N(wait))
 		select {
 		case <-timer.C:
@@ -128,15 +129,15 @@ func (j *joining) keepTrying(ctx context.Context, target netip.AddrPort) (*Peer,
 	}
 }
 
-// over reports whether ctx has ended or will end at once: a connection enforces
-// the deadline itself, and may do so first.
+// over reports whether ctx has ended or is about to end. A connection enforces the
+// deadline itself, and may time out first.
 func over(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
-// attempt makes one connection. It says nothing until the other side has
-// proven to be the head.
+// attempt makes one connection. It sends nothing until the other side has proven to
+// be the head.
 func (j *joining) attempt(ctx context.Context, target netip.AddrPort) (peer *Peer, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, j.cfg.Handshake, fmt.Errorf("it did not answer within %s", j.cfg.Handshake))
 	defer cancel()
@@ -195,7 +196,7 @@ func (j *joining) verifyHead(ctx context.Context, conn *tls.Conn, binding []byte
 	return claim.check(Claim{Protocol: protocol, Role: RoleHead, Step: j.cfg.Step, Node: j.cfg.head(), Binding: binding})
 }
 
-// introduce proves this node to the head and waits for its answer.
+// introduce authenticates this node to the head and waits for the reply.
 func (j *joining) introduce(ctx context.Context, conn *tls.Conn, binding []byte) error {
 	proof, err := j.cfg.Prover.Prove(ctx, Claim{Protocol: protocol, Role: RoleWorker, Step: j.cfg.Step, Node: j.cfg.Node, Binding: binding})
 	if err != nil {
@@ -224,8 +225,8 @@ func (j *joining) introduce(ctx context.Context, conn *tls.Conn, binding []byte)
 	return fmt.Errorf("the head sent a frame of kind %q, want a welcome", kind)
 }
 
-// failure lists the result at each candidate. "Connection refused" is the usual
-// one and is reported once.
+// failure combines the errors of all candidates. "Connection refused" is the usual
+// error, and is listed only once.
 func (j *joining) failure(cause error) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -19,7 +19,7 @@ func TestAProcessThatDies(t *testing.T) {
 	if err := worker.Send(t.Context(), "the last words"); err != nil {
 		t.Fatal(err)
 	}
-	// What the kernel does for a process that is killed.
+	// The kernel does the same for a killed process.
 	worker.conn.NetConn().Close()
 	var text string
 	if err := atHead.Receive(within(t, long), &text); err != nil || text != "the last words" {
@@ -33,13 +33,13 @@ func TestAProcessThatDies(t *testing.T) {
 		err := head.Await(within(t, 10*time.Millisecond), []string{"n2"})
 		return err != nil && strings.Contains(err.Error(), "n2: it came, but then: lost node n2")
 	})
-	// It may come again.
+	// The node may join again.
 	startWorker(t, of("n2"))
 	accepted(t, head)
 }
 
-// TestANetworkThatDies puts a relay between two nodes that passes nothing on
-// from some time on, and keeps its connections open.
+// TestANetworkThatDies connects two nodes through a relay. At some time the relay
+// stops forwarding, but keeps its connections open.
 func TestANetworkThatDies(t *testing.T) {
 	of := fixture(t, "n1", "n2")
 	quick := func(node string) Config {
@@ -83,7 +83,7 @@ func TestANetworkThatDies(t *testing.T) {
 		to.Close()
 	})
 	atWorker, atHead := startWorker(t, worker), accepted(t, head)
-	// Alive without a message for longer than Loss.
+	// An idle connection stays open for longer than Loss.
 	select {
 	case <-time.After(2 * cfg.Loss):
 	case <-atWorker.Done():

@@ -17,11 +17,12 @@ import (
 
 var loopback = netip.MustParseAddr("127.0.0.1")
 
-// long is for what must happen; where it does, nobody waits for it.
+// long bounds the wait for an event that must happen. A passing test never waits
+// that long.
 const long = 20 * time.Second
 
-// fixture creates a step with the configuration of each node. When the test
-// ends, none of its goroutines may be left.
+// fixture returns the configuration of each node of a step. When the test ends,
+// none of its goroutines may remain.
 func fixture(t *testing.T, nodes ...string) func(node string) Config {
 	t.Helper()
 	before := runtime.NumGoroutine()
@@ -85,7 +86,7 @@ func startWorker(t *testing.T, cfg Config) *Peer {
 	return peer
 }
 
-// refusedWorker returns the error of a worker that must not get in.
+// refusedWorker returns the error of a worker that must not be accepted.
 func refusedWorker(t *testing.T, cfg Config, limit time.Duration) error {
 	t.Helper()
 	peer, err := Join(within(t, limit), cfg, []netip.Addr{loopback})
@@ -115,7 +116,7 @@ func wantWords(t *testing.T, err error, words ...string) {
 	}
 }
 
-// occupy listens on a port and hands every connection to serve.
+// occupy listens on a port and passes every connection to serve.
 func occupy(t *testing.T, port uint16, serve func(net.Conn)) {
 	t.Helper()
 	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(loopback, port)))
@@ -151,7 +152,7 @@ func occupy(t *testing.T, port uint16, serve func(net.Conn)) {
 	})
 }
 
-// stranger connects to the head with TLS, as anybody can.
+// stranger connects to the head with TLS, as any program can.
 func stranger(t *testing.T, head *Head) (*tls.Conn, []byte) {
 	t.Helper()
 	raw, err := net.Dial("tcp", head.Addr().String())
@@ -168,7 +169,7 @@ func stranger(t *testing.T, head *Head) (*tls.Conn, []byte) {
 	return conn, binding
 }
 
-// answer sends a proof to the head and returns the refusal, as text.
+// answer sends a proof to the head and returns the text of the refusal.
 func answer(t *testing.T, conn *tls.Conn, proof []byte) string {
 	t.Helper()
 	if _, err := conn.Write(frame(frameProof, proof)); err != nil {
@@ -181,7 +182,7 @@ func answer(t *testing.T, conn *tls.Conn, proof []byte) string {
 	return string(content)
 }
 
-// headProof reads what the head says first.
+// headProof reads the head's first frame.
 func headProof(t *testing.T, conn io.Reader) []byte {
 	t.Helper()
 	kind, content, err := readFrame(conn, maxProof)

@@ -19,7 +19,7 @@ type note struct {
 
 func TestNodesMeetAndTalk(t *testing.T) {
 	of := fixture(t, "n1", "n2", "n3", "n4")
-	// The workers come first: their head starts later.
+	// The workers start before their head.
 	joined := make(chan *Peer)
 	for _, node := range []string{"n2", "n3", "n4"} {
 		go func() {
@@ -82,7 +82,7 @@ func TestTheReasonOfACloseArrives(t *testing.T) {
 	head := startHead(t, of("n1"))
 	worker, atHead := startWorker(t, of("n2")), accepted(t, head)
 	ctx := within(t, long)
-	// What was sent before is delivered, and what comes meanwhile does no harm.
+	// Earlier messages are delivered, and data received meanwhile does no harm.
 	for range 5 {
 		if err := atHead.Send(ctx, "before"); err != nil {
 			t.Fatal(err)
@@ -129,8 +129,8 @@ func TestMessagesAreBounded(t *testing.T) {
 	if worker.Err() != nil {
 		t.Errorf("a message that does not fit ended the connection: %v", worker.Err())
 	}
-	// The worker may send more than the head takes, which ends the connection,
-	// perhaps before the worker has written all of it.
+	// The worker may send more than the head accepts. That ends the connection,
+	// perhaps before the worker has written everything.
 	worker.Send(t.Context(), strings.Repeat("x", 5000))
 	wantWords(t, atHead.Receive(within(t, long), &number), "at most 4096")
 }
@@ -145,7 +145,7 @@ func TestASenderWaitsForASlowReceiver(t *testing.T) {
 	head := startHead(t, quick("n1"))
 	worker, atHead := startWorker(t, quick("n2")), accepted(t, head)
 	text := strings.Repeat("x", 500<<10)
-	// The socket's buffers and the inbox are full at some time.
+	// Eventually the socket's buffers and the inbox are full.
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	sent := 0
@@ -179,13 +179,13 @@ func TestPortsThatOthersHold(t *testing.T) {
 	}
 	occupy(t, own[0], func(conn net.Conn) { conn.Read(make([]byte, 1<<20)); conn.Read(make([]byte, 1)) }) // silent
 	occupy(t, own[1], func(conn net.Conn) { fmt.Fprint(conn, "220 mail.example.org ESMTP\r\n") })
-	// Another user's berth: the protocol is right, the proof is not.
+	// Another user's berth uses the same protocol, but another key.
 	other := of("n1")
 	other.Prover = preShared(t)
 	if took := startHead(t, other).Addr().(*net.TCPAddr).Port; took != int(own[2]) {
 		t.Fatalf("the head took port %d, want %d", took, own[2])
 	}
-	// Another step of the same user, which would have our candidates.
+	// Another step of the same user has the same candidates.
 	occupy(t, own[3], headOf(t, foreign, of("n1").Prover, func(claim *Claim) { claim.Step.Step++ }))
 	head := startHead(t, of("n1"))
 	if took := head.Addr().(*net.TCPAddr).Port; took != int(own[4]) {

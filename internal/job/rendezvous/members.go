@@ -11,15 +11,16 @@ import (
 )
 
 const (
-	// lookupLimit bounds one question for a node's addresses, lookups how many
-	// are asked at once.
+	// lookupLimit bounds one lookup of a node's addresses. lookups bounds the
+	// concurrent lookups.
 	lookupLimit = 5 * time.Second
 	lookups     = 16
-	// lookupAgain is the lifetime of an answer when an unknown address connects.
+	// lookupAgain is the maximum age of the addresses when an unknown address
+	// connects.
 	lookupAgain = 2 * time.Second
 )
 
-// members knows which addresses the nodes of the step have.
+// members holds the addresses of the nodes of the step.
 type members struct {
 	nodes     []string
 	addresses func(context.Context, string) ([]netip.Addr, error)
@@ -31,9 +32,9 @@ type members struct {
 	failed error
 }
 
-// allowed checks that the address belongs to the node, or, if node is empty, to
-// any node of the step. A denial is based on an answer at most two seconds old,
-// because a node's address may have become known just now.
+// allowed checks that the address belongs to the node, or, if node is empty, to any
+// node of the step. A denial is based on addresses at most two seconds old, because
+// a node's address may have become known just now.
 func (m *members) allowed(ctx context.Context, node string, address netip.Addr) error {
 	if m.addresses == nil {
 		return nil
@@ -41,7 +42,7 @@ func (m *members) allowed(ctx context.Context, node string, address netip.Addr) 
 	if m.has(node, address) {
 		return nil
 	}
-	// A flood of connections asks once.
+	// Many simultaneous connections cause only one lookup.
 	m.asking.Lock()
 	defer m.asking.Unlock()
 	if m.stale() {
@@ -79,7 +80,7 @@ func (m *members) has(node string, address netip.Addr) bool {
 	return false
 }
 
-// ask looks all nodes up. What was known stays where an answer fails now.
+// ask looks up all nodes. If a lookup fails, the known addresses stay.
 func (m *members) ask(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lookupLimit)
 	defer cancel()

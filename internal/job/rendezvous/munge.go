@@ -15,27 +15,29 @@ import (
 
 const (
 	// mungeTTL is munge's default, and Slurm relies on it, too. So clocks may
-	// differ as much here as in Slurm. A shorter one would not protect more: a
-	// credential is valid only on one connection, and only while that waits.
+	// differ as much here as in Slurm. A shorter lifetime would not protect more,
+	// because a credential is valid only on one connection, and only while that
+	// waits.
 	mungeTTL = 5 * time.Minute
-	// mungeLimit bounds one call of a program that answers in milliseconds.
+	// mungeLimit bounds one call of munge or unmunge, which usually takes
+	// milliseconds.
 	mungeLimit = 5 * time.Second
-	// mungeOutput bounds what is read of its output: a claim, its metadata, and
-	// the growth by its encoding.
+	// mungeOutput bounds the output of munge and unmunge: an encoded claim and its
+	// metadata.
 	mungeOutput = 4 * maxClaim
 )
 
-// Munge proves with the host's munge: the daemon vouches for the user who made
-// a credential, on any node that has the same munge key, which is any node that
-// Slurm (with AuthType=auth/munge) can start a job on.
+// Munge proves with the host's munge. The daemon vouches for the user who made a
+// credential, on every node with the same munge key. With AuthType=auth/munge,
+// Slurm starts jobs only on such nodes.
 type Munge struct {
 	munge, unmunge, socket string
 	uid                    int
 	slots                  chan struct{}
 }
 
-// NewMunge finds the programs munge and unmunge. An empty socket is that which
-// they were built with.
+// NewMunge finds the programs munge and unmunge. With an empty socket they use
+// their default.
 func NewMunge(socket string) (*Munge, error) {
 	m := &Munge{socket: socket, uid: os.Getuid(), slots: make(chan struct{}, 2*runtime.NumCPU())}
 	for name, path := range map[string]*string{"munge": &m.munge, "unmunge": &m.unmunge} {
@@ -62,15 +64,16 @@ func (m *Munge) Prove(ctx context.Context, claim Claim) ([]byte, error) {
 	return bytes.TrimSpace(credential), nil
 }
 
-// Verify returns the claim of a credential that this user made, for himself
-// only, and that was not decoded on this node before.
+// Verify returns the claim of a credential. It accepts a credential only if this
+// user made it, only this user can decode it, and it was not decoded on this node
+// before.
 func (m *Munge) Verify(ctx context.Context, credential []byte) (Claim, error) {
 	output, status, err := m.run(ctx, m.unmunge, credential, "--numeric",
 		"--keys=STATUS,UID,UID_RESTRICTION,ENCODE_HOST,ENCODE_TIME,DECODE_TIME")
 	if err != nil && status == 0 {
 		return Claim{}, fmt.Errorf("read a credential: %w", err)
 	}
-	// Metadata are lines of "KEY: value"; an empty line ends them.
+	// The metadata consists of lines "KEY: value", and ends with an empty line.
 	header, text, _ := bytes.Cut(output, []byte("\n\n"))
 	metadata := map[string]string{}
 	for line := range strings.Lines(string(header)) {
@@ -92,7 +95,7 @@ func (m *Munge) Verify(ctx context.Context, credential []byte) (Claim, error) {
 	return decodeClaim(text)
 }
 
-// Exit codes of unmunge are munge's error numbers (munge.h).
+// The exit codes of unmunge are munge's error numbers (munge.h).
 const (
 	mungeExpired      = 15
 	mungeRewound      = 16
@@ -118,11 +121,10 @@ func mungeRemedy(status int, metadata map[string]string) string {
 	return ""
 }
 
-// run executes one of the programs with input on its standard input, so that
-// nothing shows in its arguments. The status is its exit code, 0 where it did
-// not exit by itself.
+// run runs one of the programs with input on its standard input, because arguments
+// are visible to others. The status is its exit code, or 0 if it did not exit.
 func (m *Munge) run(ctx context.Context, program string, input []byte, args ...string) (output []byte, status int, err error) {
-	// A flood of strangers must not become a flood of processes.
+	// Limit the number of processes, because strangers can connect at any rate.
 	select {
 	case m.slots <- struct{}{}:
 		defer func() { <-m.slots }()
@@ -157,7 +159,7 @@ func (m *Munge) run(ctx context.Context, program string, input []byte, args ...s
 	return stdout.content, status, fmt.Errorf("run %s: %w: %s", program, err, said)
 }
 
-// boundedBuffer keeps the beginning of what is written to it.
+// boundedBuffer keeps the first bytes written to it.
 type boundedBuffer struct {
 	content []byte
 	limit   int

@@ -17,17 +17,16 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// nobody is the user as whom the daemon runs when root runs the tests, and who
-// is the other user.
+// nobody is the other user. If root runs the tests, the daemon runs as nobody.
 const nobody = 65534
 
-// daemon starts a munged as an ordinary user, with a separate socket and key,
-// and returns its socket.
+// daemon starts munged as an ordinary user, with a separate socket and key, and
+// returns its socket.
 func daemon(t *testing.T, key []byte) string {
 	t.Helper()
 	testutil.Require(t, testutil.Munge)
-	// Not t.TempDir: the daemon wants a path that nobody else can write, and
-	// other users have to reach its socket.
+	// Not t.TempDir: the daemon requires a path that nobody else can write to, and
+	// other users must be able to reach its socket.
 	dir, err := os.MkdirTemp("/tmp", "berth-munge-")
 	if err != nil {
 		t.Fatal(err)
@@ -121,15 +120,15 @@ func mustProve(t *testing.T, prover Prover) []byte {
 	return credential
 }
 
-// made runs the program munge itself, with options that the package does not
-// use, perhaps as another user.
+// made runs munge with options that the package does not use, perhaps as another
+// user.
 func made(t *testing.T, socket string, uid int, options ...string) []byte {
 	t.Helper()
 	text, err := encodeClaim(someClaim())
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The claim of a test is no secret.
+	// The claim in a test is not secret.
 	command := exec.Command("munge", append(options, "--socket="+socket, "--string="+string(text))...)
 	command.Dir = "/"
 	if uid != os.Getuid() {
@@ -150,7 +149,7 @@ func TestMungeCredentialsThatDoNotCount(t *testing.T) {
 	wantWords(t, err, "for any user")
 	t.Run("expired", func(t *testing.T) {
 		credential := made(t, socket, os.Getuid(), own, "--ttl=1")
-		// munge counts in seconds of the clock.
+		// munge measures lifetimes in whole seconds.
 		start := time.Now().Unix()
 		eventually(t, "the credential expires", func() bool { return time.Now().Unix() > start+2 })
 		_, err := prover.Verify(t.Context(), credential)
@@ -176,8 +175,8 @@ func TestNodesMeetByMunge(t *testing.T) {
 		cfg.Addresses = func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopback}, nil }
 		return cfg
 	}
-	// Another step of the same user has the first candidate. Munge says only
-	// that it is the same user.
+	// Another step of the same user occupies the first candidate. Munge proves only
+	// the user.
 	other := withMunge("n1")
 	secrets, err := serverTLS()
 	if err != nil {
@@ -195,7 +194,7 @@ func TestNodesMeetByMunge(t *testing.T) {
 	}
 	accepted(t, head)
 	accepted(t, head)
-	// A node whose daemon has another key.
+	// The daemon of one node has another key.
 	foreign := withMunge("n2")
 	foreign.Prover = mungeAt(t, daemon(t, randomKey()))
 	wantWords(t, refusedWorker(t, foreign, time.Second), "different munge keys")

@@ -15,23 +15,22 @@ import (
 )
 
 const (
-	// inboxSize limits the messages that may wait for Receive before the sender
-	// blocks.
+	// inboxSize limits the messages that wait for Receive before the sender blocks.
 	inboxSize = 16
-	// closeWait bounds a farewell.
+	// closeWait bounds the time for a farewell.
 	closeWait = time.Second
-	// A silent peer is looked for ticksPerLoss times within Config.Loss, and
-	// sends beatsPerLoss signs of life.
+	// Within Config.Loss, a peer checks ticksPerLoss times for silence, and sends
+	// beatsPerLoss heartbeats.
 	ticksPerLoss = 12
 	beatsPerLoss = 4
 )
 
-// ClosedError says that the connection ended on purpose.
+// ClosedError reports that one side closed the connection.
 type ClosedError struct {
 	Node string
 	// Reason is the argument of Close.
 	Reason string
-	// Here: by this side.
+	// Here means that this side closed it.
 	Here bool
 }
 
@@ -52,22 +51,22 @@ func (e *LostError) Error() string { return fmt.Sprintf("lost node %s: %v", e.No
 
 func (e *LostError) Unwrap() error { return e.Cause }
 
-// Silent reports whether the peer fell silent, and so may be alive behind a
+// Silent reports whether the peer fell silent, so that it may be alive behind a
 // broken network. Otherwise its end of the connection was closed.
 func (e *LostError) Silent() bool {
 	return errors.Is(e.Cause, errSilent) || errors.Is(e.Cause, syscall.ETIMEDOUT) ||
 		errors.Is(e.Cause, syscall.EHOSTUNREACH) || errors.Is(e.Cause, syscall.ENETUNREACH)
 }
 
-// Peer is the connection to another node of the step, after both sides have
-// proven themselves. All methods may be called concurrently.
+// Peer is the connection to another node of the step, after both sides were
+// authenticated. All methods are safe for concurrent use.
 type Peer struct {
 	name string
 	conn *tls.Conn
 	cfg  Config
 
-	inbox    chan []byte   // closed when no more come
-	writing  chan struct{} // held by the one who writes
+	inbox    chan []byte   // closed after the last message
+	writing  chan struct{} // held by the writer
 	leaving  chan struct{} // closed by Close, after farewell is set
 	done     chan struct{} // closed at the end, after err is set
 	err      error
@@ -76,12 +75,12 @@ type Peer struct {
 	leave    sync.Once
 	running  sync.WaitGroup
 
-	heard   atomic.Uint64 // counts what was read
+	heard   atomic.Uint64 // counts the received bytes
 	stalled atomic.Bool   // the reader waits for Receive, not for the peer
 }
 
-// newPeer takes over a connection that is proven on both sides. The greeting,
-// if there is one, is sent before anything else.
+// newPeer takes over an authenticated connection. It sends the greeting, if any,
+// before anything else.
 func newPeer(name string, conn *tls.Conn, cfg Config, greeting []byte) *Peer {
 	p := &Peer{
 		name: name, conn: conn, cfg: cfg,
@@ -91,7 +90,7 @@ func newPeer(name string, conn *tls.Conn, cfg Config, greeting []byte) *Peer {
 	p.writing <- struct{}{}
 	p.running.Go(func() {
 		defer func() { <-p.writing }()
-		// If this fails, reading fails too and reports the error.
+		// If this fails, reading fails, too, and reports the error.
 		if greeting != nil {
 			_, _ = p.conn.Write(greeting)
 		}
@@ -114,8 +113,7 @@ func (p *Peer) LocalAddr() net.Addr { return p.conn.LocalAddr() }
 // Done is closed when the connection has ended; Err then returns the reason.
 func (p *Peer) Done() <-chan struct{} { return p.done }
 
-// Err returns a *ClosedError or a *LostError, nil as long as the connection
-// lives.
+// Err returns a *ClosedError or a *LostError, or nil while the connection is open.
 func (p *Peer) Err() error {
 	select {
 	case <-p.done:
@@ -125,9 +123,9 @@ func (p *Peer) Err() error {
 	}
 }
 
-// Send sends a message as JSON. It waits while the other side does not
-// receive; when ctx ends in the middle of a message, the connection is lost.
-// That a message was sent does not mean that it arrived.
+// Send sends a message as JSON. It waits while the other side does not receive. If
+// ctx ends in the middle of a message, the connection is lost. Success does not
+// mean that the message arrived.
 func (p *Peer) Send(ctx context.Context, message any) error {
 	content, err := json.Marshal(message)
 	if err != nil {
@@ -149,7 +147,7 @@ func (p *Peer) Send(ctx context.Context, message any) error {
 		return p.notSent(p.err)
 	}
 	defer func() { <-p.writing }()
-	// One of the two wins: the write that is complete, or the end of ctx.
+	// Either the write completes first, or ctx ends first.
 	var settled atomic.Bool
 	stop := context.AfterFunc(ctx, func() {
 		if settled.CompareAndSwap(false, true) {
@@ -169,10 +167,9 @@ func (p *Peer) notSent(cause error) error {
 	return fmt.Errorf("send a message to node %s: %w", p.name, cause)
 }
 
-// Receive waits for the next message and decodes it. A message of the wrong form
-// is an error, but the connection stays open. After the last message it returns
-// a *ClosedError or *LostError. A side that does not receive makes the other
-// side wait.
+// Receive waits for the next message and decodes it. A malformed message is an
+// error, but the connection stays open. After the last message, Receive returns a
+// *ClosedError or *LostError. If this side does not receive, the other side blocks.
 func (p *Peer) Receive(ctx context.Context, into any) error {
 	select {
 	case content, ok := <-p.inbox:
@@ -189,9 +186,9 @@ func (p *Peer) Receive(ctx context.Context, into any) error {
 	}
 }
 
-// Close sends the reason to the other side, and ends the connection after
-// earlier messages have left. It reports whether the other side has received the
-// reason. It takes at most a few seconds, and may be called again.
+// Close sends the reason to the other side, and ends the connection once earlier
+// messages have been sent. It reports whether the other side has received the
+// reason. It takes at most a few seconds, and may be called twice.
 func (p *Peer) Close(reason string) (heard bool) {
 	p.leave.Do(func() {
 		p.farewell = &ClosedError{Node: p.name, Reason: reason, Here: true}
@@ -200,10 +197,11 @@ func (p *Peer) Close(reason string) (heard bool) {
 		defer patience.Stop()
 		select {
 		case p.writing <- struct{}{}:
-			_ = p.conn.SetWriteDeadline(time.Now().Add(closeWait)) // fails where Write does
+			_ = p.conn.SetWriteDeadline(time.Now().Add(closeWait)) // if this fails, Write fails, too
 			if _, err := p.conn.Write(frame(frameClose, []byte(shorten(reason)))); err == nil {
-				// Without the wait for its answer the other side could lose the
-				// reason to a reset, sent for what it has written meanwhile.
+				// Wait for the other side to close. Otherwise data that it has
+				// written meanwhile would cause a reset, and it could lose the
+				// reason.
 				_ = p.conn.CloseWrite()
 				select {
 				case <-p.done:
@@ -212,7 +210,7 @@ func (p *Peer) Close(reason string) (heard bool) {
 				}
 			}
 			<-p.writing
-		case <-patience.C: // a write hangs
+		case <-patience.C: // a write is blocked
 		case <-p.done:
 		}
 		p.finish(p.farewell)
@@ -221,24 +219,24 @@ func (p *Peer) Close(reason string) (heard bool) {
 	return heard
 }
 
-// Drop ends the connection without a word, as if this node were lost: the other
-// side is to look for it, or for another.
+// Drop ends the connection without a farewell, as if this node were lost. The other
+// side then looks for this node or another one.
 func (p *Peer) Drop() {
 	p.finish(&ClosedError{Node: p.name, Reason: "dropped", Here: true})
 	p.running.Wait()
 }
 
-// finish ends the connection; the first reason counts.
+// finish ends the connection. Only the first reason counts.
 func (p *Peer) finish(reason error) {
 	p.end.Do(func() {
 		p.err = reason
 		close(p.done)
-		// Not the TLS connection's Close, which waits to say goodbye.
+		// Not the TLS connection's Close, which waits to send a message.
 		p.conn.NetConn().Close()
 	})
 }
 
-// read passes on what comes until the end.
+// read handles incoming frames until the connection ends.
 func (p *Peer) read() {
 	defer close(p.inbox)
 	reader := bufio.NewReader(&countingReader{p})
@@ -278,7 +276,7 @@ func (p *Peer) ended(err error) error {
 	return &LostError{p.name, fmt.Errorf("the connection broke (%w): its processes or its node died", err)}
 }
 
-// countingReader counts what is heard, also in the middle of a long message.
+// countingReader counts received bytes, even in the middle of a long message.
 type countingReader struct{ *Peer }
 
 func (r *countingReader) Read(into []byte) (int, error) {
@@ -289,7 +287,7 @@ func (r *countingReader) Read(into []byte) (int, error) {
 	return n, err
 }
 
-// beat sends signs of life. While something is being written there is no need.
+// beat sends heartbeats. None is needed during another write.
 func (p *Peer) beat() {
 	ticker := time.NewTicker(p.cfg.Loss / beatsPerLoss)
 	defer ticker.Stop()
@@ -305,8 +303,8 @@ func (p *Peer) beat() {
 		case p.writing <- struct{}{}:
 			_, err := p.conn.Write(frame(frameBeat, nil))
 			<-p.writing
-			// What has come in before the connection broke is read first: the
-			// other side's farewell may be among it.
+			// The reader ends the connection, after the data that arrived before
+			// the error. This data may contain the other side's farewell.
 			if err != nil {
 				return
 			}
@@ -317,9 +315,9 @@ func (p *Peer) beat() {
 
 var errSilent = errors.New("silent")
 
-// watch ends the connection after too long a silence. It counts only time in
-// which this process ran: when Slurm suspends a job, all tasks stop and go on
-// together, and a deadline by the clock would part them all.
+// watch ends the connection after too long a silence. It counts only time during
+// which this process ran. When Slurm suspends a job, all tasks stop and continue
+// together, and a deadline by the clock would end all connections.
 func (p *Peer) watch() {
 	interval := p.cfg.Loss / ticksPerLoss
 	ticker := time.NewTicker(interval)
@@ -337,7 +335,7 @@ func (p *Peer) watch() {
 		if count := p.heard.Load(); count != heard || p.stalled.Load() {
 			heard, silence = count, 0
 		}
-		// One interval early, so that it is noticed within Loss.
+		// One interval early, so that the loss is noticed within Loss.
 		if silence+interval > p.cfg.Loss {
 			p.finish(&LostError{p.name, fmt.Errorf("%w: nothing was heard for %s; its processes, its node or the network between died", errSilent, p.cfg.Loss)})
 			return

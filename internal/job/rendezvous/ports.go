@@ -9,16 +9,17 @@ import (
 	"strings"
 )
 
-// PortRange are TCP ports, both ends included.
+// PortRange is a range of TCP ports, both ends included.
 type PortRange struct{ First, Last uint16 }
 
-// DefaultPorts lie below Linux's ephemeral ports (32768-60999) and Kubernetes'
-// node ports (30000-32767), so that a candidate is rarely taken by chance. They
-// lie above Slurm's ports (6817-6819) and most services. Sites that give srun
-// its own range (SrunPortRange) mostly choose one above 60000.
+// DefaultPorts returns 21000-28999. These ports lie below Linux's ephemeral ports
+// (32768-60999) and Kubernetes' node ports (30000-32767), so that a candidate is
+// rarely in use by chance. They lie above Slurm's ports (6817-6819) and most
+// services. Sites that configure a range for srun (SrunPortRange) mostly choose one
+// above 60000.
 func DefaultPorts() PortRange { return PortRange{First: 21000, Last: 28999} }
 
-// ParsePortRange reads "21000-28999", or one port.
+// ParsePortRange parses "21000-28999" or one port.
 func ParsePortRange(text string) (PortRange, error) {
 	from, to, isRange := strings.Cut(text, "-")
 	if !isRange {
@@ -45,8 +46,8 @@ func (r PortRange) validate() error {
 }
 
 // Candidates returns the ports that a step's head tries to listen on, in order.
-// They are the same on every node, and mostly different for steps that run at
-// the same time. They are no secret.
+// They are the same on every node, and mostly different for steps that run at the
+// same time. They are not secret.
 func Candidates(step Step, ports PortRange, count int) []uint16 {
 	count = min(count, ports.size())
 	var found []uint16
@@ -54,7 +55,8 @@ func Candidates(step Step, ports PortRange, count int) []uint16 {
 		sum := sha256.Sum256(fmt.Appendf(nil, "berth rendezvous port %q %q %d %d %d",
 			step.Cluster, step.Job, step.Step, step.Attempt, round))
 		port := ports.First + uint16(binary.BigEndian.Uint64(sum[:])%uint64(ports.size()))
-		// Chosen already: the next one, so that this ends in a small range.
+		// If the port is already in the list, take the next one. So the loop ends
+		// even in a small range.
 		for slices.Contains(found, port) {
 			if port == ports.Last {
 				port = ports.First

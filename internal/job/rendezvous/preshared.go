@@ -10,12 +10,12 @@ import (
 
 const minKey = 32
 
-// PreShared proves by a key that all tasks of the step were given on a way
-// that nobody else can read, such as the standard input of the step.
+// PreShared proves with a key that all tasks of the step received over a private
+// channel, such as the standard input of the step.
 type PreShared struct{ key []byte }
 
-// NewPreShared takes a random key of at least 32 bytes: the credentials are
-// shown to whoever connects, so a guessable one could be found from them.
+// NewPreShared returns a prover for a random key of at least 32 bytes. Anyone who
+// connects can see a credential, and could search for a guessable key.
 func NewPreShared(key []byte) (*PreShared, error) {
 	if len(key) < minKey {
 		return nil, fmt.Errorf("use the key of the step: it has %d bytes, want at least %d random ones", len(key), minKey)
@@ -23,7 +23,7 @@ func NewPreShared(key []byte) (*PreShared, error) {
 	return &PreShared{key: append([]byte(nil), key...)}, nil
 }
 
-// Prove returns the claim behind its authentication code.
+// Prove returns the authentication code, followed by the claim.
 func (p *PreShared) Prove(_ context.Context, claim Claim) ([]byte, error) {
 	text, err := encodeClaim(claim)
 	if err != nil {

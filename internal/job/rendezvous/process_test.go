@@ -21,8 +21,8 @@ const (
 	taskLoss = 600 * time.Millisecond
 )
 
-// TestTask is no test: it is a task of a step, started by the tests below. It
-// reads the key from its standard input, as under berth's own srun.
+// TestTask is not a test. It is a task of a step, and the tests below start it. It
+// reads the key from its standard input, as tasks under berth's own srun do.
 func TestTask(t *testing.T) {
 	node := os.Getenv(taskNode)
 	if node == "" {
@@ -71,7 +71,7 @@ func (k *task) expect(t *testing.T, want string) {
 	}
 }
 
-// signal reaches the task before this returns.
+// signal sends a signal. After SIGSTOP it waits until the task has stopped.
 func (k *task) signal(t *testing.T, signal syscall.Signal) {
 	t.Helper()
 	if err := k.command.Process.Signal(signal); err != nil {
@@ -124,8 +124,8 @@ func TestATaskThatHangs(t *testing.T) {
 	head.expect(t, "lost true true")
 }
 
-// TestTasksThatAreSuspended is `scontrol suspend` and `resume`: all tasks stop
-// for much longer than a peer may be silent, and none may lose the other.
+// TestTasksThatAreSuspended does what `scontrol suspend` and `resume` do. All tasks
+// stop for much longer than a peer may be silent, and none may lose the other.
 func TestTasksThatAreSuspended(t *testing.T) {
 	head, worker := startTasks(t)
 	for range 2 {
@@ -136,7 +136,7 @@ func TestTasksThatAreSuspended(t *testing.T) {
 		worker.signal(t, syscall.SIGCONT)
 		<-time.After(2 * taskLoss)
 	}
-	// The head first notices the worker's end.
+	// The head notices the worker's end first.
 	worker.signal(t, syscall.SIGKILL)
 	head.expect(t, "lost true false")
 }

@@ -13,16 +13,17 @@ import (
 )
 
 const (
-	// application keeps other TLS servers and clients out before any proof.
+	// application is the ALPN protocol. It keeps other TLS servers and clients out
+	// before any proof.
 	application = "berth-rendezvous/1"
-	// bindingLabel names the exported keying material (RFC 8446, 7.5) that
-	// credentials hold.
+	// bindingLabel is the label of the exported keying material (RFC 8446, 7.5)
+	// that credentials contain.
 	bindingLabel = "EXPORTER-berth-rendezvous"
 	bindingSize  = 32
 )
 
-// serverTLS makes the certificate that TLS wants of a server. Its key lives in
-// this process only; nobody looks at the certificate, see clientTLS.
+// serverTLS makes the certificate that a TLS server needs. Its key stays in this
+// process. Nobody checks the certificate, see clientTLS.
 func serverTLS() (*tls.Config, error) {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -41,14 +42,14 @@ func serverTLS() (*tls.Config, error) {
 		MinVersion:   tls.VersionTLS13,
 		NextProtos:   []string{application},
 		Certificates: []tls.Certificate{{Certificate: [][]byte{certificate}, PrivateKey: private}},
-		// Every connection proves itself.
+		// Every connection must authenticate.
 		SessionTicketsDisabled: true,
 	}, nil
 }
 
-// clientTLS accepts any certificate: who is at the other end is proven by a
-// credential that holds the connection's binding. It differs for each of the
-// two connections of somebody who sits in between, whatever their certificates.
+// clientTLS accepts any certificate. A credential with the connection's binding
+// authenticates the other side. A man in the middle has two connections with
+// different bindings, whatever the certificates.
 func clientTLS() *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
@@ -57,22 +58,22 @@ func clientTLS() *tls.Config {
 	}
 }
 
-// secure does the TLS handshake and returns the binding.
+// secure performs the TLS handshake and returns the binding.
 func secure(ctx context.Context, conn *tls.Conn) ([]byte, error) {
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return nil, err
 	}
 	state := conn.ConnectionState()
-	// A client that names no application is not refused by TLS itself.
+	// TLS does not refuse a client that names no application.
 	if state.NegotiatedProtocol != application {
 		return nil, fmt.Errorf("the other side speaks %q, want %q", state.NegotiatedProtocol, application)
 	}
 	return state.ExportKeyingMaterial(bindingLabel, nil, bindingSize)
 }
 
-// closeWith closes the connection when the context ends, which ends what reads
-// from it or writes to it. The returned function calls that off, and tells
-// whether it came in time.
+// closeWith closes the connection when the context ends, which ends all reads and
+// writes. The returned function cancels this, and reports whether the connection is
+// still open.
 func closeWith(ctx context.Context, conn net.Conn) func() bool {
 	return context.AfterFunc(ctx, func() { conn.Close() })
 }

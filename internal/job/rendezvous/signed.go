@@ -8,27 +8,27 @@ import (
 	"sync"
 )
 
-// Signed proves with a key pair of each node. The private halves never leave
-// their processes; what travels is public, so the way for it need not keep a
-// secret: it only must be one that nobody but the user's tasks can write to.
+// Signed proves with a key pair of each node. The private keys never leave their
+// processes. The public keys need no secrecy, but only the user's tasks may be able
+// to publish them.
 type Signed struct {
 	private ed25519.PrivateKey
 	public  func(ctx context.Context, node string) (ed25519.PublicKey, error)
 
 	mu sync.Mutex
-	// proven keeps the keys that were right once: a node that is lost and
-	// returns has the same, and the way that it came on may be gone.
+	// proven keeps the keys that have verified a credential. A lost node returns
+	// with the same key, and the source of the keys may be gone by then.
 	proven map[string]ed25519.PublicKey
 }
 
-// NewSigned takes the node's own key, and a function that returns the keys of
-// other nodes. The function is called concurrently, for any name that an unknown
-// client may claim, and again until the node has sent a valid credential.
+// NewSigned returns a prover for the node's own key, and a function that returns
+// the keys of other nodes. The function is called concurrently, for any name that
+// an unknown client claims, and again until the node has sent a valid credential.
 func NewSigned(private ed25519.PrivateKey, public func(ctx context.Context, node string) (ed25519.PublicKey, error)) *Signed {
 	return &Signed{private: private, public: public, proven: map[string]ed25519.PublicKey{}}
 }
 
-// Prove returns the claim behind its signature.
+// Prove returns the signature, followed by the claim.
 func (s *Signed) Prove(_ context.Context, claim Claim) ([]byte, error) {
 	text, err := encodeClaim(claim)
 	if err != nil {
@@ -37,7 +37,7 @@ func (s *Signed) Prove(_ context.Context, claim Claim) ([]byte, error) {
 	return append(ed25519.Sign(s.private, signedText(text)), text...), nil
 }
 
-// Verify returns the claim if the node that it names made it.
+// Verify returns the claim if the node in the claim signed it.
 func (s *Signed) Verify(ctx context.Context, credential []byte) (Claim, error) {
 	if len(credential) < ed25519.SignatureSize {
 		return Claim{}, errors.New("the credential has no signature")
@@ -70,7 +70,7 @@ func (s *Signed) key(ctx context.Context, node string) (ed25519.PublicKey, error
 	return s.public(ctx, node)
 }
 
-// signedText keeps signatures from meaning something elsewhere.
+// signedText adds a prefix, so that a signature is invalid in any other protocol.
 func signedText(claim []byte) []byte {
 	return append([]byte("berth rendezvous claim\x00"), claim...)
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// keyring is the key pairs of a step's nodes.
+// keyring holds the key pairs of a step's nodes.
 type keyring map[string]ed25519.PrivateKey
 
 func newKeyring(t *testing.T, nodes ...string) keyring {
@@ -61,11 +61,11 @@ func TestANodeCannotPassForAnother(t *testing.T) {
 	cfg := of("n1")
 	cfg.Prover = NewSigned(keys["n1"], keys.find)
 	startHead(t, cfg)
-	// n3 has a key of the step, but says that it is n2.
+	// n3 has a key of the step, but claims to be n2.
 	cfg = of("n2")
 	cfg.Prover = NewSigned(keys["n3"], keys.find)
 	wantWords(t, refusedWorker(t, cfg, 500*time.Millisecond), `not made with the key of node "n2"`)
-	// A head with another key than its node's is none.
+	// A head must have the key of its node.
 	cfg = of("n2")
 	cfg.Prover = NewSigned(keys["n2"], newKeyring(t, "n1").find)
 	wantWords(t, refusedWorker(t, cfg, 500*time.Millisecond), "did not prove to be the head", `not made with the key of node "n1"`)
@@ -98,7 +98,7 @@ func TestSignedCredentials(t *testing.T) {
 	}
 }
 
-// The way that a key came on is gone when its node returns.
+// The source of a key is gone when its node returns.
 func TestAProvenKeyIsKept(t *testing.T) {
 	keys := newKeyring(t, "n1")
 	gone := false
@@ -178,7 +178,7 @@ func TestFolderOfOthersIsRefused(t *testing.T) {
 	_, err = OpenFolder(filepath.Join(parent, "none"), step)
 	wantWords(t, err, "no such file")
 
-	// Nor is a key taken that is a link, or that somebody else could write.
+	// A key is also refused if it is a link, or if another user could write it.
 	folder := openFolder(t, parent, step)
 	if err := folder.Publish("n1", keys.public("n1")); err != nil {
 		t.Fatal(err)

@@ -14,8 +14,7 @@ import (
 	"time"
 )
 
-// headOf returns a head that proves a claim which was changed, and sends back
-// nothing else.
+// headOf returns a fake head. It proves a modified claim, and sends nothing else.
 func headOf(t *testing.T, secrets *tls.Config, prover Prover, change func(*Claim)) func(net.Conn) {
 	return func(raw net.Conn) {
 		conn := tls.Server(raw, secrets)
@@ -141,8 +140,8 @@ func TestWrongWorkers(t *testing.T) {
 	startWorker(t, of("n2"))
 }
 
-// TestSomebodyInBetween relays between a worker and the real head, with TLS on
-// both sides, as one can who has bound a candidate port.
+// TestSomebodyInBetween relays between a worker and the real head, with TLS on both
+// sides. A program that has bound a candidate port can do this.
 func TestSomebodyInBetween(t *testing.T) {
 	of := fixture(t, "n1", "n2")
 	cfg := of("n2").withDefaultsOrFail(t)
@@ -173,7 +172,7 @@ func TestSomebodyInBetween(t *testing.T) {
 	})
 	head = startHead(t, of("n1"))
 	close(ready)
-	// Only the one in between is there for this worker.
+	// This worker can reach only the relay.
 	cfg.Candidates = 1
 	wantWords(t, refusedWorker(t, cfg, time.Second), "somebody sits in between")
 	if told.Load() > 0 {
@@ -219,7 +218,7 @@ func TestForeignConnectionsDoNotKeepMembersOut(t *testing.T) {
 	cfg := of("n1")
 	cfg.MaxPending = 32
 	head := startHead(t, cfg)
-	// Slow ones, more than may wait.
+	// More slow connections than may be pending.
 	for range 100 {
 		raw, err := net.Dial("tcp", head.Addr().String())
 		if err != nil {
@@ -229,7 +228,7 @@ func TestForeignConnectionsDoNotKeepMembersOut(t *testing.T) {
 		raw.Write([]byte{22, 3})
 	}
 	startWorker(t, of("n2"))
-	// And a flood that does not stop.
+	// And a continuous flood of connections.
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	for range 4 {
@@ -263,7 +262,7 @@ func TestASlowOneIsEnded(t *testing.T) {
 	head := startHead(t, cfg)
 	conn, _ := stranger(t, head)
 	headProof(t, conn)
-	io.ReadAll(conn) // until the head closes it
+	io.ReadAll(conn) // until the head closes the connection
 	eventually(t, "the head tells why", func() bool {
 		err := head.Await(within(t, time.Millisecond), []string{"n2"})
 		return strings.Contains(err.Error(), "did not prove itself within 200ms")
