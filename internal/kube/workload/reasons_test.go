@@ -18,7 +18,15 @@ import (
 // moduleDir returns the folder of a module in the version that go.mod pins.
 func moduleDir(t *testing.T, module string) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", module).Output()
+	return dirOf(t, ".", module)
+}
+
+// dirOf is moduleDir for the go.mod of another folder.
+func dirOf(t *testing.T, folder, module string) string {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", module)
+	command.Dir = folder
+	out, err := command.Output()
 	if err != nil {
 		t.Fatalf("find the source of %s: %v", module, err)
 	}

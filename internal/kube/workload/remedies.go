@@ -101,8 +101,8 @@ var remedies = []struct{ reasons, words, remedy string }{
 	{"FailedCreatePodSandBox", "no runtime for|RuntimeHandler", "leave runtimeClassName out: there is one runtime, runc"},
 	{"FailedCreatePodSandBox|NetworkNotReady|FailedCreatePodContainer|FailedPodSandBoxStatus", "", "correct what the message names in the pod's specification; if that is right, the log of containerd says more, which --debug-dir DIR keeps"},
 
-	{"CreateContainerConfigError", "runAsNonRoot", "set securityContext.runAsUser, or leave runAsNonRoot out"},
-	{"CreateContainerConfigError", "subPath", "correct the subPath of the volumeMount"},
+	{"CreateContainerConfigError", "runAsNonRoot|non-root policy", "set securityContext.runAsUser, or leave runAsNonRoot out"},
+	{"CreateContainerConfigError", "subPath|SubPath", "correct the subPath of the volumeMount"},
 	{"CreateContainerConfigError", "", "create the ConfigMap or Secret that the container refers to, or correct its name"},
 	{"CreateContainerError", "seccomp profile", "use the seccompProfile RuntimeDefault or Unconfined"},
 	{"CrashLoopBackOff", "", "its log says why it ends"},
