@@ -33,8 +33,8 @@ func pagesOf(ctx context.Context, session *login.Session, nodes []string) []stri
 	return pages
 }
 
-// sumOf adds up what the nodes say of a family, by a label; nil where none says
-// anything.
+// sumOf adds up a family of counters over all nodes, by label. It returns nil if no
+// node has such a counter.
 func sumOf(pages []string, family, label string) map[string]int {
 	var sum map[string]int
 	for _, page := range pages {

@@ -120,7 +120,7 @@ func useCache(ctx context.Context, name string, args []string, input io.Reader, 
 	if err := log.SetLevel("fatal"); err != nil { // what matters comes back as an error
 		return err
 	}
-	// The name of a job that is none: nobody else has it.
+	// A unique job name that no real job has.
 	host, _ := os.Hostname()
 	c.cache, err = layercache.Open(*dir, "image-"+host+"-"+rand.Text(), *limit, func(text string) { c.print(cacheLine{Warning: text}) })
 	if err == nil {
@@ -143,7 +143,7 @@ func (c *cacheCommand) print(line cacheLine) {
 
 func (c *cacheCommand) fault(ctx context.Context, err error) {
 	if ctx.Err() != nil {
-		return // whoever has interrupted it knows
+		return // the user has interrupted it
 	}
 	c.print(cacheLine{Error: err.Error(), NoSpace: layercache.NoSpace(err)})
 }

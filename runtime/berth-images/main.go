@@ -35,8 +35,8 @@ cache works on the folder that runs share, and prints lines of JSON:
   verify [IMAGE...]`
 
 func main() {
-	// A broken pipe is of whoever reads the lines: where that was killed, nothing
-	// half-made is to stay either.
+	// SIGPIPE means that the reader of the output was killed. Then, too, remove
+	// incomplete files before exit.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
 	var err error

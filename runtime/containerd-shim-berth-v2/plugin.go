@@ -43,8 +43,8 @@ const (
 	// The largest packet, in bytes, that the interface of a pod takes uncut; 0
 	// leaves it as it is.
 	superPacketVariable = "BERTH_SUPER_PACKET"
-	// Where the fast path takes filters of containers; none where there is no
-	// fast path.
+	// The socket where the fast path receives the filters of containers. It is
+	// unset without a fast path.
 	fastPathVariable = "BERTH_FAST_PATH"
 	// What the shim tells berth-runc of the pod.
 	podVariable = "BERTH_FAST_PATH_POD"

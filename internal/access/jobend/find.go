@@ -29,7 +29,7 @@ const (
 
 // run is one that is alive on this node.
 type run struct {
-	// name is that of its directory, "job-JOB-STEP-PROCESS".
+	// name is the name of its directory, "job-JOB-STEP-PROCESS".
 	name, path string
 	step       string
 }

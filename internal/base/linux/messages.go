@@ -19,8 +19,8 @@ type Message struct {
 	_      [4]byte
 }
 
-// SendMessages is sendmmsg(2) without an allocation: it returns how many
-// messages the kernel took, and an error only where that is none.
+// SendMessages calls sendmmsg(2) without an allocation. It returns the number of
+// messages that the kernel accepted, and an error only if it accepted none.
 func SendMessages(fd int, messages []Message) (int, error) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(messages))), uintptr(len(messages)), unix.MSG_DONTWAIT, 0, 0)
 	if errno != 0 {

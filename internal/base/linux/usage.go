@@ -14,8 +14,8 @@ import (
 
 // Usage holds the processor time and memory that a process uses.
 type Usage struct {
-	// CPU is the processor time of the process. ChildCPU is that of the children
-	// that it has waited for, and of their children.
+	// CPU is the processor time of the process. ChildCPU is the processor time of
+	// the children that it has waited for, and of their children.
 	CPU, ChildCPU time.Duration
 	// Memory is the private memory and the share of shared memory, in bytes.
 	Memory uint64

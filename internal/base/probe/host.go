@@ -90,8 +90,8 @@ func (h *Host) sysctl(name string) (value string, ok bool) {
 	return h.line(path), h.exists(path)
 }
 
-// number returns a kernel setting that is a count; ok is false where it is
-// absent or not a number.
+// number returns a numeric kernel setting. ok is false if the setting is absent or
+// not a number.
 func (h *Host) number(name string) (uint64, bool) {
 	value, _ := h.sysctl(name)
 	n, err := strconv.ParseUint(value, 10, 64)

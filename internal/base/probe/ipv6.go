@@ -19,8 +19,8 @@ func (h *Host) IPv6() (kernel bool, source netip.Addr) {
 	// The lowest global unicast address: nobody has it, and only a default
 	// route, or one to all that is global, leads there.
 	source = h.kernel.SourceTowards(netip.MustParseAddr("2000::1"))
-	// A private one (fd00::/8) is of the site; whether somebody translates it
-	// cannot be seen from here.
+	// A private address (fd00::/8) belongs to the site. Whether it is translated to
+	// a global one cannot be seen from here.
 	if !source.IsGlobalUnicast() || source.IsPrivate() {
 		return true, netip.Addr{}
 	}

@@ -23,8 +23,7 @@ const minStateInodes = 20000
 // images, container root file systems, volumes, logs.
 type Candidate struct {
 	Path string
-	// Type is the file system's name, such as "ext4"; Kind what it is good
-	// for.
+	// Type is the file system's name, such as "ext4". Kind classifies it.
 	Type string
 	Kind Kind
 	// FreeBytes is the space that this user may still write. In memory it counts

@@ -1,8 +1,8 @@
 package rundir
 
-// Other processes find a run by its directory in memory, whose name is that of the
-// run with PrivateSuffix, and by these files in it. Another version of berth may
-// read them, so their names stay.
+// Other processes find a run by its directory in memory and by these files in it.
+// The directory has the run's name with PrivateSuffix. Another version of berth may
+// read the files, so their names never change.
 const (
 	PrivateSuffix = "-private"
 	// KubeconfigFile exists on the node with the API server, or on every node with

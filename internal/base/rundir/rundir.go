@@ -36,9 +36,9 @@ type Dir struct {
 // can foresee.
 func Home(base string) string { return filepath.Join(base, fmt.Sprintf("berth-%d", os.Getuid())) }
 
-// Owned returns the directories below base that have the name of Home, or that
-// name with a suffix, and are this user's. Nothing in any other is to be
-// believed: whoever made it chose its name.
+// Owned returns this user's directories below base with the name of Home, or that
+// name with a suffix. Do not trust any other directory: its owner may have chosen
+// any name.
 func Owned(base string) []string {
 	first := Home(base)
 	var homes []string

@@ -7,11 +7,11 @@ import (
 
 // Script describes the contents of a batch script.
 type Script struct {
-	// Name is that of the job, where the user gives it none.
+	// Name is the job's name, unless an option sets it.
 	Name string
 	// Options become lines of #SBATCH, so that the script says all of the job.
 	Options []Option
-	// Berth is the program, by its absolute path, and Args what it is given.
+	// Berth is the absolute path of the program, and Args its arguments.
 	Berth string
 	Args  []string
 	// Commands is the directory with the commands of Slurm.

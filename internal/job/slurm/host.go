@@ -32,15 +32,15 @@ func onCluster(ctx context.Context, files []string, ask Ask) bool {
 			return true
 		}
 	}
-	// A site may have built Slurm with another place. This is answered from the
-	// configuration, and refused where there is none (22.05).
+	// A site may have built Slurm with other paths. scontrol answers this from the
+	// configuration, and fails if there is none (22.05).
 	_, err := ask(ctx, "scontrol", "show", "hostnames", "localhost")
 	return err == nil
 }
 
-// AdoptedBy returns the job whose control groups hold this process, 0 where there
-// is none: of a job's own process, and of an ssh session that pam_slurm_adopt has
-// put into a job, which need not have the job's environment.
+// AdoptedBy returns the job whose control groups contain this process, or 0. These
+// are a job's own processes, and ssh sessions that pam_slurm_adopt has put into a
+// job. Such a session may lack the job's environment.
 func AdoptedBy() uint32 {
 	groups, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {

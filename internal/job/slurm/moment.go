@@ -12,7 +12,7 @@ import (
 type Moment struct {
 	// Running: nothing has begun to end it.
 	Running bool
-	// End is when its time is over; zero where nothing limits it. Preemption
+	// End is the end of the job's time, or zero if nothing limits it. Preemption
 	// with a grace time brings it forward.
 	End time.Time
 	// Returns is true if the job is preempted and will start again: it has a

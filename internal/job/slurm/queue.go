@@ -54,8 +54,8 @@ func Queue(ctx context.Context, uid int, ask Ask) ([]Queued, error) {
 	return queue(ctx, ask, "--user="+strconv.Itoa(uid))
 }
 
-// QueuedJob returns one job, whoever's it is and also when it has ended a
-// short while ago; ok is false where there is none.
+// QueuedJob returns a job of any user, even if it ended a short while ago. ok is
+// false if there is no such job.
 func QueuedJob(ctx context.Context, id string, ask Ask) (job Queued, ok bool, err error) {
 	jobs, err := queue(ctx, ask, "--jobs="+id, "--states=all")
 	if err != nil && strings.Contains(err.Error(), "Invalid job id") {
@@ -89,9 +89,9 @@ func StepNodes(ctx context.Context, job string, most int, ask Ask) ([]string, er
 	return first, nil
 }
 
-// StepNamed returns the number, as in 12.0, and the first node of a job's step of
-// the given name, empty where there is no such step. A node that the job has lost
-// is still one of the step's, and left out.
+// StepNamed returns the ID, such as 12.0, and the first remaining node of a job's
+// step with a name. Both are empty if there is no such step. Slurm still lists
+// nodes that the job has lost, and StepNamed skips them.
 func StepNamed(ctx context.Context, job, name string, ask Ask) (id, head string, err error) {
 	output, err := ask(ctx, "squeue", "--noheader", "--steps", "--jobs="+job, "--format=%i|%N|%j")
 	if err != nil {
@@ -203,8 +203,8 @@ func parseQueued(line string) (Queued, error) {
 	return job, nil
 }
 
-// FormatSpan writes a time as Slurm does: days-hours:minutes:seconds without
-// what is zero in front of the minutes. One that is negative is none.
+// FormatSpan formats a time as Slurm does: days-hours:minutes:seconds, without
+// leading parts that are zero. A negative time counts as zero.
 func FormatSpan(span time.Duration) string {
 	seconds := int64(max(0, span) / time.Second)
 	days, hours, minutes := seconds/86400, seconds/3600%24, seconds/60%60

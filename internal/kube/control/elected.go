@@ -32,7 +32,7 @@ const (
 	retryPeriod   = time.Second
 )
 
-// balancerLease is that of the controller of load balancers.
+// balancerLease is the lease of the load-balancer controller.
 const balancerLease = "berth-load-balancer"
 
 // ControllersMain runs the controllers of one of several control planes until

@@ -25,8 +25,8 @@ type folderMounts struct {
 
 const folderMountsPlugin = "BerthFolderMounts"
 
-// addFolderMounts makes the plugin one of kube-apiserver's, where there are
-// folders to mount. It is the first: others judge the pod as it will be.
+// addFolderMounts adds the admission plugin to kube-apiserver if there are folders
+// to mount. It comes first, so that other plugins see the final pod.
 func addFolderMounts(opts *options.ServerRunOptions, mounts []cluster.FolderMount) {
 	if len(mounts) == 0 {
 		return

@@ -20,8 +20,8 @@ import (
 // wait for it: a read at one revision is a snapshot.
 const savePage = 1000
 
-// serveState gives whoever connects to the listener the objects that outlive
-// this cluster, until the listener is closed.
+// serveState sends the objects that outlive this cluster to every client of the
+// listener, until the listener is closed.
 func (r *role) serveState(ctx context.Context, listener net.Listener) {
 	for {
 		conn, err := listener.Accept()

@@ -62,9 +62,9 @@ func (m *containerManager) NewPodContainerManager() cm.PodContainerManager {
 	return &podContainers{m.ContainerManager.NewPodContainerManager()}
 }
 
-// podContainers answers for a pod's cgroup where there is none. Upstream's
-// answer is nil, which an in-place resize dereferences, so that any user who
-// may resize a pod could crash the kubelet (v1.36.3, doPodResizeAction).
+// podContainers returns a configuration for pods that have no cgroup. Upstream
+// returns nil, which an in-place resize dereferences. So any user who may resize a
+// pod could crash the kubelet (v1.36.3, doPodResizeAction).
 type podContainers struct{ cm.PodContainerManager }
 
 // GetPodCgroupConfig reports that the pod's cgroup already matches the pod. The

@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// ReasonFastPathLost is that of pods which were left without TCP.
+// ReasonFastPathLost is the reason in events about pods that lost TCP.
 const ReasonFastPathLost = "FastPathLost"
 
 const fastPathLost = "the process that answers for this pod's connections was killed together with the one that keeps what it needs: the pod cannot connect any more, and is deleted"

@@ -10,8 +10,8 @@ import (
 const (
 	// fresh is the maximum age of an answer that is reused.
 	fresh = time.Second
-	// window is the time over which CPU is averaged where there are samples
-	// from so long ago. Autoscalers want some seconds of calm.
+	// window is the time over which CPU usage is averaged, if there are samples old
+	// enough. Autoscalers need an average over some seconds.
 	window = 10 * time.Second
 	// stale samples are no base any more: an average over minutes is not what
 	// a pod uses now. It is longer than the time between two looks of an
@@ -85,8 +85,9 @@ type used struct {
 	memory uint64
 }
 
-// between compares two points. Where the earlier one is none of the same life,
-// the average is over the time since the start.
+// between returns the usage between two points. If the earlier point belongs to
+// another life of the container, or is missing, it averages over the time since the
+// start.
 func between(earlier, later point, known bool) (used, bool) {
 	u := used{at: later.at, memory: later.memory}
 	from, cpu := earlier.at, later.cpu-earlier.cpu

@@ -19,7 +19,7 @@ import (
 	"k8s.io/metrics/pkg/apis/metrics/v1beta1"
 )
 
-// GroupVersion is that of the API.
+// GroupVersion is the API's group and version.
 var GroupVersion = v1beta1.SchemeGroupVersion
 
 // NewScheme knows the API's objects.

@@ -21,7 +21,7 @@ type Config struct {
 	Refuse []netip.Prefix
 	// Publish are the ports of the host that lead into the cluster.
 	Publish []Published
-	// MTU is that of the TUN device, in bytes.
+	// MTU is the MTU of the TUN device, in bytes.
 	MTU int
 	// ResolvConf is the file with the host's resolvers.
 	ResolvConf string
@@ -45,7 +45,7 @@ type Config struct {
 	// repeating its SYN, which Linux does after about two minutes.
 	Dial time.Duration
 
-	// Counters, where not nil, counts; it may be read at any time.
+	// Counters, if not nil, receives the counts. It may be read at any time.
 	Counters *Counters
 	// Log gets a line per refused flow at level debug, and problems above.
 	Log *slog.Logger
@@ -67,9 +67,9 @@ func Default() Config {
 	}
 }
 
-// linkLocal are addresses that mean something else on every host. The clouds
-// put their metadata services there, which hand the machine's credentials to
-// whoever can connect.
+// linkLocal returns the addresses whose meaning differs on every host. Clouds put
+// their metadata services there, and these give the machine's credentials to any
+// client.
 func linkLocal() []netip.Prefix {
 	return []netip.Prefix{
 		netip.MustParsePrefix("169.254.0.0/16"),

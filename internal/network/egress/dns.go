@@ -59,8 +59,8 @@ func (e *engine) answerQuery(ctx context.Context, pod netip.AddrPort, query []by
 	}()
 }
 
-// ask returns the first useful answer of the host's resolvers, the last answer
-// that says "not me" where there is none better, or nil.
+// ask returns the first useful answer of the host's resolvers. If there is none, it
+// returns the last refusal or failure that a resolver sent, or nil.
 func (r *resolver) ask(ctx context.Context, query []byte) []byte {
 	config := r.read()
 	var worse []byte

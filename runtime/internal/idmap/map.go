@@ -98,8 +98,8 @@ type Misfits struct {
 	example string
 }
 
-// Fit is that of the map, for a file with a name. Ids that no system has stay as
-// they are, for whoever refuses them.
+// Fit maps the IDs of a file, and counts the file if they changed. It returns IDs
+// outside the range of any system unchanged, so that the caller can refuse them.
 func (m *Misfits) Fit(name string, uid, gid int) (int, int) {
 	if uid < 0 || gid < 0 || uid > math.MaxUint32 || gid > math.MaxUint32 {
 		return uid, gid
@@ -108,7 +108,8 @@ func (m *Misfits) Fit(name string, uid, gid int) (int, int) {
 	return int(u), int(g)
 }
 
-// FitAll is Fit for several files with one owner. The name is that of one of them.
+// FitAll is like Fit for several files with one owner. name is the name of one of
+// them.
 func (m *Misfits) FitAll(files int, name string, uid, gid uint32) (uint32, uint32) {
 	u, g := m.Map.Fit(uid, gid)
 	if u != uid || g != gid {
@@ -120,7 +121,7 @@ func (m *Misfits) FitAll(files int, name string, uid, gid uint32) (uint32, uint3
 	return u, g
 }
 
-// String describes the files, and is empty where there are none.
+// String describes the counted files. It returns "" if there are none.
 func (m *Misfits) String() string {
 	if m.count == 0 {
 		return ""

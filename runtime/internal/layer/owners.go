@@ -13,8 +13,9 @@ import (
 	"berth.dev/berth/runtime/internal/erofs"
 )
 
-// OwnersXattr is of the root of a layer. It lists owners that a node may lack, so
-// that a node with a layer of somebody else need not read all of its files.
+// OwnersXattr is an attribute of a layer's root. It lists owners that a node may
+// lack, so that a node need not read all files of a layer that another node has
+// converted.
 const OwnersXattr = "trusted.berth.owners"
 
 const (

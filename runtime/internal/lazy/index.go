@@ -45,8 +45,8 @@ type index struct {
 	Chunks []Chunk `json:"chunks"`
 }
 
-// validate returns an error if a chunk is none that lay has placed: the file may be
-// damaged.
+// validate returns an error if lay cannot have placed a chunk, because the file may
+// be damaged.
 func (x index) validate() error {
 	var covered int64
 	for _, c := range x.Chunks {

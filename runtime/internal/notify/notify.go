@@ -46,8 +46,8 @@ func (n Notifier) Notice(text string) {
 	n.write(`{"event":"notice","name":` + string(quoted) + `}`)
 }
 
-// Heartbeat says every second that the process is scheduled, until ctx ends, and
-// what it has counted: nil for nothing.
+// Heartbeat reports every second that the process is running, until ctx ends. It
+// also reports the result of counts, unless counts is nil.
 func (n Notifier) Heartbeat(ctx context.Context, counts func() map[string]uint64) {
 	if n.file == nil {
 		<-ctx.Done()

@@ -16,7 +16,7 @@ import (
 
 // The part of the FUSE protocol that files without a size need
 // (include/uapi/linux/fuse.h, version 7.31 of Linux 5.2). Package fuse serves
-// images: there the kernel keeps what it has read, here it must not.
+// images, and lets the kernel cache what it reads. This server must not.
 const (
 	opLookup      = 1
 	opForget      = 2
@@ -101,7 +101,7 @@ func (s *server) serve(device *os.File) error {
 
 var order = binary.LittleEndian
 
-// handle returns the answer to a request, nil where there is to be none.
+// handle returns the reply to a request, or nil if the request needs none.
 func (s *server) handle(request []byte) []byte {
 	if len(request) < inHeader {
 		return nil

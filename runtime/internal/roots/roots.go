@@ -171,9 +171,10 @@ func (s *Snapshotter) replace(parent string, mounts []mount.Mount) (string, erro
 // withOwn lists the directories whose subdirectories containers also write to.
 var withOwn = []string{"", "var"}
 
-// own gives the container its own copy of top-level directories with a foreign
-// owner. An image that was unpacked for all users of a site has such directories.
-// overlayfs cannot copy their owner, so nothing could be written below them.
+// own creates, in the container's upper directory, the top-level directories that
+// have a foreign owner. An image that was unpacked for all users of a site has such
+// directories. overlayfs cannot copy their owner, so nothing could be written below
+// them.
 func (s *Snapshotter) own(folder string, mounts []mount.Mount) error {
 	// The folder of a tag is often a link to a versioned folder.
 	folder, err := filepath.EvalSymlinks(folder)

@@ -23,7 +23,7 @@ const (
 	archOffset  = 45
 	tableOffset = 80
 	headerSize  = 128
-	// A descriptor: what it is, and where; of a partition, its kind.
+	// The size of a descriptor, and the offset of a partition's details in it.
 	descriptorSize  = 585
 	partitionOffset = 201
 	// maxDescriptors is more than any tool makes.
