@@ -117,18 +117,24 @@ func (s *stuckPods) owner(kind, namespace, name string, uid types.UID) types.UID
 	return s.deployments[types.NamespacedName{Namespace: namespace, Name: name[:dash]}]
 }
 
-// watchJob limits the time until a job has a pod.
+// watchJob limits the time until a job has a pod. A job may be suspended after it
+// had pods.
 func (s *stuckPods) watchJob(job *batchv1.Job, now time.Time) {
-	w := s.owners[job.UID]
-	if w == nil {
-		return
-	}
-	if job.Status.Active+job.Status.Succeeded+job.Status.Failed > 0 {
+	suspended := job.Spec.Suspend != nil && *job.Spec.Suspend
+	if job.Status.Active > 0 || !suspended && job.Status.Succeeded+job.Status.Failed > 0 {
 		delete(s.owners, job.UID)
 		return
 	}
+	w := s.owners[job.UID]
+	if w == nil && suspended {
+		w = &waiting{name: "job " + job.Name, namespace: job.Namespace, followed: true, needs: references(job.Spec.Template.Spec)}
+		s.owners[job.UID] = w
+	}
+	if w == nil {
+		return
+	}
 	w.status = nil
-	if job.Spec.Suspend != nil && *job.Spec.Suspend {
+	if suspended {
 		w.status = s.newTrouble(kind{classGate, reported, otherTimeout}, stageScheduling, w.name, "JobSuspended", "the job is suspended")
 	}
 	w.settle(now)

@@ -79,6 +79,9 @@ func (w *waiting) current() *trouble {
 	if status != nil && status.stage == stageScheduling && w.stage > stageScheduling {
 		status = nil // an event proves that the pod has been scheduled
 	}
+	if status != nil && status.class == classGate {
+		return status // nothing happens before it opens
+	}
 	if w.event != nil && (status == nil || w.stage < stageContainers) {
 		return w.event
 	}
@@ -178,6 +181,8 @@ func (s *stuckPods) late(w *waiting, now time.Time) (time.Time, bool) {
 	}
 	since, timeout := w.since, t.timeout
 	switch {
+	case t.class == classRejected && s.hasAcceptedSibling(w):
+		return now, false
 	case t.effect == crowded && !t.tooLarge:
 		if len(s.working) > 0 {
 			return now, false
@@ -227,6 +232,22 @@ func (s *stuckPods) hasRunningSibling(w *waiting) bool {
 		}
 	}
 	return false
+}
+
+// hasAcceptedSibling reports whether a kubelet has accepted another pod of the same
+// controller, on another node perhaps.
+func (s *stuckPods) hasAcceptedSibling(w *waiting) bool {
+	for _, other := range s.pods {
+		if other.controller == w.controller && other.accepted() {
+			return true
+		}
+	}
+	return false
+}
+
+// accepted reports whether a kubelet has accepted the pod.
+func (w *waiting) accepted() bool {
+	return w.event != nil || w.stage > stageVolumes || w.stage == stageVolumes && w.node == ""
 }
 
 // nothingLives reports whether no pod is left or expected that could create a
@@ -304,7 +325,7 @@ func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
 	if w := s.pods[pod.UID]; w != nil {
 		w.followed = true
 	}
-	if controller := metav1.GetControllerOf(pod); controller != nil {
+	if controller := metav1.GetControllerOf(pod); controller != nil && pod.DeletionTimestamp == nil {
 		delete(s.owners, s.owner(controller.Kind, pod.Namespace, controller.Name, controller.UID))
 	}
 	s.noteAttempt(pod, now)

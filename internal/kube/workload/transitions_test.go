@@ -1,202 +1,45 @@
 package workload
 
 import (
-	"errors"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// signal is a reason why a pod waits, as the API server reports it.
-type signal struct {
-	reason string
-	stage  stage
-	// event distinguishes an event of the pod from a reason in its status.
-	event bool
-	// message distinguishes signals of the same reason.
-	message string
-	kind    kind
-}
-
-// signals returns one signal for each row of the tables.
-func signals() []signal {
-	var all []signal
-	for reason, row := range waitingReasons {
-		all = append(all, signal{reason: reason, stage: stageContainers, kind: row, message: "words of " + reason})
-	}
-	for reason, row := range podEvents {
-		if row.trouble.class != "" {
-			all = append(all, signal{reason: reason, stage: row.stage, event: true, kind: row.trouble, message: "words of " + reason})
-		}
-	}
-	all = append(all,
-		signal{reason: "StartError", stage: stageContainers, kind: kind{classProgram, certain, pullTimeout}, message: `exec: "nothere": executable file not found in $PATH`},
-		signal{reason: "StartError", stage: stageContainers, kind: kind{classCreate, certain, otherTimeout}, message: "container init was OOM-killed"},
-		signal{reason: "Unschedulable", kind: kind{classNodes, certain, nodeTimeout}, message: "no nodes available to schedule pods"},
-		signal{reason: "Unschedulable", kind: kind{classTaint, crowded, otherTimeout}, message: taintedMessage},
-		signal{reason: "Unschedulable", kind: kind{classRoom, crowded, idleTimeout}, message: "0/1 nodes are available: 1 Insufficient cpu."},
-		signal{reason: "Unschedulable", kind: kind{classNeeds, mendable, idleTimeout}, message: `0/1 nodes are available: persistentvolumeclaim "absent" not found.`},
-		signal{reason: "SchedulingGated", kind: kind{classGate, reported, otherTimeout}, message: "Scheduling is blocked due to non-empty scheduling gates"},
-		signal{reason: "SchedulerError", kind: kind{classNeeds, certain, otherTimeout}, message: "binding rejected"},
-	)
-	slices.SortFunc(all, func(a, b signal) int { return strings.Compare(a.reason+a.message, b.reason+b.message) })
-	return all
-}
-
-// ownedPod returns a pod as its kind of owner creates it, without a status.
-func ownedPod(owner string) *corev1.Pod {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "default", UID: "a"}}
-	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	controller := true
-	switch owner {
-	case "Pod", "Job":
-		pod.Spec.RestartPolicy = corev1.RestartPolicyNever
-	}
-	switch owner {
-	case "Pod":
-	case "Deployment":
-		pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "x-5d8f", UID: "x-5d8f", Controller: &controller}}
-	default:
-		pod.OwnerReferences = []metav1.OwnerReference{{Kind: owner, Name: "x", UID: "x", Controller: &controller}}
-	}
-	pod.Status.Phase = corev1.PodPending
-	return pod
-}
-
-// stuckOwner returns the state for a workload of one such owner.
-func stuckOwner(owner string) *stuckPods {
-	s := newStuckPods(false)
-	if owner != "Pod" {
-		object := &unstructured.Unstructured{Object: map[string]any{"kind": owner}}
-		object.SetName("x")
-		object.SetNamespace("default")
-		object.SetUID("x")
-		s.expect([]*target{{object: Object{Unstructured: object}}})
-	}
-	return s
-}
-
-// pod returns the state of the pod that carries the signal in its status.
-func (a signal) pod(owner string) *corev1.Pod {
-	pod := ownedPod(owner)
-	if a.stage == stageScheduling {
-		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: a.reason, Message: a.message}}
-		return pod
-	}
-	pod.Spec.NodeName = "n1"
-	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReadyToStartContainers, Status: corev1.ConditionTrue}}
-	status := corev1.ContainerStatus{Name: "main", Image: "i", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: a.reason, Message: a.message}}}
-	if a.reason == "StartError" {
-		status.State.Waiting.Reason = "CrashLoopBackOff"
-		status.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{Reason: a.reason, Message: a.message, ExitCode: 128}
-	}
-	if a.kind.class == classCrash {
-		pod.Status.InitContainerStatuses = []corev1.ContainerStatus{status}
-	} else {
-		pod.Status.ContainerStatuses = []corev1.ContainerStatus{status}
-	}
-	return pod
-}
-
-func (a signal) send(s *stuckPods, owner string, now time.Time) {
-	if !a.event {
-		s.handlePod(a.pod(owner), now)
-		return
-	}
-	s.handleEvent(&corev1.Event{
-		Type: corev1.EventTypeWarning, Reason: a.reason, Message: a.message, LastTimestamp: metav1.NewTime(now.Truncate(time.Second)),
-		Source:         corev1.EventSource{Component: "kubelet"},
-		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "default", Name: "a", UID: "a"},
-	}, now)
-}
-
-// creatingPod returns the first state that the kubelet reports of a pod.
-func creatingPod(owner string) *corev1.Pod {
-	pod := ownedPod(owner)
-	pod.Spec.NodeName = "n1"
-	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ContainerCreating"}}}}
-	return pod
-}
-
-// supersedes reports whether b, received after a, is the reason that the pod does
-// not start.
-func (b signal) supersedes(a signal) bool {
-	switch {
-	case !b.event && b.stage == stageScheduling && a.event:
-		return false // the scheduler's report is old: the kubelet has the pod
-	case b.event && b.stage == stageVolumes && !a.event && a.stage == stageContainers:
-		return false // volumes are mounted again and again
-	}
-	return true
-}
-
-var owners = []string{"Pod", "Job", "Deployment", "StatefulSet", "DaemonSet"}
-
-// check checks the state just before the signal's timeout and just after it.
-func (a signal) check(t *testing.T, s *stuckPods, since time.Time) {
-	t.Helper()
-	if a.kind.timeout > 0 {
-		if err := s.overdue(since.Add(a.kind.timeout - time.Millisecond)); err != nil {
-			t.Errorf("gives up too early: %v", err)
-		}
-	}
-	s.takeNotes()
-	err := s.overdue(since.Add(a.kind.timeout + time.Millisecond))
-	said := strings.Join(s.takeNotes(), "\n")
-	if a.kind.effect == reported {
-		if err != nil || !strings.HasPrefix(said, "pod a waits: "+a.reason+": ") {
-			t.Errorf("%v, notes %q; want a note of %s", err, said, a.reason)
-		}
-		return
-	}
-	var never *NeverStarts
-	if !errors.As(err, &never) || never.Reason != a.reason || never.Object != "pod a" || never.Remedy == "" || said != "" {
-		t.Errorf("%v, notes %q; want an error with %s and a remedy", err, said, a.reason)
-	}
-}
-
 func TestEveryReasonAfterEveryOther(t *testing.T) {
 	start := time.Unix(1000, 0)
-	second := start.Add(3 * time.Second)
 	pairs := 0
 	for _, owner := range owners {
-		for _, a := range signals() {
-			for _, b := range signals() {
-				if !a.event && a.stage == stageContainers && !b.event && b.stage == stageScheduling {
-					continue // a pod keeps its node
+		for _, a := range signalsOf(owner) {
+			for _, b := range signalsOf(owner) {
+				if !b.follows(a, owner) {
+					continue
 				}
 				pairs++
 				t.Run(owner+"/"+a.reason+","+string(a.kind.class)+"/"+b.reason+","+string(b.kind.class), func(t *testing.T) {
-					s := stuckOwner(owner)
-					if a.event {
-						s.handlePod(creatingPod(owner), start)
-					}
-					a.send(s, owner, start)
-					b.send(s, owner, second)
-					last, since := b, second
-					if !b.supersedes(a) {
-						last, since = a, start
-					} else if a.kind.class == b.kind.class {
-						since = start // the same reason with another text
-					}
-					last.check(t, s, since)
+					c := &scene{s: stuckOwner(owner), owner: owner}
+					first := c.send(a, start)
+					second := c.send(b, first.Add(3*time.Second))
+					last, since := decides(a, b, owner, first, second)
+					last.check(t, c.s, owner, since)
 
+					if owner == "Pod" && c.pod == "" {
+						return // the pod has failed
+					}
 					running := creatingPod(owner)
 					running.Status.Phase = corev1.PodRunning
 					running.Status.ContainerStatuses[0].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
-					s.handlePod(running, second)
-					if err := s.overdue(second.Add(time.Hour)); err != nil || len(s.takeNotes()) > 0 {
+					c.handle(running, second)
+					if err := c.s.overdue(second.Add(time.Hour)); err != nil || len(c.s.takeNotes()) > 0 {
 						t.Errorf("a pod that runs is called stuck: %v", err)
 					}
-					if b.event {
-						b.send(s, owner, second.Add(time.Hour))
-						if err := s.overdue(second.Add(2 * time.Hour)); err != nil {
+					if b.event || b.other == creation {
+						c.send(b, second.Add(time.Hour))
+						if err := c.s.overdue(second.Add(2 * time.Hour)); err != nil {
 							t.Errorf("an event ends a pod that runs: %v", err)
 						}
 					}
@@ -205,6 +48,49 @@ func TestEveryReasonAfterEveryOther(t *testing.T) {
 		}
 	}
 	t.Logf("%d ordered pairs", pairs)
+}
+
+// TestAJobIsSuspendedAgain: the controller deletes the pods of the job, which take
+// some time to end.
+func TestAJobIsSuspendedAgain(t *testing.T) {
+	start := time.Unix(1000, 0)
+	s := stuckOwner("Job")
+	pod := creatingPod("Job")
+	pod.Status.Phase = corev1.PodRunning
+	s.handlePod(pod, start)
+	s.watchJob(suspendable(true), start)
+	deleted := metav1.NewTime(start)
+	pod.DeletionTimestamp = &deleted
+	s.handlePod(pod, start.Add(time.Second))
+	s.forget(pod.UID, start.Add(2*time.Second))
+	err := s.overdue(start.Add(time.Hour))
+	if notes := strings.Join(s.takeNotes(), "\n"); err != nil || notes != "job x waits: JobSuspended: the job is suspended; it starts when spec.suspend becomes false" {
+		t.Errorf("%v, notes %q", err, notes)
+	}
+	s.watchJob(suspendable(false), start.Add(time.Hour))
+	if err := s.overdue(start.Add(2 * time.Hour)); err != nil || len(s.takeNotes()) > 0 {
+		t.Errorf("a job that goes on: %v", err)
+	}
+}
+
+// TestAnotherNodeAcceptsThePod: the kubelet of one node has refused it.
+func TestAnotherNodeAcceptsThePod(t *testing.T) {
+	start := time.Unix(1000, 0)
+	for _, owner := range owners[1:] {
+		c := &scene{s: stuckOwner(owner), owner: owner}
+		refused := signal{reason: "AppArmor", other: rejection, message: "words"}
+		c.send(refused, start)
+		pulling := creatingPod(owner)
+		pulling.Status.StartTime = &metav1.Time{Time: start}
+		c.handle(pulling, start.Add(time.Second))
+		if err := c.s.overdue(start.Add(time.Hour)); err != nil {
+			t.Errorf("%s: ends the run while an accepted pod starts: %v", owner, err)
+		}
+		c.s.forget(c.pod, start.Add(time.Hour))
+		if err := c.s.overdue(start.Add(time.Hour)); err == nil || !strings.Contains(err.Error(), "AppArmor") {
+			t.Errorf("%s: %v, want the refusal", owner, err)
+		}
+	}
 }
 
 // TestAnEventMayArriveBeforeItsPod: the watches of pods and events are not
@@ -223,7 +109,7 @@ func TestAnEventMayArriveBeforeItsPod(t *testing.T) {
 			}
 			s.handlePod(unscheduled(owner), start)
 			s.handlePod(creatingPod(owner), start)
-			a.check(t, s, start)
+			a.check(t, s, owner, start)
 		}
 	}
 }
@@ -400,10 +286,10 @@ func TestAControllerThatCreatesNoPod(t *testing.T) {
 				s.handlePod(creatingPod(owner), start)
 			}
 			a.send(s, owner, start.Add(3*time.Second))
-			a.check(t, s, start.Add(3*time.Second))
+			a.check(t, s, owner, start.Add(3*time.Second))
 			refuse(s, start.Add(4*time.Second), "FailedCreate", message)
 			if a.kind.effect != reported { // that is said once
-				a.check(t, s, start.Add(3*time.Second))
+				a.check(t, s, owner, start.Add(3*time.Second))
 			}
 		}
 		s = stuckOwner(owner)
