@@ -13,8 +13,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
+	"berth.dev/berth/runtime/internal/linux"
 	"berth.dev/berth/runtime/internal/mounts"
 	"berth.dev/berth/runtime/internal/notify"
 )
@@ -54,7 +53,7 @@ func run() error {
 	defer cancel(nil)
 	go func() {
 		// The supervisor is the only reader.
-		waitForReader(*notifyFD)
+		linux.WaitForReader(*notifyFD)
 		cancel(errors.New("the supervisor is gone"))
 	}()
 	notifier := notify.New(*notifyFD)
@@ -66,17 +65,4 @@ func run() error {
 	notifier.Ready()
 	go notifier.Heartbeat(ctx, nil)
 	return server.Run(ctx)
-}
-
-// waitForReader returns when nobody has the other end of a pipe open any more.
-func waitForReader(fd int) {
-	for {
-		poll := []unix.PollFd{{Fd: int32(fd)}}
-		if _, err := unix.Poll(poll, -1); err != nil && !errors.Is(err, unix.EINTR) {
-			return
-		}
-		if poll[0].Revents&(unix.POLLERR|unix.POLLHUP|unix.POLLNVAL) != 0 {
-			return
-		}
-	}
 }

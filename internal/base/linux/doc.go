@@ -6,7 +6,8 @@
 //
 //   - processes: process.go, pidfd.go, descendants.go, thread.go, signals.go, usage.go,
 //     program.go
-//   - descriptors: packets.go, socketpair.go, memfd.go, fdholder.go, compare.go
+//   - descriptors: packets.go, pipe.go, socketpair.go, memfd.go, fdholder.go,
+//     fdtable.go, compare.go
 //   - seccomp: notification.go, seccomp.go, sysinfo.go, fakechown.go, keys.go
 //   - networks: tun.go, messages.go, netlink.go, sockdiag.go
 //   - mounts: mount.go

@@ -12,7 +12,6 @@ import (
 	"runtime"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/notify"
@@ -42,48 +41,47 @@ func runNet(notifier *notify.Notifier) error {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	go func() {
-		waitForReader(notifyFD)
+		linux.WaitForReader(notifyFD)
 		cancel(errors.New("the supervisor is gone"))
 	}()
 	configFile := os.NewFile(configFD, "config")
-	var told config
-	err := json.NewDecoder(io.NewSectionReader(configFile, 0, 1<<20)).Decode(&told)
+	var given config
+	err := json.NewDecoder(io.NewSectionReader(configFile, 0, 1<<20)).Decode(&given)
 	configFile.Close()
 	if err != nil {
 		return fmt.Errorf("read configuration: %w", err)
 	}
 	level := slog.LevelInfo
-	if told.Debug {
+	if given.Debug {
 		level = slog.LevelDebug
 	}
 	config := egress.Default()
-	config.Gateway, config.Cluster, config.MTU = told.Gateway, told.Cluster, told.MTU
-	config.Refuse = append(config.Refuse, told.Refuse...)
+	config.Gateway, config.Cluster, config.MTU = given.Gateway, given.Cluster, given.MTU
+	config.Refuse = append(config.Refuse, given.Refuse...)
 	config.Log = slog.New(&noticing{Handler: slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}), notifier: notifier})
-	in := told.FDs
-	tun, err := in.Take(fdTUN)
+	tun, err := given.FDs.Take(fdTUN)
 	if err != nil {
 		return err
 	}
-	between, err := openMesh(told, in, config.Log)
+	between, err := openMesh(given, config.Log)
 	if err != nil {
 		return err
 	}
-	if config.Publish, err = takePublished(told, in); err != nil {
+	if config.Publish, err = takePublished(given); err != nil {
 		return err
 	}
-	sockets, err := openSwitch(told, in, config.Reaches(), config.Log)
+	sockets, err := openSwitch(given, config.Reaches(), config.Log)
 	if err != nil {
 		return err
 	}
-	if err := in.CheckAllTaken(); err != nil {
+	if err := given.FDs.CheckAllTaken(); err != nil {
 		return err
 	}
 	config.Counters = &egress.Counters{}
 	notifier.Counts = func() map[string]uint64 { return counters(config.Counters, between, sockets) }
 	go notifier.Alive(ctx, nil)
 	notifier.Ready()
-	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + overlay.Threads(told.Queues))
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + overlay.Threads(given.Queues))
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.Go(func() error { return egress.Run(groupCtx, tun, config) })
 	if between != nil {
@@ -101,26 +99,26 @@ func runNet(notifier *notify.Notifier) error {
 
 // openMesh prepares the network between the nodes. It returns nil on a single
 // node.
-func openMesh(told config, in linux.PassedFDs, log *slog.Logger) (*overlay.Overlay, error) {
-	if told.Queues == 0 {
+func openMesh(given config, log *slog.Logger) (*overlay.Overlay, error) {
+	if given.Queues == 0 {
 		return nil, nil
 	}
-	config := overlay.Config{Key: told.Mesh.Key, Carrier: told.Mesh.Carrier, Nodes: told.Mesh.Nodes, Self: told.Mesh.Self, Log: log}
-	for range told.Queues {
-		queue, err := in.Take(fdQueue)
+	config := overlay.Config{Key: given.Mesh.Key, Carrier: given.Mesh.Carrier, Nodes: given.Mesh.Nodes, Self: given.Mesh.Self, Log: log}
+	for range given.Queues {
+		queue, err := given.FDs.Take(fdQueue)
 		if err != nil {
 			return nil, err
 		}
 		config.Queues = append(config.Queues, queue)
 	}
-	for range told.Queues {
-		conn, err := linux.TakeAs(in, fdPackets, net.FilePacketConn)
+	for range given.Queues {
+		conn, err := linux.TakeAs(given.FDs, fdPackets, net.FilePacketConn)
 		if err != nil {
 			return nil, fmt.Errorf("use a socket between the nodes: %w", err)
 		}
 		config.Conns = append(config.Conns, conn.(*net.UDPConn))
 	}
-	listener, err := linux.TakeAs(in, fdStreams, net.FileListener)
+	listener, err := linux.TakeAs(given.FDs, fdStreams, net.FileListener)
 	if err != nil {
 		return nil, fmt.Errorf("use a socket between the nodes: %w", err)
 	}
@@ -128,24 +126,11 @@ func openMesh(told config, in linux.PassedFDs, log *slog.Logger) (*overlay.Overl
 	return overlay.New(config)
 }
 
-// waitForReader returns when no process has the other end of a pipe open.
-func waitForReader(fd int) {
-	for {
-		poll := []unix.PollFd{{Fd: int32(fd)}}
-		if _, err := unix.Poll(poll, -1); err != nil && !errors.Is(err, unix.EINTR) {
-			return
-		}
-		if poll[0].Revents&(unix.POLLERR|unix.POLLHUP|unix.POLLNVAL) != 0 {
-			return
-		}
-	}
-}
-
 // takePublished takes over the listeners in the net role.
-func takePublished(told config, in linux.PassedFDs) ([]egress.Published, error) {
+func takePublished(given config) ([]egress.Published, error) {
 	var opened []egress.Published
-	for _, to := range told.Published {
-		listener, err := linux.TakeAs(in, fdPublished, net.FileListener)
+	for _, to := range given.Published {
+		listener, err := linux.TakeAs(given.FDs, fdPublished, net.FileListener)
 		if err != nil {
 			return nil, fmt.Errorf("use a published port (to %v): %w", to, err)
 		}

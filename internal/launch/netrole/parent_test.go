@@ -50,11 +50,11 @@ func TestNumbersSurviveTheConfiguration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var told config
-	if err := json.Unmarshal(encoded, &told); err != nil {
+	var given config
+	if err := json.Unmarshal(encoded, &given); err != nil {
 		t.Fatal(err)
 	}
-	if got := told.FDs[fdQueue]; len(got) != 2 || got[0] != firstFD+1 || got[1] != firstFD+2 || told.FDs[fdTUN][0] != firstFD {
-		t.Errorf("the descriptors arrive as %v", told.FDs)
+	if got := given.FDs[fdQueue]; len(got) != 2 || got[0] != firstFD+1 || got[1] != firstFD+2 || given.FDs[fdTUN][0] != firstFD {
+		t.Errorf("the descriptors arrive as %v", given.FDs)
 	}
 }

@@ -33,36 +33,36 @@ type podSwitch struct {
 
 // openSwitch takes over what the supervisor holds. It returns nil if there is no
 // Switch. reaches reports whether pods may reach an address outside the cluster.
-func openSwitch(told config, in linux.PassedFDs, reaches func(netip.Addr) bool, log *slog.Logger) (*podSwitch, error) {
-	if told.Switch == nil {
+func openSwitch(given config, reaches func(netip.Addr) bool, log *slog.Logger) (*podSwitch, error) {
+	if given.Switch == nil {
 		return nil, nil
 	}
-	s := &podSwitch{services: servicemap.New(told.Switch.Pods), log: log, known: make(chan struct{})}
+	s := &podSwitch{services: servicemap.New(given.Switch.Pods), log: log, known: make(chan struct{})}
 	c := fastpath.Default()
-	c.Nodes, c.Self, c.Key = told.Switch.Nodes, told.Switch.Self, told.Switch.Key
+	c.Nodes, c.Self, c.Key = given.Switch.Nodes, given.Switch.Self, given.Switch.Key
 	c.ServiceMap, c.Policy, c.Log = routes{s.services, reaches}, s.services, log
-	for in.Has(fdListener) {
-		listener, err := linux.TakeAs(in, fdListener, net.FileListener)
+	for given.FDs.Has(fdListener) {
+		listener, err := linux.TakeAs(given.FDs, fdListener, net.FileListener)
 		if err != nil {
 			return nil, fmt.Errorf("use a socket for connections of pods: %w", err)
 		}
 		c.Listeners = append(c.Listeners, listener.(*net.TCPListener))
 	}
-	containers, err := linux.TakeAs(in, fdContainers, net.FileListener)
+	containers, err := linux.TakeAs(given.FDs, fdContainers, net.FileListener)
 	if err != nil {
 		return nil, fmt.Errorf("use the socket for containers: %w", err)
 	}
 	c.Containers = containers.(*net.UnixListener)
-	if c.Inside, err = linux.TakeAs(in, fdInside, linux.PacketConn); err != nil {
+	if c.Inside, err = linux.TakeAs(given.FDs, fdInside, linux.PacketConn); err != nil {
 		return nil, err
 	}
-	if c.State, err = in.Take(fdState); err != nil {
+	if c.State, err = given.FDs.Take(fdState); err != nil {
 		return nil, err
 	}
-	if c.Lifeline, err = in.Take(fdAlarm); err != nil {
+	if c.Lifeline, err = given.FDs.Take(fdAlarm); err != nil {
 		return nil, err
 	}
-	line, err := in.Take(fdServices)
+	line, err := given.FDs.Take(fdServices)
 	if err != nil {
 		return nil, err
 	}
