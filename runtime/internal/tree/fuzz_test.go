@@ -51,7 +51,7 @@ func described(t testing.TB, input []byte) (archives [][]byte) {
 		return nil
 	}
 	var entries []tar.Header
-	flush := func() { archives, entries = append(archives, packed(t, entries)), nil }
+	flush := func() { archives, entries = append(archives, archived(t, entries...)), nil }
 	for ; len(input) >= 4; input = input[4:] {
 		kind, path, target, owner := input[0]%8, pathOf(input[1]), pathOf(input[2]), int(input[3])
 		header := tar.Header{Name: path, Uid: owner}
@@ -89,21 +89,6 @@ func pathOf(b byte) string {
 		path += "/" + string(rune('a'+b%4%3))
 	}
 	return path
-}
-
-func packed(t testing.TB, entries []tar.Header) []byte {
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, header := range entries {
-		header.Mode = 0o755
-		if err := w.WriteHeader(&header); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return b.Bytes()
 }
 
 func opened(t *testing.T, file *os.File, open func(io.ReaderAt, int64) (*erofs.Image, error)) *erofs.Image {

@@ -14,7 +14,7 @@ import (
 )
 
 // archived returns a layer with these entries.
-func archived(t *testing.T, entries ...tar.Header) []byte {
+func archived(t testing.TB, entries ...tar.Header) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
