@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"syscall"
 	"unsafe"
@@ -81,6 +82,8 @@ func run(args []string) error {
 }
 
 func inSession(command []string) error {
+	// Credentials belong to a thread, and exec(2) keeps those of the one that calls it.
+	runtime.LockOSThread()
 	if _, err := keyctl(joinSession, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("join a session keyring: %w", err)
 	}
