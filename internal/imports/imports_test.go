@@ -79,11 +79,14 @@ var layers = map[string][]string{
 
 	"internal/site/berthd": {
 		"internal/base/exitcode", "internal/job/slurm",
-		"internal/site/berthd/limits", "internal/site/berthd/pidns", "internal/site/nametable", "internal/site/podcni", "internal/site/siteconf", "internal/site/vxlan",
+		"internal/site/berthd/etcd", "internal/site/berthd/limits", "internal/site/berthd/nameserver", "internal/site/berthd/pidns",
+		"internal/site/nametable", "internal/site/podcni", "internal/site/siteconf", "internal/site/vxlan",
 	},
-	"internal/site/berthd/pidns": {"internal/site/vxlan"},
-	"internal/site/siteconf":     {"internal/job/slurm"},
-	"internal/site/vxlan":        {"internal/base/linux", "internal/site/siteconf"},
+	"internal/site/berthd/etcd":       {"internal/site/siteconf"},
+	"internal/site/berthd/nameserver": {"internal/site/nametable", "internal/site/siteconf"},
+	"internal/site/berthd/pidns":      {"internal/site/vxlan"},
+	"internal/site/siteconf":          {"internal/job/slurm"},
+	"internal/site/vxlan":             {"internal/base/linux", "internal/site/siteconf"},
 
 	"internal/access/jobend": {"internal/access/tunnel", "internal/base/cluster", "internal/base/pki", "internal/base/rundir", "internal/job/slurm"},
 	"internal/access/login": {

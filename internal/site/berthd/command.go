@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/site/berthd/etcd"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -115,12 +116,12 @@ func runCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
 }
 
 func etcdCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
-	var member Member
+	var member etcd.Member
 	flags.StringVar(&member.Name, "name", "default", "name of this member")
 	flags.StringVar(&member.Dir, "data", "/var/lib/berth/etcd", "directory of its data")
 	flags.StringVar(&member.Host, "host", "", "address of this host")
 	flags.StringVar(&member.Cluster, "cluster", "", "all members: NAME=https://HOST:2380,...")
-	flags.StringVar(&member.HTTP, "http", etcdHTTP, "address and port for HTTP, as metrics; empty for port 2379 of --host, beside gRPC")
+	flags.StringVar(&member.HTTP, "http", etcd.DefaultHTTP, "address and port for HTTP, as metrics; empty for port 2379 of --host, beside gRPC")
 	config, err := configOf(flags, args)
 	if err != nil {
 		return err
@@ -131,7 +132,7 @@ func etcdCommand(ctx context.Context, flags *flag.FlagSet, args []string) error 
 	if member.Cluster == "" {
 		member.Cluster = fmt.Sprintf("%s=https://%s:2380", member.Name, member.Host)
 	}
-	return RunEtcd(ctx, config.Etcd, member)
+	return etcd.Run(ctx, config.Etcd, member)
 }
 
 func checkCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {

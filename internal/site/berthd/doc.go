@@ -9,8 +9,8 @@
 //
 // Files use only files that are listed below them:
 //
-//   - commands: command.go; doctor.go and plugstack.go find what is wrong on a node, and
-//     etcd.go runs a member of etcd.
+//   - commands: command.go; doctor.go and plugstack.go find what is wrong on a node, and the
+//     package etcd runs a member of etcd.
 //   - daemon: run.go lists everything that runs. agree.go reacts to changes in etcd.
 //     questions.go dispatches requests, which login.go, naming.go and attach.go execute.
 //     register.go registers this node, and daemon.go has the order of mutexes.
@@ -25,8 +25,8 @@
 //     hosts; follower.go mirrors one of them.
 //   - sessions: sessions.go keeps which users have sessions on a login host.
 //   - opt-outs: optouts.go keeps which jobs want no network.
-//   - names: runs.go keeps the names of runs, jobnames.go all names given to jobs here, and
-//     nameserver.go runs CoreDNS.
+//   - names: runs.go keeps the names of runs, jobnames.go all names given to jobs here, and the
+//     package nameserver runs CoreDNS.
 //   - gateways: announce.go makes this host a gateway, gateways.go chooses one for each pod,
 //     and reach.go pings them.
 //   - records: audit.go and metrics.go record what happened.

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"berth.dev/berth/internal/site/nametable"
 	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/site/vxlan"
 )
@@ -31,12 +32,13 @@ type network struct {
 	daemons []uint32
 	// led holds the pods that the previous daemon reached, on a host that reaches all pods. They
 	// stay until etcd has answered.
-	led        []vxlan.Peer
-	gateways   *gateways
-	pods       *pods
-	watch      *watch
-	plugins    *plugins
-	nameServer *nameServer
+	led      []vxlan.Peer
+	gateways *gateways
+	pods     *pods
+	watch    *watch
+	plugins  *plugins
+	// applyNames passes the names of pods to CoreDNS, or ends it without a table.
+	applyNames func(*nametable.Table) error
 	metrics    *metrics
 	log        *slog.Logger
 
@@ -60,7 +62,7 @@ func (n *network) apply(ctx context.Context, check bool) error {
 		ids, err = n.plugins.connect(ctx, check)
 	}
 	if err == nil {
-		err = n.nameServer.apply(n.pods.table())
+		err = n.applyNames(n.pods.table())
 	}
 	if err != nil {
 		n.metrics.fail()

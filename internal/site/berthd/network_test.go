@@ -2,7 +2,7 @@ package berthd
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"berth.dev/berth/internal/site/nametable"
 	"berth.dev/berth/internal/site/podcni"
 	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/site/vxlan"
@@ -318,8 +319,14 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 		// This goroutine learns that the plugins have ended. While it holds applying, no
 		// other one can be blocked at the names and keep it from that.
 		w.network.applying.Lock()
-		w.network.nameServer.mu.Lock()
-		w.network.nameServer.config.Program, w.network.nameServer.dir, w.network.nameServer.life = "/names", filepath.Join(w.dir, "nowhere", "names"), "names"
+		known, problem := make(chan struct{}), error(nil)
+		if fails {
+			problem = errors.New("no space for names")
+		}
+		w.network.applyNames = func(*nametable.Table) error {
+			<-known
+			return problem
+		}
 		w.remove("HANG-ADD")
 		w.await("plugins have ended", func() bool {
 			if _, problem := w.network.plugins.connect(t.Context(), false); problem != nil {
@@ -333,18 +340,10 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 			t.Errorf("before its names are known: %v, %v", pod, err)
 		case <-time.After(100 * time.Millisecond):
 		}
-		if !fails {
-			text, problem := json.Marshal(w.pods.table())
-			if problem != nil {
-				t.Fatal(problem)
-			}
-			// Act as if they were written already.
-			w.network.nameServer.last = string(text)
-		}
-		w.network.nameServer.mu.Unlock()
+		close(known)
 		<-attached
 		switch {
-		case fails && (err == nil || !strings.Contains(err.Error(), "write names of pods")):
+		case fails && (err == nil || !strings.Contains(err.Error(), "no space for names")):
 			t.Errorf("its names cannot be written: %v, %v", pod, err)
 		case !fails && (err != nil || pod.Address.String() != "10.128.0.7"):
 			t.Errorf("its names are known: %v, %v", pod, err)

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/site/berthd/limits"
+	"berth.dev/berth/internal/site/berthd/nameserver"
 	"berth.dev/berth/internal/site/berthd/pidns"
 	"berth.dev/berth/internal/site/podcni"
 	"berth.dev/berth/internal/site/siteconf"
@@ -144,7 +145,7 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, store *Stor
 	d.metrics = &metrics{pods: d.pods.count, log: log}
 	d.network = &network{
 		config: config, host: host, kernel: kernel, gateways: d.gateways, pods: d.pods, watch: d.watch, metrics: d.metrics, log: log, dirty: make(chan struct{}, 1),
-		nameServer: &nameServer{config: config.DNS, dir: within("names"), address: resolver, log: log, again: d.touch},
+		applyNames: nameserver.New(config.DNS, within("names"), resolver, log, d.touch).Apply,
 		plugins: &plugins{
 			addresses: config.Pods, pods: d.pods, store: store, metrics: d.metrics, log: log, relist: d.relist, finished: sync.NewCond(&d.pods.mu),
 		},

@@ -1,4 +1,5 @@
-package berthd
+// Package etcd runs a member of an etcd cluster. What berthd keeps in etcd does not belong here.
+package etcd
 
 import (
 	"context"
@@ -28,16 +29,16 @@ type Member struct {
 	HTTP string
 }
 
-// memberStart bounds how long a member waits for the others.
-const memberStart = 2 * time.Minute
+// startLimit bounds how long a member waits for the others.
+const startLimit = 2 * time.Minute
 
-// etcdHTTP is the default HTTP address of a member, with the same certificates: only
+// DefaultHTTP is the default HTTP address of a member, with the same certificates: only
 // its own host can connect.
-const etcdHTTP = "127.0.0.1:2381"
+const DefaultHTTP = "127.0.0.1:2381"
 
-// RunEtcd runs a member until the context ends. Clients and members authenticate by
+// Run runs a member until the context ends. Clients and members authenticate by
 // certificates of the same authority.
-func RunEtcd(ctx context.Context, config siteconf.Etcd, member Member) error {
+func Run(ctx context.Context, config siteconf.Etcd, member Member) error {
 	client, peer := url.URL{Scheme: "https", Host: member.Host + ":2379"}, url.URL{Scheme: "https", Host: member.Host + ":2380"}
 	tls := transport.TLSInfo{CertFile: config.Cert, KeyFile: config.Key, TrustedCAFile: config.CA, ClientCertAuth: true}
 	c := embed.NewConfig()
@@ -66,7 +67,7 @@ func RunEtcd(ctx context.Context, config siteconf.Etcd, member Member) error {
 	case <-e.Server.ReadyNotify():
 	case err := <-e.Err():
 		return fmt.Errorf("run etcd member %s: %w", member.Name, err)
-	case <-time.After(memberStart):
+	case <-time.After(startLimit):
 		return errors.New("start etcd: the other members do not answer: are they started, and their ports 2380 open?")
 	case <-ctx.Done():
 		return nil

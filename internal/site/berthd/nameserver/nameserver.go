@@ -1,4 +1,6 @@
-package berthd
+// Package nameserver runs CoreDNS with the names of pods. The names themselves do not belong
+// here, nor does CoreDNS' plugin, which is in programs/coredns/site.
+package nameserver
 
 import (
 	"bufio"
@@ -22,21 +24,18 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// nameServer runs CoreDNS while there are pods here. CoreDNS ends when its life file is
+// Server runs CoreDNS while there are pods here. CoreDNS ends when its life file is
 // removed, so a new berthd need not find the process that the previous one started.
 //
 // CoreDNS notices the removal a moment later. Until then it receives part of the queries
 // beside its successor. So all of them read the same table at each query. With separate
 // tables, a job that begins as another ends would sometimes not find its own names.
-type nameServer struct {
-	config siteconf.DNS
-	// dir holds the table and the life files, and nothing else.
-	dir string
-	// address is the address of its port 53.
+type Server struct {
+	config  siteconf.DNS
+	dir     string
 	address netip.Addr
 	log     *slog.Logger
-	// again requests another apply.
-	again func()
+	again   func()
 
 	mu sync.Mutex
 	// life is the life file of the CoreDNS started here, or empty.
@@ -45,11 +44,21 @@ type nameServer struct {
 	last string
 }
 
+// New returns a name server that does not run yet. It listens on port 53 of address, and keeps
+// its files in dir, which holds nothing else. again requests another Apply.
+func New(config siteconf.DNS, dir string, address netip.Addr, log *slog.Logger, again func()) *Server {
+	return &Server{config: config, dir: dir, address: address, log: log, again: again}
+}
+
 // nobody is the user of CoreDNS, which needs only its port and one file.
 const nobody = 65534
 
-// nameServerStart bounds the time until CoreDNS listens.
-const nameServerStart = 5 * time.Second
+const (
+	// startLimit bounds the time until CoreDNS listens.
+	startLimit = 5 * time.Second
+	// retry is the pause before CoreDNS is started again.
+	retry = 500 * time.Millisecond
+)
 
 var corefile = template.Must(template.New("Corefile").Parse(`.:53 {
 	bind {{.Address}}
@@ -62,8 +71,8 @@ var corefile = template.Must(template.New("Corefile").Parse(`.:53 {
 }
 `))
 
-// apply passes the names to CoreDNS, and starts it if necessary. A nil table ends CoreDNS.
-func (n *nameServer) apply(table *nametable.Table) error {
+// Apply passes the names to CoreDNS, and starts it if necessary. A nil table ends CoreDNS.
+func (n *Server) Apply(table *nametable.Table) error {
 	if n.config.Program == "" {
 		return nil
 	}
@@ -86,10 +95,10 @@ func (n *nameServer) apply(table *nametable.Table) error {
 	return n.write(text)
 }
 
-func (n *nameServer) table() string { return filepath.Join(n.dir, "table") }
+func (n *Server) table() string { return filepath.Join(n.dir, "table") }
 
 // write replaces the table of all name servers on this node.
-func (n *nameServer) write(text []byte) error {
+func (n *Server) write(text []byte) error {
 	temporary := filepath.Join(filepath.Dir(n.dir), "new-names")
 	err := os.WriteFile(temporary, text, 0o640)
 	if err == nil {
@@ -106,7 +115,7 @@ func (n *nameServer) write(text []byte) error {
 	return nil
 }
 
-func (n *nameServer) start(text []byte) error {
+func (n *Server) start(text []byte) error {
 	fail := func(err error) error { return fmt.Errorf("start the name server %s: %w", n.config.Program, err) }
 	if err := errors.Join(os.MkdirAll(n.dir, 0o750), os.Chown(n.dir, 0, nobody)); err != nil {
 		return fail(err)
@@ -128,7 +137,7 @@ func (n *nameServer) start(text []byte) error {
 }
 
 // launch returns when CoreDNS listens.
-func (n *nameServer) launch(life string) error {
+func (n *Server) launch(life string) error {
 	var text strings.Builder
 	if err := corefile.Execute(&text, map[string]string{"Address": n.address.String(), "Table": n.table(), "Life": life, "Forward": strings.Join(n.config.Forward, " ")}); err != nil {
 		return err
@@ -156,7 +165,7 @@ func (n *nameServer) launch(life string) error {
 		ended <- err
 		n.ended(life, err)
 	}()
-	if err := ready.SetReadDeadline(time.Now().Add(nameServerStart)); err != nil {
+	if err := ready.SetReadDeadline(time.Now().Add(startLimit)); err != nil {
 		return errors.Join(err, command.Process.Kill())
 	}
 	if _, err := bufio.NewReader(ready).ReadString('\n'); err != nil {
@@ -166,7 +175,7 @@ func (n *nameServer) launch(life string) error {
 }
 
 // ended starts CoreDNS again, unless its end was intended.
-func (n *nameServer) ended(life string, err error) {
+func (n *Server) ended(life string, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.life != life {
@@ -178,7 +187,7 @@ func (n *nameServer) ended(life string, err error) {
 }
 
 // clean ends all name servers except the current one.
-func (n *nameServer) clean() error {
+func (n *Server) clean() error {
 	files, err := filepath.Glob(filepath.Join(n.dir, "names-*"))
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package berthd
+package nameserver
 
 import (
 	"encoding/json"
@@ -64,11 +64,8 @@ func (s *nodeOfServers) reports() []string {
 	return reports
 }
 
-func (s *nodeOfServers) berthd() *nameServer {
-	return &nameServer{
-		config: siteconf.DNS{Program: s.program}, dir: s.dir, address: netip.MustParseAddr("127.0.0.1"),
-		log: slog.New(slog.DiscardHandler), again: func() {},
-	}
+func (s *nodeOfServers) berthd() *Server {
+	return New(siteconf.DNS{Program: s.program}, s.dir, netip.MustParseAddr("127.0.0.1"), slog.New(slog.DiscardHandler), func() {})
 }
 
 // started returns the name server that started last.
@@ -123,7 +120,7 @@ func TestAllNameServersKnowTheNames(t *testing.T) {
 		if cluster != "" {
 			table = &nametable.Table{Cluster: cluster, Range: netip.MustParsePrefix("10.1.0.0/24")}
 		}
-		if err := n.apply(table); err != nil {
+		if err := n.Apply(table); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,4 +1,4 @@
-package berthd
+package etcd
 
 import (
 	"net"
@@ -25,7 +25,7 @@ func TestAnAddressOfEtcdThatIsTakenIsNamed(t *testing.T) {
 	defer first.Close()
 	taken := first.Addr().String()
 	member := Member{Name: "a", Dir: t.TempDir(), Host: host, Cluster: "a=https://" + host + ":2380", HTTP: taken}
-	err = RunEtcd(t.Context(), siteconf.Etcd{Cert: keys.CertFile, Key: keys.KeyFile, CA: keys.CertFile}, member)
+	err = Run(t.Context(), siteconf.Etcd{Cert: keys.CertFile, Key: keys.KeyFile, CA: keys.CertFile}, member)
 	if err == nil || !strings.Contains(err.Error(), taken) || !strings.Contains(err.Error(), "give another address with --http") {
 		t.Errorf("%s is taken, and it says: %v", taken, err)
 	}
