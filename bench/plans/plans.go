@@ -26,14 +26,14 @@ func Names() []string {
 	return entries
 }
 
-// Read returns a plan that comes along, by its name, or a file.
+// Read returns a built-in plan by its name, or the plan in a file.
 func Read(name string) (where string, text []byte, err error) {
 	if text, err := files.ReadFile(path.Base(name) + ".yaml"); err == nil && !strings.Contains(name, "/") {
 		return name, text, nil
 	}
 	text, err = os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil, fmt.Errorf("there is no plan and no file %s: 'berth bench list' shows the plans that come along", name)
+		return "", nil, fmt.Errorf("there is no plan and no file %s: 'berth bench list' shows the built-in plans", name)
 	}
 	return name, text, err
 }

@@ -67,7 +67,7 @@ func Main(args []string) int {
 		if command.Name() == "help" {
 			command = command.Root()
 		}
-		fmt.Fprintf(os.Stderr, "berth: '%s --help' shows what it takes\n", command.CommandPath())
+		fmt.Fprintf(os.Stderr, "berth: '%s --help' lists its options and arguments\n", command.CommandPath())
 	}
 	return code
 }

@@ -30,15 +30,36 @@ const (
 func Main(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
+	root := newRoot()
+	root.SetArgs(args)
+	understood := false
+	root.PersistentPreRun = func(*cobra.Command, []string) { understood = true }
+	command, err := root.ExecuteContextC(ctx)
+	switch {
+	case err == nil:
+		return 0
+	case ctx.Err() != nil:
+		fmt.Fprintln(os.Stderr, "berth bench: interrupted; the same command continues from here")
+		return 128 + int(syscall.SIGINT)
+	}
+	fmt.Fprintln(os.Stderr, "berth bench:", err)
+	if !understood {
+		fmt.Fprintf(os.Stderr, "berth bench: '%s --help' lists its options and arguments\n", command.CommandPath())
+		return exitUsage
+	}
+	return exitFailed
+}
+
+func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:         "bench",
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "berth bench"},
 		Short:       "Measure what a way of running containers costs on this cluster",
-		Long: `Measures what a way of running containers costs: the same programs on bare metal,
-in berth's pods and in other systems, in turn, and makes a report of it.
+		Long: `Measures what a way of running containers costs: the same programs on bare
+metal, in berth's pods and in other systems, in turn, and writes a report.
 
-Every trial is written down in a file of records as soon as it is made. The same
-command again goes on where it was interrupted.`,
+Every trial is recorded as soon as it is made, and repeating the command
+continues where it was interrupted.`,
 		Example: `  berth bench list
   berth bench plan ksi
   berth bench run --plan ksi --link plain --image bench.tar --out ksi.jsonl
@@ -48,24 +69,9 @@ command again goes on where it was interrupted.`,
 		SilenceUsage:  true,
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.SetArgs(args)
+	root.SetHelpFunc(writeHelp)
 	root.AddCommand(newList(), newPlan(), newRun(), newImages(), newReport(), newCompare(), newLink())
-	understood := false
-	root.PersistentPreRun = func(*cobra.Command, []string) { understood = true }
-	command, err := root.ExecuteContextC(ctx)
-	switch {
-	case err == nil:
-		return 0
-	case ctx.Err() != nil:
-		fmt.Fprintln(os.Stderr, "berth bench: interrupted; the same command goes on from here")
-		return 128 + int(syscall.SIGINT)
-	}
-	fmt.Fprintln(os.Stderr, "berth bench:", err)
-	if !understood {
-		fmt.Fprintf(os.Stderr, "berth bench: '%s --help' shows what it takes\n", command.CommandPath())
-		return exitUsage
-	}
-	return exitFailed
+	return root
 }
 
 // readPlan reads a plan by name or path.
@@ -81,7 +87,8 @@ func readPlan(name string, only []string) (*plan.Plan, error) {
 	return p, elsewhere(p.Only(only))
 }
 
-// elsewhere adds to the error that a plan has no such case which plans that come along have it.
+// elsewhere adds to the error about a missing case the built-in plans that have the
+// case.
 func elsewhere(err error) error {
 	var none plan.NoCaseError
 	if !errors.As(err, &none) {
@@ -94,9 +101,9 @@ func elsewhere(err error) error {
 		}
 	}
 	if len(names) == 0 {
-		return fmt.Errorf("%w; no plan that comes along has it", err)
+		return fmt.Errorf("%w; no built-in plan has it", err)
 	}
-	return fmt.Errorf("%w; --plan takes one of these, which have it: %s", err, strings.Join(names, ", "))
+	return fmt.Errorf("%w; these plans have it (--plan): %s", err, strings.Join(names, ", "))
 }
 
 // files holds the files that a command line names for the measurement.
@@ -105,7 +112,7 @@ type files struct {
 	before                             []string
 }
 
-// place finds the programs that come along, and the hosts of the job.
+// place finds berth's programs and the hosts of the job.
 func place(ctx context.Context, p *plan.Plan, files files, local bool) (system.Place, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -126,7 +133,7 @@ func place(ctx context.Context, p *plan.Plan, files files, local bool) (system.P
 		}
 	}
 	if _, err := os.Stat(where.Archive); err != nil {
-		return where, fmt.Errorf("look for the image of the programs: %w; 'make -C test/images bench' makes it, --image names it", err)
+		return where, fmt.Errorf("find the image of the programs: %w; build it with 'make -C test/images bench' and give it with --image", err)
 	}
 	list := os.Getenv("SLURM_JOB_NODELIST")
 	if local || list == "" {

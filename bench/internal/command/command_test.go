@@ -28,8 +28,8 @@ func TestSameBefore(t *testing.T) {
 // plans with that case.
 func TestCaseOfOtherPlans(t *testing.T) {
 	for name, want := range map[string]string{
-		"patch-tuesday": "which have it: images-bed, images",
-		"no-such-case":  "no plan that comes along has it",
+		"patch-tuesday": "have it (--plan): images-bed, images",
+		"no-such-case":  "no built-in plan has it",
 	} {
 		if _, err := readPlan("quick", []string{name}); err == nil || !strings.HasSuffix(err.Error(), want) || !strings.Contains(err.Error(), "the plan quick has no case") {
 			t.Errorf("%s: %v", name, err)
@@ -37,6 +37,26 @@ func TestCaseOfOtherPlans(t *testing.T) {
 	}
 	if _, err := readPlan("quick", []string{"startup"}); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestHelp checks the format of help, which is that of the other commands of
+// berth, and its width.
+func TestHelp(t *testing.T) {
+	root := newRoot()
+	for _, command := range append(root.Commands(), root) {
+		text := helpText(command)
+		if !strings.HasPrefix(text, "Usage: berth bench ") || !strings.Contains(text, "\nOptions:\n") || strings.Contains(text, "[flags]") {
+			t.Errorf("%s:\n%s", command.Name(), text)
+		}
+		for line := range strings.Lines(text) {
+			if len(line) > helpWidth+20 { // usage lines and examples are as long as they are
+				t.Errorf("%s: a line of %d columns: %s", command.Name(), len(line), line)
+			}
+		}
+	}
+	if text := helpText(root); !strings.Contains(text, "\nCommands:\n  compare       Compare two files of records\n") {
+		t.Errorf("help of berth bench:\n%s", text)
 	}
 }
 

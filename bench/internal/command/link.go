@@ -17,15 +17,16 @@ func newLink() *cobra.Command {
 	var pids []string
 	command := &cobra.Command{
 		Use:   "link [flags] [LINK -- COMMAND...]",
-		Short: "Set up a plan's link on this host for the time of a command (needs root)",
-		Long: `Sets up what a plan says of a link, MTU, offloads, rate, loss, a tuning profile, on
-this host, runs a command, and takes all back, also when it is killed. What cannot
-be set is told; what is in effect is in the records of 'berth bench run --link'.
-Without a link it lists those of the plan.`,
+		Short: "Set up a plan's link on this host while a command runs (needs root)",
+		Long: `Sets up a plan's link on this host (MTU, offloads, rate, loss and tuning
+profile), runs a command, and restores the old settings, even if it is killed.
+It reports settings that this host does not support. The records of
+'berth bench run --link' have the settings in effect. Without a link it lists
+the plan's links.`,
 		Example: `  berth bench link --plan cni --device eth0 kernel-optimizations-9000 -- sleep 1h`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				return fmt.Errorf("say after '--' which command the link %s is for", args[0])
+				return fmt.Errorf("link %s: give the command to run with it after '--'", args[0])
 			}
 			return nil
 		},
@@ -56,8 +57,8 @@ Without a link it lists those of the plan.`,
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&name, "plan", name, "`plan` that comes along, or a file")
+	flags.StringVar(&name, "plan", name, "name of a built-in `plan`, or a file")
 	flags.StringVar(&device, "device", device, "network `interface` of the link")
-	flags.StringArrayVar(&pids, "in", nil, "a `process` whose network namespace is a host, in place of this one's; several")
+	flags.StringArrayVar(&pids, "in", nil, "id of a `process` whose network namespace to use as a host, instead of this one's; can be repeated")
 	return command
 }

@@ -19,7 +19,7 @@ import (
 func newList() *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
-		Short: "List the cases, the systems and the plans that there are",
+		Short: "List all cases, systems and plans",
 		Args:  cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			to, known := command.OutOrStdout(), campaign.Known()
@@ -59,7 +59,7 @@ func newPlan() *cobra.Command {
 	out := ""
 	command := &cobra.Command{
 		Use:   "plan PLAN",
-		Short: "Check a plan, and say what it measures and how long that takes",
+		Short: "Check a plan, and show what it measures and how long it takes",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			p, err := readPlan(args[0], nil)
@@ -75,7 +75,7 @@ func newPlan() *cobra.Command {
 			return preview(command.OutOrStdout(), p, before)
 		},
 	}
-	command.Flags().StringVar(&out, "out", "", "`file` of records that there are")
+	command.Flags().StringVar(&out, "out", "", "`file` with existing records, whose trials are not counted")
 	return command
 }
 

@@ -15,7 +15,7 @@ func newReport() *cobra.Command {
 	out := "report"
 	command := &cobra.Command{
 		Use:   "report RECORDS...",
-		Short: "Make a report of records: one HTML page, Markdown and CSV",
+		Short: "Write a report of records: one HTML page, Markdown and CSV",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			lines, err := readAll(args)
@@ -36,7 +36,7 @@ func newReport() *cobra.Command {
 			}
 			for _, line := range lines {
 				if line.CutOff > 0 {
-					fmt.Fprintf(os.Stderr, "line %d was cut off by a crash, and is left out\n", line.CutOff)
+					fmt.Fprintf(os.Stderr, "line %d was cut off by a crash, and is ignored\n", line.CutOff)
 				}
 			}
 			fmt.Fprintln(os.Stderr, filepath.Join(out, "report.html"))
@@ -50,9 +50,9 @@ func newReport() *cobra.Command {
 func newCompare() *cobra.Command {
 	return &cobra.Command{
 		Use:   "compare A B",
-		Short: "Compare two files of records: how B differs from A",
-		Long: `Compares the same cases on the same systems in two files of records. Each ratio
-is that of B to A, with the interval in which it lies with 95 %.`,
+		Short: "Compare two files of records",
+		Long: `Compares the same cases on the same systems in two files of records. It prints
+the ratio of B to A for each, with its 95 % confidence interval.`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(command *cobra.Command, args []string) error {
 			a, err := readAll(args[:1])
@@ -68,7 +68,7 @@ is that of B to A, with the interval in which it lies with 95 %.`,
 	}
 }
 
-// readAll reads several files of records, which have to be there.
+// readAll reads several files of records, which must exist.
 func readAll(paths []string) (all []record.Line, err error) {
 	for _, path := range paths {
 		if _, err := os.Stat(path); err != nil {

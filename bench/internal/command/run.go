@@ -21,9 +21,9 @@ func newRun() *cobra.Command {
 	return measure("quick", &cobra.Command{
 		Use:   "run [flags] [CASE...]",
 		Short: "Measure, and write records",
-		Long: `Makes the trials of a plan that the file of records does not have yet. Inside of
-a job of Slurm they are steps of it, one after the other; where there is Slurm
-but no job, salloc is asked for one; otherwise they are processes of this machine.`,
+		Long: `Runs the trials of a plan that the file of records does not have yet. Inside a
+Slurm job each trial is a step; outside of a job, it requests one with salloc.
+Without Slurm, trials are processes of this machine.`,
 	})
 }
 
@@ -31,17 +31,17 @@ but no job, salloc is asked for one; otherwise they are processes of this machin
 func newImages() *cobra.Command {
 	return measure("images", &cobra.Command{
 		Use:   "images [flags] [CASE...]",
-		Short: "Measure how images come to nodes: small changes, cold nodes, and before all has come",
-		Long: `The same as 'berth bench run --plan images': two experiments on how images are
-delivered, from a registry of the bench's own over a line of a certain rate. The
-images are those of 'make -C test/images paper', the registry runs where this
-command does; all hosts have to reach it, and the folder that --shared names.`,
+		Short: "Measure how images reach nodes: small changes, cold nodes, lazy pulls",
+		Long: `The same as 'berth bench run --plan images': two experiments on the delivery of
+images from the bench's own registry, over a connection of limited rate. The
+registry runs on this host, which all hosts of the job must reach; they also
+need the folder of --shared. 'make -C test/images paper' builds the images.`,
 		Example: `  berth bench images --images test/images/out/paper --image test/images/out/docker/bench.tar
   berth bench images --images paper --before 'sudo drop-caches' lazy`,
 	})
 }
 
-// measure makes a command measure a plan, unless another is named.
+// measure makes a command measure the named plan, which --plan replaces.
 func measure(name string, command *cobra.Command) *cobra.Command {
 	var out, before, link string
 	local, dry := false, false
@@ -94,17 +94,17 @@ func measure(name string, command *cobra.Command) *cobra.Command {
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&name, "plan", name, "`plan` that comes along, or a file")
+	flags.StringVar(&name, "plan", name, "name of a built-in `plan`, or a file")
 	flags.StringVar(&out, "out", "", "`file` of records (default: the plan's name and .jsonl)")
 	flags.StringVar(&files.archive, "image", files.archive, "`archive` of the image with the programs")
 	flags.StringVar(&files.mpi, "mpi-image", files.mpi, "`archive` of the image with MPI and its programs")
-	flags.StringVar(&files.images, "images", files.images, "`folder` with the images that are delivered")
-	flags.StringVar(&files.shared, "shared", files.shared, "`folder` that all hosts see, for images that are delivered")
-	flags.StringVar(&files.step, "step-image", "", "`directory` that all hosts see, as the image of steps on systems of the driver job")
-	flags.StringVar(&before, "before", "", "`command` for each host before images are delivered, such as one that drops page caches")
-	flags.StringVar(&link, "link", "", "the plan's `link` between the hosts that is set up")
-	flags.BoolVar(&local, "local", false, "measure on this machine, without Slurm, and from it what makes jobs of its own")
-	flags.BoolVar(&dry, "dry-run", false, "say what would be made and how long it takes")
+	flags.StringVar(&files.images, "images", files.images, "`folder` with the images to deliver")
+	flags.StringVar(&files.shared, "shared", files.shared, "`folder` that all hosts see, for delivered images")
+	flags.StringVar(&files.step, "step-image", "", "`directory` that all hosts see, with the image of the steps of systems that use the driver job")
+	flags.StringVar(&before, "before", "", "`command` to run on each host before images are delivered, such as one that drops page caches")
+	flags.StringVar(&link, "link", "", "the plan's `link` that is set up between the hosts")
+	flags.BoolVar(&local, "local", false, "measure on this machine, without an allocation; systems that submit their own jobs do so from here")
+	flags.BoolVar(&dry, "dry-run", false, "show which trials would run and how long they take")
 	return command
 }
 
@@ -119,7 +119,7 @@ func samePlan(p *plan.Plan, before []record.Line, path string) error {
 	return nil
 }
 
-// sameBefore refuses to mix trials before which page caches were dropped with others.
+// sameBefore refuses to mix trials with dropped page caches with others.
 func sameBefore(now []string, before []record.Line, path string) error {
 	words := strings.Join(now, " ")
 	for _, line := range before {
@@ -130,7 +130,8 @@ func sameBefore(now []string, before []record.Line, path string) error {
 	return nil
 }
 
-// allocate becomes salloc, with the same command line inside of the job.
+// allocate replaces this process by salloc, with the same command line inside the
+// job.
 func allocate(salloc string, p *plan.Plan) error {
 	self, err := os.Executable()
 	if err != nil {
