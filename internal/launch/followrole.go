@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"berth.dev/berth/internal/base/exitcode"
@@ -29,12 +28,11 @@ import (
 // main calls FollowRole then.
 const FollowArg = "follow-role"
 
-// Descriptors of the process that follows a workload.
+// Names of the files of the process that follows a workload.
 const (
-	followEventFD  = 3 // receives followEvents, one line of JSON each
-	followOutputFD = 4 // receives frames of output, and frames with followMarks
-	followConfigFD = 5 // memory file with a followConfig
-	followLifeFD   = 6 // is closed when the supervisor ends
+	fdEvents = "events" // receives followEvents, one line of JSON each
+	fdOutput = "output" // receives frames of output, and frames with followMarks
+	fdLife   = "life"   // is closed when the supervisor ends
 )
 
 const (
@@ -178,42 +176,36 @@ func later(a, b time.Time) time.Time {
 // run runs one process until it ends. If it ends without a result, the error says
 // how.
 func (f *followProcess) run(ctx context.Context, config followConfig) error {
-	encoded, err := json.Marshal(config)
-	if err != nil {
-		return fmt.Errorf("encode what is followed: %w", err)
-	}
-	configFile, err := linux.MemoryFile("follow", encoded)
-	if err != nil {
-		return err
-	}
-	defer configFile.Close()
 	var ours, theirs []*os.File
-	defer func() {
-		for _, file := range append(ours, theirs...) {
+	closeAll := func(files []*os.File) {
+		for _, file := range files {
 			file.Close()
 		}
-	}()
+	}
+	defer func() { closeAll(ours) }()
 	for range 3 {
 		reader, writer, err := os.Pipe()
 		if err != nil {
+			closeAll(theirs)
 			return fmt.Errorf("make pipe: %w", err)
 		}
 		ours, theirs = append(ours, reader), append(theirs, writer)
 	}
 	// This side holds the writing end of the third pipe, and never writes to it.
 	ours[2], theirs[2] = theirs[2], ours[2]
+	var fds linux.FDTable
+	fds.Add(fdEvents, theirs[0])
+	fds.Add(fdOutput, theirs[1])
+	fds.Add(fdLife, theirs[2])
 	var said tailBuffer
 	process := exec.Command("/proc/self/exe", FollowArg)
 	process.Args[0] = "berth"
 	process.Stderr = &said
-	process.ExtraFiles = []*os.File{theirs[0], theirs[1], configFile, theirs[2]}
-	if err := process.Start(); err != nil {
+	err := fds.Start(process, config)
+	closeAll(theirs)
+	if err != nil {
 		return fmt.Errorf("could not be started: %w", err)
 	}
-	for _, file := range theirs {
-		file.Close()
-	}
-	theirs = nil
 	gone := make(chan struct{})
 	defer close(gone)
 	go sandbox.KeepRunning(process.Process.Pid, gone)
@@ -357,28 +349,23 @@ func (b *tailBuffer) panicked() string {
 // returns the exit status.
 func FollowRole() int {
 	sandbox.OutliveSignals() // the supervisor ends this process
-	for _, fd := range []int{followEventFD, followOutputFD, followConfigFD, followLifeFD} {
-		unix.CloseOnExec(fd)
-	}
-	life := os.NewFile(followLifeFD, "life")
-	go func() {
-		_, _ = life.Read(make([]byte, 1))
-		os.Exit(1)
-	}()
-	if err := followHere(os.NewFile(followConfigFD, "config"), os.NewFile(followEventFD, "events"), os.NewFile(followOutputFD, "output")); err != nil {
+	if err := followHere(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return 0
 }
 
-func followHere(configFile *os.File, events, output io.Writer) error {
+func followHere() error {
 	var config followConfig
-	err := json.NewDecoder(io.NewSectionReader(configFile, 0, 1<<40)).Decode(&config)
-	configFile.Close()
+	files, err := linux.ReceiveFiles(&config, fdEvents, fdOutput, fdLife)
 	if err != nil {
 		return fmt.Errorf("read what to follow: %w", err)
 	}
+	go func() {
+		_, _ = files[fdLife].Read(make([]byte, 1))
+		os.Exit(1)
+	}()
 	client, err := workload.NewClient(config.Kubeconfig)
 	if err != nil {
 		return err
@@ -391,7 +378,7 @@ func followHere(configFile *os.File, events, output io.Writer) error {
 	for _, object := range config.Objects {
 		objects = append(objects, workload.Object{Unstructured: &unstructured.Unstructured{Object: object.Object}, Source: object.Source})
 	}
-	sender := &followSender{events: events, output: bufio.NewWriterSize(output, 64<<10)}
+	sender := &followSender{events: files[fdEvents], output: bufio.NewWriterSize(files[fdOutput], 64<<10)}
 	result, err := client.Follow(context.Background(), objects, workload.Streams{
 		Out: frameWriter{sender.output, containerlog.KindStdout}, Err: frameWriter{sender.output, containerlog.KindStderr},
 		Note:   func(text string) { sender.send(followEvent{Note: text}) },
@@ -415,7 +402,7 @@ type followSender struct {
 	output *bufio.Writer
 }
 
-// send sends an event. It ignores errors: if the supervisor is gone, followLifeFD
+// send sends an event. It ignores errors: if the supervisor is gone, fdLife
 // ends this process.
 func (s *followSender) send(event followEvent) {
 	s.mu.Lock()

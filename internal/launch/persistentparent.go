@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -40,9 +39,13 @@ type persistentParent struct {
 // exit status.
 func PersistentParent() int {
 	runtime.LockOSThread() // the supervisor ends with the thread that started it
-	unix.CloseOnExec(parentConfigFD)
-	unix.CloseOnExec(parentMessageFD)
-	k := &persistentParent{messages: os.NewFile(parentMessageFD, "words")}
+	var k persistentParent
+	files, err := linux.ReceiveFiles(&k.config, fdMessages)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "berth: read the order:", err)
+		return exitcode.Internal
+	}
+	k.messages = files[fdMessages]
 	code, err := k.keep()
 	switch {
 	case errors.Is(err, fs.ErrExist):
@@ -58,12 +61,6 @@ func PersistentParent() int {
 
 // keep starts the cluster and returns its exit code when it has ended.
 func (p *persistentParent) keep() (int, error) {
-	file := os.NewFile(parentConfigFD, "order")
-	err := json.NewDecoder(io.NewSectionReader(file, 0, 1<<20)).Decode(&p.config)
-	file.Close()
-	if err != nil {
-		return 0, fmt.Errorf("read the order: %w", err)
-	}
 	if !p.config.Inside {
 		memory := rundir.Memory(os.Getenv)
 		if memory == "" {

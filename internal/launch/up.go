@@ -124,11 +124,8 @@ type parentMessage struct {
 	Taken bool              `json:",omitempty"`
 }
 
-// Descriptors of the persistent parent.
-const (
-	parentConfigFD  = 3
-	parentMessageFD = 4
-)
+// fdMessages is the name of the pipe for parentMessages.
+const fdMessages = "messages"
 
 // startPersistentParent starts the persistent parent and returns the pipe with
 // its messages. It has its own session, because Ctrl-C and the end of a terminal
@@ -140,15 +137,6 @@ func startPersistentParent(options Options, args []string, inside bool) (*os.Pro
 	if info, err := os.Stderr.Stat(); err == nil {
 		o.Words = info.Mode().IsRegular() || info.Mode()&os.ModeCharDevice != 0
 	}
-	encoded, err := json.Marshal(o)
-	if err != nil {
-		return nil, nil, err
-	}
-	file, err := linux.MemoryFile("order", encoded)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer file.Close()
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		return nil, nil, fmt.Errorf("make pipe: %w", err)
@@ -157,14 +145,15 @@ func startPersistentParent(options Options, args []string, inside bool) (*os.Pro
 	process := exec.Command("/proc/self/exe", PersistentParentArg)
 	process.Args[0] = "berth"
 	process.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	process.ExtraFiles = []*os.File{file, writer}
+	var fds linux.FDTable
+	fds.Add(fdMessages, writer)
 	if o.Input {
 		process.Stdin = os.Stdin
 	}
 	if o.Words {
 		process.Stderr = os.Stderr
 	}
-	if err := process.Start(); err != nil {
+	if err := fds.Start(process, o); err != nil {
 		reader.Close()
 		return nil, nil, fmt.Errorf("start the process that keeps the cluster: %w", err)
 	}

@@ -1,9 +1,12 @@
 package linux
 
 import (
+	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"os"
+	"os/exec"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -24,8 +27,31 @@ func (t *FDTable) Add(name string, files ...*os.File) {
 	}
 }
 
-// Files returns all files, in the order of their descriptors in the other process.
-func (t *FDTable) Files() []*os.File { return t.files }
+// firstExtra is the descriptor of the first of a command's ExtraFiles.
+const firstExtra = 3
+
+// handover is the content of the memory file that Start passes.
+type handover struct {
+	Config any
+	FDs    PassedFDs
+}
+
+// Start starts command, which inherits the files of the table after its ExtraFiles,
+// and before them a memory file with config. The other process reads that file with
+// ReceiveFDs.
+func (t *FDTable) Start(command *exec.Cmd, config any) error {
+	encoded, err := json.Marshal(handover{config, t.Numbers(firstExtra + len(command.ExtraFiles) + 1)})
+	if err != nil {
+		return err
+	}
+	file, err := MemoryFile("config", encoded)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	command.ExtraFiles = slices.Concat(command.ExtraFiles, []*os.File{file}, t.files)
+	return command.Start()
+}
 
 // Numbers returns the descriptors in the other process if the first is first.
 func (t *FDTable) Numbers(first int) PassedFDs {
@@ -34,6 +60,32 @@ func (t *FDTable) Numbers(first int) PassedFDs {
 		numbers[name] = append(numbers[name], first+i)
 	}
 	return numbers
+}
+
+// ReceiveFDs returns what Start passed to this process, and decodes config. fd is the
+// memory file, which comes after the ExtraFiles.
+func ReceiveFDs(fd int, config any) (PassedFDs, error) {
+	file := os.NewFile(uintptr(fd), "config")
+	defer file.Close()
+	received := handover{Config: config}
+	err := json.NewDecoder(io.NewSectionReader(file, 0, 1<<40)).Decode(&received)
+	return received.FDs, err
+}
+
+// ReceiveFiles returns the files that Start passed to this process, one for each name,
+// and decodes config. The process has no ExtraFiles.
+func ReceiveFiles(config any, names ...string) (map[string]*os.File, error) {
+	fds, err := ReceiveFDs(firstExtra, config)
+	if err != nil {
+		return nil, err
+	}
+	files := map[string]*os.File{}
+	for _, name := range names {
+		if files[name], err = fds.Take(name); err != nil {
+			return nil, err
+		}
+	}
+	return files, fds.CheckAllTaken()
 }
 
 // PassedFDs maps the names of an FDTable to descriptors of this process.

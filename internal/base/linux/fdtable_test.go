@@ -1,9 +1,11 @@
 package linux
 
 import (
-	"encoding/json"
+	"errors"
 	"io"
 	"os"
+	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -14,17 +16,11 @@ import (
 // other one, and returns their descriptors.
 func passed(t *testing.T, table *FDTable) PassedFDs {
 	t.Helper()
-	encoded, err := json.Marshal(table.Numbers(0))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var numbers PassedFDs
-	if err := json.Unmarshal(encoded, &numbers); err != nil {
-		t.Fatal(err)
-	}
+	numbers := table.Numbers(0)
 	for _, fds := range numbers {
 		for i, n := range fds {
-			if fds[i], err = unix.Dup(int(table.Files()[n].Fd())); err != nil {
+			var err error
+			if fds[i], err = unix.Dup(int(table.files[n].Fd())); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -84,5 +80,92 @@ func TestNamesOnOneSideOnlyAreErrors(t *testing.T) {
 	file.Close()
 	if _, err := in.Take("state"); err == nil {
 		t.Error("a file is taken twice")
+	}
+}
+
+// receiver makes this program the other process. Its value is the number of ExtraFiles.
+const receiver = "FDTABLE_RECEIVER"
+
+// received is the configuration for that process, and its report.
+type received struct{ Text string }
+
+// TestReceiver is the other process of the tests below.
+func TestReceiver(t *testing.T) {
+	var config received
+	var files map[string]*os.File
+	var err error
+	switch os.Getenv(receiver) {
+	case "":
+		return
+	case "0":
+		files, err = ReceiveFiles(&config, "in", "out")
+	case "1":
+		var fds PassedFDs
+		if fds, err = ReceiveFDs(firstExtra+1, &config); err == nil {
+			in, inErr := fds.Take("in")
+			out, outErr := fds.Take("out")
+			files, err = map[string]*os.File{"in": in, "out": out}, errors.Join(inErr, outErr, fds.CheckAllTaken())
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(files["in"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	// No program that this one starts inherits the files.
+	if inherited, err := exec.Command("/proc/self/exe", "-test.run=^TestInherited$").Output(); err != nil {
+		t.Fatalf("%v: %s", err, inherited)
+	}
+	if _, err := files["out"].WriteString(config.Text + " " + string(text)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestInherited fails in a process that inherited files of its grandparent.
+func TestInherited(t *testing.T) {
+	if os.Getenv(receiver) == "" {
+		return
+	}
+	for fd := range 16 {
+		// Other descriptors belong to Go's runtime and testing.
+		if target, _ := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)); fd > 2 && (strings.HasPrefix(target, "pipe:") || strings.HasPrefix(target, "/memfd:")) {
+			t.Errorf("descriptor %d is %s", fd, target)
+		}
+	}
+}
+
+func TestAnotherProcessReceivesFilesByName(t *testing.T) {
+	for extra := range 2 {
+		reader, writer, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer reader.Close()
+		var table FDTable
+		table.Add("out", writer)
+		table.Add("in", pipeWith(t, "the file"))
+		command := exec.Command("/proc/self/exe", "-test.run=^TestReceiver$")
+		command.Env = []string{receiver + "=" + strconv.Itoa(extra)}
+		var said strings.Builder
+		command.Stdout, command.Stderr = &said, &said
+		null, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer null.Close()
+		command.ExtraFiles = []*os.File{null}[:extra]
+		if err := table.Start(command, received{"the configuration and"}); err != nil {
+			t.Fatal(err)
+		}
+		writer.Close()
+		got, err := io.ReadAll(reader)
+		if err := errors.Join(err, command.Wait()); err != nil {
+			t.Fatalf("%v: %s", err, &said)
+		}
+		if want := "the configuration and the file"; string(got) != want {
+			t.Errorf("with %d other files: %q, want %q", extra, got, want)
+		}
 	}
 }

@@ -22,11 +22,10 @@ import (
 // main calls ParentMain then.
 const ParentArg = "command-parent"
 
-// Descriptors of the command's parent.
+// Names of the files of the command's parent.
 const (
-	endFD    = 3 // receives the time for the command to end; end of file is the order to end
-	resultFD = 4 // carries an outcome
-	configFD = 5 // memory file with a program
+	fdOrder  = "order"  // receives the time for the command to end; end of file is the order to end
+	fdResult = "result" // carries an outcome
 )
 
 const (
@@ -67,15 +66,6 @@ type Parent struct {
 
 // start starts the command's parent, which starts the command.
 func start(started program, env []string, stdin io.Reader, stdout, stderr io.Writer) (*Parent, error) {
-	encoded, err := json.Marshal(started)
-	if err != nil {
-		return nil, err
-	}
-	configFile, err := linux.MemoryFile("command", encoded)
-	if err != nil {
-		return nil, err
-	}
-	defer configFile.Close()
 	orderReader, orderWriter, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("make pipe: %w", err)
@@ -93,8 +83,10 @@ func start(started program, env []string, stdin io.Reader, stdout, stderr io.Wri
 	process.Stdin, process.Stdout, process.Stderr = stdin, stdout, stderr
 	// Go's pipes would stay open as long as any process has them.
 	process.WaitDelay = OrphanGrace
-	process.ExtraFiles = []*os.File{orderReader, resultWriter, configFile}
-	if err := process.Start(); err != nil {
+	var fds linux.FDTable
+	fds.Add(fdOrder, orderReader)
+	fds.Add(fdResult, resultWriter)
+	if err := fds.Start(process, started); err != nil {
 		orderWriter.Close()
 		resultReader.Close()
 		return nil, fmt.Errorf("start the keeper of the command: %w", err)
@@ -137,22 +129,17 @@ func ParentMain() int {
 	linux.NotifyUnlessIgnored(make(chan os.Signal, 1), unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
 	// The parent-death signal of the command is tied to the thread that forked.
 	runtime.LockOSThread()
-	for _, fd := range []int{endFD, resultFD, configFD} {
-		unix.CloseOnExec(fd)
-	}
-	resultFile := os.NewFile(resultFD, "result")
-	report := func(result outcome) {
-		_ = json.NewEncoder(resultFile).Encode(result) // if the supervisor is gone, nobody needs the result
-	}
-	configFile := os.NewFile(configFD, "config")
 	var told program
-	err := json.NewDecoder(io.NewSectionReader(configFile, 0, 1<<30)).Decode(&told)
-	configFile.Close()
-	if err == nil {
-		err = linux.BecomeSubreaper()
+	files, err := linux.ReceiveFiles(&told, fdOrder, fdResult)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "berth:", err)
+		return 1
+	}
+	report := func(result outcome) {
+		_ = json.NewEncoder(files[fdResult]).Encode(result) // if the supervisor is gone, nobody needs the result
 	}
 	var command *os.Process
-	if err == nil {
+	if err = linux.BecomeSubreaper(); err == nil {
 		command, err = os.StartProcess(told.Path, told.Args, &os.ProcAttr{
 			Env: os.Environ(), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 			// The supervisor and this process may be killed at the same time.
@@ -166,7 +153,7 @@ func ParentMain() int {
 	ended, none := make(chan unix.WaitStatus, 1), make(chan struct{})
 	go reapAll(command.Pid, ended, none)
 	ordered := make(chan time.Duration, 1)
-	go func() { ordered <- readOrder(os.NewFile(endFD, "order")) }()
+	go func() { ordered <- readOrder(files[fdOrder]) }()
 	grace := OrphanGrace
 	select {
 	case status := <-ended:

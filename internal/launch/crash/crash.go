@@ -75,19 +75,20 @@ func Start(note Note) (*Reporter, error) {
 	if _, err := unix.FcntlInt(output.Fd(), unix.F_SETPIPE_SZ, pipeBytes); err != nil {
 		return nil, fmt.Errorf("make pipe small: %w", err)
 	}
+	var fds linux.FDTable
+	fds.Add(fdOutput, ends[0])
+	fds.Add(fdNotes, ends[2])
 	r := &Reporter{stderr: os.Stderr, notes: ends[3], process: exec.Command("/proc/self/exe", Arg)}
 	r.process.Args[0] = "berth"
 	r.process.Dir = "/"
 	r.process.Env = []string{}
 	r.process.Stderr = os.Stderr
-	r.process.ExtraFiles = []*os.File{ends[0], ends[2]}
 	// The signals of a terminal are for the process that it reports on.
 	r.process.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := r.process.Start(); err != nil {
+	if err := fds.Start(r.process, note); err != nil {
 		return nil, fmt.Errorf("start the process that reports crashes: %w", err)
 	}
 	ends[3] = nil // Close closes it
-	r.Note(note)
 	if err := unix.Dup3(int(output.Fd()), 2, 0); err != nil {
 		output.Close()
 		return nil, errors.Join(fmt.Errorf("catch panics: %w", err), r.Close())

@@ -11,16 +11,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
 // Arg starts this program again as the reporter. main calls Main then.
 const Arg = "crash-reporter"
 
-// Descriptors of the reporter.
+// Names of the reporter's files.
 const (
-	outputFD = 3 // what Go's runtime writes; end of file is the end of the process
-	notesFD  = 4 // carries the notes
+	fdOutput = "output" // what Go's runtime writes; end of file is the end of the process
+	fdNotes  = "notes"  // carries the notes after the first one
 )
 
 const (
@@ -33,32 +34,37 @@ const (
 // Main is the main function of the reporter. It returns the exit status.
 func Main() int {
 	sandbox.OutliveSignals() // it ends after the process that it reports on
-	unix.CloseOnExec(outputFD)
-	unix.CloseOnExec(notesFD)
-	if err := report(os.NewFile(outputFD, "crash"), os.Stderr, lastNote); err != nil {
+	var first Note
+	files, err := linux.ReceiveFiles(&first, fdOutput, fdNotes)
+	if err == nil {
+		err = report(files[fdOutput], os.Stderr, func() Note { return lastNote(first, files[fdNotes]) })
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "berth:", err)
 		return 1
 	}
 	return 0
 }
 
-// lastNote returns the newest note in the pipe.
-func lastNote() (note Note) {
-	// The process may be there, and write no more notes.
-	if err := unix.SetNonblock(notesFD, true); err != nil {
+// lastNote returns the newest note in the pipe, or note if there is none.
+func lastNote(note Note, notes *os.File) Note {
+	pipe, err := notes.SyscallConn()
+	if err != nil {
 		return note
 	}
 	var all []byte
-	for buffer := make([]byte, 4096); ; {
-		n, err := unix.Read(notesFD, buffer)
-		if errors.Is(err, unix.EINTR) {
-			continue
+	_ = pipe.Read(func(fd uintptr) bool {
+		for buffer := make([]byte, 4096); ; {
+			n, err := unix.Read(int(fd), buffer)
+			if errors.Is(err, unix.EINTR) {
+				continue
+			}
+			if n <= 0 { // the process may be there, and write no more notes
+				return true
+			}
+			all = append(all, buffer[:n]...)
 		}
-		if n <= 0 {
-			break
-		}
-		all = append(all, buffer[:n]...)
-	}
+	})
 	for line := range bytes.Lines(all) {
 		_ = json.Unmarshal(line, &note) // this program has written it
 	}

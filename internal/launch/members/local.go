@@ -2,17 +2,13 @@ package members
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"strconv"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/job/rendezvous"
@@ -22,11 +18,8 @@ import (
 // localVariable marks a process as a further node of its host.
 const localVariable = "BERTH_SIBLING"
 
-// Descriptors of a local member.
-const (
-	lifelineFD = 3
-	configFD   = 4
-)
+// fdLifeline is the name of a file that a local member inherits.
+const fdLifeline = "lifeline"
 
 // localTimeout bounds the wait for a local member that should end.
 const localTimeout = 15 * time.Second
@@ -52,16 +45,13 @@ func ReadLocalConfig(getenv func(string) string, giveUp context.CancelCauseFunc)
 	if getenv(localVariable) == "" {
 		return LocalConfig{}, nil
 	}
-	unix.CloseOnExec(lifelineFD)
-	unix.CloseOnExec(configFD)
-	file := os.NewFile(configFD, "order")
-	defer file.Close()
 	var o LocalConfig
-	if err := json.NewDecoder(io.NewSectionReader(file, 0, 1<<16)).Decode(&o); err != nil {
+	files, err := linux.ReceiveFiles(&o, fdLifeline)
+	if err != nil {
 		return o, fmt.Errorf("read what this node is to be: %w; %s is not for users to set", err, localVariable)
 	}
 	go func() {
-		_, _ = os.NewFile(lifelineFD, "lifeline").Read(make([]byte, 1))
+		_, _ = files[fdLifeline].Read(make([]byte, 1))
 		giveUp(ErrFirstEnded)
 	}()
 	return o, nil
@@ -94,21 +84,13 @@ func StartLocal(first LocalConfig, count int) (*Local, error) {
 }
 
 func (l *Local) start(told LocalConfig, lifeline *os.File) error {
-	encoded, err := json.Marshal(told)
-	if err != nil {
-		return err
-	}
-	file, err := linux.MemoryFile("order", encoded)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
 	command := exec.Command("/proc/self/exe", os.Args[1:]...)
 	command.Args[0] = os.Args[0]
 	command.Env = append(os.Environ(), localVariable+"="+strconv.Itoa(told.Index))
 	command.Stderr = os.Stderr
-	command.ExtraFiles = []*os.File{lifeline, file}
-	if err := command.Start(); err != nil {
+	var fds linux.FDTable
+	fds.Add(fdLifeline, lifeline)
+	if err := fds.Start(command, told); err != nil {
 		return err
 	}
 	l.started = append(l.started, command)

@@ -2,10 +2,8 @@ package netrole
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -44,10 +42,8 @@ func runNet(notifier *notify.Notifier) error {
 		linux.WaitForReader(notifyFD)
 		cancel(errors.New("the supervisor is gone"))
 	}()
-	configFile := os.NewFile(configFD, "config")
 	var given config
-	err := json.NewDecoder(io.NewSectionReader(configFile, 0, 1<<20)).Decode(&given)
-	configFile.Close()
+	fds, err := linux.ReceiveFDs(configFD, &given)
 	if err != nil {
 		return fmt.Errorf("read configuration: %w", err)
 	}
@@ -59,22 +55,22 @@ func runNet(notifier *notify.Notifier) error {
 	config.Gateway, config.Cluster, config.MTU = given.Gateway, given.Cluster, given.MTU
 	config.Refuse = append(config.Refuse, given.Refuse...)
 	config.Log = slog.New(&noticing{Handler: slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}), notifier: notifier})
-	tun, err := given.FDs.Take(fdTUN)
+	tun, err := fds.Take(fdTUN)
 	if err != nil {
 		return err
 	}
-	between, err := openMesh(given, config.Log)
+	between, err := openMesh(given, fds, config.Log)
 	if err != nil {
 		return err
 	}
-	if config.Publish, err = takePublished(given); err != nil {
+	if config.Publish, err = takePublished(given, fds); err != nil {
 		return err
 	}
-	sockets, err := openSwitch(given, config.Reaches(), config.Log)
+	sockets, err := openSwitch(given, fds, config.Reaches(), config.Log)
 	if err != nil {
 		return err
 	}
-	if err := given.FDs.CheckAllTaken(); err != nil {
+	if err := fds.CheckAllTaken(); err != nil {
 		return err
 	}
 	config.Counters = &egress.Counters{}
@@ -99,26 +95,26 @@ func runNet(notifier *notify.Notifier) error {
 
 // openMesh prepares the network between the nodes. It returns nil on a single
 // node.
-func openMesh(given config, log *slog.Logger) (*overlay.Overlay, error) {
+func openMesh(given config, fds linux.PassedFDs, log *slog.Logger) (*overlay.Overlay, error) {
 	if given.Queues == 0 {
 		return nil, nil
 	}
 	config := overlay.Config{Key: given.Mesh.Key, Carrier: given.Mesh.Carrier, Nodes: given.Mesh.Nodes, Self: given.Mesh.Self, Log: log}
 	for range given.Queues {
-		queue, err := given.FDs.Take(fdQueue)
+		queue, err := fds.Take(fdQueue)
 		if err != nil {
 			return nil, err
 		}
 		config.Queues = append(config.Queues, queue)
 	}
 	for range given.Queues {
-		conn, err := linux.TakeAs(given.FDs, fdPackets, net.FilePacketConn)
+		conn, err := linux.TakeAs(fds, fdPackets, net.FilePacketConn)
 		if err != nil {
 			return nil, fmt.Errorf("use a socket between the nodes: %w", err)
 		}
 		config.Conns = append(config.Conns, conn.(*net.UDPConn))
 	}
-	listener, err := linux.TakeAs(given.FDs, fdStreams, net.FileListener)
+	listener, err := linux.TakeAs(fds, fdStreams, net.FileListener)
 	if err != nil {
 		return nil, fmt.Errorf("use a socket between the nodes: %w", err)
 	}
@@ -127,10 +123,10 @@ func openMesh(given config, log *slog.Logger) (*overlay.Overlay, error) {
 }
 
 // takePublished takes over the listeners in the net role.
-func takePublished(given config) ([]egress.Published, error) {
+func takePublished(given config, fds linux.PassedFDs) ([]egress.Published, error) {
 	var opened []egress.Published
 	for _, to := range given.Published {
-		listener, err := linux.TakeAs(given.FDs, fdPublished, net.FileListener)
+		listener, err := linux.TakeAs(fds, fdPublished, net.FileListener)
 		if err != nil {
 			return nil, fmt.Errorf("use a published port (to %v): %w", to, err)
 		}

@@ -3,7 +3,6 @@ package netrole
 import (
 	"net/netip"
 
-	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/launch/supervisor"
 )
@@ -11,11 +10,10 @@ import (
 // Arg starts this program again as the net role. main calls Main then.
 const Arg = "net-role"
 
-// Descriptors of the net role. The others are in the table of the configuration.
+// Descriptors of the net role. The others have names.
 const (
 	notifyFD = supervisor.NotifyFD
 	configFD = notifyFD + 1
-	firstFD  = configFD + 1
 )
 
 // Names of the files that the role inherits.
@@ -48,6 +46,4 @@ type config struct {
 	Published []netip.AddrPort
 	// Switch is nil if this host has no Switch.
 	Switch *switchConfig
-	// FDs has the numbers of the files that the role inherits.
-	FDs linux.PassedFDs
 }

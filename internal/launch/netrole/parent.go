@@ -1,12 +1,10 @@
 package netrole
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
-	"slices"
 	"syscall"
 
 	"berth.dev/berth/internal/base/cluster"
@@ -60,21 +58,11 @@ func (p Parent) Role(s *supervisor.Supervisor) (*supervisor.Role, error) {
 		config.Switch = &p.Held.config
 		p.Held.addTo(&fds)
 	}
-	config.FDs = fds.Numbers(firstFD)
-	encoded, err := json.Marshal(config)
-	if err != nil {
-		return nil, err
-	}
 	var process *os.Process
 	return &supervisor.Role{
 		Name:    "net",
 		Outside: true,
 		Start: func(r *supervisor.Role, files []*os.File) error {
-			configFile, err := linux.MemoryFile("net-config", encoded)
-			if err != nil {
-				return err
-			}
-			defer configFile.Close()
 			logFile, err := os.OpenFile(r.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 			if err != nil {
 				return fmt.Errorf("open log: %w", err)
@@ -85,9 +73,9 @@ func (p Parent) Role(s *supervisor.Supervisor) (*supervisor.Role, error) {
 			command.Env = []string{}
 			command.Dir = "/"
 			command.Stdout, command.Stderr = logFile, logFile
-			command.ExtraFiles = slices.Concat(files, []*os.File{configFile}, fds.Files())
+			command.ExtraFiles = files
 			command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-			if err := command.Start(); err != nil {
+			if err := fds.Start(command, config); err != nil {
 				return err
 			}
 			process = command.Process

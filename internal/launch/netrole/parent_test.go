@@ -1,7 +1,6 @@
 package netrole
 
 import (
-	"encoding/json"
 	"os"
 	"testing"
 
@@ -24,7 +23,7 @@ func TestTheSwitchTakesWhatIsHeld(t *testing.T) {
 	defer held.Close()
 	var fds linux.FDTable
 	held.addTo(&fds)
-	numbers := fds.Numbers(firstFD)
+	numbers := fds.Numbers(0)
 	for name, want := range map[string]int{fdListener: 2, fdContainers: 1, fdInside: 1, fdState: 1, fdAlarm: 1, fdServices: 1} {
 		if got := len(numbers[name]); got != want {
 			t.Errorf("%s is passed %d times, want %d", name, got, want)
@@ -39,22 +38,4 @@ func TestTheSwitchTakesWhatIsHeld(t *testing.T) {
 		t.Errorf("without a Switch, the node role inherits %v", passed)
 	}
 	none.Close()
-}
-
-// The numbers of the files travel in the configuration.
-func TestNumbersSurviveTheConfiguration(t *testing.T) {
-	var fds linux.FDTable
-	fds.Add(fdTUN, nil)
-	fds.Add(fdQueue, nil, nil)
-	encoded, err := json.Marshal(config{FDs: fds.Numbers(firstFD)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var given config
-	if err := json.Unmarshal(encoded, &given); err != nil {
-		t.Fatal(err)
-	}
-	if got := given.FDs[fdQueue]; len(got) != 2 || got[0] != firstFD+1 || got[1] != firstFD+2 || given.FDs[fdTUN][0] != firstFD {
-		t.Errorf("the descriptors arrive as %v", given.FDs)
-	}
 }

@@ -33,7 +33,7 @@ type podSwitch struct {
 
 // openSwitch takes over what the supervisor holds. It returns nil if there is no
 // Switch. reaches reports whether pods may reach an address outside the cluster.
-func openSwitch(given config, reaches func(netip.Addr) bool, log *slog.Logger) (*podSwitch, error) {
+func openSwitch(given config, fds linux.PassedFDs, reaches func(netip.Addr) bool, log *slog.Logger) (*podSwitch, error) {
 	if given.Switch == nil {
 		return nil, nil
 	}
@@ -41,28 +41,28 @@ func openSwitch(given config, reaches func(netip.Addr) bool, log *slog.Logger) (
 	c := fastpath.Default()
 	c.Nodes, c.Self, c.Key = given.Switch.Nodes, given.Switch.Self, given.Switch.Key
 	c.ServiceMap, c.Policy, c.Log = routes{s.services, reaches}, s.services, log
-	for given.FDs.Has(fdListener) {
-		listener, err := linux.TakeAs(given.FDs, fdListener, net.FileListener)
+	for fds.Has(fdListener) {
+		listener, err := linux.TakeAs(fds, fdListener, net.FileListener)
 		if err != nil {
 			return nil, fmt.Errorf("use a socket for connections of pods: %w", err)
 		}
 		c.Listeners = append(c.Listeners, listener.(*net.TCPListener))
 	}
-	containers, err := linux.TakeAs(given.FDs, fdContainers, net.FileListener)
+	containers, err := linux.TakeAs(fds, fdContainers, net.FileListener)
 	if err != nil {
 		return nil, fmt.Errorf("use the socket for containers: %w", err)
 	}
 	c.Containers = containers.(*net.UnixListener)
-	if c.Inside, err = linux.TakeAs(given.FDs, fdInside, linux.PacketConn); err != nil {
+	if c.Inside, err = linux.TakeAs(fds, fdInside, linux.PacketConn); err != nil {
 		return nil, err
 	}
-	if c.State, err = given.FDs.Take(fdState); err != nil {
+	if c.State, err = fds.Take(fdState); err != nil {
 		return nil, err
 	}
-	if c.Lifeline, err = given.FDs.Take(fdAlarm); err != nil {
+	if c.Lifeline, err = fds.Take(fdAlarm); err != nil {
 		return nil, err
 	}
-	line, err := given.FDs.Take(fdServices)
+	line, err := fds.Take(fdServices)
 	if err != nil {
 		return nil, err
 	}
