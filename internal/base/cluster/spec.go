@@ -14,54 +14,55 @@ import (
 	"github.com/distribution/reference"
 )
 
-// Spec holds the user's options of the command line, and nothing else.
+// Spec holds the options that the user gave on the command line.
 type Spec struct {
 	// Manifests are files with Kubernetes objects; "-" is standard input.
 	Manifests []string
 	// Images are archives to import: PATH, or NAME=PATH for an archive that
 	// carries no name.
 	Images []string
-	// Command runs on the host beside the cluster; empty follows the
-	// manifests' workload instead.
+	// Command runs on the host beside the cluster. If it is empty, the run
+	// follows the workload of the manifests.
 	Command []string
-	// Logs says whose output is followed, such as "job/main", "app=web" and
-	// "none"; empty for the default.
+	// Logs selects the objects whose output is followed, such as "job/main",
+	// "app=web" or "none"; empty for the default.
 	Logs []string
-	// NoPull forbids the network to image pulls.
+	// NoPull disables image pulls from the network.
 	NoPull bool
 	// Registries lists mirrors of registries: NAME=URL.
 	Registries []string
 	// Snapshotter selects how nodes keep image layers: Overlay, EROFS or
 	// AutoSnapshotter, which is the default.
 	Snapshotter string
-	// ImageCache is a folder of layers that the nodes and runs of a user share;
-	// empty chooses, NoImageCache is none. A node with Overlay does without.
+	// ImageCache is a folder of layers that a user's nodes and runs share. If it
+	// is empty, berth chooses one; NoImageCache disables it. A node with Overlay
+	// uses none.
 	ImageCache string
 	// ImageCacheLimit limits the cache's size, such as 20G; empty means
 	// ImageCacheBytes.
 	ImageCacheLimit string
-	// LazyPull starts containers of eStargz images before these have come. A node
-	// with Overlay does without.
+	// LazyPull starts containers of eStargz images before the images are
+	// complete. A node with Overlay pulls the whole image first.
 	LazyPull bool
-	// OneUID does without subordinate uids even where there are some.
+	// OneUID maps only the user's own uid, even where subordinate uids exist.
 	OneUID bool
 	// StateDir is the parent of the run's directory; empty means that berth
 	// chooses.
 	StateDir string
-	// AddressBlock is the range of addresses for pods, Services and nodes;
-	// empty chooses one that clashes with no route.
+	// AddressBlock is the range of addresses for pods, Services and nodes. If it
+	// is empty, berth chooses one that overlaps no route.
 	AddressBlock string
-	// SharedVolumes is a folder that all nodes see, for volumes that pods of
-	// all nodes use together; empty for none.
+	// SharedVolumes is a folder that all nodes see, for volumes that pods on
+	// different nodes share; empty for none.
 	SharedVolumes string
-	// Mounts are folders for every pod; see ParseMount.
+	// Mounts lists folders of the host for every pod; see ParseMount.
 	Mounts []string
-	// ForeignOwners lets users of pods other than root write to file systems
-	// that machines share, where their files belong to subordinate ids.
+	// ForeignOwners lets non-root users in pods write to network file systems,
+	// where their files belong to subordinate ids.
 	ForeignOwners bool
-	// Devices are device files for pods to ask for; see ParseDevice.
+	// Devices lists device files that pods can request; see ParseDevice.
 	Devices []string
-	// Publish are ports of the nodes to open on their hosts:
+	// Publish lists ports of the nodes to open on their hosts:
 	// [NAME=][ADDRESS:]PORT[:PORT].
 	Publish []string
 	// DebugDir receives logs and rendered configuration for inspection.
@@ -74,35 +75,35 @@ type Spec struct {
 	// NodeWait limits how long the nodes of a step wait for each other; 0 means
 	// the default.
 	NodeWait time.Duration
-	// HighlyAvailable: ControlNodes nodes run a control plane, and the cluster
-	// survives the loss of any one of them.
+	// HighlyAvailable starts control planes on ControlNodes nodes, so that the
+	// cluster survives the loss of any one of them.
 	HighlyAvailable bool
-	// Grace is the time between the request to the workload to end and the end of
-	// the job; 0 leaves that to Slurm.
+	// Grace is how long before the end of the job the workload is asked to end;
+	// 0 leaves that to Slurm.
 	Grace time.Duration
 	// FailFast ends the run when a node is lost.
 	FailFast bool
-	// State is a folder for the cluster's objects, which come back in the next
-	// cluster with the same one; empty keeps nothing.
+	// State is a folder where the cluster's objects are saved. The next cluster
+	// with the same folder restores them. Empty keeps nothing.
 	State string
 	// StateSecrets selects how Secrets are saved: SealSecrets, which is the
 	// default, or OmitSecrets.
 	StateSecrets string
-	// Stay keeps the cluster up until berth down ends it, instead of ending it
-	// with a workload.
+	// Stay keeps the cluster running until berth down ends it; the end of a
+	// workload does not.
 	Stay bool
-	// KSI is set where the command is a script that was written for KSI.
+	// KSI is set if the command is a script written for KSI.
 	KSI *KSI
 }
 
-// KSI holds the further options of such a script.
+// KSI holds the options of a script written for KSI.
 type KSI struct {
-	// Shared is a folder that all nodes see; its folder app is shown to pods.
-	// Empty shows them the working directory.
+	// Shared is a folder that all nodes see; pods see its subfolder app. If it
+	// is empty, pods see the working directory.
 	Shared string
 }
 
-// What becomes of Secrets in the folder of Spec.State.
+// Values of Spec.StateSecrets.
 const (
 	SealSecrets = "encrypt"
 	OmitSecrets = "omit"
@@ -113,29 +114,29 @@ type Network struct {
 	// Ports is the range of ports on the hosts, such as 21000-28999; empty
 	// means the default.
 	Ports string
-	// Interface is the one that carries the packets of pods between nodes;
-	// empty means that through which the nodes' names are reached.
+	// Interface carries the packets of pods between nodes. If it is empty, berth
+	// uses the interface of the route to the other nodes' names.
 	Interface string
 	// IPFamily selects the addresses of pods, Services and nodes: IPv4Only,
 	// DualStack or AutoFamily, which is the default.
 	IPFamily string
-	// Refuse are ranges of addresses outside that pods may not reach.
+	// Refuse lists address ranges outside the cluster that pods may not reach.
 	Refuse []string
-	// Carrier selects how packets of pods travel between nodes: "udp", "tcp", or
-	// empty for whichever gets through.
+	// Carrier is the protocol that carries packets of pods between nodes: "udp",
+	// "tcp", or empty for whichever gets through.
 	Carrier string
 	// FastPath selects whether hosts make the connections of pods to other nodes
-	// and to the outside: Auto, which is the default, where it is possible, or
-	// Off.
+	// and to the outside: FastPathAuto, which is the default, does so where
+	// possible; FastPathOff never does.
 	FastPath string
-	// Folder is one that all nodes see, for them to prove themselves to each
-	// other where there is nothing better; empty for none.
+	// Folder is a folder that all nodes see. They use it to authenticate
+	// themselves to each other where nothing better exists; empty for none.
 	Folder string
 }
 
-// FastPathAnnotation on a pod or its namespace keeps it on the network between
-// the nodes if the value is FastPathOff. The only other value, FastPathAuto,
-// exempts a pod from its namespace's annotation.
+// FastPathAnnotation on a pod or its namespace selects the network between the
+// nodes instead of the fast path if its value is FastPathOff. FastPathAuto on a
+// pod overrides its namespace's annotation. Other values are invalid.
 const FastPathAnnotation = "berth.dev/fast-path"
 
 // PullProgress is the reason of events that report the progress of an image
@@ -255,8 +256,8 @@ func (s Spec) Validate() error {
 	return errors.Join(problems...)
 }
 
-// Absolute makes paths of files and folders that are relative to a directory
-// absolute, but for the manifests'.
+// Absolute makes relative paths of files and folders absolute, except those of
+// manifests. They are relative to dir.
 func (s *Spec) Absolute(dir string) {
 	absolute := func(path string) string {
 		if path == "" || filepath.IsAbs(path) {
@@ -284,7 +285,7 @@ func (s *Spec) Absolute(dir string) {
 	}
 }
 
-// NoImageCache, given as the folder, disables the image cache.
+// NoImageCache disables the image cache when given as its folder.
 const NoImageCache = "off"
 
 // NamesNoFolder reports whether a user's value for the image cache disables it.
@@ -293,8 +294,8 @@ func NamesNoFolder(word string) bool { return word == NoImageCache || word == "n
 // NamesImageCache reports whether the user names a folder for the image cache.
 func (s Spec) NamesImageCache() bool { return s.ImageCache != "" && !NamesNoFolder(s.ImageCache) }
 
-// minCacheBytes is the least that a cache of images may be limited to: less holds
-// no image.
+// minCacheBytes is the lowest permitted limit of the image cache: a smaller one
+// would hold no image.
 const minCacheBytes = 1e6
 
 // ImageCacheBytes returns the size limit of the image cache.
@@ -327,8 +328,8 @@ func parseBytes(text string) (int64, error) {
 }
 
 // SplitImage splits an --image value into the name given to the image, if any,
-// and the archive's path. A path may hold '=': only what looks like an image
-// reference is a name.
+// and the archive's path. A path may contain '=', so text before it that begins
+// like a path is not a name.
 func SplitImage(value string) (name, path string, named bool) {
 	before, after, found := strings.Cut(value, "=")
 	if !found || strings.HasPrefix(before, "/") || strings.HasPrefix(before, ".") {
@@ -337,8 +338,8 @@ func SplitImage(value string) (name, path string, named bool) {
 	return before, after, true
 }
 
-// SplitRegistry splits a --registry value into the registry's name, as images
-// have it, and the URL to ask instead.
+// SplitRegistry splits a --registry value into the registry's name, as in image
+// references, and the URL of its mirror.
 func SplitRegistry(value string) (name, server string, err error) {
 	name, server, _ = strings.Cut(value, "=")
 	parsed, err := url.Parse(server)

@@ -15,26 +15,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Below a delegated group, a run adds this:
+// The groups that a run makes below the delegated one:
 //
-//	DELEGATED               controllers on; its former processes are in berth-host
+//	DELEGATED               controllers enabled; its processes moved to berth-host
 //	├─ berth-host           supervisor, net role, janitor, the user's command,
 //	│                       and other processes (a shell)
 //	└─ berth-run-ID         root of the sandbox's cgroup namespace, no process
-//	    ├─ berth            init and the roles: limited only by DELEGATED
-//	    └─ kubepods/...     the kubelet's
+//	    ├─ berth            init and the roles, limited only by DELEGATED
+//	    └─ kubepods/...     groups of the kubelet
 //
-// The kernel allows processes only in groups that enable no controllers for
-// their children, so all other processes must move aside. The last run to end
-// moves them back.
+// A group that enables controllers for its children can have no processes
+// (cgroups(7), "no internal processes"), so all processes of the delegated group
+// move to berth-host. The last run to end moves them back.
 const (
 	hostGroup  = "berth-host"
 	runPrefix  = "berth-run-"
 	rolesGroup = "berth"
 )
 
-// handedOn lists the controllers that pods use. The others stay off, because
-// each costs something in every group.
+// handedOn lists the controllers that pods use. The others stay disabled, because
+// each has a cost in every group.
 var handedOn = [...]string{"cpu", "cpuset", "memory", "pids", "hugetlb"}
 
 // groupDeadline bounds the wait for a group to become empty and removable: the
@@ -46,14 +46,13 @@ const groupDeadline = 5 * time.Second
 type Cgroup struct {
 	// Path is the group's directory on the host.
 	Path string
-	// lock is shared by all who still need the group: one that nobody locks
-	// is a leftover.
+	// lock is shared by all processes that need the group. A group without a
+	// lock is a leftover of a killed run.
 	lock *os.File
 }
 
 // MakeCgroup makes the group of a run below the delegated one. It first removes
-// what killed runs have left, and moves the existing processes into a separate
-// group.
+// the groups of killed runs, and moves existing processes to a separate group.
 func MakeCgroup(delegated, run string) (*Cgroup, error) {
 	parent := delegatedGroup(delegated)
 	unlock, err := lockGroup(parent, unix.LOCK_EX)
@@ -101,15 +100,15 @@ func (c *Cgroup) closeLock() error {
 	return lock.Close()
 }
 
-// Close removes the run's group with all that is below and in it and, with the
-// last of the runs, puts everybody back into the delegated group. It can be
-// called twice.
+// Close removes the run's group with its subgroups and kills their processes. The
+// last run also moves the other processes back into the delegated group. Close can
+// be called twice.
 func (c *Cgroup) Close() error {
 	return errors.Join(c.closeLock(), RemoveCgroup(c.Path))
 }
 
-// RemoveCgroup removes a run's group, which must be otherwise empty. It is no
-// error if the group does not exist.
+// RemoveCgroup is Close for a process that did not make the group. A group that
+// does not exist is no error.
 func RemoveCgroup(path string) error {
 	parent := filepath.Dir(path)
 	if !filepath.IsAbs(path) || !strings.HasPrefix(filepath.Base(path), runPrefix) {
@@ -149,7 +148,7 @@ func restoreGroup(parent string) error {
 	if _, err := os.Stat(host); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	// Not one write for all: what could not be switched on is not off by it.
+	// One write each: a write with several controllers fails as a whole.
 	for _, controller := range readWords(parent, "cgroup.subtree_control") {
 		if err := writeGroup(parent, "cgroup.subtree_control", "-"+controller); err != nil {
 			return fmt.Errorf("take the controller %s back: %w", controller, err)
@@ -252,7 +251,7 @@ func moveProcess(group string, pid int) error {
 	return nil
 }
 
-// staleGroups are the groups of runs below parent that no process needs.
+// staleGroups returns the groups of runs below parent that nobody locks.
 func staleGroups(parent string) (stale []string) {
 	runs, _ := filepath.Glob(filepath.Join(parent, runPrefix+"*"))
 	for _, path := range runs {
@@ -266,7 +265,8 @@ func staleGroups(parent string) (stale []string) {
 	return stale
 }
 
-// lockGroup locks a group's directory; control groups need no file for it.
+// lockGroup locks a group's directory itself, as a control group can hold no lock
+// file.
 func lockGroup(path string, how int) (*os.File, error) {
 	directory, err := os.Open(path)
 	if err != nil {
@@ -284,7 +284,7 @@ func lockGroup(path string, how int) (*os.File, error) {
 	return directory, nil
 }
 
-// removeGroup removes a group with all groups below it, and ends what is still
+// removeGroup removes a group with all groups below it, and kills the processes
 // in them.
 func removeGroup(path string) error {
 	deadline := time.Now().Add(groupDeadline)
@@ -301,8 +301,8 @@ func removeGroup(path string) error {
 	}
 }
 
-// removeGroups removes what is empty, leaves first: a group is removed while
-// its files are there, but not while another group is.
+// removeGroups removes empty groups, leaves first. Rmdir ignores a group's files,
+// but fails for a group that has subgroups.
 func removeGroups(path string) error {
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -316,8 +316,8 @@ func removeGroups(path string) error {
 	return unix.Rmdir(path)
 }
 
-// killGroup kills all processes in and below a group. The file is there since
-// Linux 5.14; before it, they are killed one by one.
+// killGroup kills all processes in and below a group: with cgroup.kill since Linux
+// 5.14, one by one on older kernels.
 func killGroup(path string) {
 	if writeGroup(path, "cgroup.kill", "1") == nil {
 		return
@@ -343,7 +343,7 @@ func readWords(group, file string) []string {
 	return strings.Fields(string(bytes.TrimSpace(content)))
 }
 
-// writeGroup writes to one of a group's files, which the kernel made.
+// writeGroup writes to an existing file of a group.
 func writeGroup(group, file, text string) error {
 	f, err := os.OpenFile(filepath.Join(group, file), os.O_WRONLY, 0)
 	if err != nil {

@@ -74,8 +74,8 @@ func TestForeignProcessIsNotMoved(t *testing.T) {
 	}
 }
 
-// TestCgroupsOfTwoRuns follows a stranger in a delegated group, a shell say,
-// through the lives of two runs in it.
+// TestCgroupsOfTwoRuns follows an unrelated process in a delegated group, such as
+// a shell, while two runs use the group.
 func TestCgroupsOfTwoRuns(t *testing.T) {
 	delegated := testutil.ControlGroup(t)
 	stranger := startIn(t, delegated)
@@ -85,7 +85,7 @@ func TestCgroupsOfTwoRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	expectGroup(t, stranger, filepath.Join(delegated, hostGroup))
-	// The second is started by the stranger, who was moved.
+	// The unrelated process, which was moved, starts the second run.
 	two, err := MakeCgroup(filepath.Join(delegated, hostGroup), "two")
 	if err != nil {
 		t.Fatal(errors.Join(err, one.Close()))

@@ -29,16 +29,16 @@ type Config struct {
 	IDMap    IDMap
 	// Run is the mount point of the tmpfs for keys and sockets (below /run).
 	Run string
-	// Keep lists directories of the host that must stay visible although
-	// they lie below one that the sandbox covers (/run, /var/log).
+	// Keep lists directories of the host that must stay visible below a
+	// directory that the sandbox covers (/run, /var/log).
 	Keep []string
-	// Binds maps directories inside to the directories that appear there.
-	// Parents that do not exist on the host are made on a tmpfs.
+	// Binds maps mount points inside to the directories to bind there. Parents
+	// that do not exist on the host are made on a tmpfs.
 	Binds map[string]string
 	// Files are written before any process starts; the keys are paths.
 	Files map[string]File
-	// Socket is the path of a unix socket that init listens at, for another
-	// process to serve; empty for none.
+	// Socket is the path of a unix socket where init listens; another process
+	// serves it. Empty for none.
 	Socket string
 	// ResolvConf is the path of the file that covers /etc/resolv.conf.
 	ResolvConf string
@@ -46,12 +46,12 @@ type Config struct {
 	// Cgroup is the group of the run, made by MakeCgroup; empty where none
 	// was delegated. The janitor removes it.
 	Cgroup string
-	// Log is the file that receives what the janitor and init have to say.
+	// Log receives the messages of the janitor and init.
 	Log string
-	// Remove are directories of the host that the janitor removes at the end.
+	// Remove lists directories of the host that the janitor removes at the end.
 	Remove []string
-	// Prune are directories of the host that the janitor removes then, if
-	// they are empty.
+	// Prune lists directories of the host that the janitor then removes if they
+	// are empty.
 	Prune []string
 }
 
@@ -74,14 +74,14 @@ type Network struct {
 	// Sources are the source addresses of the node's own packets, one per IP
 	// family.
 	Sources []netip.Addr
-	// Mesh is the way to the other nodes; nil where there are none.
+	// Mesh is the device towards the other nodes; nil on a single node.
 	Mesh *Mesh
 	// Listen is the address of the API server's listener.
 	Listen netip.AddrPort
 }
 
-// Mesh is a TUN device with as many queues as threads that will serve it.
-// Packets to Routes leave through it.
+// Mesh is a TUN device with one queue for each thread that will serve it. Packets
+// to Routes leave through it.
 type Mesh struct {
 	Link   string
 	Queues int
@@ -89,20 +89,20 @@ type Mesh struct {
 	Routes []netip.Prefix
 }
 
-// IDMap is the mapping of user and group ids into the sandbox, with the
-// programs that may write it. Id 0 inside is the user.
+// IDMap maps user and group ids into the sandbox, and names the setuid programs
+// that may write the map. Id 0 inside is the user.
 type IDMap struct {
 	UIDs, GIDs           []IDRange
 	NewUIDMap, NewGIDMap string
 }
 
-// IDRange maps Count ids from Inside to as many from Outside.
+// IDRange maps Count ids beginning with Inside to ids beginning with Outside.
 type IDRange struct {
 	Inside, Outside, Count uint32
 }
 
-// OneUID reports that no subordinate ids are used: everything inside belongs
-// to the user.
+// OneUID reports whether the map has no subordinate ids, so that everything
+// inside belongs to the user.
 func (m IDMap) OneUID() bool { return len(m.UIDs) <= 1 || len(m.GIDs) <= 1 }
 
 func readConfig(file io.ReaderAt) (Config, error) {

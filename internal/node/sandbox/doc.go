@@ -4,9 +4,9 @@
 // Three processes take part. All run this program, started again:
 //
 //	supervisor   calls Start; stays in the host's namespaces
-//	 └─ janitor  owns the user namespace, and nothing else; when the supervisor's
-//	     │       pipe closes it ends init and removes the run's directories,
-//	     │       files of subordinate uids included
+//	 └─ janitor  holds only the user namespace; when the supervisor's pipe closes,
+//	     │       it ends init and removes the run's directories, including files
+//	     │       of subordinate uids
 //	     └─ init PID 1 of all other namespaces; starts processes for the
 //	             supervisor, reaps, reports. All processes inside end with it.
 //
@@ -16,7 +16,7 @@
 //
 // The package does not decide which processes run inside, or their order.
 //
-// Read sandbox.go first, then janitor.go and init.go, which are the other two
-// processes. protocol.go has their messages; mounts.go, network.go and cgroup.go
-// set up the namespaces.
+// Read sandbox.go first, the supervisor's part, then janitor.go and init.go.
+// protocol.go has their messages; mounts.go, network.go and cgroup.go set up the
+// namespaces.
 package sandbox

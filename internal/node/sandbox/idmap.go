@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// writeIDMaps gives the user namespace of process pid its maps. With
-// subordinate ranges that takes the setuid programs newuidmap and newgidmap.
+// writeIDMaps writes the id maps of the user namespace of process pid, with the
+// setuid programs newuidmap and newgidmap.
 func writeIDMaps(pid int, ids IDMap) error {
-	// Both at once: each is a fork, an exec and a lookup of the user.
+	// Both at once, because each takes a fork, an exec and a lookup of the user.
 	failures := make(chan error, 2)
 	go func() { failures <- runMapper(ids.NewUIDMap, pid, ids.UIDs) }()
 	go func() { failures <- runMapper(ids.NewGIDMap, pid, ids.GIDs) }()

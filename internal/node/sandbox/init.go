@@ -20,7 +20,7 @@ import (
 // returns, the kernel ends everything else in the namespaces.
 func Init() int {
 	OutliveSignals()
-	// The /proc that is still mounted is that of the supervisor.
+	// The mounted /proc still belongs to the supervisor's PID namespace.
 	self, _ := os.Readlink("/proc/self")
 	outside, _ := strconv.Atoi(self)
 	for _, fd := range []int{configFD, controlFD} {
@@ -47,13 +47,13 @@ func Init() int {
 	return newReaper(control).serve()
 }
 
-// setUp makes the sandbox what config says and reports it ready, with the
-// process id that init has outside.
+// setUp sets the sandbox up as configured and reports it ready, with the process
+// id of init outside.
 func setUp(config Config, control *net.UnixConn, outside int) error {
 	if err := unix.Sethostname([]byte(config.Hostname)); err != nil {
 		return fmt.Errorf("set host name %s: %w", config.Hostname, err)
 	}
-	// The device is opened first: its path may be covered by a mount below.
+	// The network comes first: mounts may cover the path of the TUN device.
 	open, err := setUpNetwork(config.Network)
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func setUp(config Config, control *net.UnixConn, outside int) error {
 			return err
 		}
 	}
-	// The rest of the network's settings are files of the new /proc.
+	// The remaining settings of the network are files of the new /proc.
 	if err := setUpForwarding(config.Network); err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func setUp(config Config, control *net.UnixConn, outside int) error {
 	return err
 }
 
-// listenAt makes a unix socket for root inside.
+// listenAt listens on a unix socket that only root inside may use.
 func listenAt(path string) (*os.File, error) {
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -111,15 +111,16 @@ func listenAt(path string) (*os.File, error) {
 	return listener.File()
 }
 
-// endLimit bounds init's wait for the end of all others before it is killed.
+// endLimit limits how long init waits for all other processes to end. After it,
+// the janitor kills init.
 const endLimit = time.Second
 
 // reaper starts commands and reaps every process of the namespace; orphans
 // become its children.
 type reaper struct {
 	control *net.UnixConn
-	// mu is held while a command starts, so that its end cannot be reaped
-	// before its name is known.
+	// mu is held while a command starts, so that the command cannot be reaped
+	// before commands has its name.
 	mu       sync.Mutex
 	commands map[int]string // names by process id
 }
@@ -154,12 +155,12 @@ func (r *reaper) serve() int {
 	}
 }
 
-// endAll ends every process and returns when all are reaped, or after endLimit.
-// The kernel would end them with this process as well. But it would not add
+// endAll kills every process and returns when all are reaped, or after endLimit.
+// The kernel would kill them when this process ends. But then it would not add
 // their processor time to this process and its parents, where Slurm reads it.
 func (r *reaper) endAll() {
 	for deadline := time.Now().Add(endLimit); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		_ = unix.Kill(-1, unix.SIGKILL) // once more: one may just have been forked
+		_ = unix.Kill(-1, unix.SIGKILL) // again: a process may have forked in the meantime
 		if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil); errors.Is(err, unix.ECHILD) {
 			return
 		}
@@ -218,13 +219,13 @@ func (r *reaper) signal(message *signalling) {
 	}
 }
 
-// reap collects children as they end. A blocking wait needs no SIGCHLD; it is
-// retried shortly when there is no child at all.
+// reap collects children as they end. A blocking wait needs no SIGCHLD. While
+// there are no children, it polls.
 func (r *reaper) reap() {
 	for {
 		var info unix.Siginfo
-		// Look without reaping, so that the process id cannot be taken by a
-		// new process before the command's entry is gone.
+		// Wait without reaping, so that no new process can get the process id
+		// before the command's entry is removed.
 		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil)
 		switch {
 		case errors.Is(err, unix.EINTR):
@@ -262,14 +263,14 @@ func (r *reaper) collect() {
 	}
 }
 
-// watchStopped continues commands that were stopped by a signal, as KeepRunning
-// does, and the shims of pods, whose parent is this process once containerd has
-// started them. A pod whose shim is stopped would wait for it without a word.
+// watchStopped continues commands that a signal stopped, as KeepRunning does, and
+// the shims of pods, which become children of this process. A pod whose shim is
+// stopped would hang silently.
 func (r *reaper) watchStopped() {
 	for range time.Tick(stopPoll) {
 		children, err := linux.Children(os.Getpid())
 		if err != nil {
-			continue // only without /proc, where nothing works
+			continue // /proc is missing, without which nothing works
 		}
 		r.mu.Lock()
 		for _, pid := range children {
@@ -282,8 +283,8 @@ func (r *reaper) watchStopped() {
 	}
 }
 
-// report sends an event; callers hold mu, so that events are in order. If the
-// supervisor is gone, serve ends the process.
+// report sends an event. Callers hold mu, which keeps events in order. It only
+// logs an error, because serve ends the process when the supervisor is gone.
 func (r *reaper) report(event Event) {
 	if err := linux.SendPacket(r.control, event); err != nil {
 		fmt.Fprintln(os.Stderr, "init: report:", err)

@@ -55,15 +55,15 @@ func Janitor() int {
 		return 1
 	}
 	for _, directory := range config.Prune {
-		_ = os.Remove(directory) // another run's may be there
+		_ = os.Remove(directory) // fails while it has files of another run
 	}
 	return 0
 }
 
-// OutliveSignals makes this process indifferent to what reaches everybody in a
-// job at once (scancel, time limit, Ctrl-C): the supervisor orders the end.
-// The signals are caught, not ignored: a child would inherit ignoring, and
-// with it every process of every pod.
+// OutliveSignals makes this process survive signals that reach all processes of a
+// job at once (scancel, time limit, Ctrl-C), because only the supervisor decides
+// when it ends. The signals are caught, not ignored: children, and so all
+// processes of pods, would inherit ignored signals.
 func OutliveSignals() {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
 }
@@ -72,9 +72,9 @@ func OutliveSignals() {
 // stopped.
 const stopPoll = 2 * time.Second
 
-// KeepRunning continues a child that was stopped by a signal, until gone is
-// closed: to everybody else a stopped part looks alive, and hangs. Slurm stops
-// all of a job to suspend it, this process included.
+// KeepRunning continues a child whenever a signal stopped it, until gone is
+// closed. A stopped process would look alive to the others and make them hang.
+// Slurm can still suspend the job, because it stops this process, too.
 func KeepRunning(pid int, gone <-chan struct{}) {
 	ticker := time.NewTicker(stopPoll)
 	defer ticker.Stop()
@@ -88,9 +88,9 @@ func KeepRunning(pid int, gone <-chan struct{}) {
 	}
 }
 
-// waitForMaps waits until the supervisor has written the id maps, then starts
-// this program again: a process that was started without a mapped id has no
-// capabilities until it executes a program as the namespace's user 0.
+// waitForMaps waits until the supervisor has written the id maps, then executes
+// this program again. Only by executing a program as user 0 of the namespace does
+// a process that started without a mapped id get its capabilities.
 func waitForMaps(lifeline *os.File) int {
 	if _, err := io.ReadFull(lifeline, make([]byte, 1)); err != nil {
 		return 1 // the supervisor gave up and reports the reason
@@ -106,10 +106,9 @@ func waitForMaps(lifeline *os.File) int {
 	return 1
 }
 
-// guardInit starts init and returns when it has ended, which it makes happen
-// once the supervisor is gone. The configuration is read by init once more: a
-// file of this process that nobody used any more would be closed by the garbage
-// collector.
+// guardInit starts init, ends it once the supervisor is gone, and returns when
+// init has ended. Init reads the configuration, too. Callers pass the open files,
+// because the garbage collector would close unreferenced ones.
 func guardInit(lifeline, configFile *os.File, config Config) error {
 	cgroup := config.Cgroup
 	// The parent-death signal is tied to the thread that forked.
@@ -123,7 +122,7 @@ func guardInit(lifeline, configFile *os.File, config Config) error {
 	command.Dir = "/"
 	command.Env = []string{}
 	command.Stdout, command.Stderr = os.Stderr, os.Stderr
-	// The numbers inside equal those outside.
+	// Init inherits the files with the descriptors that they have here.
 	command.ExtraFiles = []*os.File{nil, configFile, control}
 	command.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET |
@@ -135,16 +134,16 @@ func guardInit(lifeline, configFile *os.File, config Config) error {
 		return errors.Join(err, reportFailed(control, err), leaveGroup(cgroup))
 	}
 	if err := leaveGroup(cgroup); err != nil {
-		fmt.Fprintln(os.Stderr, "janitor:", err) // the supervisor fails too, and ends this
+		fmt.Fprintln(os.Stderr, "janitor:", err) // the supervisor fails too, and ends this process
 	}
 	configFile.Close()
-	control.Close() // or init's end would not show as end-of-file
+	control.Close() // otherwise the supervisor would see no end-of-file when init ends
 	gone, left := make(chan struct{}), make(chan struct{})
 	go func() {
 		_, _ = io.Copy(io.Discard, lifeline)
 		close(left)
 		select {
-		case <-gone: // by itself, as its supervisor is no longer there
+		case <-gone: // init ended itself, because the supervisor is gone
 		case <-time.After(endLimit):
 			_ = command.Process.Kill()
 		}
@@ -162,8 +161,8 @@ func guardInit(lifeline, configFile *os.File, config Config) error {
 	return err
 }
 
-// reportFailed tells the supervisor why there is no init. The janitor's log may be
-// in a directory that it removes.
+// reportFailed sends the supervisor the reason why init did not start. The log
+// does not suffice, as it may be in a directory that the janitor removes.
 func reportFailed(control *os.File, failure error) error {
 	conn, err := linux.PacketConn(control)
 	if err != nil {
@@ -194,8 +193,8 @@ func explainKeys(err error) error {
 		"remove some, or an administrator allows more: sysctl -w kernel.keys.maxkeys=5000", err)
 }
 
-// removeAll deletes directories and all that is below them. Nothing may be
-// mounted there any more: mounts lived in init's namespace.
+// removeAll deletes directories and all that is below them. Nothing is mounted
+// there any more, because mounts ended with init's namespace.
 func removeAll(directories []string) error {
 	var failures []error
 	for _, directory := range directories {
@@ -213,8 +212,8 @@ func removeAll(directories []string) error {
 	return errors.Join(failures...)
 }
 
-// makeWritable lets directories that a pod made read-only be emptied. Needed
-// only where the janitor has no capabilities over their owner.
+// makeWritable makes all directories below one writable, so that they can be
+// emptied. Only a janitor without capabilities over their owner needs it.
 func makeWritable(directory string) {
 	_ = filepath.WalkDir(directory, func(path string, entry os.DirEntry, err error) error {
 		if entry != nil && entry.IsDir() {

@@ -16,22 +16,23 @@ import (
 // cgroupMount is the usual mount point of control groups.
 const cgroupMount = "/sys/fs/cgroup"
 
-// setUpMounts arranges the file system: the host's tree stays visible, and is
-// covered where the components insist on a path that belongs to root.
-// Nothing is pivoted: on a diskless node the root is a rootfs, where
-// pivot_root is impossible.
+// setUpMounts arranges the file system. The host's tree stays visible, except
+// where the components need a path that belongs to root; a mount covers it.
+// pivot_root is not used, because it is impossible on a diskless node, whose root
+// is a rootfs.
 func setUpMounts(config Config) error {
 	resolvConf, err := filepath.EvalSymlinks("/etc/resolv.conf")
 	if err != nil {
-		resolvConf = "" // none on this host: then there is nothing to cover
+		resolvConf = "" // this host has none to cover
 	}
-	// Mounts of the host still arrive (automounted homes), none of ours
-	// leave, and pods may ask for bidirectional propagation among themselves.
+	// New mounts of the host still appear here (automounted homes), but mounts
+	// made here do not reach the host. Below, MS_SHARED lets pods request
+	// bidirectional propagation among themselves.
 	if err := linux.SetPropagation("/", unix.MS_SLAVE); err != nil {
 		return err
 	}
 	if needsRoot(config.Binds) {
-		// On a directory that is covered below in any case.
+		// The copy is made at /sys, which setUpSys covers in any case.
 		if err := linux.CopyUpRoot("/sys"); err != nil {
 			return err
 		}
@@ -75,11 +76,11 @@ func needsRoot(binds map[string]string) bool {
 	return false
 }
 
-// setUpSys mounts the network namespace's own sysfs and an empty cgroup2
-// hierarchy. So every program sees a unified hierarchy, whatever the host has,
-// and does not touch the job's control groups. Its root is the run's group. If
-// there is none, it is the job's, where the user may be able to write but must
-// not: the runtime's groups would stay there.
+// setUpSys mounts the network namespace's own sysfs and the cgroup2 hierarchy, so
+// that every program sees a unified hierarchy, whatever the host has. Its root is
+// the run's group if the user was delegated one. Otherwise its root is the job's
+// group and the mount is read-only: the user may be able to write there, and
+// groups of the runtime would remain.
 func setUpSys(delegated bool) error {
 	if err := linux.Mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return err
@@ -144,8 +145,8 @@ func writeFile(path string, file File) error {
 	return nil
 }
 
-// coverResolvConf makes the file that /etc/resolv.conf leads to the sandbox's
-// own. Where that lies below /run it is gone by now, and made again.
+// coverResolvConf covers the target of /etc/resolv.conf with the sandbox's file.
+// A target below /run no longer exists, and is made again.
 func coverResolvConf(target, source string) error {
 	if _, err := os.Stat(target); errors.Is(err, fs.ErrNotExist) {
 		if err := writeFile(target, File{Mode: 0o644}); err != nil {

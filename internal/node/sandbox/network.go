@@ -20,9 +20,9 @@ type devices struct {
 	mesh   []*os.File
 }
 
-// setUpNetwork makes the node's own interfaces. There is no egress device
-// where this host has none to offer: the cluster then works, and its pods reach
-// no further than the cluster. Several nodes cannot do without one.
+// setUpNetwork makes the node's interfaces. Without /dev/net/tun there is no
+// egress device: a cluster of one node works, but its pods reach nothing outside
+// of it. Several nodes need the device.
 func setUpNetwork(network Network) (d devices, err error) {
 	if err := setUpNode(network); err != nil {
 		return devices{}, err
@@ -47,8 +47,8 @@ func setUpNode(network Network) error {
 		return fmt.Errorf("add bridge %s: %w", network.NodeLink, err)
 	}
 	for _, address := range network.NodeAddresses {
-		// Nobody else is on the link, so no time is spent on asking whether
-		// an IPv6 address is taken.
+		// The link has no other hosts, so duplicate address detection for IPv6
+		// would only take time.
 		if err := netlink.AddrAdd(node, &netlink.Addr{IPNet: ipNet(address), Flags: unix.IFA_F_NODAD}); err != nil {
 			return fmt.Errorf("add address %s to %s: %w", address, network.NodeLink, err)
 		}
@@ -101,8 +101,8 @@ func setUpMesh(network Network) ([]*os.File, error) {
 	return queues, addRoutes(link, mesh.Routes, network.Sources)
 }
 
-// addRoutes adds routes over a link to what has no gateway, with the source of
-// the same IP family.
+// addRoutes adds routes over a link, without a gateway, with the source address
+// of the same IP family.
 func addRoutes(link netlink.Link, to []netip.Prefix, sources []netip.Addr) error {
 	for _, prefix := range to {
 		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(prefix), Scope: unix.RT_SCOPE_LINK}
@@ -119,8 +119,8 @@ func addRoutes(link netlink.Link, to []netip.Prefix, sources []netip.Addr) error
 }
 
 // setUpForwarding lets the kernel route between pods, including pods of one
-// bridge. It must not send redirects, which tell pods to reach each other
-// directly. Bridged packets need no packet filter.
+// bridge. It disables ICMP redirects, which would direct pods to each other's
+// address on the bridge, and packet filters for bridged packets.
 func setUpForwarding(network Network) error {
 	const bridge = "net/bridge/bridge-nf-call-"
 	settings := []setting{
@@ -131,13 +131,14 @@ func setUpForwarding(network Network) error {
 	if slices.ContainsFunc(network.Sources, netip.Addr.Is6) {
 		settings = append(settings,
 			setting{"net/ipv6/conf/all/forwarding", "1"},
-			// The bridge of the pods gets an address while the first pod waits
-			// for it. Addresses are given out by plan, none is taken.
+			// The bridge of the pods gets its address while the first pod waits
+			// for it. Addresses are unique, so duplicate address detection is
+			// unnecessary.
 			setting{"net/ipv6/conf/default/accept_dad", "0"})
 	}
 	for _, s := range settings {
 		err := os.WriteFile("/proc/sys/"+s.name, []byte(s.value), 0)
-		// The bridge's are absent without the module br_netfilter.
+		// The bridge's settings do not exist without the module br_netfilter.
 		if err != nil && (!os.IsNotExist(err) || !strings.HasPrefix(s.name, bridge)) {
 			return fmt.Errorf("let the kernel forward packets (%s=%s): %w", s.name, s.value, err)
 		}
@@ -145,7 +146,7 @@ func setUpForwarding(network Network) error {
 	return nil
 }
 
-// setting is a file below /proc/sys with its content.
+// setting is a file below /proc/sys and its value.
 type setting struct{ name, value string }
 
 func ipNet(prefix netip.Prefix) *net.IPNet {

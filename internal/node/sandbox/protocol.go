@@ -21,8 +21,8 @@ type Event struct {
 	Kind EventKind
 	// Name is the command's; empty for Ready and Failed.
 	Name string
-	// PID is the process id inside, with Started; that of init outside,
-	// with Ready.
+	// PID is the command's process id inside for Started, and init's process id
+	// outside for Ready.
 	PID int
 	// Queues is the number of mesh queues among the files sent with Ready. Socket
 	// is true if the file after them is the listener at Config.Socket.
@@ -39,18 +39,18 @@ type EventKind string
 
 // The kinds of events.
 const (
-	// Ready: the namespaces are set up. The files beside it are the API
-	// listener, the queues of the mesh, the listener at a socket where one was
-	// asked for and, where a TUN device could be opened, the egress.
+	// Ready: the namespaces are set up. The event carries these files: the API
+	// listener, the queues of the mesh, the listener at Config.Socket if one is
+	// configured, and the egress device if it could be opened.
 	Ready EventKind = "ready"
-	// Failed: setting up, or starting the named command, did not work.
+	// Failed: the setup, or the start of the named command, failed.
 	Failed EventKind = "failed"
 	// Started: the named command runs.
 	Started EventKind = "started"
 	// Exited: the named command ended.
 	Exited EventKind = "exited"
-	// Stopped: the named command had been stopped by a signal (SIGSTOP), and
-	// was continued.
+	// Stopped: a signal (SIGSTOP) had stopped the named command, and init
+	// continued it.
 	Stopped EventKind = "stopped"
 )
 

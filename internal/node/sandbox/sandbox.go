@@ -15,15 +15,15 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// Sandbox is a running set of namespaces, seen from the supervisor.
+// Sandbox is the supervisor's handle to a running set of namespaces.
 type Sandbox struct {
 	// Listener is the API server's listener inside the sandbox.
 	Listener *os.File
 	// TUN is the egress device; nil where the host offers no /dev/net/tun.
 	TUN *os.File
-	// Mesh are the queues of the device towards the other nodes.
+	// Mesh holds the queues of the device towards the other nodes.
 	Mesh []*os.File
-	// Socket is the listener at Config.Socket; nil where none was asked for.
+	// Socket is the listener at Config.Socket; nil if none is configured.
 	Socket *os.File
 
 	janitor  *exec.Cmd
@@ -113,8 +113,8 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 	}
 	defer log.Close()
 
-	// Should the janitor be killed, init becomes a child of this process,
-	// which then waits for the end of everything inside.
+	// If the janitor is killed, init becomes a child of this process, which then
+	// waits for the end of everything inside.
 	if err := linux.BecomeSubreaper(); err != nil {
 		writeEnd.Close()
 		return err
@@ -132,7 +132,8 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 		Setsid: true,
 	}
 	if config.Cgroup != "" {
-		// The root of a cgroup namespace is the group of whoever makes it.
+		// The root of a cgroup namespace is the group of the process that makes
+		// it.
 		group, err := os.Open(config.Cgroup)
 		if err != nil {
 			writeEnd.Close()
@@ -142,8 +143,8 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 		janitor.SysProcAttr.UseCgroupFD, janitor.SysProcAttr.CgroupFD = true, int(group.Fd())
 	}
 	if config.IDMap.OneUID() {
-		// The maps are there before the program is executed, so its
-		// capabilities are too, even where no_new_privs forbids to gain any.
+		// The maps are written before the program is executed, so it has its
+		// capabilities even where no_new_privs forbids gaining any.
 		janitor.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
 		janitor.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
 		janitor.Env = []string{mappedEnv + "=1"}
@@ -166,7 +167,8 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 	return nil
 }
 
-// Run starts a command. Its fate is reported by Events.
+// Run asks init to start a command. Events reports the result and the command's
+// end.
 func (s *Sandbox) Run(command Command) error {
 	files := command.Files
 	if command.Stdout != nil {
@@ -176,7 +178,8 @@ func (s *Sandbox) Run(command Command) error {
 	return s.send(request{Start: &command}, files...)
 }
 
-// Signal sends a signal to a running command; one that has ended is ignored.
+// Signal sends a signal to a running command. It does nothing if the command has
+// ended.
 func (s *Sandbox) Signal(name string, signal syscall.Signal) error {
 	return s.send(request{Signal: &signalling{Name: name, Signal: signal}})
 }
@@ -237,8 +240,8 @@ func (s *Sandbox) Close() error {
 		err := s.janitor.Wait()
 		close(s.gone)
 		if err != nil {
-			// The janitor itself was killed, and init dies with it. What
-			// it left is removed by another one, once nobody writes there.
+			// The janitor itself was killed, and init dies with it. Another
+			// janitor removes the directories once init has ended.
 			err = nil
 			if s.init > 0 {
 				err = linux.AwaitChild(s.init)
@@ -249,8 +252,8 @@ func (s *Sandbox) Close() error {
 	return s.closed
 }
 
-// Remove deletes directories that hold files of subordinate users: what a run
-// left that was killed all at once.
+// Remove deletes directories with files of subordinate uids, which a run leaves
+// if all its processes are killed at once.
 func Remove(ids IDMap, directories []string) error {
 	if len(directories) == 0 {
 		return nil
