@@ -78,8 +78,8 @@ type Spec struct {
 	// HighlyAvailable starts control planes on ControlNodes nodes, so that the
 	// cluster survives the loss of any one of them.
 	HighlyAvailable bool
-	// Grace is how long before the end of the job the workload is asked to end;
-	// 0 leaves that to Slurm.
+	// Grace is the time that the workload gets to end before the job does; 0
+	// leaves that to Slurm.
 	Grace time.Duration
 	// FailFast ends the run when a node is lost.
 	FailFast bool
@@ -256,8 +256,8 @@ func (s Spec) Validate() error {
 	return errors.Join(problems...)
 }
 
-// Absolute makes relative paths of files and folders absolute, except those of
-// manifests. They are relative to dir.
+// Absolute makes paths relative to dir absolute. It leaves the paths of manifests
+// unchanged.
 func (s *Spec) Absolute(dir string) {
 	absolute := func(path string) string {
 		if path == "" || filepath.IsAbs(path) {

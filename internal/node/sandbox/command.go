@@ -11,8 +11,8 @@ type Command struct {
 	Args []string
 	// Env is the whole environment.
 	Env []string
-	// Log is the file to which stdout and stderr are appended. If Stdout is set,
-	// it receives stdout instead.
+	// Log is a file that stdout and stderr are appended to. If Stdout is set, it
+	// receives stdout instead.
 	Log    string
 	Stdout *os.File `json:"-"`
 	// Files become descriptors 3 and up. The caller keeps its copies.

@@ -16,9 +16,9 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// ContentsLabel is the label of a layer that was made without its content. Its value
-// is the digest of the table of contents that the layer was made from. Other images
-// find the layer under a name that one image claims and nobody has checked.
+// ContentsLabel marks a layer that was made without its content. Its value is the
+// digest of the layer's table of contents. The layer's chain ID is only a claim of
+// the image that was pulled first, and other images find the layer under that ID.
 const ContentsLabel = "containerd.io/snapshot/berth.contents"
 
 // Snapshots returns the labels of a layer by its chain ID.
@@ -26,14 +26,15 @@ type Snapshots interface {
 	Stat(ctx context.Context, key string) (snapshots.Info, error)
 }
 
-// Layers returns the layers of an image. A manifest may list other things beside them.
+// Layers returns the layers of an image, without other blobs that its manifest may
+// list.
 func Layers(manifest ocispec.Manifest) []ocispec.Descriptor {
 	return slices.DeleteFunc(slices.Clone(manifest.Layers), func(desc ocispec.Descriptor) bool { return !images.IsLayerType(desc.MediaType) })
 }
 
 // CheckClaims refuses an image if one of its layers exists and was made from
-// another table of contents than the image names. So an image vouches for its
-// content, whoever has fetched the layer first. A layer's digest covers its
+// another table of contents than the image names. So an image gets the content
+// that it names, whichever image brought the layer. A layer's digest covers its
 // table, so honest images pass.
 func CheckClaims(ctx context.Context, store content.Provider, layers Snapshots, target ocispec.Descriptor) error {
 	manifest, err := images.Manifest(ctx, store, target, platforms.Default())
@@ -43,7 +44,7 @@ func CheckClaims(ctx context.Context, store content.Provider, layers Snapshots, 
 	ids, err := images.RootFS(ctx, store, manifest.Config)
 	own := Layers(manifest)
 	if err != nil || len(ids) != len(own) {
-		return err // unpacking reports the mistake
+		return err // unpacking reports a mismatch
 	}
 	for i, chain := range identity.ChainIDs(ids) {
 		info, err := layers.Stat(ctx, chain.String())

@@ -18,9 +18,9 @@ import (
 	"berth.dev/berth/runtime/internal/erofs"
 )
 
-// File is the file of a layer whose content arrives when it is read, and in the
-// background. It is safe for concurrent use. Content that has arrived stays for a
-// successor of this process.
+// File is the file of a layer whose content is fetched when it is read, and in the
+// background. It is safe for concurrent use. After a restart of this process,
+// fetched content is still there.
 type File struct {
 	file, have *os.File
 	remote     *remote
@@ -44,12 +44,13 @@ type File struct {
 	asking, pausing, inBackground int
 }
 
-// The states of a chunk. The file beside the layer records only whether it is here.
+// The states of a chunk. Only away and here are recorded, in the file beside the
+// layer.
 const (
 	away = iota
 	here
 	coming
-	// wrong is away, and did not match the table when it arrived.
+	// wrong: what arrived did not match the table of contents.
 	wrong
 )
 
@@ -63,8 +64,8 @@ const (
 	// atOnce is the number of background requests in flight. With one, the
 	// connection would idle until the next one is answered.
 	atOnce = 2
-	// tries bounds the requests for a chunk, with firstPause and twice as much
-	// between them.
+	// tries bounds the requests for a chunk. The pause before the second one is
+	// firstPause, and doubles each time.
 	tries      = 6
 	firstPause = 500 * time.Millisecond
 	// longestPause bounds the pause between repeated background requests, which
@@ -154,7 +155,7 @@ func (f *File) Image() (*erofs.Image, error) {
 	return erofs.OpenChanging(f, info.Size())
 }
 
-// ReadAt reads content, and waits for chunks that are not here.
+// ReadAt reads content, and waits for missing chunks.
 func (f *File) ReadAt(into []byte, at int64) (int, error) {
 	end := at + int64(len(into))
 	first := sort.Search(len(f.chunks), func(i int) bool { return f.chunks[i].At+f.chunks[i].Size > at })
@@ -201,8 +202,8 @@ func (f *File) await(i int) error {
 	return nil
 }
 
-// Fetch fetches all content that is not here, until it is complete, the registry
-// refuses, or ctx ends.
+// Fetch fetches missing content until the layer is complete, the registry refuses,
+// or ctx ends.
 func (f *File) Fetch(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -216,7 +217,7 @@ func (f *File) Fetch(ctx context.Context) error {
 		f.changed.Broadcast()
 	})
 	defer stop()
-	const turns = atOnce + 1 // while one unpacks, the others ask
+	const turns = atOnce + 1 // one unpacks while the others wait for answers
 	ended := make(chan error, turns)
 	for range turns {
 		go func() {
@@ -230,7 +231,7 @@ func (f *File) Fetch(ctx context.Context) error {
 	var first error
 	for range turns {
 		if err := <-ended; first == nil {
-			first = err // the other one's is the same
+			first = err // the first error cancels the others
 		}
 	}
 	return first
@@ -256,14 +257,14 @@ func (f *File) follow(ctx context.Context, change <-chan struct{}) {
 			return
 		case <-change:
 		}
-		change = f.order.change() // before they look, so that they miss none
+		change = f.order.change() // before readers look, so that they miss none
 		f.mu.Lock()
 		f.changed.Broadcast()
 		f.mu.Unlock()
 	}
 }
 
-// background fetches content while no reader waits, until all is here.
+// background fetches content whenever no reader waits, until all of it is here.
 func (f *File) background(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -312,10 +313,10 @@ func (f *File) background(ctx context.Context) error {
 			pause = firstPause
 			continue
 		case errors.Is(err, errRefused) || errors.Is(err, os.ErrClosed):
-			return err // who needs it asks again
+			return err // a reader that needs it asks again
 		case errors.Is(err, errWrong):
 			f.log(err.Error())
-			continue // others may be right
+			continue // other chunks may be right
 		case pause < longestPause && 2*pause >= longestPause:
 			f.log("what nobody reads waits: " + err.Error())
 		}
@@ -369,7 +370,7 @@ func (f *File) fetch(ctx context.Context, first int, limit int64, asked *int) er
 	*asked--
 	f.changed.Broadcast()
 	f.mu.Unlock()
-	found := make([]byte, last-first) // away
+	found := make([]byte, last-first) // all away
 	if err == nil {
 		err = f.put(first, packed, found)
 	}
@@ -414,7 +415,7 @@ func (f *File) put(first int, packed []byte, found []byte) (problem error) {
 	return problem
 }
 
-// stream unpacks the chunks of a stream one after the other.
+// stream unpacks the chunks of a compressed stream in order.
 type stream struct {
 	offset, at int64
 	unpacked   *gzip.Reader // nil before the first

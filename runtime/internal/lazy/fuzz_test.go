@@ -80,8 +80,8 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// FuzzIndex opens a layer whose index somebody has changed, and fetches all of its
-// content from a registry that gives it any.
+// FuzzIndex opens a layer with any index, and fetches its content from a registry
+// that answers every request.
 func FuzzIndex(f *testing.F) {
 	const digest = `"d":"sha256:ae4d6e0b02f1e8a3ac0ca1a0a5fe0a7c8f2d2c2f4e6b2b5a7c3f4d5e6f708192"`
 	blob := blobOf(f)

@@ -45,8 +45,8 @@ type index struct {
 	Chunks []Chunk `json:"chunks"`
 }
 
-// validate returns an error if lay cannot have placed a chunk, because the file may
-// be damaged.
+// validate checks that lay can have placed each chunk. The index on disk may be
+// damaged.
 func (x index) validate() error {
 	var covered int64
 	for _, c := range x.Chunks {
@@ -63,19 +63,19 @@ func (x index) validate() error {
 }
 
 const (
-	// endSize is the size of the first request, for the end of a blob. Mostly it
+	// endSize is the size of the first request, for the end of a blob. It usually
 	// covers the whole table of contents.
 	endSize = 256 << 10
-	// maxContents bounds the table, packed and unpacked.
+	// maxPacked and maxContents bound the compressed and uncompressed table.
 	maxPacked, maxContents = 64 << 20, 256 << 20
-	// maxContent bounds the files of a layer together: the checksums of as many
-	// blocks are held in memory, four bytes for each, while it is laid out.
+	// maxContent bounds the total size of a layer's files. While a layer is laid
+	// out, the checksums of their blocks are in memory, four bytes for each.
 	maxContent = 128 << 30
 	// maxChunk bounds the size of a chunk in memory.
 	maxChunk = 64 << 20
 )
 
-// Names of the files beside that of a layer.
+// Extensions of the files beside a layer's file.
 const (
 	indexExtension = ".lazy"
 	haveExtension  = ".have"
@@ -93,7 +93,7 @@ type packedTable struct {
 // the blob and the login; contents is the digest of the blob's table of contents. If it
 // fails, it leaves nothing.
 func Make(ctx context.Context, path string, source Source, login Login, contents digest.Digest) error {
-	// In the pods' network, which has its own limits.
+	// No refused ranges: this process is in the pods' network, which enforces them.
 	r := newRemote(source, nil, func() (Login, error) { return login, nil })
 	table, err := r.contents(ctx, maxPacked)
 	if err != nil {
@@ -102,7 +102,7 @@ func Make(ctx context.Context, path string, source Source, login Login, contents
 	return table.make(path, contents)
 }
 
-// make makes the file of the layer if the table has a digest.
+// make makes the file of the layer if the digest of the table is the wanted one.
 func (t packedTable) make(path string, want digest.Digest) (err error) {
 	defer func() {
 		if err != nil {
@@ -129,7 +129,8 @@ func (t packedTable) make(path string, want digest.Digest) (err error) {
 	return err
 }
 
-// contents requests the table of contents, of at most so many compressed bytes.
+// contents requests the table of contents. A table of more than most compressed
+// bytes is an error.
 func (r *remote) contents(ctx context.Context, most int64) (t packedTable, err error) {
 	tail, err := r.readEnd(ctx, endSize)
 	if err != nil {
@@ -280,7 +281,7 @@ func lay(path string, table *estargz.JTOC, end int64) (chunks []Chunk, err error
 			}
 			without = nil
 			if at == 0 && e.Type == "reg" {
-				without = e // empty, or no file of the layer but what it says of others
+				without = e // an empty file, or a whiteout
 			} else if e.Type == "reg" {
 				of, begin, covered = e, at, 0
 				if err := add(e); err != nil {
@@ -320,7 +321,7 @@ func headerOf(e *estargz.TOCEntry) (*tar.Header, error) {
 	if !known {
 		return nil, fmt.Errorf("%q is of unknown type %q", e.Name, e.Type)
 	}
-	// JSON can hold no other text.
+	// A name that is not UTF-8 cannot be represented in JSON.
 	if strings.ContainsRune(e.Name+e.LinkName, utf8.RuneError) {
 		return nil, fmt.Errorf("%q stands for a name that is not UTF-8", e.Name)
 	}

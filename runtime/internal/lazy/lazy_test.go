@@ -377,8 +377,8 @@ func TestManyReaders(t *testing.T) {
 	}
 }
 
-// TestTurns: two background downloads take turns. Neither requests what the other
-// one has, and a failed one is repeated.
+// TestTurns: two background downloads of a layer share its chunks. Neither requests
+// a chunk of the other, and a failed request is repeated.
 func TestTurns(t *testing.T) {
 	want := corpus.Noise(1, 8<<20)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 100000, 0)
@@ -530,7 +530,7 @@ func TestWrongContentIsNeverGiven(t *testing.T) {
 	_, image := open(t, path)
 	good := r.blob
 	bad := slices.Clone(good)
-	// After the header of the stream, in noise that was stored without compression.
+	// The damage is after the header of the stream, in incompressible content.
 	bad[len(bad)/2] ^= 1
 	asked := 0
 	r.onRequest(func(w http.ResponseWriter, request *http.Request) bool {

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Line coordinates the downloads of all layers of a node. Without it, a reader
-// of one layer would first wait for the background downloads of all others,
-// which nobody waits for.
+// Line shares the connection between the downloads of all layers of a node.
+// Requests for readers go first. Without it, a reader of one layer would wait
+// for the background downloads of all others.
 type Line struct {
 	mu sync.Mutex
 	// asking counts the requests in flight for readers; asked is the time of the
@@ -27,10 +27,10 @@ const (
 	// megabyte left a connection of 200 Mbit/s and 10 ms idle a third of the
 	// time.
 	atOnceOfAll = 3
-	// part is the size of background requests. A chunk has four megabytes by
-	// default, which take a sixth of a second on that connection. For a while
-	// after a reader has waited the size is partThen, because a starting program
-	// soon waits again.
+	// part is the size of background requests. A chunk of the default size of
+	// four megabytes would take a sixth of a second on that connection. For a
+	// time of lately after a reader has waited, the size is partThen, because a
+	// starting program soon waits again.
 	part, partThen = aheadInBackground, 512 << 10
 	lately         = time.Second
 	// patience bounds the time that an unresponsive registry delays others.
@@ -59,15 +59,16 @@ func (l *Line) foreground() (end func()) {
 	}
 }
 
-// hurry wakes background requests, to check whether they still have to wait.
+// hurry wakes background requests, which then check whether they are urgent.
 func (l *Line) hurry() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.wake()
 }
 
-// background waits for its turn, or until the request is urgent. It returns the
-// largest number of bytes to request, and a function to call when they have arrived.
+// background waits until the connection is free, the request is urgent, or
+// patience has passed. It returns the largest number of bytes to request, and a
+// function to call when they have arrived.
 func (l *Line) background(ctx context.Context, urgent func() bool) (size int64, end func(), err error) {
 	late := time.NewTimer(patience)
 	defer late.Stop()
@@ -104,7 +105,8 @@ func (l *Line) ended() {
 	l.wake()
 }
 
-// read reads at once if a reader waits, and otherwise in parts in the background.
+// read requests a range of the blob: at once if a reader waits, and otherwise in
+// parts in the background.
 func (f *File) read(ctx context.Context, from, to int64, waits bool) ([]byte, error) {
 	if waits {
 		defer f.line.foreground()()

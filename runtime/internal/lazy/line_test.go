@@ -15,7 +15,7 @@ import (
 	"berth.dev/berth/runtime/internal/corpus"
 )
 
-// turn asks for one in the background.
+// turn holds the results of Line.background.
 type turn struct {
 	size int64
 	end  func()
@@ -107,7 +107,7 @@ func TestARegistryThatIsSilentHoldsUpOthersForAWhileOnly(t *testing.T) {
 	})
 }
 
-// What is coming in the background may become what somebody waits for.
+// A reader may begin to wait for content that is already coming in the background.
 func TestWantedContentWaitsForNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Line

@@ -20,7 +20,8 @@ import (
 	"berth.dev/berth/runtime/internal/corpus"
 )
 
-// wantsPassword has a registry ask for alice's password, by itself or for a token.
+// wantsPassword makes a registry require alice's password, itself or through a
+// token service.
 func wantsPassword(t *testing.T, r *registry, byToken bool) {
 	t.Helper()
 	challenge, granted := `Basic realm="x"`, ""
@@ -46,8 +47,8 @@ func wantsPassword(t *testing.T, r *registry, byToken bool) {
 	})
 }
 
-// A registry that wants a password gets that of the pull, which is in no file; who
-// does not know it any more gets an error.
+// A registry that requires a password gets the password of the pull, which is in no
+// file. A process that has lost it gets an error.
 func TestRegistriesWithPasswords(t *testing.T) {
 	for _, byToken := range []bool{false, true} {
 		want := corpus.Noise(1, 400000)
@@ -122,7 +123,7 @@ func TestRegistriesWithPasswords(t *testing.T) {
 	}
 }
 
-// A registry's login does not go to where it sends its clients.
+// The login for a registry is not sent to hosts that the registry redirects to.
 func TestLoginsStayWithTheirRegistry(t *testing.T) {
 	r := newRemote(Source{URL: "https://registry.test/v2/app/blobs/x"}, nil, func() (Login, error) { return Login{"alice", "secret-word"}, nil })
 	for host, want := range map[string]string{"registry.test": "secret-word", "registry.test:443": "", "elsewhere.test": ""} {
@@ -132,7 +133,7 @@ func TestLoginsStayWithTheirRegistry(t *testing.T) {
 	}
 }
 
-// inOrder is an archive of files as they are named.
+// inOrder returns an archive of files in the given order.
 func inOrder(t *testing.T, names []string, content func(name string) []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -184,7 +185,7 @@ func TestLandmarks(t *testing.T) {
 	if urgent.first <= 3<<20 || urgent.first > urgent.chunks[len(urgent.chunks)-1].Offset {
 		t.Errorf("all before %d is to come first", urgent.first)
 	}
-	// Its registry waits until the other layer has had time to begin.
+	// The registry waits until the other layer has had time to begin.
 	asked, answer := make(chan struct{}, 1), make(chan struct{})
 	with.onRequest(func(http.ResponseWriter, *http.Request) bool {
 		select {
@@ -214,7 +215,7 @@ func TestLandmarks(t *testing.T) {
 	if !complete(urgent) || !complete(none) {
 		t.Error("something is away")
 	}
-	// One that fails lets others go on.
+	// A layer that fails lets the others continue.
 	broken, failing := lay("e", ".prefetch.landmark", "f")
 	broken.onRequest(func(w http.ResponseWriter, _ *http.Request) bool {
 		w.WriteHeader(http.StatusServiceUnavailable)

@@ -15,7 +15,7 @@ import (
 // Maker makes files of layers from the registries that images are pulled from.
 type Maker struct {
 	Hosts docker.RegistryHosts
-	// Not is a host that only this process reaches.
+	// Not is a host to skip, because only this process can reach it.
 	Not string
 	// Keep keeps a login for the process that reads the layer, and returns its name.
 	Keep func(context.Context, Login) (string, error)
@@ -23,7 +23,7 @@ type Maker struct {
 
 // Layer describes a layer to make, as a snapshotter receives it.
 type Layer struct {
-	// Image is the name that it is pulled by.
+	// Image is the name of the image, as in the pull.
 	Image string
 	// Manifest is the digest of the image's manifest; empty if unknown.
 	Manifest digest.Digest
@@ -94,7 +94,8 @@ func (m Maker) each(image string, f func(blobs) bool) error {
 	return nil
 }
 
-// login passes the login for a registry to the process that reads its layers.
+// login hands the login for a registry to the process that will read its layers,
+// and returns it, too.
 func (m Maker) login(ctx context.Context, p *Pull, b blobs) (blobs, Login, error) {
 	login, err := p.loginFor(ctx, b.url.Host)
 	if err == nil && login != (Login{}) {

@@ -2,8 +2,8 @@ package lazy
 
 import "sync"
 
-// Order makes content that images prioritize arrive first, over all layers that
-// are arriving.
+// Order makes content that images prioritize arrive first, across all layers in
+// transfer.
 type Order struct {
 	mu sync.Mutex
 	// first holds layers that still lack prioritized content.

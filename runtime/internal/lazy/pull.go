@@ -11,11 +11,13 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Pull is one pull of an image. It holds what is known beside the layer being made.
+// Pull is one pull of an image. It prefetches the tables of contents of the layers
+// that are made next.
 type Pull struct {
 	// Login returns the login for a registry's host; an empty one if none is known.
 	Login func(ctx context.Context, host string) (Login, error)
-	// Blob returns a local blob, such as the image's manifest; nil: there are none.
+	// Blob returns a local blob, such as the image's manifest; nil disables
+	// prefetching.
 	Blob func(ctx context.Context, d digest.Digest) ([]byte, error)
 
 	mu sync.Mutex
@@ -37,8 +39,9 @@ type askedTable struct {
 
 const (
 	// tablesAtOnce bounds concurrent requests for tables. maxAhead and mostAhead
-	// bound the prefetched tables in memory: containerd has layers made one after
-	// the other, and the connection would idle during each request for a table.
+	// bound the size and the number of prefetched tables in memory. Without
+	// prefetching the connection would idle during each request for a table,
+	// because containerd makes layers one at a time.
 	tablesAtOnce        = 6
 	maxAhead, mostAhead = 4 << 20, 32
 )
@@ -112,9 +115,9 @@ func (p *Pull) askAhead(ctx context.Context, m Maker, l Layer) {
 	}
 }
 
-// layersFrom returns an image's eStargz layers from one layer on, because
-// containerd has them made in that order. For layers that a shared folder has,
-// nobody takes the table; it is dropped when the pull ends.
+// layersFrom returns an image's eStargz layers from one layer on, in the order in
+// which containerd makes them. The table of a layer that turns out to be in a
+// shared folder is never taken, and is dropped at the end of the pull.
 func (p *Pull) layersFrom(ctx context.Context, l Layer) (layers []ocispec.Descriptor, err error) {
 	text, err := p.Blob(ctx, l.Manifest)
 	if err != nil {

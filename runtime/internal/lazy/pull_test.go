@@ -99,13 +99,13 @@ func (i *pulledImage) times(n int) int {
 	return i.asked[i.manifest.Layers[n].Digest.String()]
 }
 
-// The tables of contents of all layers above the one that is made are asked for at
-// once, and not again.
+// Making a layer requests the tables of contents of all layers above it at once,
+// and only once.
 func TestTablesArePrefetched(t *testing.T) {
 	const layers, plain, own = 5, 3, 1
 	i := pullImage(t, layers)
 	i.manifest.Layers[plain].Annotations = nil
-	// Nothing is answered until all that are to be asked for have been.
+	// The registry answers only after all tables have been requested.
 	together := make(chan struct{})
 	coming := 0
 	i.answer = func(http.ResponseWriter, string) bool {
@@ -171,7 +171,7 @@ func TestTablesThatFailAhead(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// Another table than the image names is none, asked for ahead or not.
+	// A table that the image does not name is refused, prefetched or not.
 	i := pullImage(t, layers)
 	for _, contents := range []digest.Digest{digest.FromString("x"), "x", "sha1:x"} {
 		l := i.layer(0)
@@ -182,7 +182,7 @@ func TestTablesThatFailAhead(t *testing.T) {
 	}
 }
 
-// The end of a pull ends what it has asked for.
+// The end of a pull cancels its requests.
 func TestAPullEnds(t *testing.T) {
 	i := pullImage(t, 3)
 	release := make(chan struct{})

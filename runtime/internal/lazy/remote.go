@@ -1,11 +1,11 @@
-// Package lazy makes eStargz layers usable before they have arrived. Their table
-// of contents lists the files. Content is requested from the registry when it is
-// read, chunk by chunk, and each chunk is checked by its digest. The finished layer
-// is like any other of package erofs.
+// Package lazy makes eStargz layers usable before their content has arrived. The
+// table of contents lists the files. Content is requested from the registry when
+// it is read, chunk by chunk, and each chunk is checked against its digest. A
+// complete layer is a file like any other of package erofs.
 //
-// Any doubt at the beginning is an error, and the layer is then fetched as a
-// whole. The package does not mount layers, and does not decide which layers are
-// lazy.
+// If the table of contents is invalid or missing, Make returns an error, and the
+// caller pulls the whole layer instead. The package does not mount layers, and
+// does not decide which layers are lazy.
 //
 // Read maker.go first, then index.go and file.go: a layer before and while its content
 // arrives. This file, transport.go and login.go request content from registries. line.go
@@ -31,7 +31,7 @@ import (
 
 // Source is the place of a layer's blob.
 type Source struct {
-	// URL is the address of the blob. Scope is the scope of the registry's tokens.
+	// URL is the address of the blob, and Scope the scope of tokens for it.
 	URL   string `json:"url"`
 	Scope string `json:"scope"`
 	// Login names the login that the registry requires; empty for none. It is no
@@ -41,13 +41,13 @@ type Source struct {
 	Size int64 `json:"size"`
 }
 
-// idleWithin bounds the time without progress of a response. The whole response takes
-// as long as the line needs: a chunk has four megabytes by default.
+// idleWithin limits the time without progress of a response. The response as a
+// whole has no time limit, because its duration depends on the connection.
 const idleWithin = time.Minute
 
 var errIdle = fmt.Errorf("nothing came for %v", idleWithin)
 
-// errRefused is the error for a registry that has answered, but refuses.
+// errRefused is the error if a registry answers and refuses.
 var errRefused = errors.New("the registry refuses")
 
 // remote requests parts of a blob from a registry.
@@ -75,8 +75,9 @@ func (r *remote) authorized() docker.Authorizer {
 	return r.authorizer
 }
 
-// renew replaces a failed authorizer, unless another goroutine has. An authorizer
-// remembers forever that it got no token, and uses a token until its stated end.
+// renew replaces a failed authorizer, unless another goroutine has replaced it. An
+// authorizer never requests a token again after a failure, and uses a token until
+// its stated expiry, even if the registry refuses it earlier.
 func (r *remote) renew(failed docker.Authorizer) docker.Authorizer {
 	r.mu.Lock()
 	defer r.mu.Unlock()

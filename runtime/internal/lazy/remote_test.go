@@ -18,8 +18,8 @@ import (
 
 var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 
-// A registry cannot send the role to where pods may not go: not by its own
-// address, by redirects, nor for a token.
+// A registry cannot make the role connect to an address that pods may not reach:
+// neither by its own address, nor by a redirect or a token service.
 func TestRefusedAddresses(t *testing.T) {
 	var came atomic.Int64
 	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { came.Add(1) }))
@@ -28,7 +28,7 @@ func TestRefusedAddresses(t *testing.T) {
 	if _, err := r.read(t.Context(), 0, 1); !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "pods may not reach 127.0.0.0/8") {
 		t.Errorf("the registry itself: %v", err)
 	}
-	// The registry is reached by the proxy, and nothing else is.
+	// Only the registry is reached through the proxy.
 	for name, answer := range map[string]func(http.ResponseWriter, *http.Request){
 		"a redirect": func(w http.ResponseWriter, request *http.Request) {
 			http.Redirect(w, request, inside.URL, http.StatusTemporaryRedirect)
@@ -59,7 +59,7 @@ func TestRefusedAddresses(t *testing.T) {
 	}
 }
 
-// A token that was not given once, and one that ended early, are asked for again.
+// A token is requested again after a failed request, and after it expired early.
 func TestTokensAreRenewed(t *testing.T) {
 	want := corpus.Noise(1, 400000)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 0, 0)

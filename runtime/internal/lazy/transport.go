@@ -11,9 +11,9 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 )
 
-// transport connects to no address in the refused ranges, wherever a registry sends its
-// clients: by a redirect, for a token, or by the addresses of its name. The user's proxy
-// is an exception: it decides itself where it connects.
+// transport connects to no address in the refused ranges, whether a registry names
+// it in DNS, in a redirect, or as its token service. Requests through the user's
+// proxy are not checked, because the proxy makes the connection.
 type transport struct {
 	direct, proxied http.RoundTripper
 	proxy           func(*http.Request) (*url.URL, error)

@@ -9,8 +9,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// nobody is the answer if no node has a blob. The asker then gets it from its
-// registry.
+// nobody is the answer if no node has a blob. The asker then downloads it from
+// the registry.
 const nobody = -1
 
 // directory is the owner's record of a digest: the nodes that have requested it.
@@ -27,14 +27,14 @@ type question struct {
 	// node is the asker. It has tried the nodes in without, and they failed.
 	node    int
 	without []int
-	// again reports that the asker continues a blob that it has begun to receive.
+	// again is set if the asker has received a part of the blob.
 	again bool
 }
 
-// giver returns the node that sends the blob to the asker. This is always an
-// earlier asker, so that nobody waits for itself; an asker keeps its place until
-// it starts again. The nodes form a tree: the first node sends to the first two
-// askers, the second to the next two, so that no node sends to more than two.
+// giver returns the node that sends the blob to the asker. It is always an earlier
+// asker, so that no node waits for itself. An asker keeps its place until it
+// starts again. The nodes form a binary tree in the order of their requests, so
+// that no node sends to more than two others.
 func (d *directory) giver(q question) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -29,7 +29,7 @@ func (a answerOf) RoundTrip(request *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: a.status, Status: http.StatusText(a.status), Body: io.NopCloser(bytes.NewReader(a.body)), Request: request}, nil
 }
 
-// lost is the writer of a layer that nobody needs.
+// lost is a writer that discards a layer.
 type lost struct{ content.Writer }
 
 func (lost) Write(p []byte) (int, error) { return len(p), nil }

@@ -32,8 +32,7 @@ const (
 	deadFor   = 30 * time.Second
 	startsFor = 2 * time.Second
 	// connectLimit and answerLimit bound a connection and an answer to a
-	// question. If a busy node answers late, the registry is used, which is
-	// always right.
+	// question. After that the registry is used, which always has the layer.
 	connectLimit = 5 * time.Second
 	answerLimit  = 10 * time.Second
 	// silenceLimit bounds the time that another node may send nothing of a layer.
@@ -131,7 +130,7 @@ func open(ctx context.Context, root string, config Config, counts *Counts, liste
 		}},
 		server: &http.Server{
 			ReadHeaderTimeout: 2 * answerLimit, IdleTimeout: 2 * deadFor, Protocols: protocols,
-			ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), // who has no certificate
+			ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), // reports clients without a certificate
 			TLSConfig: &tls.Config{
 				Certificates: []tls.Certificate{certificate}, ClientCAs: trusted, ClientAuth: tls.RequireAndVerifyClientCert,
 				MinVersion: tls.VersionTLS13,
@@ -241,7 +240,7 @@ func (g *group) answer(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	_, _ = io.WriteString(w, strconv.Itoa(g.giver(q))) // else he asks somebody else
+	_, _ = io.WriteString(w, strconv.Itoa(g.giver(q))) // without an answer, the client asks another node
 }
 
 // giver answers as the owner of a digest or as its substitute. A substitute, or an
@@ -365,8 +364,8 @@ func (g *group) get(ctx context.Context, node int, path string) (*http.Response,
 	return answer, nil
 }
 
-// isDead marks a node that did not answer. If the asker has given up, that
-// proves nothing about the node.
+// isDead records that a node did not answer. It does nothing if the request was
+// cancelled, which proves nothing about the node.
 func (g *group) isDead(ctx context.Context, node int, why error) {
 	if ctx.Err() != nil {
 		return

@@ -37,7 +37,7 @@ func (i *incoming) advance(n int64) {
 	i.wake()
 }
 
-// end may be called twice; the first call counts.
+// end sets the final state. Further calls do nothing.
 func (i *incoming) end(as state) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

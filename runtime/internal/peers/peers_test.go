@@ -310,8 +310,8 @@ func TestTakeover(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			nodes := start(t, 4)
 			layer, desc := newLayer(4 << 20)
-			// The first node is also the owner of the digest, and its knowledge is
-			// lost with it.
+			// The first node also owns the digest, so its directory is lost with
+			// it.
 			byOwner(nodes, desc.Digest)
 			from := &registry{layer: layer}
 			stop, ends := begin(t, nodes, from, desc)
@@ -342,7 +342,8 @@ func byOwner(nodes []*node, dgst digest.Digest) {
 	})
 }
 
-// TestOwnerLost: when the owner of a digest is lost, the layers are not.
+// TestOwnerLost: the nodes still share a layer after the owner of its digest was
+// lost.
 func TestOwnerLost(t *testing.T) {
 	nodes := start(t, 4)
 	layer, desc := newLayer(100_000)

@@ -1,11 +1,15 @@
 // Package peers lets the nodes of a run take layers from each other, so that
-// together they take one copy from a registry. It wraps containerd's content
-// store: when a layer begins to arrive, the bytes that other nodes have are put
-// in first, and containerd requests the rest from the registry, which is
-// everything or nothing. So it knows no registry, no name and no password.
+// together they download each layer once from the registry. It wraps containerd's
+// content store: when containerd begins to write a layer, the package first
+// writes the bytes that other nodes have. containerd then requests the rest from
+// the registry: nothing, or everything. So the package needs no registry's address
+// or password.
 //
-// It does not handle manifests and configurations: every node requests them from
-// the registry, which refuses a private image there.
+// It does not share manifests and configurations. Every node requests them from
+// the registry, which checks the access to a private image there.
+//
+// Read store.go first, then group.go, which sends and answers requests, and
+// directory.go, which selects the node that sends a layer.
 package peers
 
 import (
@@ -35,7 +39,7 @@ type Store struct {
 	receiving map[digest.Digest]*incoming
 }
 
-// localStore is the part of containerd's own store that containerd uses.
+// localStore lists the methods that containerd calls on its own store.
 type localStore interface {
 	content.Store
 	WalkStatusRefs(ctx context.Context, visit func(ref string) error) error
@@ -48,7 +52,7 @@ func newStore(root string) (*Store, error) {
 	}
 	s, ok := store.(localStore)
 	if !ok {
-		return nil, fmt.Errorf("share layers: %T does not list what is coming", store)
+		return nil, fmt.Errorf("share layers: %T does not list transfers", store)
 	}
 	return &Store{localStore: s, root: root, receiving: map[digest.Digest]*incoming{}}, nil
 }
@@ -149,7 +153,7 @@ func (s *Store) forget(dgst digest.Digest, in *incoming) {
 // writer writes a layer that arrives.
 type writer struct {
 	content.Writer
-	ctx    context.Context // of whoever wants the layer
+	ctx    context.Context // of the pull
 	store  *Store
 	digest digest.Digest
 	in     *incoming
@@ -158,9 +162,9 @@ type writer struct {
 	taken int64
 }
 
-// Status returns how much has arrived. containerd calls it before it opens a
-// connection to a registry, with all its locks released. So Status first asks other
-// nodes, and counts their bytes as arrived.
+// Status returns how much has arrived. containerd calls it, holding no locks,
+// before it opens a connection to a registry. So the first call takes what other
+// nodes have, and counts it as arrived.
 func (w *writer) Status() (content.Status, error) {
 	status, err := w.Writer.Status()
 	if err != nil {
@@ -179,7 +183,7 @@ func (w *writer) take(offset int64) error {
 		return context.Cause(w.ctx)
 	}
 	if w.taken > 0 && offset+w.taken == w.in.size && w.Digest() != w.digest {
-		log.G(w.ctx).Warnf("layer %s: what other nodes gave is damaged; asking its registry", w.digest)
+		log.G(w.ctx).Warnf("layer %s: the copy from other nodes is damaged; asking its registry", w.digest)
 		return w.Truncate(0)
 	}
 	return nil
@@ -228,7 +232,7 @@ func (w *writer) Sync() error {
 	return nil
 }
 
-// Close gives the layer up, unless it was committed.
+// Close abandons the layer, unless it was committed.
 func (w *writer) Close() error {
 	w.in.end(broken)
 	w.store.forget(w.digest, w.in)
