@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/launch"
@@ -12,6 +13,9 @@ import (
 func newWorkloadCommand() *cobra.Command {
 	var spec cluster.Spec
 	var quiet, verbose, here bool
+	options := pflag.NewFlagSet("", pflag.ContinueOnError)
+	addSpecFlags(options, &spec)
+	addHereFlag(options, &here)
 	command := &cobra.Command{
 		Use:   "run-workload [flags] SCRIPT [SHARED_DIR]",
 		Short: "Run a script that was written for KSI",
@@ -28,7 +32,10 @@ The script is run by bash, once, on the first node. It finds in its environment:
                          this host to anyone who reaches it
 
 Pods find the folder app in SHARED_DIR, or else the working directory, as the
-host path /app.`,
+host path /app.
+
+The options of 'berth run' that a settings file can give apply here from files
+and from the environment, such as BERTH_IP_FAMILY=dual.`,
 		Example: `  srun -N1 /bin/bash run-workload.sh $PWD/workload.sh
   srun -N3 /bin/bash run-workload.sh $PWD/workload.sh /shared/alice
   run-workload.sh --image app.tar workload.sh`,
@@ -48,7 +55,7 @@ host path /app.`,
 			if len(args) > 1 {
 				spec.KSI.Shared = args[1]
 			}
-			preferred, err := prefer(command.Flags())
+			preferred, err := prefer(options)
 			if err != nil {
 				return err
 			}
@@ -58,8 +65,9 @@ host path /app.`,
 	flags := command.Flags()
 	flags.SortFlags = false
 	flags.SetInterspersed(false) // what follows the script is not for berth
-	addSpecFlags(flags, &spec)
-	addHereFlag(flags, &here)
+	for _, name := range []string{"image", "here", "debug-dir"} {
+		flags.AddFlag(options.Lookup(name))
+	}
 	addProgressFlags(flags, &quiet, &verbose)
 	return command
 }
