@@ -40,13 +40,13 @@ func optionSections() []struct {
 		title string
 		names []string
 	}{
-		{"Workload", []string{"file", "logs", "job", "own-cluster", "here", "keep", "grace"}},
+		{"Workload", []string{"file", "logs", "own-cluster", "here", "keep", "grace"}},
 		{"Objects that outlive a job", []string{"state", "state-secrets"}},
 		{"Images", []string{"image", "no-pull", "registry", "snapshotter", "image-cache", "image-cache-limit", "lazy-pull", "platform"}},
 		{"Nodes", []string{"nodes-per-host", "node-wait", "ha", "fail-fast", "state-dir", "one-uid", "foreign-owners"}},
 		{"Network", []string{"port-range", "interface", "carrier", "fast-path", "ip-family", "address-block", "deny-egress", "publish", "rendezvous-dir"}},
 		{"Folders and devices of the host", []string{"mount", "shared-volumes", "device"}},
-		{"Messages", []string{"quiet", "verbose", "debug-dir", "component-verbosity"}},
+		{"Messages", []string{"quiet", "verbose", "debug-dir"}},
 		{"Help", []string{"help", "version"}},
 	}
 }

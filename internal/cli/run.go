@@ -47,7 +47,7 @@ messages go to standard error.`,
   srun -N3 berth run -f job.yaml`,
 		DisableFlagsInUseLine: true, // they come before the command
 		Args: func(command *cobra.Command, args []string) (err error) {
-			use.job, spec.Command, err = splitRun(use.job, args, command.ArgsLenAtDash())
+			use.job, spec.Command, err = splitRun(args, command.ArgsLenAtDash())
 			return err
 		},
 		RunE: func(command *cobra.Command, _ []string) error {
@@ -65,7 +65,6 @@ messages go to standard error.`,
 	flags := command.Flags()
 	flags.SortFlags = false
 	addSpecFlags(flags, &spec)
-	flags.StringVar(&use.job, "job", "", "run on the cluster in this `job` instead of starting one; the same as JOB")
 	addHereFlag(flags, &use.here)
 	flags.BoolVar(&use.own, "own-cluster", false, "start a cluster only for this run, even if 'berth up' has one")
 	flags.BoolVar(&use.keep, "keep", false, "do not delete what the manifests applied to the cluster of 'berth up'")
@@ -92,7 +91,7 @@ func given(flags *pflag.FlagSet) (names []string) {
 // shaping lists the given flags that a running cluster cannot apply.
 func shaping(flags *pflag.FlagSet) []string {
 	return slices.DeleteFunc(given(flags), func(name string) bool {
-		return slices.Contains([]string{"file", "image", "job", "here", "own-cluster", "keep", "logs", "no-pull", "quiet", "verbose"}, name)
+		return slices.Contains([]string{"file", "image", "here", "own-cluster", "keep", "logs", "no-pull", "quiet", "verbose"}, name)
 	})
 }
 
@@ -183,5 +182,4 @@ func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.StringVar(&spec.StateSecrets, "state-secrets", "", "`how` to save Secrets: encrypt (with a key in your home directory) or omit (default encrypt)")
 	flags.StringArrayVar(&spec.Publish, "publish", nil, "open a `port` of the nodes on their hosts, as [NAME=][ADDRESS:]PORT[:PORT], such as 8080:80; if the site gives each job its own network, NAME.JOB resolves to it; can be repeated")
 	flags.StringVar(&spec.DebugDir, "debug-dir", "", "keep logs and configuration in this `directory`")
-	flags.IntVar(&spec.Verbosity, "component-verbosity", 0, "log `level` of the Kubernetes components")
 }

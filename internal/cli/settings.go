@@ -19,7 +19,7 @@ import (
 // notSettable are the options of a run that no file may give: what is run, what
 // opens a host to others, and what is for a closer look.
 func notSettable() []string {
-	return []string{"file", "logs", "logs", "state", "publish", "nodes-per-host", "debug-dir", "component-verbosity"}
+	return []string{"file", "logs", "state", "publish", "nodes-per-host", "debug-dir"}
 }
 
 // settableVariables are the variables of the environment that a file may give.

@@ -17,27 +17,18 @@ import (
 	"berth.dev/berth/internal/launch/crash"
 )
 
-// splitRun splits the arguments of berth run into the job, which --job can name as
-// well, and the command after '--'. dash is the number of arguments before '--',
-// and negative if there is none.
-func splitRun(job string, args []string, dash int) (string, []string, error) {
+// splitRun splits the arguments of berth run into the job and the command after
+// '--'. dash is the number of arguments before '--', and negative if there is none.
+func splitRun(args []string, dash int) (string, []string, error) {
 	before, command := args, []string(nil)
 	if dash >= 0 {
 		before, command = args[:dash], args[dash:]
 	}
-	named, rest := takeJob(before)
-	switch {
-	case len(rest) > 0:
+	job, rest := takeJob(before)
+	if len(rest) > 0 {
 		return "", nil, &usageError{fmt.Errorf("unexpected argument %q: a job has a number, such as 12, 12_3 or 12.0, and a command comes after '--'", rest[0])}
-	case named != "" && job != "" && named != job:
-		return "", nil, &usageError{fmt.Errorf("two jobs are named: %s and --job %s", named, job)}
-	case named == "":
-		named = job
 	}
-	if named != "" && !login.IsJobName(named) {
-		return "", nil, &usageError{fmt.Errorf("--job %q: a job has a number, such as 12, 12_3 or 12.0", named)}
-	}
-	return named, command, nil
+	return job, command, nil
 }
 
 // target returns the job whose cluster the run uses. It is empty if the run uses
@@ -88,7 +79,7 @@ func runInJob(command *cobra.Command, job string, spec cluster.Spec, use runFlag
 			Kubeconfig: session.Kubeconfig, Cache: session.Cache, Bin: session.Bin,
 			Lost: session.Lost(), Why: session.Check,
 		}
-		words := append([]string{"run"}, changedFlags(command.Flags(), "job")...)
+		words := append([]string{"run"}, changedFlags(command.Flags())...)
 		return launch.UseJob(ctx, options, there, words)
 	})
 }

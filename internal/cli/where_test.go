@@ -8,30 +8,27 @@ import (
 
 func TestTheJobAndTheCommandOfARun(t *testing.T) {
 	for _, c := range []struct {
-		option  string
 		args    []string
 		dash    int
 		job     string
 		command []string
 		wrong   bool
 	}{
-		{"", nil, -1, "", nil, false},
-		{"", []string{"sh", "-c", "exit"}, 0, "", []string{"sh", "-c", "exit"}, false},
-		{"", []string{"12"}, 0, "", []string{"12"}, false},
-		{"", []string{"12"}, -1, "12", nil, false},
-		{"", []string{"12_3", "sh", "4"}, 1, "12_3", []string{"sh", "4"}, false},
-		{"12.0", []string{"sh"}, 0, "12.0", []string{"sh"}, false},
-		{"12", []string{"12"}, -1, "12", nil, false},
-		{"", []string{"local", "sh"}, 1, "local", []string{"sh"}, false},
-		{"", []string{"script.sh"}, -1, "", nil, true},
-		{"", []string{"12", "13"}, -1, "", nil, true},
-		{"12", []string{"13"}, -1, "", nil, true},
-		{"mine", nil, -1, "", nil, true},
+		{nil, -1, "", nil, false},
+		{[]string{"sh", "-c", "exit"}, 0, "", []string{"sh", "-c", "exit"}, false},
+		{[]string{"12"}, 0, "", []string{"12"}, false},
+		{[]string{"12"}, -1, "12", nil, false},
+		{[]string{"12_3", "sh", "4"}, 1, "12_3", []string{"sh", "4"}, false},
+		{[]string{"12.0", "sh"}, 1, "12.0", []string{"sh"}, false},
+		{[]string{"local", "sh"}, 1, "local", []string{"sh"}, false},
+		{[]string{"script.sh"}, -1, "", nil, true},
+		{[]string{"12", "13"}, -1, "", nil, true},
+		{[]string{"mine"}, -1, "", nil, true},
 	} {
-		job, command, err := splitRun(c.option, c.args, c.dash)
+		job, command, err := splitRun(c.args, c.dash)
 		var usage *usageError
 		if job != c.job || !slices.Equal(command, c.command) || errors.As(err, &usage) != c.wrong {
-			t.Errorf("--job %q, %q: job %q, command %q, %v", c.option, c.args, job, command, err)
+			t.Errorf("%q: job %q, command %q, %v", c.args, job, command, err)
 		}
 	}
 }

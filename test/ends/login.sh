@@ -301,7 +301,7 @@ reach_run() {
 	begin c alice login sh -c "echo given | BERTH_TUNNEL_IDLE=2s berth run $id -- sh -c 'cat; hostname; kubectl get nodes -o name; exit 7'"
 	ends c 7
 	for line in given n1 node/n2; do says c $line; done
-	asks 66 'neither a tar archive nor' alice run --job "$id" --image $here/exit.yaml -f $here/exit.yaml
+	asks 66 'neither a tar archive nor' alice run "$id" --image $here/exit.yaml -f $here/exit.yaml
 	into l alice run "$id" --image $image -f $here/loop.yaml
 	says l started
 	on_login pkill -TERM -f '^berth run '

@@ -123,7 +123,6 @@ func Design(spec Spec, offers []Offer) ([]Plan, error) {
 			SharedVolumes:     spec.SharedVolumes,
 			Mounts:            mountsOf(spec),
 			ForeignOwners:     spec.ForeignOwners,
-			Verbosity:         spec.Verbosity,
 		}
 	}
 	return plans, nil

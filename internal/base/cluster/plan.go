@@ -59,8 +59,6 @@ type Plan struct {
 	// ForeignOwners lets users of pods other than root write to file systems that
 	// machines share.
 	ForeignOwners bool
-	// Verbosity is the klog level of the components; 0 logs problems only.
-	Verbosity int
 }
 
 // Node is one Kubernetes node: the share of an allocation on one host.

@@ -67,9 +67,7 @@ type Spec struct {
 	Publish []string
 	// DebugDir receives logs and rendered configuration for inspection.
 	DebugDir string
-	// Verbosity is the log level of the components, as klog counts.
-	Verbosity int
-	Network   Network
+	Network  Network
 	// NodesPerHost is the number of Kubernetes nodes on each machine.
 	NodesPerHost int
 	// NodeWait limits how long the nodes of a step wait for each other; 0 means
@@ -249,9 +247,6 @@ func (s Spec) Validate() error {
 	}
 	if s.State != "" && s.HighlyAvailable {
 		problems = append(problems, errors.New("--state with --ha: only the first node saves, and the one that takes the run over would not go on with it; give one of them"))
-	}
-	if s.Verbosity < 0 || s.Verbosity > 10 {
-		problems = append(problems, fmt.Errorf("verbosity %d: give 0 to 10", s.Verbosity))
 	}
 	return errors.Join(problems...)
 }

@@ -60,7 +60,7 @@ func Run(ctx context.Context, plan cluster.Plan, opts Options) error {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	logProblems(ctx, "control", plan.Verbosity, opts.Notifier)
+	logProblems(ctx, "control", opts.Notifier)
 	// Warnings are meant for people at a command line.
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 

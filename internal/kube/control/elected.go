@@ -60,7 +60,7 @@ func ControllersMain(ctx context.Context, args []string) error {
 }
 
 func runControllers(ctx context.Context, plan cluster.Plan, notifier *notify.Notifier) error {
-	logProblems(ctx, "controllers", plan.Verbosity, notifier)
+	logProblems(ctx, "controllers", notifier)
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 	scheduler, err := parseSchedulerOptions(plan)
 	if err != nil {

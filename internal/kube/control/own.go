@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -94,22 +93,17 @@ func probe(ctx context.Context, client kubernetes.Interface, path string) error 
 	return client.Discovery().RESTClient().Get().AbsPath(path).MaxRetries(0).Do(ctx).Error()
 }
 
-// logProblems makes the components log errors and, with a verbosity above 0,
-// successes. Their logger is a package variable, and so is its action after a
-// fatal error: it ends the process, because some components have no other way to
-// give up.
-func logProblems(ctx context.Context, role string, verbosity int, notifier *notify.Notifier) {
+// logProblems makes the components log only errors. Their logger is a package
+// variable, and so is its action after a fatal error: it ends the process, because
+// some components have no other way to give up.
+func logProblems(ctx context.Context, role string, notifier *notify.Notifier) {
 	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(flags)
 	set := func(name, value string) { _ = flags.Set(name, value) } // the names are klog's
-	if verbosity > 0 {
-		set("v", strconv.Itoa(verbosity-1))
-	} else {
-		set("logtostderr", "false")
-		// kube-apiserver warns of each API version that it does not have.
-		set("stderrthreshold", "ERROR")
-		klog.SetOutput(io.Discard)
-	}
+	set("logtostderr", "false")
+	// kube-apiserver warns of each API version that it does not have.
+	set("stderrthreshold", "ERROR")
+	klog.SetOutput(io.Discard)
 	klog.OsExit = func(code int) {
 		if ctx.Err() != nil {
 			os.Exit(0) // a hook that was interrupted because the role should stop

@@ -83,7 +83,7 @@ func newStoreServer(plan cluster.Plan) (*etcdserver.EtcdServer, error) {
 	}
 	// A package variable of etcd's, and the only way to set it.
 	wal.SegmentSizeBytes = walSegment
-	configuration, err := storeConfig(dir, plan.Verbosity)
+	configuration, err := storeConfig(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -96,12 +96,12 @@ func newStoreServer(plan cluster.Plan) (*etcdserver.EtcdServer, error) {
 }
 
 // storeConfig is that of the only member.
-func storeConfig(dir string, verbosity int) (config.ServerConfig, error) {
+func storeConfig(dir string) (config.ServerConfig, error) {
 	member, err := url.Parse(memberURL)
 	if err != nil {
 		return config.ServerConfig{}, err
 	}
-	log := storeLog(verbosity)
+	log := storeLog()
 	return config.ServerConfig{
 		Name:                memberName,
 		DataDir:             dir,
@@ -156,13 +156,9 @@ func (s *store) close() {
 
 // storeLog is etcd's own kind of logger, on stderr like everything else. etcd
 // logs each step of a normal start as info and some of them as a warning.
-func storeLog(verbosity int) *zap.Logger {
-	level := zapcore.ErrorLevel
-	if verbosity > 0 {
-		level = zapcore.InfoLevel
-	}
+func storeLog() *zap.Logger {
 	encoding := zap.NewProductionEncoderConfig()
 	encoding.EncodeTime = zapcore.ISO8601TimeEncoder
 	return zap.New(zapcore.NewCore(
-		zapcore.NewConsoleEncoder(encoding), zapcore.Lock(os.Stderr), level)).Named("etcd")
+		zapcore.NewConsoleEncoder(encoding), zapcore.Lock(os.Stderr), zapcore.ErrorLevel)).Named("etcd")
 }

@@ -99,7 +99,6 @@ func start(ctx context.Context, planPath string, o Options) error {
 	logs.InitLogs()
 	defer logs.FlushLogs()
 	logging := logsapi.NewLoggingConfiguration()
-	logging.Verbosity = logsapi.VerbosityLevel(plan.Verbosity)
 	if err := logsapi.ValidateAndApply(logging, utilfeature.DefaultFeatureGate); err != nil {
 		return fmt.Errorf("configure the log: %w", err)
 	}

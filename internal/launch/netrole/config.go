@@ -38,7 +38,8 @@ type config struct {
 	// Refuse holds the ranges that pods must not reach, as the user demands.
 	Refuse []netip.Prefix
 	MTU    int
-	Debug  bool
+	// Debug is set if the user keeps the logs.
+	Debug bool
 	// Queues is the number of queues of the mesh, or 0 on a single node.
 	Queues int
 	Mesh   hostnet.Mesh

@@ -35,7 +35,7 @@ func (p Parent) Role(s *supervisor.Supervisor) (*supervisor.Role, error) {
 		Gateway: p.Plan.Addresses.Gateway,
 		Cluster: p.Plan.Addresses.Ranges(),
 		MTU:     cluster.LocalMTU,
-		Debug:   p.Plan.Verbosity > 2,
+		Debug:   p.Spec.DebugDir != "",
 		Queues:  len(p.Box.Mesh),
 	}
 	var err error
