@@ -102,7 +102,8 @@ for pod in $web; do reaches "$pod" "${four[$pod]} ${six[$pod]}" $servers; done
 # The labels of now count, and for connections that there are already: nothing is heard from who may not speak. (He who
 # has lost his connection makes another.)
 listener=${web%% *} speaker=${clients##* }
-trap 'kill $(jobs -p)' EXIT
+# One of them may have ended: the script has its own exit code all the same.
+trap 'kill $(jobs -p) || true' EXIT
 kubectl exec "$listener" -c tools -- nc -ll -p 9000 -e tee -a /tmp/heard &
 policy <<'YAML'
 apiVersion: networking.k8s.io/v1
