@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Every way to end a run. Cases of both modes come first.
+# Cases: every way to end a run. Cases that run with and without Slurm come first.
 
 success() {
 	berth a -f $here/exit.yaml --image $image
@@ -11,7 +11,7 @@ failure() {
 	ends a 9
 }
 
-# A command's leftovers end with the run, also processes that left its session.
+# Processes that a command leaves behind end with the run, even in other sessions.
 background() {
 	berth a -- sh -c 'setsid sleep 1000 & (trap "" TERM; sleep 1001) & sleep 1002 & exit 5'
 	ends a 5
@@ -25,8 +25,8 @@ command_is_asked_to_end() {
 	ends a 143
 }
 
-# kill -9 of one part. The first three end the run; what the user's command
-# started ends too.
+# kill -9 of one part. Killing one of the first three ends the run, including
+# processes that the user's command started.
 kill_one() { # PART CODE...
 	local part=$1
 	shift
@@ -36,8 +36,8 @@ kill_one() { # PART CODE...
 	ends a "$@"
 }
 
-# Where Slurm tracks processes by cgroup, it kills the rest of a step with its
-# task: the janitor cannot do its work, and the case is like kill_all.
+# With proctrack/cgroup, Slurm kills the rest of a step when its task ends. So the
+# janitor cannot clean up, and the case is like kill_all.
 kill_supervisor() {
 	kill_one supervisor 137
 	[[ $mode/$PROCTRACK == step/cgroup ]] || return 0
@@ -45,7 +45,7 @@ kill_supervisor() {
 	begin b alice n1 berth cleanup
 	ends b 0
 }
-# A crash is reported in one sentence, and the process's code is that of SIGABRT.
+# A crash is reported in one sentence, and the exit status is SIGABRT.
 crash_supervisor() {
 	berth a -f $here/loop.yaml --image $image -- sh -c 'kubectl wait --for=condition=Ready --timeout=60s pod/loop; echo started; exec sleep 1001'
 	says a started
@@ -57,7 +57,7 @@ crash_supervisor() {
 	ends b 0
 }
 
-# Before there is a sandbox: the manifest does not come.
+# A crash before the sandbox exists, while the run waits for its manifest.
 crash_early() {
 	node mkfifo -m 666 /var/tmp/manifest
 	berth a -f /var/tmp/manifest
@@ -86,7 +86,8 @@ kill_keeper() {
 	says a 'the process that watched it was killed'
 }
 
-# All at once: what is left is a directory, and the next berth removes it.
+# All parts are killed at once. Only a directory is left, and the next berth removes
+# it.
 kill_all() {
 	berth a -f $here/loop.yaml --image $image -- sh -c 'kubectl wait --for=condition=Ready --timeout=60s pod/loop; echo started; exec sleep 1000'
 	says a started
@@ -107,7 +108,7 @@ no_secret() {
 	[[ -z $found ]] || fail "secrets are left: $found"
 }
 
-# A role that dies is started again, pods stay, the API works again.
+# A role that dies is restarted, pods keep running, and the API works again.
 restart() {
 	local role before uid
 	berth a -f $here/loop.yaml --image $image -- sleep 1000
@@ -120,7 +121,7 @@ restart() {
 		poll 30 works || fail "exec does not work after the restart of $role"
 		[[ $(identity) == "$before" ]] || fail "the pod did not survive the restart of $role: $before, now $(identity)"
 	done
-	# A new pod can be started, and be asked to end.
+	# A new pod can be started and ended.
 	kubectl run second --image=busybox:1.37 --restart=Never -- true >/dev/null || fail "run a second pod"
 	kubectl wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=30s pod/second >/dev/null || fail "the second pod does not run"
 	signal TERM supervisor
@@ -131,7 +132,7 @@ identity() { poll 20 ask_identity; }
 ask_identity() { kubectl get pod loop -o 'jsonpath={.metadata.uid} {.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}' 2>/dev/null; }
 works() { [[ $(kubectl exec loop -- echo works 2>/dev/null) == works ]]; }
 
-# The output of a workload has every line once, whatever breaks off underway.
+# The output has every line of the workload once, whichever role dies meanwhile.
 followed_over_restarts() {
 	local role
 	berth a -f $here/count.yaml --image $image
@@ -146,7 +147,7 @@ followed_over_restarts() {
 		fail "lines are missing or repeated: $(head -n 5 "$out/difference")"
 }
 
-# The root of a pod outlives whom it is read from: who reads it waits meanwhile.
+# Readers of a pod's root file system wait while the role that serves it restarts.
 restart_layers() {
 	local before i
 	berth a --snapshotter erofs -f $here/loop.yaml --image $image -- sleep 1000
@@ -160,7 +161,7 @@ restart_layers() {
 	signal STOP layers
 	poll 20 awake layers || fail "layers stays stopped"
 	kubectl exec loop -- sh -c 'cat /bin/busybox >/scratch/copy && cmp /bin/busybox /scratch/copy' >/dev/null || fail "the root of the pod cannot be read"
-	# What was mounted before containerd was killed is known to the next one.
+	# A restarted containerd knows the mounts of its predecessor.
 	signal KILL containerd
 	says a 'containerd ended'
 	kubectl run second --image=busybox:1.37 --restart=Never -- true >/dev/null || fail "run a second pod"
@@ -170,7 +171,8 @@ restart_layers() {
 	ends a 143
 }
 
-# Who waits for a root that nobody serves could be ended by nothing.
+# If nobody serves a root file system any more, its readers get an error; otherwise
+# not even SIGKILL would end them.
 lose_layers() {
 	local i
 	berth a --snapshotter erofs -f $here/loop.yaml --image $image
@@ -198,12 +200,13 @@ storm() {
 	ends a 70
 }
 
-# What is stopped is continued; nothing is restarted for it.
+# A process stopped by a signal is continued, and nothing is restarted.
 stop_each() {
 	local some part
 	berth a -f $here/loop.yaml --image $image -- sleep 1000
 	poll 60 running
-	# Several at once, since each is looked at every two seconds: the roles, then their supervisors.
+	# Several at once, as each is checked every two seconds: the roles, then their
+	# supervisors.
 	for some in "net dns containerd node control shim" "init janitor keeper"; do
 		# shellcheck disable=SC2086
 		signal STOP $some
@@ -226,8 +229,8 @@ stop_supervisor() {
 	ends a 0
 }
 
-# The death of a shim or of pause ends its pod, not the run: the Job's pod is
-# counted as failed.
+# When a shim or a pause container dies, only its pod ends, not the run. The Job
+# counts the pod as failed.
 kill_shim() { kill_in_pod shim; }
 kill_pause() { kill_in_pod pause; }
 kill_in_pod() {
@@ -247,7 +250,7 @@ pod_is_asked_to_end() {
 hangup() { pod_is_asked_to_end HUP 129; }
 interrupt() { pod_is_asked_to_end INT 130; }
 
-# A second signal is obeyed at once.
+# A second signal ends the run at once.
 second_signal() {
 	berth a -f $here/stubborn.yaml --image $image
 	says a started
@@ -266,14 +269,14 @@ terminal() {
 	ends a 130
 }
 
-# The pipe that takes the output closes.
+# The reader of the output closes its pipe.
 closed_pipe() {
 	begin a alice n1 bash -c "berth run -f $here/chatty.yaml --image $image | head -n 1; exit \${PIPESTATUS[0]}"
 	ends a 141
 	says a started
 }
 
-# nohup's run outlives a hangup, and so does its command.
+# A run under nohup and its command outlive a hangup.
 ignored_hangup() {
 	begin a alice n1 nohup berth run -- sh -c 'echo started; sleep 3; exit 6'
 	says a started
@@ -281,8 +284,8 @@ ignored_hangup() {
 	ends a 6
 }
 
-# Signals that reach every process of a job end no shim, runc or pause, from their
-# first instruction on; and processes of pods start as programs expect it.
+# Signals that reach every process of a job end no shim, runc or pause, not even at
+# their first instruction. Processes of pods start with default signal handling.
 storm_of_signals() {
 	node sh -c 'touch /run/storm; while [ -e /run/storm ]; do for each in INT TERM HUP; do
 		pkill -$each -f "containerd-shim-berth-v2|^/pause|cni/(bridge|portmap|loopback)|runc .* (kill|delete|state) "; done; done' &
@@ -293,7 +296,7 @@ storm_of_signals() {
 	says a 'no pod noticed'
 }
 
-# An archive that takes long, and may never end, keeps nobody.
+# A signal interrupts the import of an archive that never ends.
 interrupt_import() {
 	begin a alice n1 /srv/ends/slow-import/bin/berth run -f $here/exit.yaml --image $image
 	poll 60 node pgrep -f '^/bin/sleep 1004' >/dev/null || fail "nothing is imported: $(cat "$out/a")"
@@ -301,7 +304,7 @@ interrupt_import() {
 	patience=20 ends a 143
 }
 
-# A signal that comes while the cluster is still being started.
+# A signal arrives while the cluster is being started.
 early() {
 	local i
 	for i in 0.1 0.3 0.5 0.8 1.2; do
@@ -345,7 +348,7 @@ no_new_privs() {
 	ends a 143
 }
 
-# From here on: only inside of a job.
+# The following cases run only inside a job.
 
 scancel() { # OPTION...
 	berth a -f $here/loop.yaml --image $image
@@ -355,11 +358,11 @@ scancel() { # OPTION...
 	says a 'ended in order'
 }
 scancel_full() { scancel -f; }
-# To Slurm this is no other scancel: SIGTERM and KillWait come first.
+# Slurm treats this like any scancel: SIGTERM and KillWait come first.
 scancel_kill() { scancel -s KILL; }
 
-# The step of a job is killed at once. What is on disk stays until the next
-# berth, or an epilog, comes.
+# The step of a job is killed at once. Files on disk remain until the next berth or
+# an epilog removes them.
 step_kill() { # PART: is stopped before
 	berth a -f $here/loop.yaml --image $image
 	says a started
@@ -379,8 +382,8 @@ stopped_scancel() {
 	ends a 143
 }
 
-# Ctrl-C at srun, twice within a second: srun has the step killed right after it
-# has passed the signal on.
+# Two Ctrl-C at srun within a second: srun forwards the signal, and has the step
+# killed right after that.
 srun_interrupt() {
 	local srun
 	berth a -f $here/loop.yaml --image $image
@@ -395,7 +398,7 @@ srun_interrupt() {
 	ends b 0
 }
 
-# srun kills its step on SIGTERM, but not the step's epilog, which can clean up.
+# On SIGTERM srun kills its step, but not the step's epilog, which can clean up.
 srun_terminated() {
 	"$bed" run --user alice login sh -c 'printf "#!/bin/sh\nexec /srv/ends/dist/bin/berth cleanup\n" >berth-epilog; chmod +x berth-epilog'
 	begin a alice login env SLURM_TASK_EPILOG=/home/alice/berth-epilog srun -N1 --mem=1500 berth run -f $here/loop.yaml --image $image
@@ -405,7 +408,7 @@ srun_terminated() {
 	"$bed" run --user alice login rm berth-epilog
 }
 
-# Where the step has a terminal, Ctrl-C is typed into that.
+# A step with a terminal: Ctrl-C goes to the step's terminal.
 srun_terminal() {
 	begin a alice login bash -c "mkfifo keys; script -qec 'srun --pty -N1 --mem=1500 berth run -f $here/loop.yaml --image $image' /dev/null <>keys; code=\$?; rm keys; exit \$code"
 	says a started
@@ -414,7 +417,7 @@ srun_terminal() {
 	says a 'ended in order'
 }
 
-# The end of the batch script is the end of its step, whatever that still does.
+# When the batch script ends, its step is killed, whatever it is doing.
 script_scancel() {
 	begin a alice login sbatch -W -o /home/alice/script.out --mem=1500 --wrap "env PATH=$PATH /srv/ends/dist/bin/berth run -f $here/loop.yaml --image $image"
 	poll 60 node grep -qs started /home/alice/script.out || fail "not started: $(node cat /home/alice/script.out)"
@@ -426,7 +429,7 @@ script_scancel() {
 	ends b 0
 }
 
-# A job that is suspended and resumed goes on, with nothing started again.
+# A job that is suspended and resumed continues, and nothing is restarted.
 suspend() {
 	local id
 	berth a -f $here/loop.yaml --image $image
@@ -434,7 +437,7 @@ suspend() {
 	id=$(job)
 	"$bed" run ctl scontrol suspend "$id"
 	poll 20 suspended || fail "the supervisor is not suspended"
-	# Longer than what is stopped needs to be found, were anybody awake.
+	# Long enough for a process outside the suspended job to continue the others.
 	sleep 2.5
 	suspended || fail "the supervisor does not stay suspended"
 	"$bed" run ctl scontrol resume "$id"
@@ -444,16 +447,16 @@ suspend() {
 	says a 'ended in order'
 	ends a 143
 }
-# What cgroups freeze is in state D.
+# A process that a cgroup has frozen is in state D.
 suspended() { node grep -q '^State:.[TD]' "/proc/$(parts supervisor)/status"; }
 
-# Without its slurmstepd Slurm can end nothing of a step.
+# Without slurmstepd, Slurm can end no process of a step.
 lost_stepd() {
 	berth a -f $here/loop.yaml --image $image
 	says a started
 	node kill -KILL "$(node pgrep -f "^slurmstepd: .$(job)[.]0.")"
 	poll 30 no_parts || fail "the run goes on: $(node ps -u alice -o pid,args)"
-	# Nor does its srun learn of an end.
+	# srun does not learn of the end either.
 	"$bed" run --user alice login scancel "$(job)"
 	"$bed" run login sh -c 'kill -KILL $(pgrep "^srun")'
 	ends a 137
@@ -461,7 +464,7 @@ lost_stepd() {
 no_parts() { [[ -z $(parts supervisor janitor init net control) ]]; }
 
 time_limit() {
-	# Slurm counts limits in minutes, and looks at them every now and then.
+	# Slurm counts limits in minutes, and checks them only from time to time.
 	patience=250
 	begin a alice login sbatch -W -o /home/alice/limit.out --time=1 --mem=1500 --wrap "srun env PATH=$PATH /srv/ends/dist/bin/berth run -f $here/loop.yaml --image $image"
 	ends a 0 1 15 143 124 137
@@ -501,12 +504,13 @@ extra_tasks_scancel() {
 	says a 'ended in order'
 }
 
-# What was asked for counts, whoever enforces it.
+# The requested memory counts, whether Slurm, cgroups or nobody enforces it.
 memory_asked() {
 	begin a alice login srun -N1 --mem=1400 berth run -q -- kubectl get nodes -o 'jsonpath={.items[0].status.capacity.memory}'
 	ends a 0
 	grep -qx 1400Mi "$out/a" || fail "not 1400 MiB: $(cat "$out/a")"
-	# Too little for a run is too little for doctor, also where only Slurm's controller knows it.
+	# doctor reports too little memory if a run does, even where only Slurm's
+	# controller knows the limit.
 	begin b alice login srun -N1 --mem=300 sh -c 'berth run -- true; echo run $?; berth doctor; echo doctor $?'
 	ends b 0
 	says b 'run 78'
@@ -522,7 +526,7 @@ small_step() {
 	patience=1 says a 'this step may use only'
 }
 
-# What salloc starts is on the login host, which is no place for a cluster.
+# The shell of salloc is on the login host, where no cluster is started.
 salloc() {
 	begin a alice login salloc -N1 --mem=1500 /srv/ends/dist/bin/berth run --image $image -f $here/exit.yaml -- sh -c 'hostname; wc -c; exit 7'
 	ends a 7
@@ -534,19 +538,19 @@ salloc() {
 	says b 'ended in order'
 }
 
-# Only where cgroups limit the memory.
+# Only with cgroups that limit memory.
 out_of_memory() {
 	memory=900
 	berth a -f $here/greedy.yaml --image $image
 	says a started
-	# The kernel kills the pod, not berth, which reports it.
+	# The kernel kills the pod but not berth, which reports that.
 	patience=90
 	ends a 137 1
 	says a 'job greedy failed'
 }
 
-# A pod that fills the disk of its node is ended, and its run with it. A run whose
-# parts were all killed at once leaves a full disk, and the next one makes room.
+# A pod that fills the disk of its node is evicted, and its run ends. A run whose
+# parts are killed at once leaves a full disk, and the next run makes room.
 full_disk() {
 	local disk=/var/tmp/small
 	node sh -c "mkdir -p $disk && mount -t tmpfs -o size=300m,mode=1777 tmpfs $disk" || fail "no small disk"
@@ -563,7 +567,7 @@ full_disk() {
 	node sh -c "umount $disk && rmdir $disk"
 }
 
-# greeted NODE...: a pod of spread.yaml ran on each, as a says.
+# greeted NODE... checks the output of a: a pod of spread.yaml ran on each node.
 greeted() {
 	local node
 	for node in "$@"; do
@@ -587,7 +591,7 @@ siblings() {
 	ends c 137
 }
 
-# On three nodes, with everything of a step's memory and processors.
+# span_berth begins a berth run on three nodes.
 span_berth() { # NAME ARGS...
 	local name=$1
 	shift
@@ -598,14 +602,14 @@ span() {
 	span_berth a -f $here/spread.yaml --image $image
 	ends a 0
 	greeted n1 n2 n3
-	# The command runs once, with all nodes there.
+	# The command runs once, after all nodes have joined.
 	span_berth b -- sh -c 'kubectl get nodes -o name; exit 5'
 	ends b 5
 	[[ $(grep -c ^node/ "$out/b") == 3 ]] || fail "not three nodes, once: $(cat "$out/b")"
 }
 
-# Nodes whose users have no FUSE unpack images, beside others that do not: one
-# device belongs to root, and the other cannot mount anything.
+# Nodes without FUSE unpack images, while others mount them. On one of them the device
+# belongs to root; on the other it cannot mount anything.
 without_fuse() {
 	"$bed" run n2 sh -c 'touch /run/fuse && chmod 0600 /run/fuse && mount --bind /run/fuse /dev/fuse' || fail "no device for root only"
 	"$bed" run n3 mount --bind /dev/null /dev/fuse || fail "no other device"
@@ -614,14 +618,15 @@ without_fuse() {
 	ends a 0
 	greeted n1 n2 n3
 	says a '2 overlayfs, 1 erofs'
-	# By name it is refused, and what needs it is said to be missing.
+	# An explicit --snapshotter erofs is refused, and --image-cache is reported as
+	# unused.
 	begin c alice n2 berth run --snapshotter erofs -- true
 	ends c 69
 	says c 'open /dev/fuse: permission denied; an administrator can run: modprobe fuse && chmod 0666 /dev/fuse, or leave the option away'
 	begin d alice n2 berth run --image-cache /home/alice/cache -f $here/limits.yaml --image $image
 	ends d 0
 	says d 'images are unpacked here, without --image-cache: '
-	# Programs see the limits in files that are written once.
+	# Without FUSE, programs see the limits in static files.
 	for line in 'meminfo 65536 kB' 'memory.max 67108864' 'sysinfo 65536 kB' '1 CPU in cpuinfo' 'the files are static'; do
 		says d "$line"
 	done
@@ -633,8 +638,8 @@ without_fuse() {
 	"$bed" run n3 umount /dev/fuse
 }
 
-# Programs size themselves by the limits of their container, with the fast path and
-# without it (docs/limits.md has the table).
+# Programs adapt to the limits of their container, also in a container with its own
+# seccomp listener (docs/limits.md has the table).
 program_limits() {
 	local where line
 	begin a alice login srun -N1 -c2 --mem=1900 berth run -f $here/program-limits.yaml --image runtimes:1=/srv/runtimes
@@ -648,23 +653,23 @@ program_limits() {
 	done
 }
 
-# An archive on the head's own disk reaches the others, also where one has
-# another file of that name.
+# An archive on the local disk of the head reaches the other nodes, even if one has a
+# different file of that name.
 own_archive() {
 	node cp "$image" /var/tmp/own.tar
 	"$bed" run --user alice n2 sh -c 'echo something else >/var/tmp/own.tar'
 	span_berth a -f $here/spread.yaml --image /var/tmp/own.tar
 	ends a 0
 	greeted n1 n2 n3
-	# Where four nodes lack it, two of them get it from the others.
+	# If four nodes lack it, two of them get it from the other two.
 	span_berth b --nodes-per-host 2 --image /var/tmp/own.tar -- sh -c "kubectl apply -f $here/web.yaml && kubectl rollout status --timeout=60s ds/web"
 	ends b 0
 	says b 'successfully rolled out'
 	for node in n1 n2; do "$bed" run "$node" rm /var/tmp/own.tar; done
 }
 
-# A folder with an unpacked image is used on all nodes, which have to see it, and so is
-# one with an OCI layout.
+# All nodes use a folder with an unpacked image or an OCI layout, which must be
+# visible on each of them.
 unpacked() {
 	begin a alice login sh -c "cd && berth image import -q --image-cache cache $image && berth image bundle -q --image-cache cache busybox:1.37 own &&
 		berth image export -q --image-cache cache busybox:1.37 own.tar && mkdir layout && tar -C layout -xf own.tar"
@@ -695,13 +700,13 @@ talk() {
 	says a 'every pod reaches every pod'
 }
 
-# Connections that the hosts make, while the roles that make them die.
+# The hosts make connections, while the roles that make them die.
 fast_path() {
 	local node deaths=0
 	span_berth a --image $image -- bash $here/fast.sh
 	patience=200 says a 'connections are being made'
 	for node in n1 n2 n1; do
-		# The oldest: another process of that name keeps its descriptors.
+		# The oldest process of that name; another one holds its descriptors.
 		"$bed" run $node sh -c 'kill -KILL $(pgrep -o -f "^berth net-role")' || fail "no net role on $node"
 		poll 10 died $((deaths += 1)) || fail "the net role of $node did not die"
 	done
@@ -709,7 +714,7 @@ fast_path() {
 	says a '0 and 0 connections failed'
 	says a 'policies hold for connections of the hosts'
 }
-# The Switch dies with the process that keeps its descriptors.
+# The Switch dies together with the process that holds its descriptors.
 fast_lost() {
 	span_berth a --image $image -- bash $here/lost.sh
 	says a 'pods are there'
@@ -722,20 +727,20 @@ fast_talk() { local fast=auto && talk; }
 fast_services() { local fast=auto && services; }
 fast_traffic() { local fast=auto && traffic; }
 
-# The same over TCP, which some firewalls leave.
+# The same over TCP, which some firewalls permit.
 talk_tcp() {
 	span_berth a --fast-path "${fast:-off}" --carrier tcp --image $image -- bash $here/talk.sh
 	ends a 0
 	says a 'every pod reaches every pod'
 }
 
-# A firewall that drops UDP is found out.
+# A firewall that drops UDP is detected.
 talk_blocked() {
 	local nft=/srv/ends/dist/libexec/berth/nft
 	for node in n1 n2 n3; do
 		"$bed" run $node $nft 'add table inet wall; add chain inet wall in { type filter hook input priority 0; }; add rule inet wall in udp dport 21000-28999 drop'
 	done
-	# A while more: nobody is warned of what may pass.
+	# The run lasts longer, as the warning comes only after a while.
 	span_berth a --fast-path "${fast:-off}" --image $image -- bash -c "bash $here/talk.sh && sleep 4"
 	ends a 0
 	says a 'every pod reaches every pod'
@@ -749,14 +754,13 @@ services() {
 	says a 'everything reaches everything'
 }
 
-# Where traffic to Services may go, who it seems to come from, and the ways into
-# pods of all nodes.
+# Traffic policies of Services, source addresses, and published ports on all nodes.
 traffic() {
 	span_berth a --fast-path "${fast:-off}" --publish 8030:30080 --publish 8031:30081 --publish 8088 --image $image -- bash $here/traffic.sh
 	patience=200 ends a 0
 	says a 'traffic goes where it may'
 	says a 'can connect to its port 8030, which leads to port 30080 of the node'
-	# A port that is taken is named, with the option.
+	# The message about a port in use has the port and the option.
 	begin taken bob n2 busybox nc -l -p 8030
 	poll 10 listens n2 8030 || fail 'nobody listens'
 	span_berth b --publish 8030 -- true
@@ -766,7 +770,7 @@ traffic() {
 }
 listens() { "$bed" run "$1" ss -Hltn "sport = :$2" | grep -q .; }
 
-# An existing ingress controller, reached from outside of the cluster.
+# An existing ingress controller, reached from outside the cluster.
 ingress() {
 	span_berth a --publish 8080:80 --publish 8443:443 --image $image --image /srv/ends/images/traefik.tar \
 		-f /srv/ends/examples/traefik.yaml -f /srv/ends/examples/ingress.yaml -- bash $here/ingress.sh
@@ -774,8 +778,8 @@ ingress() {
 	says a 'the ingress follows'
 }
 
-# A claim on a folder that all nodes see is written by all, and kept for the
-# user and for the next run.
+# Pods on all nodes write to a claim in a folder that all nodes see. It is kept for
+# the user and for the next run.
 shared_volumes() {
 	"$bed" run --user alice login mkdir shared
 	span_berth a --shared-volumes /home/alice/shared -f $here/shared.yaml --image $image
@@ -789,9 +793,9 @@ shared_volumes() {
 	says c 'shared volumes'
 }
 
-# Nodes of other subordinate ids, and of none, are one cluster. Files in shared
-# volumes that pods write as root are the user's, wherever they run; what is
-# different is said.
+# Nodes with different subordinate ids, and without any, form one cluster. Files that
+# pods write to shared volumes as root belong to the user on each node. berth reports
+# the differences.
 unlike_ids() {
 	local file
 	for file in subuid subgid; do
@@ -815,7 +819,7 @@ unlike_ids() {
 	done
 }
 
-# Slurm's names that Kubernetes does not take, and that no resolver knows.
+# Slurm's node names that are invalid in Kubernetes and unknown to DNS.
 odd_names() {
 	span_berth a -- kubectl get nodes -L slurm.berth.dev/node --no-headers
 	ends a 0
@@ -849,7 +853,7 @@ no_munge() {
 	begin b alice login srun --mpi=pmi2 -N3 --mem=1500 berth run -- $nodes
 	ends b 0
 	counts_nodes b
-	# One task of a node acts; PMI waits for all.
+	# One task on each node acts; PMI waits for all tasks.
 	begin c alice login srun --mpi=pmi2 -N3 -n6 --mem=1500 berth run --nodes-per-host 2 -- $nodes
 	ends c 0
 	counts_nodes c 6
@@ -870,8 +874,8 @@ no_munge() {
 	for host in n1 n2 n3; do "$bed" run $host chmod 755 /run/munge; done
 }
 
-# A step that berth starts has a key that nobody sees. The command gets all of the
-# user's input after it, and nothing else.
+# A step that berth starts gets a key that nobody can see. The command gets all of
+# the user's input, and nothing of the key.
 key_of_step() {
 	local host sum
 	begin g alice login sh -c "mkdir spy; cp $here/spy.sh spy/srun; ln -s /bin/false spy/munge
@@ -898,8 +902,8 @@ span_siblings() {
 	[[ $(grep -c ^node/ "$out/a") == 6 ]] || fail "not six nodes: $(cat "$out/a")"
 }
 
-# A batch script and the shell of salloc take all nodes of their job, also those
-# of a heterogeneous one.
+# A run from a batch script or the shell of salloc uses all nodes of the job,
+# including a heterogeneous job.
 whole_job() {
 	local count="$PATH:/srv/ends/dist/bin; berth run -- kubectl get nodes -o name"
 	begin a alice login sbatch -W -o /home/alice/whole.out -N3 --mem=1500 --wrap "PATH=$count"
@@ -922,7 +926,7 @@ count_nodes() {
 	[[ $(grep -c ^node/ "$out/whole") == 3 ]] || fail "not three nodes, once: $(cat "$out/whole" "$out/$1")"
 }
 
-# What is wrong is said once, by the head, and ends all nodes at once.
+# The head reports a mistake once, and all nodes end at once.
 span_mistakes() {
 	span_berth a --node-wait 50s -f /nothing.yaml
 	patience=20 ends a 66
@@ -934,8 +938,8 @@ span_mistakes() {
 	says c 'n3 did not come within 2s'
 	begin d alice login srun -N3 --mem=1500 sh -c 'exec berth run --state-dir /nothing/$SLURMD_NODENAME -- true'
 	patience=20 ends d 73
-	# The head does not wait for a node that cannot take part, and prints the reason. Some faults show before
-	# the node has come, others after.
+	# The head does not wait for a node that cannot take part, and prints the reason.
+	# Some faults show before the node has joined, others after it.
 	begin e alice login srun -N3 --mem=1500 sh -c '[ $SLURMD_NODENAME != n3 ] || dir=/nothing; exec berth run ${dir:+--state-dir $dir} -- true'
 	patience=20 ends e 73
 	says e 'node n3 cannot take part: no directory on this node'
@@ -946,7 +950,7 @@ span_mistakes() {
 	[[ $(grep -c 'make a user namespace' "$out/f") == 1 ]] || fail "not said once: $(cat "$out/f")"
 }
 
-# The run goes on without a node whose processes died.
+# The run continues without a node whose processes died.
 lose_worker() {
 	span_berth a --image $image -- bash $here/move.sh n2
 	says a 'pods on'
@@ -956,8 +960,8 @@ lose_worker() {
 	says a 'lost node n2'
 	swept n2
 }
-# What a lost node had written and not sent is counted, said also with -q, and makes
-# a run fail whose workload succeeds.
+# Output that a lost node had written but not sent is counted and reported, even with
+# -q. The run fails although its workload succeeds.
 lose_output() {
 	begin a alice login srun -N3 --mem=1500 bash $here/slow-reader.sh /tmp/read-on berth run -q -f $here/lost-output.yaml --image $image
 	says a 'reading has stopped'
@@ -968,7 +972,8 @@ lose_output() {
 	says a 'n1 ended with 74'
 	node rm /tmp/read-on
 	ends a 0
-	# A node that has sent as fast as the pod wrote had announced no more (0018); unit tests count.
+	# If the node sent as fast as the pod wrote, the number of bytes is unknown
+	# (0018); unit tests check the number.
 	grep -Eq 'output of container main of pod lost-output-[a-z0-9]+ is lost \(([0-9]+ bytes|an unknown part)\): node n2 does not answer' "$out/a" || fail "the loss is not reported: $(tail -n 12 "$out/a")"
 	swept n2
 }
@@ -980,7 +985,7 @@ fail_fast() {
 	says a 'lost node n2'
 	swept n2
 }
-# A node that is back after the network was gone takes part again.
+# A node rejoins the run after its network failed and returned.
 partition() {
 	span_berth a --image $image -- bash $here/move.sh n2 back
 	says a 'pods on'
@@ -999,8 +1004,9 @@ lose_head() {
 	says a 'lost node n1'
 	swept n1
 }
-# A node that is lost for good: srun returns once Slurm has given it up, with the
-# workload's code. On a node, since Slurm 22.05.8 tells no other srun.
+# A node is lost and does not return: srun returns the workload's code once Slurm has
+# given the node up. srun runs on a node, because Slurm 22.05.8 notifies no srun
+# elsewhere.
 lost_for_good() {
 	begin a alice n1 salloc --no-kill -N3 --mem=1500 berth run -f $here/spread.yaml --image $image -- \
 		sh -c 'echo cut; until [ "$(squeue -h -j $SLURM_JOB_ID -o %N)" = "n[1-2]" ]; do sleep 1; done; kubectl get nodes --no-headers; exit 6'
@@ -1015,10 +1021,10 @@ lost_for_good() {
 	poll 100 vacant n3 || fail "n3 is not empty: $("$bed" run ctl sinfo)"
 	swept n3
 }
-# vacant NODE: Slurm has it, and has ended there what it had given up.
+# vacant NODE: the node is idle again, and Slurm has ended the abandoned step there.
 vacant() { [[ $("$bed" run ctl sinfo -h -n "$1" -o %T) == idle && -z $("$bed" run "$1" pgrep -x slurmstepd) ]]; }
 
-# Three control planes: any one of the nodes may be lost.
+# The following cases have three control planes, and lose nodes of the run.
 ha_refused() {
 	begin a alice login srun -N2 --mem=1500 berth run --ha -f $here/spread.yaml --image $image
 	ends a 78
@@ -1043,15 +1049,15 @@ ha_partition() {
 	patience=90 ends a 0
 	says a 'here again'
 }
-# The first node leads the run. Slurm takes it down; another one takes that over,
-# and pods of the first node start again elsewhere. From the login host the
-# cluster is reached meanwhile.
+# Slurm takes down the first node, which leads the run. Another node takes the run
+# over, and pods of the first node start again elsewhere. The cluster can be reached
+# from the login host meanwhile.
 ha_lose_head() {
 	begin a alice login salloc --no-kill -N3 --mem=1500 berth run --ha -f $here/outlive.yaml --image $image
 	says a 'begun on n1'
 	poll 20 beside 3 n1 || fail "not three pods, one of them on n1: $(cat "$out/asked")"
 	"$bed" run ctl scontrol update nodename=n1 state=down reason=ends
-	# The store may choose a leader just then, but nobody leads the run yet.
+	# etcd may be electing a leader, but no node leads the run yet.
 	poll 20 beside 3 n1 || fail "the cluster is not reached: $(cat "$out/asked")"
 	says a 'which led the run, is lost'
 	poll 20 beside 3 n2 && ! grep -q n1 "$out/asked" || fail "the pods have not moved: $(cat "$out/asked"); $(tail -n 15 "$out/a")"
@@ -1067,7 +1073,7 @@ beside() { # COUNT NODE: so many pods run, one of them there
 	wait "${pids[asked]}"
 	[[ $(wc -w <"$out/asked") == "$1" ]] && grep -q "$2" "$out/asked"
 }
-# What is cut off ends itself: another node leads.
+# A head that is cut off ends itself, and another node leads.
 ha_cut_head() {
 	begin a alice login srun -N3 --no-kill --mem=1500 berth run --ha -f $here/outlive.yaml --image $image
 	says a 'begun on n1'
@@ -1082,7 +1088,7 @@ ha_cut_head() {
 	outlived a
 }
 outlived() { [[ $(grep -c 'ended on n[23]' "$out/$1") == 3 ]] || fail "three pods should have ended on n2 and n3: $(tail -n 20 "$out/$1")"; }
-# A control plane that is killed starts again, and meanwhile others answer.
+# A killed control plane is restarted, and the others answer meanwhile.
 ha_kill_control() {
 	span_berth a --ha --image $image -- bash $here/ask.sh /tmp/asked
 	says a asking
@@ -1097,7 +1103,7 @@ ha_kill_control() {
 	say "$(grep longest "$out/a")"
 }
 restarted() { parts control >/dev/null; }
-# With a second one the majority is lost.
+# The loss of a second node loses the majority.
 ha_lose_majority() {
 	span_berth a --ha -f $here/loop.yaml --image $image
 	says a started
@@ -1119,7 +1125,7 @@ ha_lose_majority_with_head() {
 	swept n1
 	swept n2
 }
-# The node of the user's command cannot be replaced.
+# The node that runs the user's command cannot be replaced.
 ha_lose_command() {
 	span_berth a --ha --image $image -- sh -c 'echo started; sleep 1000'
 	says a started
@@ -1128,14 +1134,14 @@ ha_lose_command() {
 	says a 'lost node n1'
 	swept n1
 }
-# swept NODE: where Slurm kills what is to clean up, the next berth does.
+# swept NODE: the next berth removes what a killed run left on the node.
 swept() {
 	begin c alice "$1" berth cleanup
 	ends c 0
 }
 kill_berth() { "$bed" run "$1" sh -c 'kill -KILL $(pgrep -f "^[^ ]*berth run ")'; }
 
-# Where all hosts have IPv6, pods have it too.
+# If all hosts have IPv6, pods have it, too.
 dual() {
 	span_berth a --fast-path "${fast:-off}" --image $image --image $web_image -- bash $here/dual.sh
 	patience=200 ends a 0
@@ -1146,26 +1152,26 @@ dual_tcp() {
 	patience=200 ends a 0
 	says a 'everything reaches everything by IPv6'
 }
-# Also where the hosts make the connections.
+# The same, if the hosts make the connections.
 dual_fast() {
 	span_berth a --fast-path auto --image $image --image $web_image -- bash $here/dual_fast.sh
 	patience=200 ends a 0
 	says a 'the hosts make connections by IPv6'
 }
-# Policies do, too.
+# Network policies, with both IP families.
 policies() {
 	span_berth a --fast-path "${fast:-off}" --image $image --image $web_image -- bash $here/policy.sh
 	patience=200 ends a 0
 	says a 'policies hold everywhere'
 }
-# Also where the hosts make the connections.
+# The same, if the hosts make the connections.
 policies_fast() {
 	span_berth a --image $image --image $web_image -- bash $here/policy.sh
 	patience=200 ends a 0
 	says a 'policies hold everywhere'
 }
-# One host without IPv6 is enough to leave all with IPv4, unless the run requires
-# IPv6 between the pods.
+# With one host without IPv6, all pods have only IPv4, unless the run requires IPv6
+# between the pods.
 dual_mixed() {
 	local ranges='jsonpath={.items[*].spec.podCIDRs}' address
 	address=$("$bed" run n2 ip -6 -o addr show dev eth0 scope global | sed -n 's|.* inet6 \([^ ]*\) .*|\1|p')
@@ -1185,7 +1191,7 @@ dual_mixed() {
 	span_berth d -- kubectl get nodes -o "$ranges"
 	ends d 0
 	[[ $(grep -o '"fd' "$out/d" | wc -l) == 3 ]] || fail "not three ranges: $(cat "$out/d")"
-	# On one node nft takes no rules for IPv6.
+	# On one node nft refuses rules for IPv6.
 	local refusing='[ $SLURMD_NODENAME != n2 ] || PATH=/srv/ends/refusing/bin:$PATH; exec berth run "$@"'
 	begin e alice login srun -N3 --mem=1500 sh -c "$refusing" sh -- kubectl get nodes -o "$ranges"
 	ends e 0
@@ -1196,8 +1202,8 @@ dual_mixed() {
 	says f '--ip-family ipv4 does without'
 }
 
-# Where one host's network takes smaller packets than the others', all pods keep
-# to it. Without that node they do not.
+# One host has a smaller MTU than the others. All pods use the smaller MTU, but not in
+# a run without that node.
 unlike_mtus() {
 	span_berth a --image $image -- bash $here/talk.sh
 	ends a 0
@@ -1208,7 +1214,7 @@ unlike_mtus() {
 	[[ $(grep -c 'packets of 8948' "$out/b") == 2 ]] || fail "not the MTU of the wide nodes: $(cat "$out/b")"
 }
 
-# fake_driver makes what a driver of NVIDIA's looks like to berth.
+# fake_driver makes files that look to berth like an NVIDIA driver.
 fake_driver() {
 	mkdir -p "$stage/driver"/{lib,bin}
 	echo "fake driver" >"$stage/driver/lib/libnvidia-ml.so.999.1"
@@ -1230,8 +1236,8 @@ gpu_berth() { # NAME SRUN-OPTIONS : ARGS...
 	begin "$name" alice login srun -N2 --mem=1500 "${options[@]}" env LD_LIBRARY_PATH=/srv/ends/driver/lib berth run --image $image "$@"
 }
 
-# The GPUs of the job, which Slurm chooses on each node by itself, reach pods that
-# ask for them, and no others.
+# Slurm chooses the GPUs of the job on each node. Pods that request GPUs get these;
+# other pods get none.
 gpus() {
 	fake_driver
 	begin d alice login srun -N1 -n1 --mem=500 --gpus-per-node=2 berth doctor
@@ -1242,18 +1248,18 @@ gpus() {
 	says a 'n1 has 1'
 	says a 'n2 has 1'
 	says a 'GPUs are as they should be'
-	# A program that finds its libraries as every program does.
+	# A program that finds the driver's libraries with the dynamic linker.
 	gpu_berth l -N1 --gpus-per-node=1 : --image /srv/ends/images/ksi.tar -f $here/linker.yaml
 	ends l 0
 	says l 'the driver answers 4711'
-	# Beside a job that has the first one: the other.
+	# While another job has the first GPU, the run gets the second.
 	begin b alice login srun -N1 -w n1 --mem=100 --gpus-per-node=1 sh -c 'echo "holds $SLURM_STEP_GPUS"; exec sleep 100'
 	says b holds
 	gpu_berth c -w n1 -N1 --gpus-per-node=1 : -- bash $here/devices.sh 1
 	ends c 0
 	says c "sees nvidia$((1 - $(sed -n 's/^holds //p' "$out/b")))"
 	"$bed" run ctl scancel -u alice
-	# Berth's own step has all of the allocation.
+	# The step that berth starts has all GPUs of the allocation.
 	begin d alice login salloc -Q -N2 --mem=1500 --gpus-per-node=2 env LD_LIBRARY_PATH=/srv/ends/driver/lib berth run --image $image -- bash $here/devices.sh 2
 	ends d 0
 	says d 'n1 has 2'
@@ -1261,14 +1267,15 @@ gpus() {
 	says d 'GPUs are as they should be'
 }
 
-# A job without GPUs has none, though their files are there.
+# A job without GPUs gets none, although their device files exist.
 gpus_of_others() {
 	gpu_berth a : -- sh -c 'kubectl get nodes -o jsonpath="{.items[*].status.allocatable}"; kubectl apply -f '$here/devices.yaml'; kubectl rollout status --timeout=30s ds/without'
 	ends a 0
 	never_says a nvidia.com
 }
 
-# Files of other devices, by name; a restart of the node role keeps who has what.
+# Other device files, by resource name. After a restart of the node role each pod
+# still has its devices.
 devices() {
 	begin a alice login srun -N1 --mem=1500 berth run --device site.org/fuse:2=/dev/fuse,/dev/net/tun --device /dev/nowhere --image $image -- sh -c '
 		sed "s|nvidia.com/gpu|site.org/fuse|" '$here/devices.yaml' | kubectl apply -f -
@@ -1281,14 +1288,14 @@ devices() {
 	signal KILL node
 	says a 'node ended'
 	poll 30 kubectl rollout status --timeout=5s ds/with >/dev/null 2>&1 || fail "the pod was lost: $(kubectl get pods)"
-	# A kubelet that is new learns of its pods first.
+	# A restarted kubelet first lists its pods.
 	poll 30 eval '[[ $(kubectl exec ds/with -- ls /dev/fuse /dev/net/tun 2>/dev/null | wc -l) == 2 ]]' || fail "the pod has lost its device"
 	signal TERM supervisor
 	ends a 143
 }
 
-# Users of pods other than root do not write to folders that machines share, where
-# no quota would know them. FUSE stands for a network file system.
+# Non-root users of pods cannot write to folders on network file systems, where no
+# quota would count their files. FUSE represents a network file system.
 owners() {
 	begin a alice login srun -N1 --mem=1500 berth run --image $image -- bash $here/data.sh REFUSED
 	ends a 0
@@ -1317,8 +1324,8 @@ mounts() {
 	node rm -rf /srv/shared/alice
 }
 
-# An MPI program over pods of three nodes, and a step of srun's beside the cluster
-# in the same allocation.
+# An MPI program in pods of three nodes, and an srun step beside the cluster in the
+# same allocation.
 mpi() {
 	begin a alice login srun -N3 --mem=1500 berth run --image /srv/ends/images/mpi.tar -- /srv/ends/examples/mpi/mpi.sh
 	patience=200
@@ -1336,7 +1343,7 @@ mpi() {
 	"$bed" run --user alice login rm -f up stepped
 }
 
-# A chart that brings a custom kind and the operator for it.
+# A Helm chart with a custom resource and its operator.
 operator() {
 	span_berth a --image /srv/ends/images/operator.tar -- bash $here/operator.sh /srv/ends/chart
 	patience=200

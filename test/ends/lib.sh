@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Functions for the cases. A case is a function that runs one or more berths in
-# the bed, ends them in its way, and checks the result. After each case nothing
-# may be left on any host.
+# the bed, ends them in one way, and checks the result. After each case nothing may
+# be left on any host.
 
 fails=0
 out=$(mktemp -d "${TMPDIR:-/tmp}/ends-XXXXXX")
@@ -12,31 +12,30 @@ here=/srv/ends/ends
 
 say() { echo "    $*"; }
 
-# fail tells the first thing that went wrong; what comes after it in a case is
-# skipped.
+# fail prints the first error of a case; the rest of the case is skipped.
 fail() {
 	[[ $failed == yes ]] || say "FAILED: $*"
 	failed=yes
 }
 
-# begin NAME USER HOST CMD... runs CMD in the background, as one case may do
-# several times; its output is $out/NAME. The shell in between is for nsenter,
-# which stops itself when its child is stopped.
+# begin NAME USER HOST CMD... runs CMD in the background with its output in
+# $out/NAME. A case may begin several. The shell in between is for nsenter, which
+# stops itself when its child is stopped.
 begin() {
 	local name=$1 user=$2 host=$3
 	shift 3
-	# Where a job has not quite left a node, Slurm would choose others, and cases
-	# expect the first ones.
+	# While a job is still leaving a node, Slurm would choose others, but cases expect
+	# the first nodes.
 	case $1 in srun | salloc | sbatch) await_no_jobs 5 --states=CG ;; esac
 	: >"$out/$name"
-	# A compute node outside of a job is as a machine without Slurm would be.
+	# Outside a job, a compute node represents a machine without Slurm.
 	[[ $host == login ]] || set -- env BERTH_HERE=true "$@"
 	timeout -k 1 300 "$bed" run --user "$user" "$host" env PATH=/srv/ends/dist/bin:/usr/bin:/bin:/usr/sbin:/sbin \
 		sh -c '"$@"; exit $?' sh "$@" >"$out/$name" 2>&1 </dev/null &
 	pids[$name]=$!
 }
 
-# await_no_jobs SECONDS SQUEUE-OPTIONS... waits for the ends of jobs, not longer.
+# await_no_jobs SECONDS SQUEUE-OPTIONS... waits at most that long for jobs to end.
 await_no_jobs() {
 	local i most=$1
 	shift
@@ -46,7 +45,7 @@ await_no_jobs() {
 	done
 }
 
-# berth NAME ARGS... begins a berth run where the current mode says.
+# berth NAME ARGS... begins a berth run in the current mode.
 berth() {
 	local name=$1
 	shift
@@ -67,7 +66,7 @@ poll() {
 	done
 }
 
-# says NAME TEXT: the output holds TEXT, soon.
+# says NAME TEXT waits until the output contains TEXT.
 says() {
 	poll "${patience:-100}" says_or_ended "$@" && grep -qF -- "$2" "$out/$1" ||
 		fail "no '$2' in the output of $1: $(tail -n 12 "$out/$1")"
@@ -77,7 +76,7 @@ says_or_ended() { ended "$1" || grep -qF -- "$2" "$out/$1"; }
 
 never_says() { ! grep -qF -- "$2" "$out/$1" || fail "'$2' in the output of $1"; }
 
-# ends NAME CODE...: it ends, soon, with one of the codes.
+# ends NAME CODE... waits until it ends, with one of the codes.
 ends() {
 	local name=$1 code
 	shift
@@ -89,7 +88,7 @@ ends() {
 
 ended() { ! kill -0 "${pids[$1]}" 2>/dev/null; }
 
-# parts PART...: the process ids of parts of the cluster on n1, seen from n1.
+# parts PART... prints the process ids of parts of the cluster on n1, as seen there.
 parts() {
 	local part
 	for part in "$@"; do
@@ -123,20 +122,20 @@ signal() {
 		fail "no process of $* to signal"
 		return 1
 	}
-	# One of them may end with another.
+	# One part may end together with another.
 	# shellcheck disable=SC2086
 	node kill "-$signal" $pids 2>/dev/null || [[ $# -gt 1 ]] || fail "send $signal to $*"
 }
 
-# job: the id of the one job there is.
+# job prints the id of the only job.
 job() { "$bed" run ctl squeue -h -o %i | head -n 1; }
 
 kubectl() {
 	"$bed" run --user alice n1 sh -c 'KUBECONFIG=$(ls /dev/shm/berth-*/*/kubeconfig) exec timeout 20 /srv/ends/dist/libexec/berth/kubectl "$@"' sh "$@"
 }
 
-# case_ NAME: runs the function of that name, then looks for what it left. All
-# that it says comes at its end, as cases of other groups say something, too.
+# case_ NAME runs the function of that name, then checks that nothing is left. It
+# prints all output at its end, because other groups print, too.
 case_() {
 	local said began=$SECONDS word=ok
 	try "$1" >"$out/said" 2>&1
@@ -151,7 +150,7 @@ try() { # CASE
 	declare -gA pids=()
 	"$1"
 	for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null && wait "$pid"; done
-	# The jobs of a case that was cut short would fail those after it, too.
+	# The jobs of a failed case would make the next cases fail, too.
 	[[ $failed == no ]] || cancel_jobs
 	left=$(check) || {
 		fail "left behind:"
@@ -166,8 +165,8 @@ cancel_jobs() {
 	await_no_jobs 20
 }
 
-# check allows what is on its way a moment: a janitor that outlives its
-# supervisor, for example.
+# check waits a moment for processes that are about to end, such as a janitor that
+# outlives its supervisor.
 check() {
 	local left i
 	for ((i = 0; i < 40; i++)); do
@@ -178,16 +177,15 @@ check() {
 	return 1
 }
 
-# numbers_of_bed: the first of its users, and of their subordinate ids.
+# numbers_of_bed prints the bed's first user id and first subordinate id.
 numbers_of_bed() {
 	. test/bed/lib/settings.sh
 	load_settings
 	echo "$first_user $first_subordinate"
 }
 
-# machine_is_clean NUMBERS: with the bed down, nothing of it is left outside of
-# its hosts either. Looks only for what this bed's users and names can have left:
-# other beds may be up.
+# machine_is_clean NUMBERS: after the bed is down, nothing of it is left outside its
+# hosts either. It checks only users and names of this bed, as other beds may be up.
 machine_is_clean() {
 	local user=$1 subordinate=$2 state=/var/tmp/berth-bed/$BED_NAME left
 	left=$(
