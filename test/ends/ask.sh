@@ -1,6 +1,6 @@
 #!/bin/bash
-# Asks the API server all the time, for as long as the file is not there and then
-# until it answers, and says for how long it did not, in milliseconds.
+# Queries the API server continuously until FILE exists and the server answers.
+# Prints the longest time without an answer, in milliseconds.
 #   ask.sh FILE
 set -u
 now() { echo $((${EPOCHREALTIME/./} / 1000)); }

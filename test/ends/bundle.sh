@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Steps of Slurm in containers, of bundles that berth image bundle has made. The
-# runtime's own folder is in the user's home, one for each node.
+# Slurm steps in containers, from bundles of 'berth image bundle'. The runtime's
+# folder is in the user's home, one for each node.
 
 # shellcheck disable=SC2016 # for oci.conf
 oci='RunTimeQuery="/srv/ends/dist/libexec/berth/runc --rootless=true --root=/home/%u/runc-%n state %n.%u.%j.%s.%t"
@@ -8,8 +8,8 @@ RunTimeKill="/srv/ends/dist/libexec/berth/runc --rootless=true --root=/home/%u/r
 RunTimeDelete="/srv/ends/dist/libexec/berth/runc --rootless=true --root=/home/%u/runc-%n delete --force %n.%u.%j.%s.%t"
 RunTimeRun="/srv/ends/dist/libexec/berth/runc --rootless=true --root=/home/%u/runc-%n run %n.%u.%j.%s.%t -b %b"'
 
-# All nodes run the one bundle at once, with a folder of the user's to write to; the
-# image's own files stay as they are. This Slurm starts one container a node.
+# All nodes run the same bundle at once, with a writable folder of the user; the
+# image's files stay unchanged. This Slurm starts one container per node.
 bundle() {
 	begin a alice login bash -c "cd && mkdir data && berth image import --image-cache cache $image &&
 		berth image bundle --image-cache cache --mount data:/data busybox:1.37 own &&

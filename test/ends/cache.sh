@@ -1,17 +1,19 @@
 # shellcheck shell=bash
 # The folder of layers that runs share.
 
-# cached HOST FOLDER: the layers that are there, and what is half-made, in use, put
-# aside or has come in part.
+# cached HOST FOLDER lists the layers there, and what is unfinished, in use, damaged
+# or partial.
 cached() { "$bed" run --user alice "$1" sh -c "cd $2/layers-1 && ls sha256; ls unfinished jobs damaged partial | grep -v ':\$' | grep ." 2>/dev/null; }
 
-# keeping NAME HOST FOLDER: a run on a host that ends when a layer is in the folder.
+# keeping NAME HOST FOLDER begins a run on a host that ends when the folder has a
+# layer.
 keeping() {
 	begin "$1" alice login srun -N1 -w "$2" --mem=1500 berth run --image-cache "$3" -f $here/exit.yaml --image $image -- \
 		sh -c "kubectl wait --for=condition=complete --timeout=90s job/exit && until ls $3/layers-1/sha256/*.erofs; do sleep 0.1; done"
 }
 
-# Jobs of three hosts bring the same layer at the same time: there is one, whole.
+# Jobs on three hosts store the same layer at the same time: the result is one
+# complete layer.
 cache_together() {
 	local folder=/home/alice/together host
 	for host in n1 n2 n3; do keeping "on-$host" $host $folder; done
@@ -22,8 +24,8 @@ cache_together() {
 	"$bed" run --user alice n1 rm -r $folder
 }
 
-# A run is killed while it copies a large layer into the folder: nothing half-made
-# stays. (Where it was killed too late the layer is there, whole.)
+# A run is killed while it copies a large layer into the folder: no partial file
+# stays. If it was killed too late, the layer is complete.
 cache_killed() {
 	local folder=/home/alice/killed
 	begin a alice n1 berth run --image-cache $folder -f $here/loop.yaml --image $image --image /srv/ends/images/mpi.tar -- sleep 1000
@@ -36,11 +38,10 @@ cache_killed() {
 	"$bed" run --user alice n1 rm -r $folder
 }
 
-# no_job_in HOST FOLDER: only whole layers are there.
+# no_job_in HOST FOLDER: only complete layers are there.
 no_job_in() { "$bed" run --user alice "$1" sh -c "cd $2/layers-1 && test -z \"\$(ls -A unfinished jobs damaged partial | grep -v ':\$' | grep .)\""; }
 
-# A disk that gets full is said once, keeps no run from going on, and holds nothing
-# half-made.
+# A full disk is reported once, stops no run, and holds no partial layer.
 cache_full() {
 	local disk=/var/tmp/small
 	node sh -c "mkdir -p $disk && mount -t tmpfs -o size=700k,mode=1777 tmpfs $disk" || fail "no small disk"
@@ -62,8 +63,8 @@ cache_full() {
 	node sh -c "umount $disk && rmdir $disk"
 }
 
-# Somebody has changed a layer: pods get an error, no other content. berth puts
-# the layer aside, and the next run fetches it again.
+# A layer was changed on disk: pods get an error, never other content. berth moves
+# the layer away, and the next run fetches it again.
 cache_damaged() {
 	local folder=/home/alice/changed
 	keeping a n1 $folder

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Who owns what pods write to folders of the host: data.sh REFUSED|ALLOWED
+# Checks who owns the files that pods write to folders of the host:
+#   data.sh REFUSED|ALLOWED
 set -uo pipefail
 cd "$(dirname "$0")"
 

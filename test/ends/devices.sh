@@ -28,7 +28,7 @@ while read -r pod node <&3; do
 	[[ -z $seen ]] || fail "$pod, which asks for none, sees $seen"
 done 3< <(pods without)
 
-# One more than there are has to wait.
+# A pod that requests one more GPU than there are stays pending.
 sed 's/kind: DaemonSet/kind: Deployment/; s/name: with}/name: more}/; s/app: with}/app: more}/; /^---/,$d; s/gpu: 1/gpu: '$(($1 + 1))/ devices.yaml | kubectl apply -f - >/dev/null
 kubectl wait --timeout=20s --for=jsonpath='{.status.conditions[0].reason}'=Unschedulable pod -l app=more ||
 	fail "more GPUs than there are were given: $(kubectl get pods -o wide)"

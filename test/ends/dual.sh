@@ -1,6 +1,6 @@
 #!/bin/bash
-# What pods reach by IPv6: each other on every node, Services of all kinds, and
-# the outside; and what they do not reach.
+# What pods reach by IPv6 (each other on every node, Services of all kinds, the
+# outside) and what they do not.
 set -feuo pipefail # -f: addresses in brackets are no patterns
 kubectl apply -f - <<'YAML' >/dev/null
 apiVersion: apps/v1
@@ -97,22 +97,23 @@ done
 cluster_ips=$(kubectl get service both six -o jsonpath='{.items[0].spec.clusterIPs[1]} {.items[1].spec.clusterIP}')
 is 2 "$(grep -o 'fd[0-9a-f:]*' <<<"$cluster_ips" | wc -l)"
 
-# ask POD NETWORK ADDRESS...: what the servers there answer. Many at once, as it is the way into the pod that takes time.
+# ask POD NETWORK ADDRESS... prints the answers of the servers there. One call takes
+# many addresses, because kubectl exec takes most of the time.
 ask() { kubectl exec "$1" -c web -- /web -ask "$(IFS=,; echo "${*:3}")" -over "$2"; }
 # at PORT ADDRESS...
 at() { printf "[%s]:$1\n" "${@:2}"; }
-their=() sums=() # address and file of each pod
+their=() sums=() # address and checksum of each pod
 for pod in $pods; do
 	their+=("${address[$pod]}")
 	sums+=("$(kubectl exec "$pod" -c tools -- sh -c 'until wget -qO /dev/null "http://[::1]/large"; do sleep 0.1; done; md5sum /tmp/large' | cut -d' ' -f1)")
 done
 
 for pod in $pods; do
-	# The others see who asks, with his own address.
+	# The other pods see the client's own address.
 	seen=$(printf "%s [${address[$pod]}]\n" $pods)
 	is "$seen" "$(ask "$pod" tcp $(at 8081 "${their[@]}") | sed 's/:[0-9]*$//')"
 	is "$seen" "$(ask "$pod" udp $(at 8082 "${their[@]}") | sed 's/:[0-9]*$//')"
-	# Also with what is larger than any packet on the way.
+	# Also with data larger than any packet on the path.
 	is "${sums[*]}" "$(kubectl exec "$pod" -c tools -- sh -ec 'for there; do
 		ping -c 1 -W 5 "$there" >/dev/null
 		ping -c 1 -W 5 -s 20000 "$there" >/dev/null
@@ -120,7 +121,7 @@ for pod in $pods; do
 	done' sh "${their[@]}" | cut -d' ' -f1 | xargs)"
 	ask "$pod" tcp $(at 30081 $nodes) $(at 9081 $nodes) $(at 7081 $nodes) $(at 8081 $cluster_ips) "[$outer]:8088" >/dev/null
 	ask "$pod" udp $(at 30082 $nodes) $(at 8082 $cluster_ips) six:8082 >/dev/null
-	# By name: one that has no other address, and all that have both.
+	# By name: of a Service with only IPv6, and of all with both families.
 	is 3 "$(ask "$pod" tcp $(printf 'six:8081 %.0s' {1..25}) | cut -d' ' -f1 | sort -u | wc -l)"
 	name() { kubectl exec "$pod" -c tools -- nslookup -type="$1" "$2.default.svc.cluster.local" | sed -n 's/^Address: //p' | sort; }
 	is "${cluster_ips#* }" "$(name aaaa six)"
@@ -139,7 +140,7 @@ for pod in $hosted; do
 	is there-and-back "$(kubectl exec "$pod" -c web -- /web -ask "[2001:db8:ffff::10]:7" -say there-and-back)"
 done
 
-# What listens on the host's loopback is the host's.
+# Listeners on the host's loopback are unreachable.
 busybox httpd -f -p '[::1]:18081' -h / &
 trap 'kill %%' EXIT
 until busybox wget -qO /dev/null 'http://[::1]:18081/etc/hostname'; do sleep 0.1; done

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Connections by IPv6 that the hosts make: by address and to Services, as root and
-# as another user, with the pods' addresses on both sides, and as policies have it.
+# IPv6 connections that the hosts make: to addresses and Services, as root and as
+# another user, with the pods' addresses on both sides, and under network policies.
 set -feuo pipefail # -f: addresses in brackets are no patterns
 heard=$(mktemp)
 trap 'rm "$heard"' EXIT
@@ -51,7 +51,7 @@ six=$(kubectl get service six -o jsonpath='{.spec.clusterIP}') sticky=$(kubectl 
 for address in "$own" "$there" "$six" "$sticky"; do [[ $address == fd*:* ]]; done
 
 . "${0%/*}/made.sh"
-# asks N ADDRESS: the client asks so often, and prints who answers, each once.
+# asks N ADDRESS makes N requests from the client, and prints each server once.
 asks() { kubectl exec "$client" -c web -- /web -ask "$(printf "$2,%.0s" $(seq "$1") | sed 's/,$//')" | sed 's/:[0-9]*$//' | sort -u; }
 # is WANT CMD...
 is() {
@@ -66,13 +66,14 @@ fetches() { kubectl exec "$client" -c tools -- sh -c 'n=0; for i in $(seq '"$1"'
 adds 20 is "$server [$own]" asks 20 "[$there]:8081"
 adds 20 is 20 fetches 20 "http://[$there]:8080/"
 echo connections to pods are made by the hosts
-# On all nodes, the client's own pod among them. 40 times no other than two of three: once in three million.
+# Servers on all nodes, including the client's own. That 40 requests reach only two of
+# three has a chance of one in three million.
 adds 40 is 3 count asks 40 "[$six]:8081"
 adds 20 is 20 fetches 20 "http://[$six]/"
 adds 20 is 1 count asks 20 "[$sticky]:8081"
 echo connections to Services are made by the hosts
 
-# A policy ends what it forbids.
+# A policy ends connections that it forbids.
 kubectl exec "$client" -c tools -- sh -c "mkfifo /tmp/in; (echo first; exec sleep 1000) >/tmp/in 2>/dev/null & nc '$there' 9000 </tmp/in" >"$heard" &
 cut=$!
 until grep -q first "$heard"; do sleep 0.1; done

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Connections between pods of different nodes that their hosts make: by address
-# and through a Service, as root and as another user, while the net roles die, and
-# as annotations and network policies have it.
+# Connections between pods on different nodes that their hosts make: to addresses and
+# Services, as root and as another user, while net roles die, and with annotations
+# and network policies.
 set -euo pipefail
 dir=$(mktemp -d)
 trap 'rm -r "$dir"' EXIT
@@ -36,7 +36,8 @@ address() { kubectl get pod "$1" -o jsonpath='{.status.podIP}'; }
 web=$(kubectl get pod -l app=web --field-selector "spec.nodeName=${nodes[1]}" -o jsonpath='{.items[0].status.podIP}')
 
 . "${0%/*}/made.sh"
-# fetch NAMESPACE POD N URL: N times, and prints how often it failed.
+# fetch NAMESPACE POD N URL fetches the URL N times, and prints the number of
+# failures.
 fetch() {
 	kubectl exec -n "$1" "$2" -- sh -c 'n=0; for i in $(seq '"$3"'); do wget -T 10 -qO- '"$4"' >/dev/null || n=$((n + 1)); done; echo $n'
 }
@@ -49,8 +50,8 @@ through_service() { test "$(kubectl exec "$1" -- sh -c 'for i in 1 2 3 4 5; do e
 adds 5 through_service root
 adds 5 through_service user
 echo connections to Services are made by the hosts
-# The outside is every address that is not a pod's: by name, and with a policy for
-# it.
+# The outside is every address that does not belong to a pod. Its server is reached by
+# name, and under a policy.
 before=$(settled 'connected to the outside')
 for from in root user; do
 	test "$(kubectl exec "$from" -- sh -c 'for i in 1 2 3 4 5; do echo hello | nc -w 5 www.outside.test 7; done' | sort | uniq -c | xargs)" = "5 hello"
@@ -77,7 +78,8 @@ test "$(xargs <"$dir/held")" = "first last"
 known=
 echo the connection that was there goes on
 
-# A policy ends what it forbids, forbids it from then on, and can be taken back.
+# A policy ends open connections that it forbids and prevents new ones, until it is
+# removed.
 kubectl exec root -- sh -c 'mkfifo /tmp/in; (echo first; exec sleep 1000) >/tmp/in 2>/dev/null & nc echo 9000 </tmp/in' >"$dir/cut" &
 cut=$!
 until grep -q first "$dir/cut"; do sleep 0.1; done

@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# Groups of cases, each on separate hosts, in the background. The exit code of a
-# group is the number of its failed cases.
+# Groups of cases run on separate hosts, in the background. The exit code of a group
+# is the number of its failed cases.
 
 busy=0 known=' '
 declare -A places=() # what a group takes, of those that may run abreast
-# Of a group: how many places it takes, where its runs begin (outside of Slurm,
-# local, or in a step), and what other settings of its bed are.
+# Settings of a group: the places that it takes, the mode of its runs (local, which is
+# outside of Slurm, or step), and the settings of its bed.
 takes=1 mode=step
 export PROCTRACK=cgroup TASK=cgroup CPUS=2 MEM=2000
 
-# group NAME NODES CASE...: starts the wanted cases, when it is its turn.
+# group NAME NODES CASE... starts the wanted cases once there is a free place.
 group() {
 	local name=$1 nodes=$2 wants=() case
 	shift 2
@@ -28,7 +28,7 @@ group() {
 run_group() { # CASE...
 	local began=$SECONDS mine=yes numbers case
 	fails=0
-	# Only a bed that this group made is taken down: somebody else may have one of that name.
+	# Take only this group's bed down: another test may have a bed of that name.
 	trap 'end_jobs; [[ $mine == no ]] || "$bed" down >/dev/null 2>&1' EXIT
 	leave_on_signals
 	export BED_NAME=$BED_NAME-$name
@@ -56,7 +56,7 @@ collect() {
 	[[ -n ${pid:-} ]] || return
 	((busy -= places[$pid]))
 	unset "places[$pid]"
-	# More is the shell's word for a signal.
+	# A larger code stands for a signal.
 	((fails += code < 126 ? code : 1))
 }
 
@@ -78,5 +78,6 @@ end_jobs() {
 	wait
 }
 
-# Once: a second signal, which a group and a parent may send, must not cut the leaving short.
+# leave_on_signals ignores further signals, which groups and parents may both send, so
+# that they do not interrupt the cleanup.
 leave_on_signals() { trap 'trap "" INT TERM HUP; exit 143' INT TERM HUP; }

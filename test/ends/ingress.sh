@@ -1,6 +1,6 @@
 #!/bin/bash
-# An ingress controller, from outside of the cluster: through the hosts of all
-# nodes, two hosts and paths, TLS from a Secret, and all of it changed meanwhile.
+# An ingress controller, reached from outside the cluster through the hosts of all
+# nodes: two host names and paths, and TLS from a Secret, all of them changed later.
 set -euo pipefail
 scratch=$(mktemp -d)
 trap 'rm -r "$scratch"' EXIT
@@ -10,13 +10,13 @@ certificate() {
 	openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=shop.example \
 		-addext subjectAltName=DNS:shop.example -keyout "$1.key" -out "$1.crt" 2>/dev/null
 }
-# fetch NODE URL [OPTION...]: what the URL answers through the host of a node.
+# fetch NODE URL [OPTION...] prints the response to the URL through a node's host.
 fetch() {
 	local node=$1 url=$2
 	shift 2
 	curl -sS --max-time 5 --noproxy '*' --connect-to "::$node:" "$@" "$url"
 }
-# answers WANT FETCH...: soon it answers that.
+# answers WANT FETCH... waits for that response.
 answers() {
 	local want=$1 said='' i
 	shift
@@ -38,7 +38,7 @@ for node in n1 n2 n3; do
 	answers 'these are the docs' fetch $node http://docs.example:8080/
 	answers '404 page not found' fetch $node http://other.example:8080/
 done
-# The controller tells where the Ingress is reached: at the nodes.
+# The controller publishes the addresses of the nodes in the Ingress's status.
 addresses() { kubectl get "$@" -o jsonpath='{.items[*].status.loadBalancer.ingress[*].ip}'; }
 answers "$(addresses service -n traefik)" addresses ingress
 test "$(addresses ingress | wc -w)" = 3

@@ -1,4 +1,5 @@
-# A run on a cluster that is up, and one with its own cluster, each until Ctrl-C.
+# Runs a workload on the cluster of berth up, and one with its own cluster, each until
+# Ctrl-C.
 here=$1 image=$2
 trap : INT
 berth up --image "$image" || exit

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# From the login host into running jobs. A tunnel that nobody uses closes within
-# the idle time, so that nothing is left after a case.
+# Connections from the login host to running jobs. The idle time is short, so that
+# tunnels close and nothing is left after a case.
 
 # into NAME USER ARGS... begins a berth on the login host.
 into() {
@@ -9,7 +9,8 @@ into() {
 	begin "$name" "$user" login env BERTH_TUNNEL_IDLE="${idle:-2s}" berth "$@"
 }
 
-# asks CODE TEXT USER ARGS...: such a berth ends with the code, and says the text.
+# asks CODE TEXT USER ARGS... runs such a berth, which must end with the code and
+# print the text.
 asks() {
 	local code=$1 text=$2
 	shift 2
@@ -19,7 +20,7 @@ asks() {
 	grep -qF -- "$text" "$out/asked" || fail "no '$text' from berth ${*:2}: $(tail -n 12 "$out/asked")"
 }
 
-# notebook NAME: a job on two nodes with a web server, ready.
+# notebook NAME starts a job on two nodes with a web server, and waits for it.
 notebook() {
 	begin "$1" alice login srun -N2 --mem=1000 --job-name="$1" berth run -f $here/notebook.yaml --image $image
 	poll 40 is_ready "$1" || fail "no notebook in $1: $(tail -n 12 "$out/$1")"
@@ -35,10 +36,11 @@ on_login() { "$bed" run login "$@"; }
 tunnels() { "$bed" run ctl squeue -h --steps -o %j | grep -c berth-tunnel; }
 no_tunnel() { ! on_login pgrep -f 'tunnel-keeper|job-door' >/dev/null && [[ $(tunnels) == 0 ]]; }
 
-# questions: how often Slurm's controller was asked for jobs or steps since sdiag --reset.
+# questions prints the number of requests to Slurm's controller for jobs or steps
+# since sdiag --reset.
 questions() { "$bed" run ctl sdiag | awk '/REQUEST_.*(JOB|STEP)/ { sub(".*count:", ""); n += $1 } END { print n + 0 }'; }
 
-# Every command that reaches in, by one step.
+# Every command that connects to a job, through one step.
 reach_in() {
 	local i id name idle=30s
 	notebook a
@@ -61,7 +63,7 @@ reach_in() {
 	asks 0 service/notebook alice shell -- kubectl get services -o name
 	asks 3 "job $id" alice shell "$id" -- sh -c 'echo "job $BERTH_JOB"; exit 3'
 	asks 0 /proc/ alice kubeconfig
-	# What a shell asks for at the tabulator key.
+	# Shell completion.
 	poll 60 offers notebook kubectl "$id" get pods note || fail "no pod is offered: $(cat "$out/asked")"
 	poll 60 offers svc/notebook open svc/n || fail "no Service is offered: $(cat "$out/asked")"
 	poll 60 offers "$id" logs '' || fail "no job is offered: $(cat "$out/asked")"
@@ -71,7 +73,8 @@ reach_in() {
 	begin l alice login sh -c 'i=0; while [ $i -lt 40 ]; do berth kubectl get nodes -o name || exit; i=$((i + 1)); done'
 	ends l 0
 	(($(questions) <= 2)) || fail "Slurm was asked: $("$bed" run ctl sdiag | grep count:)"
-	# A terminal of the size of the user's, also when that changes. Its first size, too, comes a moment after the program.
+	# The terminal inside follows the size of the user's terminal. Even the first size
+	# arrives a moment after the program has started.
 	begin t alice login script -qec 'tty; stty rows 33 cols 77; berth kubectl exec -it notebook -- sh -c "
 		until [ \"\$(stty size 2>&1)\" = \"33 77\" ]; do sleep 0.1; done; echo sized
 		until [ \"\$(stty size)\" = \"44 88\" ]; do sleep 0.1; done; echo resized"' /dev/null
@@ -97,15 +100,15 @@ reach_in() {
 	poll 20 no_tunnel || fail "the tunnel outlives the job: $(on_login ps -ef | grep berth)"
 }
 
-# offers TEXT ARGS...: a shell is offered the text in the place of the last word, if that does not take too long.
+# offers TEXT ARGS...: completion of the last word offers the text, within the time
+# limit of completion.
 offers() {
 	into asked alice __complete "${@:2}"
 	wait "${pids[asked]}"
 	grep -qF -- "$1" "$out/asked"
 }
 
-# One that nobody uses closes, and what a command that was killed left is
-# cleared away by the next.
+# An unused tunnel closes. The next command removes what a killed command has left.
 reach_idle() {
 	local idle=2s
 	notebook a
@@ -127,7 +130,7 @@ reach_idle() {
 	poll 20 no_tunnel || fail "the tunnel outlives the job"
 }
 
-# A notebook without a password is nobody else's.
+# A notebook without a password can be used only by its owner.
 reach_alone() {
 	local port id
 	notebook a
@@ -135,7 +138,7 @@ reach_alone() {
 	asks 66 'is not yours' bob kubectl "$id" get pods
 	asks 66 'is not yours' bob down "$id"
 	asks 66 'you have no job' bob kubectl get pods
-	# Who comes first to where tunnels are looked for, and answers there, is not believed.
+	# Another user's socket in the place of a tunnel is not trusted.
 	poll 20 no_tunnel || fail "the tunnel stays open"
 	begin f bob login sh -c 'dir=/dev/shm/berth-$(id -u alice); mkdir -m 777 $dir && cd $dir || exit
 		for n in 1 2 3 4 5 6 7 8 9; do mkdir -m 777 tunnel$n-'"$id"' && ln -s ../fake tunnel$n-'"$id"'/socket; done
@@ -157,7 +160,7 @@ reach_alone() {
 	port=$(sed -n 's|.*127.0.0.1:\([0-9]*\)$|\1|p' "$out/p")
 	visits alice 0 "http://127.0.0.1:$port/version"
 	visits bob 7 52 56 "http://127.0.0.1:$port/version"
-	# The door of the tunnel itself.
+	# The listener of the tunnel itself.
 	port=$(on_login ss -Hltnp | sed -n 's|.*127.0.0.1:\([0-9]*\) .*("berth".*|\1|p' | head -n 1)
 	visits bob 7 35 52 56 "https://127.0.0.1:$port/version"
 	kill "${pids[o]}" "${pids[p]}"
@@ -167,13 +170,13 @@ reach_alone() {
 	"$bed" run --user bob login sh -c 'touch /dev/shm/berth-$(id -u alice)/stop'
 	ends f 0
 }
-# visits USER CODE... URL: with curl, whose exit code is one of these.
+# visits USER CODE... URL runs curl, whose exit code must be one of these.
 visits() {
 	begin v "$1" login curl -sSk -m 10 "${*: -1}"
 	ends v "${@:2:$#-2}"
 }
 
-# Each with the reason, and what to do.
+# Every mistake is reported with its reason and the remedy.
 reach_mistakes() {
 	local id
 	asks 66 'there is no job 99999' alice kubectl 99999 get pods
@@ -212,8 +215,9 @@ reach_mistakes() {
 runs() { "$bed" run ctl squeue -h -j "$1" -o %T | grep -q RUNNING; }
 ended_job() { ! "$bed" run ctl squeue -h -j "$1" -o %T 2>/dev/null | grep -q .; }
 
-# Several clusters: which one is meant has to be said. One is an element of an
-# array, the other not on the first node of its job. A heterogeneous job has one.
+# With several clusters, the user must select one. One is in an element of a job
+# array, another is not on the first node of its job, and one is in a heterogeneous
+# job.
 reach_several() {
 	local element idle=30s
 	begin a alice login salloc -N2 --mem=900 --job-name=a srun -N1 --relative=1 --overlap berth run -f $here/notebook.yaml --image $image
@@ -248,7 +252,7 @@ reaches_notebook() {
 	wait "${pids[asked]}" && grep -q 1/1 "$out/asked"
 }
 
-# A crash of berth run on a cluster that stays.
+# A crash of berth run while it uses the cluster of another job.
 crash_run() {
 	local id
 	notebook a
@@ -263,7 +267,8 @@ crash_run() {
 	ends a 143 15 1 137
 }
 
-# berth run with the cluster of a job, and without any: a login host is no place for one.
+# berth run on the login host uses the cluster of a job. Without a job it is refused,
+# because no cluster is started on a login host.
 reach_run() {
 	local id idle=30s site=/var/tmp/berth-bed/$BED_NAME/etc/berth/config.yaml line refused='is in no allocation, so no cluster is started here'
 	asks 78 "$refused" alice run -- true
@@ -279,7 +284,7 @@ reach_run() {
 	ends f 78
 	never_says f 'all the same'
 	: >"$site"
-	# On a cluster of berth run: what it applies, and nothing else.
+	# On the cluster of berth run: it adds objects, and nothing else.
 	notebook a
 	id=$(job_named a)
 	asks 78 "your clusters that run: $id (a, 2 nodes)" alice run -- true
@@ -294,7 +299,7 @@ reach_run() {
 	says m 'BERTH_JOB names it'
 	"$bed" run --user alice login scancel "$id"
 	ends a 143 15 1 137
-	# On one of berth up: a command on its head, images, and an end in order.
+	# On the cluster of berth up: a command on its head, images, and an orderly end.
 	begin u alice login salloc -N2 --mem=1500 --job-name=u bash -c 'berth up && echo stands && until [ -e ended ]; do sleep 0.1; done; rm ended'
 	says u stands
 	id=$(job_named u)

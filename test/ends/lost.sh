@@ -1,6 +1,6 @@
 #!/bin/bash
-# Pods whose connections nobody can make any more, since both processes that could
-# were killed: berth replaces the pods and notifies their owner.
+# Both processes that make connections for pods are killed. berth replaces the pods
+# that cannot connect any more, and adds an event to their owner.
 set -euo pipefail
 kubectl apply -f "${0%/*}/web.yaml" >/dev/null
 kubectl rollout status daemonset/web --timeout=60s >/dev/null

@@ -1,9 +1,10 @@
 # shellcheck shell=bash
-# How many connections of pods the hosts have made.
+# Counts the connections that the hosts make for pods.
 
-# counted OUTCOME: how often that was counted, on all nodes.
+# counted OUTCOME prints the number of connections with that outcome, on all nodes.
 counted() { berth metrics | awk -v outcome="outcome=\"$1\"" 'index($0, "berth_fastpath_total") == 1 && index($0, outcome) { n += $NF } END { print n + 0 }'; }
-# settled OUTCOME: the same, when it does not change any more: the net role says it once a second.
+# settled OUTCOME is the same, once the number no longer changes: the net role reports
+# it once a second.
 settled() {
 	local now last=
 	until now=$(counted "$1") && [[ $now == "$last" ]]; do
@@ -12,9 +13,11 @@ settled() {
 	done
 	echo "$now"
 }
-# tardy: connections that a node was too busy for, whose client would not wait.
+# tardy prints the number of connections that took the overlay, because a busy node
+# did not answer in time.
 tardy() { echo $(($(counted 'overlay: the node did not answer in time') + $(counted 'overlay: no connection to the node'))); }
-# adds N CMD...: the command has N more connections made by the hosts. Nobody else has any made meanwhile.
+# adds N CMD...: while the command runs, the hosts make N connections. Nothing else may
+# connect meanwhile.
 known=
 adds() {
 	local n=$1 before=${known:-$(settled connected)} late

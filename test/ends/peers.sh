@@ -1,20 +1,20 @@
 # shellcheck shell=bash
-# Layers of images that nodes take from each other.
+# Nodes take layers of images from each other.
 
-# serve OPTION...: begins a registry on the login host, with an image of several layers.
+# serve OPTION... starts a registry on the login host, with an image of several
+# layers.
 serve() {
 	begin registry alice login /srv/ends/registry -listen :5000 "$@" team/busybox:1.37=/srv/ends/images/pulled.tar
 	says registry 'registry on'
 }
 
-# sent: of each layer how often it was asked for, how many bytes were sent, and
-# what it is.
+# sent prints for each layer the number of requests, the bytes sent, and its path.
 sent() {
 	awk '/^GET .*\/blobs\// { asked[$2]++ } /^sent .*\/blobs\// { sent[$3] += $2 }
 		END { for (blob in asked) if (sent[blob] > 100000) print asked[blob], sent[blob], blob }' "$out/registry"
 }
 
-# Three nodes take one copy of each layer from the registry.
+# Three nodes download one copy of each layer from the registry.
 layers_shared() {
 	local snapshotter run=0
 	serve -layers 3 -bytes 4000000
@@ -30,9 +30,9 @@ layers_sent() { # TIMES
 	[[ $(sent | wc -l) == 4 && -z $(sent | awk -v times="$1" '$1 != times || $2 % times') ]]
 }
 
-# Who was getting a layer from the registry dies in the middle: another node goes
-# on where it was, and he takes it from there when he is back. If it was he who knew
-# who has asked, it may be two that go on.
+# The node that downloads a layer dies in the middle. Another node continues at the
+# same offset, and the first one takes the layer from it after its return. If the dead
+# node owned the layer's digest, two nodes may continue.
 layers_taken_over() {
 	local victim layer
 	serve -layers 1 -bytes 24000000 -rate 2000000

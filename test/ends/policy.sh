@@ -1,9 +1,9 @@
 #!/bin/bash
-# Network policies: who reaches whom, on the same node and on others, by both
-# IP families, by a Service and by its name, before, while and after there are
-# policies; and that a pod is isolated before its first program runs.
+# Network policies: which pods reach each other, on the same and on other nodes, by
+# both IP families, through a Service and its name, before, with and after policies.
+# A pod is isolated before its first program runs.
 set -euo pipefail
-daemons() { # NAME: a server, and tools to ask others, on each node
+daemons() { # NAME: a server and a client on each node
 	cat <<YAML
 apiVersion: apps/v1
 kind: DaemonSet
@@ -49,14 +49,14 @@ for pod in $web $clients; do
 done
 servers=$(for pod in $web; do echo "${four[$pod]} ${six[$pod]}"; done)
 
-# reached POD SERVER...: prints the servers that answer the pod by TCP.
+# reached POD SERVER... prints the servers that answer the pod by TCP.
 reached() {
 	local pod=$1
 	shift
 	kubectl exec "$pod" -c tools -- sh -c 'for s; do wget -qO /dev/null -T 2 "http://$s/" 2>/dev/null && echo "$s" & done; wait' sh "$@" | sort | xargs
 }
-# reaches PODS WANTED SERVER...: each of the pods reaches what is WANTED of the servers, and not the others. A change
-# is in force soon, so it is looked at again for a while.
+# reaches PODS WANTED SERVER...: each of the pods reaches the WANTED servers and no
+# others. It polls, because a change takes effect after a moment.
 reaches() {
 	local pods=$1 wanted pod got deadline=$((SECONDS + 20))
 	wanted=$(tr ' ' '\n' <<<"$2" | sort | xargs)
@@ -67,7 +67,7 @@ reaches() {
 		done
 	done
 }
-# datagram POD SERVER: whether a datagram is answered.
+# datagram POD SERVER succeeds if a datagram is answered.
 datagram() { kubectl exec "$1" -c web -- /web -over udp -ask "${2%:8080}:8082" >/dev/null 2>&1; }
 fails() { ! "$@" || { echo "$* does not fail" >&2; exit 1; }; }
 policy() { kubectl apply -f - >/dev/null; }
@@ -75,7 +75,8 @@ policy() { kubectl apply -f - >/dev/null; }
 reaches "$clients" "$servers web:80" $servers web:80
 for pod in $clients; do datagram "$pod" "${four[${web%% *}]}"; done
 
-# Nobody reaches web, not by its Service either. It reaches others still, and its probes reach it.
+# No pod reaches web, not through its Service either. web still reaches others, and
+# the kubelet's probes reach web.
 policy <<'YAML'
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -86,7 +87,8 @@ reaches "$clients" "" $servers web:80
 fails datagram "${clients%% *}" "${four[${web##* }]}"
 for pod in $clients; do reaches "$web" "${four[$pod]} ${six[$pod]}" "${four[$pod]}" "${six[$pod]}"; done
 
-# What is permitted adds up: the port of that name, for clients. A pod always reaches itself.
+# Policies are additive: this one permits clients to use the named port. A pod always
+# reaches itself.
 policy <<'YAML'
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -99,8 +101,8 @@ reaches "$clients" "$servers web:80" $servers web:80
 fails datagram "${clients%% *}" "${four[${web##* }]}"
 for pod in $web; do reaches "$pod" "${four[$pod]} ${six[$pod]}" $servers; done
 
-# The labels of now count, and for connections that there are already: nothing is heard from who may not speak. (He who
-# has lost his connection makes another.)
+# Changed labels apply at once, to open connections, too: no data arrives from a pod
+# that is no longer permitted. A client that has lost its connection makes another.
 listener=${web%% *} speaker=${clients##* }
 # One of them may have ended: the script has its own exit code all the same.
 trap 'kill $(jobs -p) || true' EXIT
@@ -125,7 +127,7 @@ for want in "grows" "stands still" "grows"; do
 done
 kubectl label pod "$speaker" app=client --overwrite >/dev/null
 
-# Clients reach nothing but the cluster's names: elsewhere, pods of that label have them.
+# Clients reach only DNS, by the label that its pods have in other clusters.
 policy <<'YAML'
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -147,7 +149,7 @@ for pod in $clients; do
 done
 for pod in $web; do can_connect "$pod" kubernetes 443; done
 
-# Pods that begin with what they may not do, and pods that begin with what they may.
+# Pods whose first action is forbidden, and pods whose first action is permitted.
 hasty() { # NAME APP SCRIPT
 	cat <<YAML
 apiVersion: batch/v1

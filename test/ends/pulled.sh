@@ -1,6 +1,7 @@
 #!/bin/bash
-# A pod of an image from a registry on each of three nodes: pulled.sh BYTES, which
-# the nodes are to take from each other.
+# Runs a pod with an image from a registry on each of three nodes, which take BYTES
+# from each other:
+#   pulled.sh BYTES
 set -euo pipefail
 kubectl apply -f - >/dev/null <<'YAML'
 apiVersion: apps/v1

@@ -1,12 +1,12 @@
 #!/bin/bash
-# Looks for a key in whatever a host's root can read but the memory of processes:
-# arguments, environments, Slurm's records and logs, files. True if it is
-# nowhere.
+# Searches for a key in everything that a host's root can read except the memory of
+# processes: arguments, environments, Slurm's records and logs, files. Succeeds if it
+# is nowhere.
 #   seek.sh FILE
 set -euo pipefail
 key=$(mktemp /run/seek-XXXXXX)
 trap 'rm "$key" "$key.all"' EXIT
-# As it is, and as it would be in text.
+# The key itself, and its forms in text.
 {
 	hex=$(od -An -tx1 -v "$1" | tr -d ' \n')
 	echo "$hex"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What Kubernetes offers between pods of different nodes: every kind of Service,
-# ports of nodes, port-forward, and claims that stay with their node.
+# Kubernetes features across nodes: every kind of Service, node ports, port-forward,
+# and claims that stay with their node.
 set -euo pipefail
 forwarded=$(mktemp)
 trap 'rm "$forwarded"' EXIT
@@ -71,16 +71,16 @@ pods=$(kubectl get pods -l app=web -o jsonpath='{.items[*].metadata.name}')
 nodes=$(kubectl get nodes -o jsonpath='{.items[*].metadata.name}')
 address() { kubectl get node "$1" -o jsonpath='{.status.addresses[?(@.type=="InternalIP")].address}'; }
 until outer=$(kubectl get service balanced -o jsonpath='{.status.loadBalancer.ingress[0].ip}') && [[ -n $outer ]]; do sleep 0.1; done
-# fetch POD URL...: what each URL answers there.
+# fetch POD URL... prints the response to each URL in the pod.
 fetch() {
 	local pod=$1
 	shift
 	kubectl exec "$pod" -- sh -c 'for url in "$@"; do wget -T 5 -qO- "$url" || { echo "$url does not answer" >&2; exit 1; }; done' sh "$@"
 }
-# seen N: standard input has N different lines.
+# seen N succeeds if standard input has N different lines.
 seen() { test "$(sort -u | tee /dev/stderr | wc -l)" = "$1"; }
 
-# A port of the node leads to any pod, its own port to the node's.
+# A node port leads to any pod, and the pod's host port to the pod on that node.
 any=() own=()
 for node in $nodes; do
 	address=$(address "$node")
@@ -105,7 +105,7 @@ for pod in $pods; do
 	wait %% 2>/dev/null || true
 done
 
-# A pod that is replaced finds its claim, so on the same node.
+# A replaced pod runs on the same node, where its claim is.
 placed() { kubectl get pods -l app=db -o jsonpath='{range .items[*]}{.metadata.name}={.spec.nodeName} {end}'; }
 before=$(placed)
 for i in 0 1 2; do kubectl exec "db-$i" -- sh -c "echo $i >/data/mine"; done

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# What comes back in the next job, and how Slurm ends one before its time.
+# The state that the next job restores, and jobs that Slurm ends early.
 
 as_alice() { "$bed" run --user alice login env PATH=/srv/ends/dist/bin:/usr/bin:/bin "$@"; }
 
-# submit NAME ARGS...: a batch job of berth that writes the output of NAME.
+# submit NAME ARGS... submits a batch job of berth with the output file of NAME.
 submit() {
 	local name=$1
 	shift
@@ -12,8 +12,8 @@ submit() {
 
 ready="kubectl wait --for=condition=Ready --timeout=40s pod/loop"
 
-# In another job, on other nodes: objects, pods on new nodes, new tokens, but no
-# data of a node.
+# A job on other nodes restores the objects. Pods run on the new nodes with new tokens,
+# without data that was on the old nodes.
 state_next() {
 	submit a -N2 -w n1,n2 --state st --image $image -f $here/loop.yaml -f $here/claim.yaml -- \
 		sh -c "$ready && kubectl wait --for=condition=Ready pod/claims && kubectl exec claims -- sh -c 'echo x >/data/x' && kubectl create configmap note --from-literal=of=a"
@@ -34,7 +34,7 @@ state_next() {
 	as_alice rm -r st .config
 }
 
-# A requeued job goes on with what it had, also where a node failed.
+# A requeued job continues with its objects, even after a node failed.
 state_requeue() {
 	local id
 	as_alice sh -c 'cat >again.sh; chmod +x again.sh' <<-END
@@ -63,7 +63,7 @@ state_requeue() {
 	as_alice rm again.sh
 }
 
-# One folder is for one run at a time, and nothing that is odd is restored.
+# Only one run at a time uses a folder, and invalid state is not restored.
 state_refused() {
 	local id
 	submit a -N1 --state st -- sh -c 'kubectl get nodes; echo up; sleep 1000'
@@ -89,7 +89,7 @@ state_refused() {
 	ends f 64
 }
 
-# A job that is preempted has its partition's grace time, and comes back.
+# A preempted job has the grace time of its partition, and is requeued.
 preempted() {
 	submit a -N3 --requeue --open-mode=append -p low --state st --image $image -f $here/slow-end.yaml
 	says a started
@@ -102,8 +102,8 @@ preempted() {
 	as_alice rm -r st .config a.out
 }
 
-# A crash after the end of the cluster: a scontrol that kills the supervisor, which
-# asks for the requeue of a preempted job then.
+# A crash after the end of the cluster. The supervisor calls scontrol then, to requeue
+# a preempted job, and this scontrol kills the supervisor.
 crash_at_end() {
 	local path=/srv/ends/dist/bin:/usr/bin:/bin:/usr/sbin:/sbin
 	"$bed" run --user alice login sh -c 'mkdir fake && cat >fake/scontrol && chmod 755 fake/scontrol' <<-EOF
@@ -122,7 +122,7 @@ crash_at_end() {
 	as_alice rm -r fake a.out
 }
 
-# The workload may have more time for its end than Slurm's KillWait.
+# --grace gives the workload more time to end than Slurm's KillWait.
 limit_grace() {
 	patience=200 limit=1
 	submit a -N1 -t 1 --grace 20s --image $image -f $here/slow-end.yaml
@@ -132,7 +132,7 @@ limit_grace() {
 	as_alice rm a.out
 }
 
-# Slurm's accounting knows what the workload took, and how it ended.
+# Slurm's accounting has the resources that the workload used, and its exit code.
 accounting() {
 	local id
 	begin a alice login srun -N1 --mem=1500 berth run -f $here/burn.yaml --image $image

@@ -1,5 +1,5 @@
-# Makes pods one after the other, and ends them, while something sends signals to all
-# that makes them.
+# Starts and ends pods one after the other, while signals are sent to all processes
+# that start pods.
 set -e
 kubectl wait --for=condition=Ready --timeout=60s pod/loop
 set -- grep -E 'Sig(Blk|Ign)' /proc/self/status

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs a server on every node, and has each ask all.
+# Runs a server on every node, and queries all servers from each.
 set -euo pipefail
 kubectl apply -f "${0%/*}/web.yaml"
 kubectl rollout status daemonset/web --timeout=30s
@@ -15,7 +15,7 @@ for pod in $pods; do
 			ping -c 1 -W 5 "$address" >/dev/null
 			wget -T 5 -qO- "http://$address"
 			test "$(wget -T 5 -qO- "http://$address/much" | wc -c)" = 5000000
-			# Larger than any packet on the way.
+			# Larger than any packet on the path.
 			ping -c 1 -W 5 -s 20000 "$address" >/dev/null
 		done
 		address=web

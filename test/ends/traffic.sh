@@ -1,7 +1,6 @@
 #!/bin/bash
-# Where traffic to Services may go, who it seems to come from, other names and
-# other endpoints of Services, and the ways into pods of all nodes. web runs on
-# n2 and n3 only.
+# Traffic policies and source addresses of Services, Services with external names and
+# manual endpoints, and published ports on all nodes. web runs on n2 and n3 only.
 set -euo pipefail
 scratch=$(mktemp -d)
 trap 'rm -r "$scratch"' EXIT
@@ -133,12 +132,13 @@ for what in daemonset/web daemonset/ask deployment/spread; do kubectl rollout st
 
 of() { kubectl get pods -l "app=$1" --field-selector "spec.nodeName=$2" -o "jsonpath={.items[0].$3}"; }
 ask_n1=$(of ask n1 metadata.name) ask_n2=$(of ask n2 metadata.name) ask_n3=$(of ask n3 metadata.name)
-# from POD SERVICE: the node that answers, and the client that it sees.
+# from POD SERVICE prints the node that answers, and the client's address as seen
+# there.
 from() { kubectl exec "$1" -- wget -T 2 -qO- "http://$2/cgi-bin/who"; }
-# outside NODE PORT: the same from outside, through the node's host.
+# outside NODE PORT does the same from outside, through the node's host.
 outside() { curl -sS --max-time 3 --noproxy '*' "http://$1:$2/cgi-bin/who"; }
 refused() { ! "$@" 2>/dev/null || { echo "answered: $*" >&2 && return 1; }; }
-# becomes WANT CMD...: soon it prints that.
+# becomes WANT CMD... waits until the command prints that.
 becomes() {
 	local want=$1 said='' i
 	shift
@@ -150,8 +150,8 @@ becomes() {
 	return 1
 }
 
-# From outside: through any node, or only where the pods are, which then see
-# who asks.
+# From outside: through any node, or only through nodes with pods, which then see the
+# client's address.
 for node in n1 n2 n3; do
 	becomes 'n[23] *' outside $node 8030
 	becomes 'n[23] *' outside $node 8088
@@ -162,14 +162,14 @@ for node in n2 n3; do
 done
 refused outside n1 8031
 
-# Pods of the own node only.
+# Only pods on the client's node.
 becomes 'n2 *' from "$ask_n2" near
 for i in 1 2 3 4 5 6; do
 	[[ $(from "$ask_n2" near) == n2\ * && $(from "$ask_n3" near) == n3\ * ]]
 done
 refused from "$ask_n1" near
 
-# A client stays with its pod, until it has been silent for a second.
+# Session affinity: a client reaches the same pod until it was idle for a second.
 stay() { kubectl exec "$ask_n1" -- sh -c 'for i in 1 2 3 4 5 6 7 8; do wget -T 2 -qO- http://sticky/cgi-bin/who; done' | cut -d' ' -f1 | sort -u | xargs; }
 first=$(stay)
 [[ $first == n[23] ]]

@@ -1,19 +1,19 @@
 # shellcheck shell=bash
-# Clusters that stay: berth up, and what uses them.
+# Persistent clusters (berth up) and the commands that use them.
 
-# in_salloc NAME SCRIPT: begins the script in the shell of an allocation of
-# three nodes, on the login host.
+# in_salloc NAME SCRIPT begins the script in the shell of an allocation of three
+# nodes, on the login host.
 in_salloc() {
 	begin "$1" alice login salloc -N3 --mem=1500 bash -c "$2"
 }
 
-# batch NAME NODES SCRIPT: begins it as a batch job; its output replaces that of
-# NAME when it has ended.
+# batch NAME NODES SCRIPT begins the script as a batch job. When the job has ended, its
+# output becomes the output of NAME.
 batch() {
 	begin "$1" alice login sh -c 'printf "#!/bin/bash\nPATH=$PATH\n%s\n" "$3" >"$1.sh"; sbatch -W -N"$2" --mem=1500 -o "$1.out" "$1.sh"; code=$?; cat "$1.out"; rm "$1.sh" "$1.out"; exit $code' sh "$1" "$2" "$3"
 }
 
-# Several runs on it, one after the other and at once; every command finds it.
+# Several runs on one cluster, in sequence and at once; every command finds it.
 up_salloc() {
 	local name
 	in_salloc a "berth up || exit 90
@@ -47,8 +47,8 @@ up_salloc() {
 	done
 }
 
-# In a batch script, also of one node; nothing is left at its end. An archive may
-# be on the first node only.
+# In a batch script, also on one node; nothing is left at its end. The archive is only
+# on the first node.
 up_batch() {
 	local nodes
 	for nodes in 2 1; do
@@ -63,8 +63,7 @@ up_batch() {
 	done
 }
 
-# One Ctrl-C ends a run in order: one on the cluster, and one with its own
-# cluster.
+# One Ctrl-C ends a run in order, on the cluster of berth up and with its own cluster.
 up_interrupt() {
 	begin a alice login bash -c "mkfifo keys; script -qec 'salloc -N3 --mem=1500 bash $here/interrupted.sh $here $image' /dev/null <>keys; code=\$?; rm keys; exit \$code"
 	says a started
@@ -79,7 +78,7 @@ up_interrupt() {
 }
 started_again() { [[ $(grep -c started "$out/a") == 2 ]]; }
 
-# The end of the allocation, in each way, ends pods in order.
+# Pods end in order, in whichever way the allocation ends.
 up_ends() {
 	in_salloc a "berth up --image $image && berth kubectl apply -f $here/loop.yaml && berth kubectl wait --for=condition=Ready pod/loop && echo ready"
 	says a ready
@@ -97,7 +96,7 @@ up_ends() {
 	ends d 0
 }
 
-# A start that is cut short, and two at once.
+# An interrupted start, and two starts at once.
 up_starts() {
 	in_salloc a "(berth up; echo first \$?) & (berth up; echo second \$?); wait; berth down"
 	ends a 0
@@ -114,7 +113,7 @@ up_starts() {
 	ends d 0
 	says d 'code 64'
 	says d 'run 0'
-	# Ended from outside, in a job of two components.
+	# berth down from the login host, in a heterogeneous job.
 	begin e alice login salloc -N1 --mem=1000 : -N1 --mem=1000 bash -c 'berth up && echo stands && until [ -e ended ]; do sleep 0.1; done; rm ended'
 	says e stands
 	begin f alice login berth down "$(job | sed s/+.*//)"
@@ -124,7 +123,8 @@ up_starts() {
 	ends e 0
 }
 
-# With three control planes it outlives its first node, and runs go on where it is led then.
+# With three control planes the cluster outlives its first node, and runs continue on
+# the node that takes over.
 up_lose_head() {
 	begin a alice login salloc --no-kill -N3 --mem=1500 bash -c "berth up --ha || exit 90
 		berth run -- hostname
@@ -143,7 +143,7 @@ up_lose_head() {
 	swept n1
 }
 
-# Without Slurm. What kills its parts leaves nothing.
+# Without Slurm. Nothing is left after parts of the cluster are killed.
 up_local() {
 	begin a alice n1 sh -c "berth up --image $image && berth run -f $here/exit.yaml && berth up 2>&1 && berth ls &&
 		{ script -qec 'berth run -f $here/exit.yaml' /dev/null >/tmp/term; grep -q started /tmp/term && ! grep containerd /tmp/term || echo spoilt; rm /tmp/term; } && berth run -- sh -c 'kubectl get nodes -o name; exit 4'; code=\$?; berth down; exit \$code"
@@ -151,7 +151,7 @@ up_local() {
 	says a 'was so before'
 	says a node/
 	never_says a spoilt
-	# In a terminal they write lines, and draw nothing that stays.
+	# In a terminal, up and down write lines, and no escape sequences.
 	begin d alice n1 sh -c "export TERM=xterm; script -qec 'stty cols 80 rows 24; berth up --nodes-per-host 2' /dev/null >/tmp/term && berth run -- kubectl get nodes -o name && berth kubectl get nodes -o name; code=\$?
 		script -qec 'stty cols 80 rows 24; berth down' /dev/null >>/tmp/term || code=9; ! grep \"\$(printf '\\033')\" /tmp/term || echo spoilt; rm /tmp/term; exit \$code"
 	ends d 0

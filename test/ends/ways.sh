@@ -9,7 +9,7 @@ every_way=(ctrl-c ctrl-c-twice close-terminal
 	kill-TERM-berth kill-HUP-berth kill-QUIT-berth kill-KILL-berth
 	time-limit)
 
-# ways_to_end is the case of what berth itself has to do, or differs by ProctrackType;
+# ways_to_end tries cells where berth itself acts or that differ by ProctrackType.
 # test/ends/ways tries all cells.
 ways_to_end() {
 	local cells=(salloc/ctrl-c srun-X/ctrl-c srun-pty/ctrl-c)
@@ -161,13 +161,14 @@ expected() {
 	salloc/kill-KILL-berth) echo SIGTERM ;;
 	# There --batch is a SIGKILL for berth, which is the script.
 	*/kill-KILL-berth | submit/scancel-batch) echo "killed at once" ;;
-	# A shell in front of berth ends on SIGTERM, which only linuxproc gives to berth as
-	# well, and its step with it.
+	# SIGTERM ends a shell that runs berth, and the step with it. Only linuxproc sends
+	# SIGTERM to berth as well.
 	script/scancel | script/scancel-batch | script/scancel-full | script/time-limit)
 		if [[ $PROCTRACK == linuxproc ]]; then echo SIGTERM; else echo "killed at once"; fi
 		;;
-	# To srun the first one is a question. Without --batch or --full Slurm signals only
-	# the steps of a batch job, and without a batch script --batch finds nothing.
+	# The first Ctrl-C only makes srun print the state of its tasks. Without --batch or
+	# --full Slurm signals only the steps of a batch job. Without a batch script,
+	# --batch has no effect.
 	srun/ctrl-c | s[ra]*/scancel-batch | submit/scancel-[ITH]* | script/scancel-[ITH]*) echo "goes on" ;;
 	*) echo SIGTERM ;;
 	esac
