@@ -4,15 +4,16 @@ import (
 	"context"
 	"errors"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
 // agree implements [localNode]. A pod here whose addresses etcd has given to another job loses its
 // network.
-func (d *Daemon) agree(ctx context.Context, owner string, known listing) ([]string, error) {
+func (d *Daemon) agree(ctx context.Context, owner string, known store.Listing) ([]string, error) {
 	var mine []siteconf.Allocation
 	for _, a := range d.pods.ofOwner(owner) {
-		if _, there := known.jobs[a.ID()]; there {
+		if _, there := known.Jobs[a.ID()]; there {
 			if a.Login != "" {
 				if err := d.store.Hold(ctx, a); err != nil {
 					return nil, err
@@ -22,7 +23,7 @@ func (d *Daemon) agree(ctx context.Context, owner string, known listing) ([]stri
 			continue
 		}
 		switch err := d.store.Restore(ctx, a); {
-		case errors.Is(err, errTaken):
+		case errors.Is(err, store.ErrTaken):
 			d.log.Error("a job loses its network, as etcd has lost it", "job", a.ID(), "error", err)
 			if _, err := d.drop(ctx, a.ID()); err != nil {
 				return nil, err
@@ -31,7 +32,7 @@ func (d *Daemon) agree(ctx context.Context, owner string, known listing) ([]stri
 			return nil, err
 		default:
 			d.log.Warn("etcd had lost the addresses of a job", "job", a.ID())
-			known.jobs[a.ID()] = a
+			known.Jobs[a.ID()] = a
 			mine = append(mine, a)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/vxlan"
 )
 
@@ -24,7 +25,7 @@ const (
 // host is cut off, or one of its links goes down. A daemon that returns before the previous
 // lease has expired takes over the key. apply configures the kernel of this node.
 func (g *gateways) announce(ctx context.Context, apply func(ctx context.Context, check bool) error) error {
-	return g.store.persist(ctx, g.log, "be a gateway", func(ctx context.Context) error {
+	return g.store.Persist(ctx, g.log, "be a gateway", func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		if err := vxlan.Carries(g.host, g.config.Interfaces); err != nil {
@@ -35,19 +36,19 @@ func (g *gateways) announce(ctx context.Context, apply func(ctx context.Context,
 		if err := apply(ctx, true); err != nil {
 			g.log.Error("bring the network of this gateway up to date", "error", err)
 		}
-		limited, done := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
+		limited, done := store.Limited(ctx)
 		defer done()
-		lease, err := g.store.client.Grant(limited, gatewayLease)
+		lease, err := g.store.Client().Grant(limited, gatewayLease)
 		if err != nil {
 			return fmt.Errorf("get a lease: %w", errors.Join(err, context.Cause(limited)))
 		}
 		if lease.TTL > gatewayLease {
 			g.log.Warn("etcd gives no lease as short as a gateway's should be: its election timeout is long", "seconds", lease.TTL)
 		}
-		if _, err := g.store.client.Put(limited, gatewaysKey+g.node, g.host.String(), clientv3.WithLease(lease.ID)); err != nil {
+		if _, err := g.store.Client().Put(limited, store.GatewaysKey+g.node, g.host.String(), clientv3.WithLease(lease.ID)); err != nil {
 			return fmt.Errorf("tell of this gateway: %w", errors.Join(err, context.Cause(limited)))
 		}
-		refreshed, err := g.store.client.KeepAlive(ctx, lease.ID)
+		refreshed, err := g.store.Client().KeepAlive(ctx, lease.ID)
 		if err != nil {
 			return fmt.Errorf("refresh the lease: %w", err)
 		}
@@ -72,8 +73,8 @@ func (g *gateways) watchLinks(ctx context.Context, lease clientv3.LeaseID, refre
 			if down == nil {
 				continue
 			}
-			limited, done := context.WithTimeout(ctx, etcdLimit)
-			_, err := g.store.client.Revoke(limited, lease)
+			limited, done := store.Limited(ctx)
+			_, err := g.store.Client().Revoke(limited, lease)
 			done()
 			return errors.Join(down, err)
 		}

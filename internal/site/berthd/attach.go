@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -14,14 +15,14 @@ const (
 	// somewhat later.
 	attachTimeout = 15 * time.Second
 	// refuseLimit bounds the time for recording in etcd that a job gets no network. The plugin
-	// gives up after ANSWER_LIMIT (spank/client.c). attachTimeout, leaveLimit and refuseLimit
+	// gives up after ANSWER_LIMIT (spank/client.c). attachTimeout, store.LeaveLimit and refuseLimit
 	// together must be shorter, or the plugin cannot report a reason.
 	refuseLimit = 2 * time.Second
 )
 
 // Attach returns a job's pod on this node, and makes it if there is none. The request of the
 // job's first node has the list of nodes, and allocates the job's addresses.
-func (d *Daemon) Attach(ctx context.Context, request Request) (siteconf.Pod, error) {
+func (d *Daemon) Attach(ctx context.Context, request store.Request) (siteconf.Pod, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, attachTimeout, fmt.Errorf("etcd has not answered within %s", attachTimeout))
 	defer cancel()
 	if pod, ready := d.pods.attached(request); ready {
@@ -29,7 +30,7 @@ func (d *Daemon) Attach(ctx context.Context, request Request) (siteconf.Pod, err
 	}
 	began := time.Now()
 	request.Group = d.config.GroupOf(request.User)
-	owner := request.empty(0).Owner()
+	owner := request.Allocation().Owner()
 	user := d.watch.follow(owner)
 	defer d.watch.unfollow(owner)
 	if len(request.Nodes) > 0 {
@@ -42,7 +43,7 @@ func (d *Daemon) Attach(ctx context.Context, request Request) (siteconf.Pod, err
 		}
 		user.put(a)
 	}
-	id := request.empty(0).ID()
+	id := request.Allocation().ID()
 	a, err := user.await(ctx, id, d.node)
 	if err != nil {
 		return siteconf.Pod{}, err
@@ -69,7 +70,7 @@ func (d *Daemon) Attach(ctx context.Context, request Request) (siteconf.Pod, err
 	if !made {
 		return pod, nil
 	}
-	a = with(a, d.node, pod.Address)
+	a = a.With(d.node, pod.Address)
 	d.metrics.attached(time.Since(began))
 	d.audit.write(auditJoined, a, nil)
 	d.log.Info("job has a network", "job", id, "user", a.User, "uid", a.UID, "address", pod.Address, "network", a.VNI, "took", time.Since(began))
@@ -77,14 +78,14 @@ func (d *Daemon) Attach(ctx context.Context, request Request) (siteconf.Pod, err
 }
 
 // refuse records why a job gets no network, for its later steps and its other nodes.
-func (d *Daemon) refuse(ctx context.Context, user *follower, request Request, why error) error {
+func (d *Daemon) refuse(ctx context.Context, user *follower, request store.Request, why error) error {
 	d.metrics.refuse()
-	d.audit.write(auditRefused, request.empty(0), why)
+	d.audit.write(auditRefused, request.Allocation(), why)
 	if request.Login != "" {
 		// No other node waits, and the next session may succeed.
 		return why
 	}
-	refused := request.empty(0)
+	refused := request.Allocation()
 	refused.Problem = why.Error()
 	user.put(refused)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refuseLimit)
@@ -155,7 +156,7 @@ func (d *Daemon) Release(ctx context.Context, id string) error {
 // leave records in etcd, in the background, that a pod has left this node.
 func (d *Daemon) leave(ctx context.Context, a siteconf.Allocation) {
 	d.background.Go(func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), etcdLimit)
+		ctx, cancel := store.Limited(context.WithoutCancel(ctx))
 		defer cancel()
 		if err := d.store.Leave(ctx, a, d.node); err != nil {
 			d.log.Warn("addresses are left to the collector", "job", a.ID(), "error", err)

@@ -5,12 +5,16 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/testutil"
 )
@@ -30,7 +34,7 @@ func TestAPodIsNotAnotherUsers(t *testing.T) {
 		}
 	}
 	config := siteconf.Config{Run: dir, Pod: program}
-	d := newDaemon(config, "n0", netip.Addr{}, newStore(t, "10.128.0.0/24"), nil, slog.New(slog.DiscardHandler))
+	d := newDaemon(config, "n0", netip.Addr{}, newStore(t, testConfig()), nil, slog.New(slog.DiscardHandler))
 	defer func() {
 		if err := d.pods.unmake("7"); err != nil {
 			t.Error(err)
@@ -42,9 +46,7 @@ func TestAPodIsNotAnotherUsers(t *testing.T) {
 		uid  uint32
 		made bool
 	}{{1001, true}, {1001, false}, {1002, true}} {
-		r := request(7, step.uid)
-		r.Nodes = []string{"n0"}
-		a, err := d.store.Allocate(t.Context(), r)
+		a, err := d.store.Allocate(t.Context(), store.Request{Job: 7, UID: step.uid, User: "somebody", Name: "x", Nodes: []string{"n0"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -75,7 +77,7 @@ func TestAPodIsNotAnotherUsers(t *testing.T) {
 		last = now
 	}
 	d.background.Wait()
-	left, err := d.store.client.Get(t.Context(), networksKey, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	left, err := d.store.Client().Get(t.Context(), siteconf.Prefix+"networks/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,5 +85,25 @@ func TestAPodIsNotAnotherUsers(t *testing.T) {
 		if strings.Contains(string(kv.Key), "1001") {
 			t.Errorf("the former user keeps %s", kv.Key)
 		}
+	}
+}
+
+// All of berthd's limits for etcd in sequence end two seconds before the plugin's
+// limit for berthd.
+func TestThePluginWaitsLongerThanBerthd(t *testing.T) {
+	text, err := os.ReadFile("../../../spank/client.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`ANSWER_LIMIT = (\d+) `).FindSubmatch(text)
+	if found == nil {
+		t.Fatal("the plugin has no ANSWER_LIMIT")
+	}
+	seconds, err := strconv.Atoi(string(found[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own := attachTimeout + store.LeaveLimit*time.Second + refuseLimit; own+2*time.Second > time.Duration(seconds)*time.Second {
+		t.Errorf("berthd answers after %s, the plugin waits %d s", own, seconds)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"go.etcd.io/etcd/client/v3/concurrency"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -34,15 +35,15 @@ type collector struct {
 	// squeue is the program that lists jobs, and period the time between two lists.
 	squeue string
 	period time.Duration
-	store  *Store
+	store  *store.Store
 	log    *slog.Logger
 }
 
 // run frees the addresses of finished jobs that their nodes did not release, because an
 // epilog or a node was lost. Only one node at a time, the elected one, does so.
 func (c *collector) run(ctx context.Context) error {
-	return c.store.persist(ctx, c.log, "collect addresses", func(ctx context.Context) error {
-		session, err := concurrency.NewSession(c.store.client, concurrency.WithTTL(leaderLease), concurrency.WithContext(ctx))
+	return c.store.Persist(ctx, c.log, "collect addresses", func(ctx context.Context) error {
+		session, err := concurrency.NewSession(c.store.Client(), concurrency.WithTTL(leaderLease), concurrency.WithContext(ctx))
 		if err != nil {
 			return fmt.Errorf("get a lease: %w", err)
 		}
@@ -78,10 +79,11 @@ func (c *collector) run(ctx context.Context) error {
 
 func (c *collector) collectOnce(ctx context.Context, missed map[string]int) error {
 	// List addresses before jobs, so that addresses allocated in between are not considered.
-	known, _, err := c.store.Networks(ctx, networksKey)
+	listing, err := c.store.List(ctx, "")
 	if err != nil {
 		return err
 	}
+	known := listing.Jobs
 	var active map[uint32]bool
 	if slices.ContainsFunc(slices.Collect(maps.Values(known)), func(a siteconf.Allocation) bool { return a.Login == "" }) {
 		// Ask the controller only if there are jobs.

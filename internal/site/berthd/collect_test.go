@@ -11,12 +11,15 @@ import (
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"berth.dev/berth/internal/site/berthd/store"
+	"berth.dev/berth/internal/site/siteconf"
 )
 
 // Addresses are freed when the controller has not known an active job twice in a row. Sessions,
 // which it does not know, keep theirs.
 func TestAddressesOfFinishedJobsAreFreed(t *testing.T) {
-	s := newStore(t, "10.128.0.0/24")
+	s := newStore(t, testConfig())
 	squeue := filepath.Join(t.TempDir(), "squeue")
 	list := func(lines ...string) {
 		t.Helper()
@@ -25,18 +28,16 @@ func TestAddressesOfFinishedJobsAreFreed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	lease, err := s.client.Grant(t.Context(), 60)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.lease.Store(int64(lease.ID))
+	leased := make(chan struct{})
+	go func() { _ = s.KeepLease(t.Context(), slog.New(slog.DiscardHandler), func() { close(leased) }) }()
+	<-leased
 	c := &collector{node: "n0", squeue: squeue, store: s, log: slog.New(slog.DiscardHandler)}
 	for job := uint32(1); job <= 4; job++ {
-		if _, err := s.Allocate(t.Context(), Request{Job: job, UID: 1000, Nodes: []string{"n0"}}); err != nil {
+		if _, err := s.Allocate(t.Context(), store.Request{Job: job, UID: 1000, Nodes: []string{"n0"}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.Allocate(t.Context(), Request{UID: 1000, Login: "n0", Nodes: []string{"n0"}}); err != nil {
+	if _, err := s.Allocate(t.Context(), store.Request{UID: 1000, Login: "n0", Nodes: []string{"n0"}}); err != nil {
 		t.Fatal(err)
 	}
 	missed := map[string]int{}
@@ -45,13 +46,13 @@ func TestAddressesOfFinishedJobsAreFreed(t *testing.T) {
 		if err := c.collectOnce(t.Context(), missed); err != nil {
 			t.Fatal(err)
 		}
-		known, _, err := s.Networks(t.Context(), networksKey)
+		known, err := s.List(t.Context(), "")
 		if err != nil {
 			t.Fatal(err)
 		}
 		var jobs []string
-		for _, id := range slices.Sorted(maps.Keys(known)) {
-			if known[id].Login == "" {
+		for _, id := range slices.Sorted(maps.Keys(known.Jobs)) {
+			if known.Jobs[id].Login == "" {
 				jobs = append(jobs, id)
 			} else {
 				jobs = append(jobs, "session")
@@ -75,7 +76,7 @@ func TestAddressesOfFinishedJobsAreFreed(t *testing.T) {
 	if err := c.collectOnce(t.Context(), missed); err == nil || !strings.Contains(err.Error(), "slurmctld is away") {
 		t.Errorf("without a controller: %v", err)
 	}
-	if _, err := s.client.Delete(t.Context(), networksKey, clientv3.WithPrefix()); err != nil {
+	if _, err := s.Client().Delete(t.Context(), siteconf.Prefix+"networks/", clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
 	}
 	look("without jobs the controller is not asked")

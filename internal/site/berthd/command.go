@@ -13,6 +13,7 @@ import (
 
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/site/berthd/etcd"
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -165,7 +166,7 @@ func nameCommand(ctx context.Context, flags *flag.FlagSet, args []string) error 
 	if *job == "" {
 		return fmt.Errorf("name a job: this shell is not in a job: give --job")
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*etcdLimit)
+	ctx, cancel := context.WithTimeout(ctx, 2*store.Limit)
 	defer cancel()
 	question := siteconf.Message{Verb: siteconf.VerbName, Fields: map[string]string{"job": *job, "names": strings.Join(flags.Args(), ",")}}
 	_, _, err = siteconf.Ask(ctx, config.Run, question)

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"sync"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -18,7 +19,7 @@ type Daemon struct {
 	// node is Slurm's name of this node, and host its address.
 	node     string
 	host     netip.Addr
-	store    *Store
+	store    *store.Store
 	audit    *audit
 	metrics  *metrics
 	gateways *gateways

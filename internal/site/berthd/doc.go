@@ -1,7 +1,7 @@
 // Package berthd is the daemon of the site network. It answers questions on a local socket,
-// keeps the addresses of pods in etcd, and configures this node's kernel through
-// internal/site/vxlan, or CNI plugins through internal/site/podcni. Links, routes and rules
-// do not belong here, nor does the wire format, which is in internal/site/siteconf.
+// keeps the addresses of pods in etcd through the package store, and configures this node's
+// kernel through internal/site/vxlan, or CNI plugins through internal/site/podcni. Links, routes
+// and rules do not belong here, nor does the wire format, which is in internal/site/siteconf.
 //
 // A Daemon only connects its parts. Each part is one type with its own state.
 //
@@ -30,9 +30,6 @@
 //   - gateways: announce.go makes this host a gateway, gateways.go chooses one for each pod,
 //     and reach.go pings them.
 //   - records: audit.go and metrics.go record what happened.
-//   - store: publish.go and names.go write addresses from plugins and names to etcd,
-//     allocate.go allocates addresses (routed.go where each node has its own subnet),
-//     listing.go reads and watches, lease.go keeps what lives with this host, store.go has the
-//     connection, queue.go orders writers that compete, refusal.go explains a refused
-//     connection, and keys.go has the keys.
+//
+// The package store keeps in etcd what all nodes share.
 package berthd

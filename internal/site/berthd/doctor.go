@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/podcni"
 	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/site/vxlan"
@@ -71,7 +72,7 @@ func nodeChecks(config siteconf.Config, node string) []check {
 		{"squeue", program("squeue", config.Squeue)},
 		{"etcd answers", func(ctx context.Context) error { return askEtcd(ctx, config) }},
 		{"berthd answers", func(ctx context.Context) error {
-			ctx, cancel := context.WithTimeout(ctx, etcdLimit)
+			ctx, cancel := context.WithTimeout(ctx, store.Limit)
 			defer cancel()
 			_, _, err := siteconf.Ask(ctx, config.Run, siteconf.Message{Verb: siteconf.VerbStatus})
 			return err
@@ -113,7 +114,7 @@ func nodeChecks(config siteconf.Config, node string) []check {
 		checks = append(checks, check{"image of sessions", func(context.Context) error { return hasPlaces(config.Sessions) }})
 	}
 	if config.ByRoutes() {
-		checks = append(checks, check{"this node has a subnet of pods", func(context.Context) error { return hasSubnet(config, node) }})
+		checks = append(checks, check{"this node has a subnet of pods", func(context.Context) error { return store.HasSubnet(config, node) }})
 	}
 	checks = append(checks, check{"Slurm is told to contain jobs", containsJobs})
 	// On login hosts the plugin only provides options for jobs.
@@ -208,12 +209,12 @@ const namedHosts = 5
 // onePort checks that all hosts use the same tunnel port. Pods on hosts with
 // different ports cannot reach each other.
 func onePort(ctx context.Context, config siteconf.Config) error {
-	store, err := OpenStore(config)
+	s, err := store.Open(config)
 	if err != nil {
 		return err
 	}
-	defer store.Close()
-	ports, err := store.TunnelPorts(ctx)
+	defer s.Close()
+	ports, err := s.TunnelPorts(ctx)
 	if err != nil {
 		return err
 	}
@@ -239,7 +240,7 @@ func samePort(ports map[string]uint16, own uint16) error {
 		return nil
 	}
 	return fmt.Errorf("it is %d here and %s, which receive no packets from pods here: with no jobs, write one 'tunnel.port' into the configuration of all hosts, and start berthd again where it was another; "+
-		"for a host that has gone: etcdctl del %sHOST", own, strings.Join(said, ", "), tunnelsKey)
+		"for a host that has gone: etcdctl del %sHOST", own, strings.Join(said, ", "), store.TunnelsKey)
 }
 
 // noWildcard checks that no program listens on all addresses of the host, because it
@@ -273,13 +274,12 @@ func program(option, path string) func(context.Context) error {
 }
 
 func askEtcd(ctx context.Context, config siteconf.Config) error {
-	store, err := OpenStore(config)
+	s, err := store.Open(config)
 	if err != nil {
 		return err
 	}
-	defer store.Close()
-	_, _, err = store.Networks(ctx, nodesKey+"none/")
-	return store.explain(err)
+	defer s.Close()
+	return s.Check(ctx)
 }
 
 func private(path string) error {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -100,7 +101,8 @@ func TestPortsOfUsersAreReported(t *testing.T) {
 // Hosts register their tunnel port, and the doctor lists the hosts whose port differs
 // from its own.
 func TestHostsWithOtherPortsAreReported(t *testing.T) {
-	s := newStore(t, "10.128.0.0/24")
+	config := testConfig()
+	s := newStore(t, config)
 	said := func() error {
 		t.Helper()
 		ports, err := s.TunnelPorts(t.Context())
@@ -112,14 +114,15 @@ func TestHostsWithOtherPortsAreReported(t *testing.T) {
 	if err := said(); err != nil {
 		t.Errorf("all have the same: %v", err)
 	}
-	s.config.Tunnel.Port = 4789
+	config.Tunnel.Port = 4789
+	other := store.New(s.Client(), config)
 	for i := range 8 {
-		if _, err := s.Register(t.Context(), fmt.Sprintf("n%d", i+2), netip.AddrFrom4([4]byte{192, 168, 1, byte(i)})); err != nil {
+		if _, err := other.Register(t.Context(), fmt.Sprintf("n%d", i+2), netip.AddrFrom4([4]byte{192, 168, 1, byte(i)})); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s.config.Tunnel.Port = 300
-	if _, err := s.Register(t.Context(), "n1", netip.MustParseAddr("192.168.0.2")); err != nil {
+	config.Tunnel.Port = 300
+	if _, err := store.New(s.Client(), config).Register(t.Context(), "n1", netip.MustParseAddr("192.168.0.2")); err != nil {
 		t.Fatal(err)
 	}
 	if err := said(); err == nil || !strings.Contains(err.Error(), "it is 289 here and 300 on n1, 4789 on n2,n3,n4,n5,n6 and 3 more,") {

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -17,7 +17,6 @@ import (
 type follower struct {
 	// owner is the owner of the network, or "" for all networks.
 	owner  string
-	prefix string
 	cancel context.CancelFunc
 	// again ends the watch; the next one begins by listing everything.
 	again chan struct{}
@@ -27,9 +26,9 @@ type follower struct {
 	answered bool
 	jobs     map[string]siteconf.Allocation
 	// at holds the addresses that CNI plugins have given.
-	at map[place]netip.Addr
+	at map[store.Part]netip.Addr
 	// names holds the names from users, and the names of services of runs.
-	names map[nameOwner]givenNames
+	names map[store.Part]store.GivenNames
 	// changed is closed and replaced at every change.
 	changed chan struct{}
 	// problem is the last error of etcd, or nil.
@@ -37,11 +36,7 @@ type follower struct {
 }
 
 func newFollower(owner string, cancel context.CancelFunc) *follower {
-	prefix := networksKey
-	if owner != "" {
-		prefix = networkPrefix(owner)
-	}
-	return &follower{owner: owner, prefix: prefix, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]siteconf.Allocation{}, at: map[place]netip.Addr{}, names: map[nameOwner]givenNames{}, changed: make(chan struct{})}
+	return &follower{owner: owner, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]siteconf.Allocation{}, at: map[store.Part]netip.Addr{}, names: map[store.Part]store.GivenNames{}, changed: make(chan struct{})}
 }
 
 func (f *follower) change(what func()) {
@@ -53,23 +48,23 @@ func (f *follower) change(what func()) {
 }
 
 // set replaces all that is known, and reports whether etcd had failed before.
-func (f *follower) set(known listing) (wasCut bool) {
+func (f *follower) set(known store.Listing) (wasCut bool) {
 	f.change(func() {
 		wasCut, f.answered = f.problem != nil, true
-		f.jobs, f.at, f.names, f.problem = known.jobs, known.at, known.names, nil
+		f.jobs, f.at, f.names, f.problem = known.Jobs, known.At, known.Names, nil
 	})
 	return wasCut
 }
-func (f *follower) putAddress(where place, address netip.Addr) {
+func (f *follower) putAddress(where store.Part, address netip.Addr) {
 	f.change(func() {
 		if f.at[where] = address; !address.IsValid() {
 			delete(f.at, where)
 		}
 	})
 }
-func (f *follower) putNames(which nameOwner, now givenNames) {
+func (f *follower) putNames(which store.Part, now store.GivenNames) {
 	f.change(func() {
-		if f.names[which] = now; len(now.names) == 0 {
+		if f.names[which] = now; len(now.Names) == 0 {
 			delete(f.names, which)
 		}
 	})
@@ -94,7 +89,7 @@ func (f *follower) listed() bool {
 }
 
 // allNames returns the names of all allocations.
-func (f *follower) allNames() map[nameOwner]givenNames {
+func (f *follower) allNames() map[store.Part]store.GivenNames {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return maps.Clone(f.names)
@@ -105,8 +100,8 @@ func (f *follower) all() map[string]siteconf.Allocation {
 	defer f.mu.Unlock()
 	all := maps.Clone(f.jobs)
 	for where, address := range f.at {
-		if a, known := all[where.id]; known && a.After == where.after {
-			all[where.id] = with(a, where.node, address)
+		if a, known := all[where.ID]; known && a.After == where.After {
+			all[where.ID] = a.With(where.Node, address)
 		}
 	}
 	return all
@@ -134,18 +129,4 @@ func (f *follower) await(ctx context.Context, id, node string) (siteconf.Allocat
 			return a, fmt.Errorf("wait for the addresses of %s: %w: %w", id, context.Cause(ctx), problem)
 		}
 	}
-}
-
-// with returns the allocation with another address for the pod on a node, if that is valid.
-func with(a siteconf.Allocation, node string, address netip.Addr) siteconf.Allocation {
-	if !address.IsValid() {
-		return a
-	}
-	a.Pods = slices.Clone(a.Pods)
-	for i := range a.Pods {
-		if a.Pods[i].Node == node {
-			a.Pods[i].Address = address
-		}
-	}
-	return a
 }

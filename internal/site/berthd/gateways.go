@@ -17,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/net/icmp"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/site/vxlan"
 )
@@ -27,7 +28,7 @@ type gateways struct {
 	node   string
 	host   netip.Addr
 	config siteconf.Gateways
-	store  *Store
+	store  *store.Store
 	log    *slog.Logger
 	// changed is called when pods may need another gateway.
 	changed func()
@@ -176,12 +177,12 @@ func (g *gateways) relist() {
 // It reads all nodes when a watch begins, because etcd limits the number of keys that one
 // request can name. For 104 nodes this takes 0.3 ms instead of 0.2.
 func (g *gateways) follow(ctx context.Context) error {
-	return g.store.persist(ctx, g.log, "follow gateways", func(ctx context.Context) error {
+	return g.store.Persist(ctx, g.log, "follow gateways", func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		limited, done := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
+		limited, done := store.Limited(ctx)
 		defer done()
-		got, err := g.store.client.Txn(limited).Then(clientv3.OpGet(gatewaysKey, clientv3.WithPrefix()), clientv3.OpGet(nodesKey, clientv3.WithPrefix())).Commit()
+		got, err := g.store.Client().Txn(limited).Then(clientv3.OpGet(store.GatewaysKey, clientv3.WithPrefix()), clientv3.OpGet(store.NodesKey, clientv3.WithPrefix())).Commit()
 		if err != nil {
 			return fmt.Errorf("ask etcd for gateways: %w", errors.Join(err, context.Cause(limited)))
 		}
@@ -199,7 +200,7 @@ func (g *gateways) follow(ctx context.Context) error {
 			case <-ctx.Done():
 			}
 		}()
-		for events := range g.store.client.Watch(clientv3.WithRequireLeader(ctx), gatewaysKey, clientv3.WithPrefix(), clientv3.WithRev(got.Header.Revision+1)) {
+		for events := range g.store.Client().Watch(clientv3.WithRequireLeader(ctx), store.GatewaysKey, clientv3.WithPrefix(), clientv3.WithRev(got.Header.Revision+1)) {
 			if err := events.Err(); err != nil {
 				return fmt.Errorf("watch gateways in etcd: %w", err)
 			}
@@ -235,7 +236,7 @@ func (g *gateways) change(living, registered map[string]netip.Addr) {
 
 // watchReach pings gateways while pods here use them and there is a choice.
 func (g *gateways) watchReach(ctx context.Context) error {
-	return g.store.persist(ctx, g.log, "ask gateways whether they are reached", func(ctx context.Context) error {
+	return g.store.Persist(ctx, g.log, "ask gateways whether they are reached", func(ctx context.Context) error {
 		conn, err := icmp.ListenPacket("ip4:icmp", g.host.String())
 		if err != nil {
 			return fmt.Errorf("listen for answers: %w", err)

@@ -2,6 +2,7 @@ package berthd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -11,6 +12,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/vxlan"
 )
 
@@ -116,7 +118,7 @@ func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
 		}
 	}
 	lives := func(node string, address netip.Addr) {
-		if _, err := w.store.client.Put(t.Context(), gatewaysKey+node, address.String()); err != nil {
+		if _, err := w.store.Client().Put(t.Context(), store.GatewaysKey+node, address.String()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -157,7 +159,7 @@ func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
 	moved := netip.MustParseAddr("192.168.0.4")
 	lives("gw1", moved)
 	w.await("one that comes with another address is known by that", known(second, moved))
-	if _, err := w.store.client.Delete(t.Context(), gatewaysKey, clientv3.WithPrefix()); err != nil {
+	if _, err := w.store.Client().Delete(t.Context(), store.GatewaysKey, clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
 	}
 	w.await("none lives", living(0))
@@ -166,7 +168,7 @@ func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
 		t.Errorf("without any that lives %v are known", w.gateways.all())
 	}
 	// Act as if etcd were new.
-	if _, err := w.store.client.Delete(t.Context(), nodesKey, clientv3.WithPrefix()); err != nil {
+	if _, err := w.store.Client().Delete(t.Context(), store.NodesKey, clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
 	}
 	lives("gw2", second)
@@ -191,15 +193,15 @@ func TestWaysStayUntilEtcdAnswers(t *testing.T) {
 		t.Errorf("before etcd is asked: %v, want %v", got, w.network.led)
 	}
 	w.watch.everybody = newFollower("", func() {})
-	w.watch.everybody.fail(errNoEtcd)
+	w.watch.everybody.fail(errors.New("etcd does not answer"))
 	if got := outside(); !slices.Equal(got, w.network.led) {
 		t.Errorf("without etcd: %v, want %v", got, w.network.led)
 	}
-	w.watch.everybody.set(listing{})
+	w.watch.everybody.set(store.Listing{})
 	if got := outside(); len(got) > 0 {
 		t.Errorf("etcd knows of none: %v", got)
 	}
-	w.watch.everybody.fail(errNoEtcd)
+	w.watch.everybody.fail(errors.New("etcd does not answer"))
 	if got := outside(); len(got) > 0 {
 		t.Errorf("etcd is away later: %v", got)
 	}

@@ -9,8 +9,7 @@ import (
 	"sync"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -29,7 +28,7 @@ const (
 type jobNames struct {
 	// node is Slurm's name of this node.
 	node  string
-	store *Store
+	store *store.Store
 
 	mu sync.Mutex
 	// jobs holds the names of each job, by ID.
@@ -44,7 +43,7 @@ type namedJob struct {
 	siteconf.Allocation
 	// user holds the names from its user, on any node, and runs the names of services of runs
 	// here, both as they are in etcd.
-	user, runs givenNames
+	user, runs store.GivenNames
 	// changes counts the changes here.
 	changes int
 	// waitsSince is the time of the oldest change to names of runs here that still waits.
@@ -97,9 +96,9 @@ func (n *jobNames) setUser(ctx context.Context, a siteconf.Allocation, names []s
 	job := n.job(a.ID(), a.After)
 	if job == nil {
 		n.mu.Unlock()
-		return errReleased(a)
+		return store.ErrReleased(a)
 	}
-	if job.user.names != nil && slices.Equal(job.user.names, names) {
+	if job.user.Names != nil && slices.Equal(job.user.Names, names) {
 		n.mu.Unlock()
 		return nil
 	}
@@ -108,13 +107,13 @@ func (n *jobNames) setUser(ctx context.Context, a siteconf.Allocation, names []s
 		return fmt.Errorf("name job %d: names have just changed on %s: try again in %s", a.Job, n.node, wait.Truncate(time.Second)+time.Second)
 	}
 	n.mu.Unlock()
-	ctx, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
+	ctx, cancel := store.Limited(ctx)
 	defer cancel()
 	now, err := n.store.SetNames(ctx, a, "", names)
 	if err != nil {
 		return errors.Join(err, context.Cause(ctx))
 	}
-	n.remember(nameOwner{id: a.ID(), after: a.After}, now)
+	n.remember(store.PartOf(a, ""), now)
 	return nil
 }
 
@@ -125,9 +124,9 @@ func (n *jobNames) setRuns(ctx context.Context, a siteconf.Allocation, names []s
 	job := n.job(a.ID(), a.After)
 	if job == nil {
 		n.mu.Unlock()
-		return 0, errReleased(a)
+		return 0, store.ErrReleased(a)
 	}
-	if slices.Equal(job.runs.names, names) {
+	if slices.Equal(job.runs.Names, names) {
 		job.waitsSince = time.Time{}
 		n.mu.Unlock()
 		return 0, nil
@@ -144,7 +143,7 @@ func (n *jobNames) setRuns(ctx context.Context, a siteconf.Allocation, names []s
 	if err != nil {
 		return 0, errors.Join(err, context.Cause(ctx))
 	}
-	n.remember(nameOwner{a.ID(), a.After, n.node}, now)
+	n.remember(store.PartOf(a, n.node), now)
 	return 0, nil
 }
 
@@ -195,21 +194,21 @@ func (n *jobNames) inOrder() []siteconf.Allocation {
 
 // remember keeps the names of a job here in case etcd loses them. It ignores an older
 // revision, which may arrive after a change on another node.
-func (n *jobNames) remember(which nameOwner, now givenNames) {
+func (n *jobNames) remember(which store.Part, now store.GivenNames) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	job := n.job(which.id, which.after)
-	if job == nil || which.node != "" && which.node != n.node {
+	job := n.job(which.ID, which.After)
+	if job == nil || which.Node != "" && which.Node != n.node {
 		return
 	}
-	if kept := job.kept(which.node); now.revision > kept.revision {
+	if kept := job.kept(which.Node); now.Revision > kept.Revision {
 		*kept = now
 	}
 }
 
 // kept returns the remembered names of runs on this node, or without a node the names that the
 // user gave the job.
-func (j *namedJob) kept(node string) *givenNames {
+func (j *namedJob) kept(node string) *store.GivenNames {
 	if node == "" {
 		return &j.user
 	}
@@ -218,7 +217,7 @@ func (j *namedJob) kept(node string) *givenNames {
 
 // restore writes names of jobs here that etcd has lost. Names in etcd always win over
 // remembered ones, because revisions start at 1 again after etcd has lost everything.
-func (n *jobNames) restore(ctx context.Context, mine []siteconf.Allocation, known listing) error {
+func (n *jobNames) restore(ctx context.Context, mine []siteconf.Allocation, known store.Listing) error {
 	for _, a := range mine {
 		for _, node := range []string{"", n.node} {
 			if err := n.restoreOne(ctx, a, node, known); err != nil {
@@ -229,28 +228,28 @@ func (n *jobNames) restore(ctx context.Context, mine []siteconf.Allocation, know
 	return nil
 }
 
-func (n *jobNames) restoreOne(ctx context.Context, a siteconf.Allocation, node string, known listing) error {
+func (n *jobNames) restoreOne(ctx context.Context, a siteconf.Allocation, node string, known store.Listing) error {
 	n.mu.Lock()
 	job := n.job(a.ID(), a.After)
 	if job == nil {
 		n.mu.Unlock()
 		return nil
 	}
-	kept := job.kept(node).names
+	kept := job.kept(node).Names
 	n.mu.Unlock()
-	owner := nameOwner{a.ID(), a.After, node}
-	now, there := known.names[owner]
+	owner := store.PartOf(a, node)
+	now, there := known.Names[owner]
 	if !there {
 		// If another node restores them first, the watch from this revision reports it.
-		now = givenNames{kept, known.revision}
+		now = store.GivenNames{Names: kept, Revision: known.Revision}
 	}
 	if !there && kept != nil {
-		again, done, err := n.store.putNames(ctx, a, node, kept, clientv3.Compare(clientv3.CreateRevision(namesKey(a, node)), "=", 0))
+		again, done, err := n.store.RestoreNames(ctx, a, node, kept)
 		if err != nil {
 			return err
 		}
 		if done {
-			now, known.names[owner] = again, again
+			now, known.Names[owner] = again, again
 		}
 	}
 	n.mu.Lock()

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -40,7 +41,7 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, pid int32, 
 		}
 		return d.pods.enter(id, answer)
 	}
-	request := Request{UID: uid, User: user, Login: d.node, Nodes: []string{d.node}}
+	request := store.Request{UID: uid, User: user, Login: d.node, Nodes: []string{d.node}}
 	session, err := d.sessions.begin(fmt.Sprint(uid), d.config.GroupOf(user))
 	if err != nil {
 		return nil, err
@@ -48,7 +49,7 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, pid int32, 
 	if _, err := d.Attach(ctx, request); err != nil {
 		return nil, errors.Join(err, session.Close())
 	}
-	files, err := d.pods.enter(request.empty(0).ID(), answer)
+	files, err := d.pods.enter(request.Allocation().ID(), answer)
 	if err != nil {
 		return nil, errors.Join(err, session.Close())
 	}
@@ -64,7 +65,7 @@ func (d *Daemon) removeSessions(ctx context.Context, uid uint32, group string) e
 	case dropped != nil:
 		a = *dropped
 	}
-	ctx, cancel := context.WithTimeout(ctx, etcdLimit)
+	ctx, cancel := store.Limited(ctx)
 	defer cancel()
 	return d.store.Free(ctx, a)
 }

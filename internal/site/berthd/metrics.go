@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"berth.dev/berth/internal/site/berthd/store"
 )
 
 // metrics counts events of this node, and serves the counts to Prometheus.
@@ -99,7 +101,7 @@ func (m *metrics) serve(ctx context.Context, address string) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(retry):
+		case <-time.After(store.Retry):
 		}
 	}
 }

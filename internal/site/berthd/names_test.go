@@ -1,7 +1,6 @@
 package berthd
 
 import (
-	"context"
 	"fmt"
 	"path"
 	"slices"
@@ -9,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -58,7 +58,7 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	w.await("they know the ones after the pause", has("db"))
 	w.await("the daemon knows the ones after the pause", w.keeps("db"))
 	// etcd loses the names.
-	if _, err := w.store.client.Delete(t.Context(), namesKey(a, "")); err != nil {
+	if _, err := w.store.Client().Delete(t.Context(), namesKey(a, "")); err != nil {
 		t.Fatal(err)
 	}
 	w.await("they know of none", has())
@@ -75,11 +75,8 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	w.keep("1", "db")
 	w.relist()
 	w.await("the daemon knows that they were taken back", w.keeps())
-	if known, err := w.store.list(t.Context(), networksKey); err != nil || len(known.names[nameOwner{id: "1", after: a.After}].names) > 0 {
-		t.Errorf("names that were taken back: %v, %v", known.names, err)
-	}
-	if known, err := w.store.read(t.Context()); err != nil || len(known.jobs) != 2 {
-		t.Errorf("jobs: %v, %v", known.jobs, err)
+	if known, err := w.store.List(t.Context(), ""); err != nil || len(known.Names[store.Part{ID: "1", After: a.After}].Names) > 0 {
+		t.Errorf("names that were taken back: %v, %v", known.Names, err)
 	}
 	if _, err := w.store.SetNames(t.Context(), a, "", []string{"db"}); err != nil {
 		t.Fatal(err)
@@ -95,14 +92,19 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	}
 }
 
+// namesKey returns the key in etcd of the names that an allocation has.
+func namesKey(a siteconf.Allocation, node string) string {
+	return siteconf.Prefix + path.Join("networks", a.Owner(), "named", a.ID(), fmt.Sprint(a.After), node, "names")
+}
+
 // namesOf returns all names of an allocation that a follower knows. Names from runs
 // on a node have the node's name as a prefix.
 func namesOf(f *follower, a siteconf.Allocation) []string {
 	var all []string
 	for which, now := range f.allNames() {
-		if which.id == a.ID() && which.after == a.After {
-			for _, name := range now.names {
-				all = append(all, path.Join(which.node, name))
+		if which.ID == a.ID() && which.After == a.After {
+			for _, name := range now.Names {
+				all = append(all, path.Join(which.Node, name))
 			}
 		}
 	}
@@ -116,7 +118,7 @@ func (w *wired) keeps(names ...string) func() bool {
 	return func() bool {
 		w.jobNames.mu.Lock()
 		defer w.jobNames.mu.Unlock()
-		return slices.Equal(w.jobNames.jobs["1"].user.names, names)
+		return slices.Equal(w.jobNames.jobs["1"].user.Names, names)
 	}
 }
 
@@ -124,114 +126,43 @@ func (w *wired) keeps(names ...string) func() bool {
 func (w *wired) keep(id string, names ...string) {
 	w.jobNames.mu.Lock()
 	defer w.jobNames.mu.Unlock()
-	w.jobNames.jobs[id].user = givenNames{names: names, revision: 1}
+	w.jobNames.jobs[id].user = store.GivenNames{Names: names, Revision: 1}
 }
 
 // If two nodes change a job's names, each keeps the later names, in whatever order it
 // receives both changes.
 func TestLateNamesAreNotKept(t *testing.T) {
 	n := &jobNames{jobs: map[string]*namedJob{"1": {Allocation: siteconf.Allocation{Job: 1, After: 7}}}}
-	for _, now := range []givenNames{{[]string{"theirs"}, 12}, {[]string{"mine"}, 11}, {nil, 10}} {
-		n.remember(nameOwner{id: "1", after: 7}, now)
+	for _, now := range []store.GivenNames{{Names: []string{"theirs"}, Revision: 12}, {Names: []string{"mine"}, Revision: 11}, {Names: nil, Revision: 10}} {
+		n.remember(store.Part{ID: "1", After: 7}, now)
 	}
-	n.remember(nameOwner{id: "1", after: 6}, givenNames{[]string{"former"}, 13})
-	if kept := n.jobs["1"].user; !slices.Equal(kept.names, []string{"theirs"}) {
+	n.remember(store.Part{ID: "1", After: 6}, store.GivenNames{Names: []string{"former"}, Revision: 13})
+	if kept := n.jobs["1"].user; !slices.Equal(kept.Names, []string{"theirs"}) {
 		t.Errorf("kept: %+v", kept)
 	}
 }
 
-// During an upgrade node by node, names written by a new berthd must not stop an old
-// one. An old berthd takes all keys in etcd for allocations, and the last part of a
-// key for a job.
-func TestABerthdOfBeforeLeavesNamesAlone(t *testing.T) {
-	s := newStore(t, "10.128.0.0/24")
-	a, err := s.Allocate(t.Context(), request(1, 1000))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, node := range []string{"", "n0"} {
-		for _, names := range [][]string{{"web.default", "api"}, nil} {
-			if _, err := s.SetNames(t.Context(), a, node, names); err != nil {
-				t.Fatal(err)
-			}
-			got, err := s.client.Get(t.Context(), namesKey(a, node))
-			if err != nil || len(got.Kvs) != 1 {
-				t.Fatal(got, err)
-			}
-			seen, err := decode(got.Kvs[0].Value)
-			if err != nil || seen.Login == "" || len(seen.Pods) > 0 || seen.ID() == a.ID() {
-				t.Errorf("%s: it sees %+v, %v", got.Kvs[0].Value, seen, err)
-			}
-		}
-		if last := path.Base(namesKey(a, node)); last != namesEnd {
-			t.Errorf("when names go, %s is over for it", last)
-		}
-	}
-}
-
-// This berthd ignores keys that a later version writes beside allocations.
-func TestKeysOfALaterBerthdAreLeftAlone(t *testing.T) {
+// A pod stays when a key is deleted that a later version has written beside allocations.
+func TestPodsStayWhenKeysOfALaterBerthdGo(t *testing.T) {
 	w := newWired(t)
 	a := w.allocate(1, 1000)
 	w.pods.put(&localPod{Allocation: a, ready: true})
 	f := w.following("1000")
 	w.await("the job is known", func() bool { return f.all()["1"].Job == 1 })
-	var seen []string
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	keys := []string{
-		networkPrefix("1000") + "later/1", networkPrefix("1000") + "later/2/1", namesPrefix(a) + fmt.Sprint(a.After), namesPrefix(a) + "x/" + namesEnd,
-		networkPrefix("1000") + "1", networkPrefix("1000") + "pods/1/1",
-	}
-	for _, key := range keys {
-		if _, err := w.store.client.Put(t.Context(), key, `["no allocation"]`); err != nil {
+	prefix := siteconf.Prefix + "networks/1000/"
+	for _, key := range []string{"later/1", "later/2/1", "1"} {
+		if _, err := w.store.Client().Put(t.Context(), prefix+key, `["no allocation"]`); err != nil {
 			t.Fatal(err)
 		}
-	}
-	for _, key := range keys[:5] {
-		if _, err := w.store.client.Delete(t.Context(), key); err != nil {
+		if _, err := w.store.Client().Delete(t.Context(), prefix+key); err != nil {
 			t.Fatal(err)
 		}
 	}
 	b := w.allocate(2, 1000)
-	err := w.store.Watch(ctx, networkPrefix("1000"), a.After, func(c change) {
-		if seen = append(seen, c.id); c.id == "2" {
-			cancel()
-		}
-	})
-	if !slices.Equal(seen, []string{"1", "2"}) {
-		t.Errorf("watched: %v (%v)", seen, err)
-	}
-	known, err := w.store.list(t.Context(), networksKey)
-	if err != nil || len(known.jobs) != 2 || len(known.names)+len(known.at) > 0 {
-		t.Errorf("%+v, %v", known, err)
-	}
 	w.await("the next job is seen", func() bool { return f.all()["2"].After == b.After })
 	w.pods.mu.Lock()
 	defer w.pods.mu.Unlock()
 	if w.pods.local["1"] == nil {
 		t.Error("a job is over for what somebody else has removed")
-	}
-}
-
-// Keys are distinguished by position, whatever name a group has.
-func TestKeysOfNames(t *testing.T) {
-	a := siteconf.Allocation{Job: 7, Group: namesPart, After: 9}
-	for _, node := range []string{"", "n0", namesEnd, namesPart} {
-		key := namesKey(a, node)
-		if which, found := parseNamesKey(key); !found || which != (nameOwner{"7", 9, node}) {
-			t.Errorf("%s: %v, %t", key, which, found)
-		}
-		if _, found := placeOf(key); found || isPods(key) {
-			t.Errorf("%s is one of addresses", key)
-		}
-	}
-	for _, key := range []string{
-		podsKey(a), atKey(a, "n0"), podsKey(siteconf.Allocation{Job: 7, Group: atPart}),
-		namesPrefix(a) + "9/n0", namesPrefix(a) + "9//" + namesEnd, namesPrefix(a) + "9/n0/later/" + namesEnd, namesPrefix(a) + "9/n0/later",
-	} {
-		if _, found := parseNamesKey(key); found {
-			t.Errorf("%s is one of names", key)
-		}
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"berth.dev/berth/internal/site/berthd/etcd/etcdtest"
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/nametable"
 	"berth.dev/berth/internal/site/podcni"
 	"berth.dev/berth/internal/site/siteconf"
@@ -37,6 +39,25 @@ type kernelFunc func(check bool) error
 
 func (a kernelFunc) Apply(_ context.Context, _ vxlan.State, check bool) error { return a(check) }
 
+// testConfig returns a configuration for tests.
+func testConfig() siteconf.Config {
+	config := siteconf.Default()
+	config.Pods, config.Collect = netip.MustParsePrefix("10.128.0.0/24"), 0
+	return config
+}
+
+// newStore returns a store in a new etcd where four nodes are registered.
+func newStore(t *testing.T, config siteconf.Config) *store.Store {
+	t.Helper()
+	s := store.New(etcdtest.New(t), config)
+	for i := range 4 {
+		if _, err := s.Register(t.Context(), fmt.Sprintf("n%d", i), netip.AddrFrom4([4]byte{192, 168, 0, byte(i + 1)})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
 // wired is the part of a berthd on n0 that has plugins connect pods.
 type wired struct {
 	*Daemon
@@ -52,10 +73,10 @@ func newWired(t *testing.T) *wired {
 	}
 	w.write("plugin", plugin, 0o755)
 	w.write("site.conflist", `{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"plugin"}]}`, 0o644)
-	s := newStore(t, "10.128.0.0/24")
-	s.config.CNI.List, s.config.DNS.Program = filepath.Join(w.dir, "site.conflist"), ""
-	w.Daemon = newDaemon(s.config, "n0", netip.Addr{}, s, kernelFunc(func(bool) error { return nil }), slog.New(slog.DiscardHandler))
-	network, err := podcni.Open(t.Context(), s.config.CNI.List, []string{w.dir}, filepath.Join(w.dir, "state"), func() { w.touch() })
+	config := testConfig()
+	config.CNI.List, config.DNS.Program = filepath.Join(w.dir, "site.conflist"), ""
+	w.Daemon = newDaemon(config, "n0", netip.Addr{}, newStore(t, config), kernelFunc(func(bool) error { return nil }), slog.New(slog.DiscardHandler))
+	network, err := podcni.Open(t.Context(), config.CNI.List, []string{w.dir}, filepath.Join(w.dir, "state"), func() { w.touch() })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +101,7 @@ func (w *wired) remove(name string) {
 
 func (w *wired) allocate(job, uid uint32) siteconf.Allocation {
 	w.t.Helper()
-	a, err := w.store.Allocate(w.t.Context(), Request{Job: job, UID: uid, Nodes: []string{"n0", "n1"}})
+	a, err := w.store.Allocate(w.t.Context(), store.Request{Job: job, UID: uid, Nodes: []string{"n0", "n1"}})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -154,11 +175,11 @@ func (w *wired) await(what string, holds func() bool) {
 // known returns the address that etcd holds for the pod of an allocation here.
 func (w *wired) known(a siteconf.Allocation) string {
 	w.t.Helper()
-	known, err := w.store.list(w.t.Context(), networksKey)
+	known, err := w.store.List(w.t.Context(), "")
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return known.at[place{a.ID(), a.After, w.node}].String()
+	return known.At[store.PartOf(a, w.node)].String()
 }
 
 // An interface is broken and cannot be created again at first. etcd removes the
@@ -169,7 +190,7 @@ func TestNewAddressesOfPodsArePublished(t *testing.T) {
 	w.pods.put(&localPod{Allocation: a})
 	w.write("address", "10.128.0.7", 0o644)
 	w.plug(false)
-	request := Request{Job: 1, UID: 1000}
+	request := store.Request{Job: 1, UID: 1000}
 	if _, attached := w.pods.attached(request); attached {
 		t.Error("a step would run before etcd knows the address")
 	}
@@ -203,7 +224,7 @@ func TestAnUnpublishedPodAffectsNoOther(t *testing.T) {
 	w := newWired(t)
 	theirs, mine := w.allocate(1, 1000), w.allocate(2, 1001)
 	address := netip.MustParseAddr("10.128.0.7")
-	if err := w.store.Publish(t.Context(), with(theirs, "n1", address), "n1"); err != nil {
+	if err := w.store.Publish(t.Context(), theirs.With("n1", address), "n1"); err != nil {
 		t.Fatal(err)
 	}
 	w.pods.put(&localPod{Allocation: mine})
@@ -212,7 +233,7 @@ func TestAnUnpublishedPodAffectsNoOther(t *testing.T) {
 	if err := w.network.plugins.publish(t.Context(), "2"); err == nil || !strings.Contains(err.Error(), "1 on n1 has it") {
 		t.Errorf("an address of another pod: %v", err)
 	}
-	request := Request{Job: 2, UID: 1001}
+	request := store.Request{Job: 2, UID: 1001}
 	if _, attached := w.pods.attached(request); attached {
 		t.Error("the next step would run")
 	}
@@ -239,62 +260,12 @@ func TestAPodOfThePreviousDaemonIsPublished(t *testing.T) {
 	w.plug(false)
 	w.pods.put(&localPod{Allocation: a, loaded: true})
 	w.plug(true)
-	if _, attached := w.pods.attached(Request{Job: 1, UID: 1000}); !attached {
+	if _, attached := w.pods.attached(store.Request{Job: 1, UID: 1000}); !attached {
 		t.Error("a step would wait for etcd")
 	}
 	// The previous daemon may have died before it published the address.
 	w.following("1000")
 	w.await("etcd has the address", func() bool { return w.known(a) == "10.128.0.7" })
-}
-
-// Plugins of two nodes assign the same address at the same moment.
-func TestNoTwoPublishAnAddress(t *testing.T) {
-	s := newStore(t, "10.128.0.0/24")
-	s.config.CNI.List = "/site.conflist"
-	address := netip.MustParseAddr("10.128.0.7")
-	var both [2]siteconf.Allocation
-	for i := range both {
-		var err error
-		if both[i], err = s.Allocate(t.Context(), Request{Job: uint32(i + 1), UID: 1000, Nodes: []string{fmt.Sprintf("n%d", i)}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	second := place{both[1].ID(), both[1].After, "n1"}
-	seen, err := s.checkUnused(t.Context(), address, second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Publish(t.Context(), with(both[0], "n0", address), "n0"); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.checkUnusedSince(t.Context(), address, second, seen); err == nil || !strings.Contains(err.Error(), "1 on n0 has it") {
-		t.Errorf("who found nobody before: %v", err)
-	}
-	if err := s.withdraw(t.Context(), both[0], "n0"); err != nil {
-		t.Fatal(err)
-	}
-	var problems [2]error
-	var all sync.WaitGroup
-	for i := range both {
-		all.Go(func() {
-			node := fmt.Sprintf("n%d", i)
-			problems[i] = s.Publish(t.Context(), with(both[i], node, address), node)
-		})
-	}
-	all.Wait()
-	known, err := s.list(t.Context(), networksKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	succeeded := 0
-	for _, problem := range problems {
-		if problem == nil {
-			succeeded++
-		}
-	}
-	if succeeded > 1 || len(known.at) != succeeded {
-		t.Errorf("%v, etcd has %v", problems, known.at)
-	}
 }
 
 // A step continues when the names of its pod are known, or returns the error. It does
@@ -313,7 +284,7 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 		attached := make(chan struct{})
 		go func() {
 			defer close(attached)
-			pod, err = w.Attach(t.Context(), Request{Job: 1, UID: 1000})
+			pod, err = w.Attach(t.Context(), store.Request{Job: 1, UID: 1000})
 		}()
 		w.await("plugins are asked", w.network.plugins.anyPending)
 		// This goroutine learns that the plugins have ended. While it holds applying, no
@@ -385,7 +356,7 @@ func TestAGatewayIsAnnouncedWhenItForwards(t *testing.T) {
 	w := newWired(t)
 	w.network.plugins.cni, w.gateways.host = nil, netip.MustParseAddr("127.0.0.1")
 	announced := func() bool {
-		got, err := w.store.client.Get(t.Context(), gatewaysKey+w.node)
+		got, err := w.store.Client().Get(t.Context(), store.GatewaysKey+w.node)
 		return err == nil && got.Count > 0
 	}
 	var looked atomic.Bool

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"sync"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/podcni"
 	"berth.dev/berth/internal/site/siteconf"
 )
@@ -20,7 +21,7 @@ type plugins struct {
 	// addresses has all addresses of pods.
 	addresses netip.Prefix
 	pods      *pods
-	store     *Store
+	store     *store.Store
 	metrics   *metrics
 	log       *slog.Logger
 	// relist makes followers list everything again.
@@ -43,7 +44,7 @@ func (p *plugins) publish(ctx context.Context, id string) error {
 	p.pods.mu.Unlock()
 	write := p.store.Publish
 	if !address.IsValid() {
-		write = p.store.withdraw
+		write = p.store.Withdraw
 	}
 	if err := write(ctx, a, p.pods.node); err != nil {
 		return err
@@ -59,7 +60,7 @@ func (l *localPod) lost() bool { return !l.loaded && !l.address.IsValid() }
 
 // unpublished returns the IDs of allocations here whose address etcd lacks, or holds under
 // this node's previous lease.
-func (p *plugins) unpublished(mine []siteconf.Allocation, known listing) []string {
+func (p *plugins) unpublished(mine []siteconf.Allocation, known store.Listing) []string {
 	if p.cni == nil {
 		return nil
 	}
@@ -71,7 +72,7 @@ func (p *plugins) unpublished(mine []siteconf.Allocation, known listing) []strin
 		if local == nil || local.After != a.After {
 			continue
 		}
-		local.published = known.at[place{a.ID(), a.After, p.pods.node}]
+		local.published = known.At[store.PartOf(a, p.pods.node)]
 		if a.Login != "" {
 			local.published = netip.Addr{}
 		}

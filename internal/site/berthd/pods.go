@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"berth.dev/berth/internal/site/berthd/pidns"
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/site/vxlan"
 )
@@ -49,7 +50,7 @@ type localPod struct {
 }
 
 // here returns the allocation with the address that only this node knows.
-func (l *localPod) here(node string) siteconf.Allocation { return with(l.Allocation, node, l.address) }
+func (l *localPod) here(node string) siteconf.Allocation { return l.Allocation.With(node, l.address) }
 
 // file returns the file that remembers a pod, and namespace the file of its network namespace.
 func (p *pods) file(id string) string      { return filepath.Join(p.config.Run, "pods", id) }
@@ -200,19 +201,19 @@ func (p *pods) take(id string) *localPod {
 }
 
 // attached returns the pod of a request, if it is connected and its address is in etcd.
-func (p *pods) attached(request Request) (siteconf.Pod, bool) {
+func (p *pods) attached(request store.Request) (siteconf.Pod, bool) {
 	pod, ready, published := p.connected(request)
 	return pod, ready && published
 }
 
 // connected returns the pod of a request, and reports whether it is ready and whether its
 // address is in etcd.
-func (p *pods) connected(request Request) (pod siteconf.Pod, ready, published bool) {
+func (p *pods) connected(request store.Request) (pod siteconf.Pod, ready, published bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	local := p.local[request.empty(0).ID()]
+	local := p.local[request.Allocation().ID()]
 	// A requeued job keeps its number, but may have other nodes.
-	if local == nil || !local.ready || local.UID != request.UID || len(request.Nodes) > 0 && !sameNodes(local.Allocation, request.Nodes) {
+	if local == nil || !local.ready || local.UID != request.UID || len(request.Nodes) > 0 && !store.SameNodes(local.Allocation, request.Nodes) {
 		return siteconf.Pod{}, false, false
 	}
 	pod, _ = local.here(p.node).On(p.node)
@@ -305,7 +306,7 @@ func (p *pods) known(owner string) map[string]siteconf.Allocation {
 		if !known {
 			a = local.Allocation
 		}
-		all[id] = with(a, p.node, local.address)
+		all[id] = a.With(p.node, local.address)
 	}
 	return all
 }

@@ -11,6 +11,7 @@ import (
 
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/site/berthd/limits"
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -58,7 +59,7 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 			return nil, err
 		}
 		answer["address"] = pod.Address.String()
-		return d.pods.enter(request.empty(0).ID(), answer)
+		return d.pods.enter(request.Allocation().ID(), answer)
 	case siteconf.VerbLogin:
 		uid, err := number(question, "uid")
 		if err != nil {
@@ -92,19 +93,19 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 	return nil, fmt.Errorf("unknown question %s: install the same version of berthd and of the plugin", question.Verb)
 }
 
-func requestOf(question siteconf.Message) (Request, error) {
+func requestOf(question siteconf.Message) (store.Request, error) {
 	job, err := number(question, "job")
 	if err != nil {
-		return Request{}, err
+		return store.Request{}, err
 	}
 	uid, err := number(question, "uid")
 	if err != nil {
-		return Request{}, err
+		return store.Request{}, err
 	}
-	r := Request{Job: job, UID: uid, User: question.Fields["user"], Name: question.Fields["name"]}
+	r := store.Request{Job: job, UID: uid, User: question.Fields["user"], Name: question.Fields["name"]}
 	if list := question.Fields["nodes"]; list != "" {
 		if r.Nodes, err = slurm.ExpandHosts(list); err != nil {
-			return Request{}, fmt.Errorf("read nodes of job %d: %w", job, err)
+			return store.Request{}, fmt.Errorf("read nodes of job %d: %w", job, err)
 		}
 	}
 	return r, nil

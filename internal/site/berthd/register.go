@@ -3,6 +3,8 @@ package berthd
 import (
 	"context"
 	"time"
+
+	"berth.dev/berth/internal/site/berthd/store"
 )
 
 // register writes the address of this node's tunnels to etcd as soon as it answers, and again
@@ -12,8 +14,8 @@ func (d *Daemon) register(ctx context.Context) error {
 	defer ticker.Stop()
 	last := int64(0)
 	for {
-		err := d.store.persist(ctx, d.log, "register this node", func(ctx context.Context) error {
-			limited, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
+		err := d.store.Persist(ctx, d.log, "register this node", func(ctx context.Context) error {
+			limited, cancel := store.Limited(ctx)
 			defer cancel()
 			revision, err := d.store.Register(limited, d.node, d.host)
 			d.metrics.etcdUp.Store(err == nil)

@@ -21,6 +21,7 @@ import (
 	"berth.dev/berth/internal/site/berthd/limits"
 	"berth.dev/berth/internal/site/berthd/nameserver"
 	"berth.dev/berth/internal/site/berthd/pidns"
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/podcni"
 	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/site/vxlan"
@@ -45,13 +46,13 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	if err != nil {
 		return err
 	}
-	store, err := OpenStore(config)
+	shared, err := store.Open(config)
 	if err != nil {
 		return err
 	}
-	defer store.Close()
+	defer shared.Close()
 	kernel := &vxlan.Kernel{NFT: config.NFT, Dir: config.Run, Log: log}
-	d := newDaemon(config, node, host, store, kernel, log)
+	d := newDaemon(config, node, host, shared, kernel, log)
 	d.network.daemons = daemons
 	if err := d.gateways.adopt(kernel, config.Hosts); err != nil {
 		return err
@@ -108,7 +109,7 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 		group.Go(func() error { return d.gateways.announce(ctx, d.network.apply) })
 	}
 	if slices.Contains(config.LoginOn, node) {
-		group.Go(func() error { return store.keepLease(ctx, log, d.relist) })
+		group.Go(func() error { return shared.KeepLease(ctx, log, d.relist) })
 		group.Go(func() error { return d.sessions.removeEnded(ctx, d.removeSessions) })
 	}
 	defer d.background.Wait()
@@ -116,14 +117,14 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 }
 
 // newDaemon returns a daemon whose parts know each other. It starts nothing.
-func newDaemon(config siteconf.Config, node string, host netip.Addr, store *Store, kernel kernel, log *slog.Logger) *Daemon {
+func newDaemon(config siteconf.Config, node string, host netip.Addr, shared *store.Store, kernel kernel, log *slog.Logger) *Daemon {
 	within := func(name string) string { return filepath.Join(config.Run, name) }
 	// With CNI plugins there is no gateway address of each node.
 	resolver := config.Gateway()
 	if config.ByCNI() {
 		resolver = host
 	}
-	d := &Daemon{config: config, node: node, host: host, store: store, log: log}
+	d := &Daemon{config: config, node: node, host: host, store: shared, log: log}
 	d.audit = &audit{path: config.Audit, node: node, ipv6: config.IPv6, log: log, now: time.Now}
 	d.optOuts = &optOuts{dir: within("declined"), allowed: config.OptOut, log: log}
 	d.sessions = &sessions{dir: within("sessions"), log: log}
@@ -131,12 +132,12 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, store *Stor
 		do: d.do, log: log, clients: limits.NewClients(), begun: limits.Starting{Most: limits.MaxBegun},
 	}
 	d.gateways = &gateways{
-		node: node, host: host, config: config.Gateways, store: store, log: log, changed: d.touch,
+		node: node, host: host, config: config.Gateways, store: shared, log: log, changed: d.touch,
 		again: make(chan struct{}, 1), living: map[string]netip.Addr{},
 	}
-	d.jobNames = &jobNames{node: node, store: store, jobs: map[string]*namedJob{}, changed: map[string]time.Time{}}
+	d.jobNames = &jobNames{node: node, store: shared, jobs: map[string]*namedJob{}, changed: map[string]time.Time{}}
 	d.runs = &namedRuns{dir: within(servedDir), node: node, names: d.jobNames, log: log}
-	d.watch = &watch{store: store, names: d.jobNames, node: d, log: log, networks: map[string]*follower{}, users: map[string]int{}}
+	d.watch = &watch{store: shared, names: d.jobNames, node: d, log: log, networks: map[string]*follower{}, users: map[string]int{}}
 	d.pods = &pods{
 		node: node, config: config, names: d.jobNames, watch: d.watch, log: log, local: map[string]*localPod{},
 		processes: pidns.New(within("pid"), config.Pod),
@@ -147,12 +148,12 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, store *Stor
 		config: config, host: host, kernel: kernel, gateways: d.gateways, pods: d.pods, watch: d.watch, metrics: d.metrics, log: log, dirty: make(chan struct{}, 1),
 		applyNames: nameserver.New(config.DNS, within("names"), resolver, log, d.touch).Apply,
 		plugins: &plugins{
-			addresses: config.Pods, pods: d.pods, store: store, metrics: d.metrics, log: log, relist: d.relist, finished: sync.NewCond(&d.pods.mu),
+			addresses: config.Pods, pods: d.pods, store: shared, metrics: d.metrics, log: log, relist: d.relist, finished: sync.NewCond(&d.pods.mu),
 		},
 	}
-	d.collector = &collector{node: node, squeue: config.Squeue, period: config.Collect, store: store, log: log}
+	d.collector = &collector{node: node, squeue: config.Squeue, period: config.Collect, store: shared, log: log}
 	if config.ByRoutes() {
-		d.network.routed = vxlan.NewRouted(node, store.subnets)
+		d.network.routed = vxlan.NewRouted(node, config.Subnets())
 	}
 	return d
 }

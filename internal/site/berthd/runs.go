@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -61,7 +62,7 @@ func (r *namedRuns) add(ctx context.Context, a siteconf.Allocation, text string)
 	if err != nil {
 		return fail(err)
 	}
-	here := all[nameOwner{id: a.ID(), after: a.After}]
+	here := all[store.PartOf(a, "")]
 	if here.problem != nil {
 		return fail(here.problem)
 	}
@@ -80,7 +81,7 @@ func (r *namedRuns) add(ctx context.Context, a siteconf.Allocation, text string)
 	if err != nil {
 		return fail(err)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
+	ctx, cancel := store.Limited(ctx)
 	defer cancel()
 	wait, err := r.names.setRuns(ctx, a, names)
 	if err != nil {
@@ -150,12 +151,12 @@ type jobRuns struct {
 
 // held returns the runs of all jobs here, and the problems with single
 // files. It removes the files of jobs that are over. The caller holds the mutex.
-func (r *namedRuns) held() (all map[nameOwner]jobRuns, problem, err error) {
+func (r *namedRuns) held() (all map[store.Part]jobRuns, problem, err error) {
 	entries, err := os.ReadDir(r.file(""))
 	if err != nil {
 		return nil, nil, fmt.Errorf("list runs with names: %w", err)
 	}
-	all = map[nameOwner]jobRuns{}
+	all = map[store.Part]jobRuns{}
 	var problems []error
 	for _, entry := range entries {
 		which, slot, current := r.slotOf(entry.Name())
@@ -190,17 +191,17 @@ func (r *namedRuns) held() (all map[nameOwner]jobRuns, problem, err error) {
 // slotOf parses the name of such a file. current means that its job is still here.
 // slot means that a new run may get the file; otherwise the file is removed when its
 // run ends.
-func (r *namedRuns) slotOf(name string) (which nameOwner, slot, current bool) {
+func (r *namedRuns) slotOf(name string) (which store.Part, slot, current bool) {
 	id, rest, _ := strings.Cut(name, "-")
 	first, last, _ := strings.Cut(rest, "-")
 	after, err := strconv.ParseInt(first, 10, 64)
 	if err != nil {
-		return nameOwner{}, false, false
+		return store.Part{}, false, false
 	}
 	current = r.names.keeps(id, after)
 	n, err := strconv.Atoi(last)
 	slot = err == nil && n >= 0 && n < maxServed && strconv.Itoa(n) == last
-	return nameOwner{id: id, after: after}, slot && current, current
+	return store.Part{ID: id, After: after}, slot && current, current
 }
 
 // heldNames reads such a file. It returns nil if no run holds it.
@@ -250,11 +251,11 @@ func (r *namedRuns) update(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
+	ctx, cancel := store.Limited(ctx)
 	defer cancel()
 	problems := []error{problem}
 	for _, a := range r.names.inOrder() {
-		held := all[nameOwner{id: a.ID(), after: a.After}]
+		held := all[store.PartOf(a, "")]
 		if held.problem != nil {
 			continue // its names stay as they are
 		}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/nametable"
 	"berth.dev/berth/internal/site/siteconf"
 )
@@ -169,7 +170,7 @@ func TestNamesOfRunsOutliveDaemonsAndEtcd(t *testing.T) {
 		return func() bool {
 			w.jobNames.mu.Lock()
 			defer w.jobNames.mu.Unlock()
-			return slices.Equal(w.jobNames.jobs["1"].runs.names, names)
+			return slices.Equal(w.jobNames.jobs["1"].runs.Names, names)
 		}
 	}
 	run, _ := w.beginRun("web")
@@ -187,7 +188,7 @@ func TestNamesOfRunsOutliveDaemonsAndEtcd(t *testing.T) {
 		t.Errorf("the next one has changed the names %d times", changes)
 	}
 	w.jobNames.mu.Unlock()
-	if _, err := w.store.client.Delete(t.Context(), namesKey(a, "n0")); err != nil {
+	if _, err := w.store.Client().Delete(t.Context(), namesKey(a, "n0")); err != nil {
 		t.Fatal(err)
 	}
 	has()
@@ -196,12 +197,12 @@ func TestNamesOfRunsOutliveDaemonsAndEtcd(t *testing.T) {
 	has("n0/web")
 	// If etcd lost everything while it was cut off, the daemon received no event.
 	w.await("the daemon knows that etcd has them again", serves("web"))
-	if _, err := w.store.client.Delete(t.Context(), namesKey(a, "n0")); err != nil {
+	if _, err := w.store.Client().Delete(t.Context(), namesKey(a, "n0")); err != nil {
 		t.Fatal(err)
 	}
 	w.await("the daemon knows of the second deletion", serves())
 	w.jobNames.mu.Lock()
-	w.jobNames.jobs["1"].runs = givenNames{names: []string{"web"}, revision: 1}
+	w.jobNames.jobs["1"].runs = store.GivenNames{Names: []string{"web"}, Revision: 1}
 	w.jobNames.mu.Unlock()
 	w.relist()
 	has("n0/web")
@@ -367,7 +368,7 @@ func TestUselessFilesOfRunsGo(t *testing.T) {
 // A run that gets no names receives the error, and leaves nothing behind.
 func TestRunsWithoutNames(t *testing.T) {
 	w, _ := newServing(t)
-	if err := w.store.client.Close(); err != nil {
+	if err := w.store.Client().Close(); err != nil {
 		t.Fatal(err)
 	}
 	w.refuseRun(1000, 1, "web", "name 1: ")
@@ -390,9 +391,13 @@ func TestNamesOfRunsLeadToTheirNodes(t *testing.T) {
 		a.Pods = append(a.Pods, siteconf.Pod{Node: node, Address: netip.AddrFrom4([4]byte{10, 128, 0, byte(i + 2)})})
 	}
 	var table nametable.Table
-	addNames(&table, a, map[nameOwner]givenNames{
-		{"7", 9, ""}: {names: []string{"api"}}, {"7", 9, "n1"}: {names: []string{"web"}}, {"7", 9, "n2"}: {names: []string{"db", "web"}},
-		{"7", 8, "n0"}: {names: []string{"former"}}, {"8", 9, "n0"}: {names: []string{"another"}}, {"7", 9, "n3"}: {names: []string{"gone"}},
+	addNames(&table, a, map[store.Part]store.GivenNames{
+		{ID: "7", After: 9}:             {Names: []string{"api"}},
+		{ID: "7", After: 9, Node: "n1"}: {Names: []string{"web"}},
+		{ID: "7", After: 9, Node: "n2"}: {Names: []string{"db", "web"}},
+		{ID: "7", After: 8, Node: "n0"}: {Names: []string{"former"}},
+		{ID: "8", After: 9, Node: "n0"}: {Names: []string{"another"}},
+		{ID: "7", After: 9, Node: "n3"}: {Names: []string{"gone"}},
 	})
 	var all []string
 	for _, p := range table.Pods {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/site/berthd/limits"
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -74,7 +75,7 @@ func (s *server) serve(ctx context.Context, listener *net.UnixListener) error {
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-time.After(retry):
+			case <-time.After(store.Retry):
 			}
 			continue
 		}

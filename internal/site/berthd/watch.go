@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -16,7 +17,7 @@ import (
 type localNode interface {
 	// agree restores what etcd has lost of the pods here in a network, and adds it to what is
 	// known. It returns the pods whose addresses etcd lacks.
-	agree(ctx context.Context, owner string, known listing) (unpublished []string, err error)
+	agree(ctx context.Context, owner string, known store.Listing) (unpublished []string, err error)
 	// publishAll writes addresses of pods here to etcd.
 	publishAll(ctx context.Context, ids []string)
 	// over is called when an allocation has been freed. The pod of one made later than after
@@ -31,7 +32,7 @@ type localNode interface {
 // watch follows the networks that have a pod here, or all networks. Its mutex is held only to
 // find followers: nothing is called meanwhile that takes the mutex of another room.
 type watch struct {
-	store *Store
+	store *store.Store
 	names *jobNames
 	node  localNode
 	log   *slog.Logger
@@ -64,7 +65,7 @@ func (w *watch) start(ctx context.Context, everywhere bool) {
 
 // startOne starts the follower of a network. The caller holds the mutex.
 func (w *watch) startOne(owner string) *follower {
-	ctx, cancel := context.WithCancel(w.store.client.Ctx())
+	ctx, cancel := context.WithCancel(w.store.Client().Ctx())
 	f := newFollower(owner, cancel)
 	w.networks[owner] = f
 	go w.run(ctx, f)
@@ -141,13 +142,13 @@ func (w *watch) run(ctx context.Context, f *follower) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(retry):
+		case <-time.After(store.Retry):
 		}
 	}
 }
 
 func (w *watch) followOnce(ctx context.Context, f *follower) error {
-	known, err := w.store.list(ctx, f.prefix)
+	known, err := w.store.List(ctx, f.owner)
 	if err != nil {
 		return err
 	}
@@ -159,8 +160,8 @@ func (w *watch) followOnce(ctx context.Context, f *follower) error {
 	}
 	// latest has the newest allocation of each job in etcd's order. The new allocation of a
 	// reused job number may arrive before the former one is deleted.
-	latest := make(map[string]int64, len(known.jobs))
-	for id, a := range known.jobs {
+	latest := make(map[string]int64, len(known.Jobs))
+	for id, a := range known.Jobs {
 		latest[id] = a.After
 	}
 	if f.set(known) {
@@ -182,24 +183,24 @@ func (w *watch) followOnce(ctx context.Context, f *follower) error {
 		case <-watched.Done():
 		}
 	}()
-	return w.store.Watch(watched, f.prefix, known.revision, func(c change) {
+	return w.store.Watch(watched, f.owner, known.Revision, func(c store.Change) {
 		switch {
-		case c.owner != nil:
-			f.putNames(*c.owner, c.names)
-			w.names.remember(*c.owner, c.names)
-		case c.at != nil:
-			f.putAddress(*c.at, c.address)
-		case c.allocation != nil:
-			f.put(*c.allocation)
-			latest[c.id] = c.allocation.After
+		case c.Owner != nil:
+			f.putNames(*c.Owner, c.Names)
+			w.names.remember(*c.Owner, c.Names)
+		case c.At != nil:
+			f.putAddress(*c.At, c.Address)
+		case c.Allocation != nil:
+			f.put(*c.Allocation)
+			latest[c.ID] = c.Allocation.After
 		default:
-			after, known := latest[c.id]
+			after, known := latest[c.ID]
 			if !known {
 				after = math.MaxInt64
 			}
-			delete(latest, c.id)
-			f.remove(c.id, after)
-			w.node.over(ctx, c.id, after)
+			delete(latest, c.ID)
+			f.remove(c.ID, after)
+			w.node.over(ctx, c.ID, after)
 		}
 		w.node.touch()
 	})

@@ -11,7 +11,7 @@ import (
 // A network is followed while it has a pod here or a request waits for it, and only after the
 // start.
 func TestANetworkIsFollowedWhileItHasUsers(t *testing.T) {
-	d := newDaemon(siteconf.Config{}, "n0", netip.Addr{}, newStore(t, "10.128.0.0/24"), nil, slog.New(slog.DiscardHandler))
+	d := newDaemon(siteconf.Config{}, "n0", netip.Addr{}, newStore(t, testConfig()), nil, slog.New(slog.DiscardHandler))
 	follows := func(when string, want bool) {
 		t.Helper()
 		if got := d.watch.network("1000") != nil; got != want {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 )
 
@@ -78,6 +79,20 @@ func (a Allocation) Owner() string {
 		return a.Group
 	}
 	return strconv.FormatUint(uint64(a.UID), 10)
+}
+
+// With returns the allocation with another address for the pod on a node, if that is valid.
+func (a Allocation) With(node string, address netip.Addr) Allocation {
+	if !address.IsValid() {
+		return a
+	}
+	a.Pods = slices.Clone(a.Pods)
+	for i := range a.Pods {
+		if a.Pods[i].Node == node {
+			a.Pods[i].Address = address
+		}
+	}
+	return a
 }
 
 // On returns the pod on a node.

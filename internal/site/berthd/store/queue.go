@@ -1,4 +1,4 @@
-package berthd
+package store
 
 import (
 	"context"
@@ -18,9 +18,9 @@ type queue struct {
 const (
 	// queueLease is the longest delay, in seconds, that a dead writer causes for the others.
 	queueLease = 3
-	// leaveLimit bounds the time, in seconds, for leaving the queue. A step waits that much
+	// LeaveLimit bounds the time, in seconds, for leaving the queue. A step waits that much
 	// longer. An etcd that is cut off must leave enough time to report the error to the step.
-	leaveLimit = 1
+	LeaveLimit = 1
 )
 
 // join returns when the caller is first in the queue, or at once if it is already. If etcd
@@ -41,7 +41,7 @@ func (q *queue) join(ctx context.Context, client *clientv3.Client) {
 	bounded.KV, bounded.Lease, bounded.Watcher = client.KV, client.Lease, client.Watcher
 	// The lease is revoked even after ctx has ended. As the session gets an existing lease,
 	// WithTTL only bounds how long Close waits.
-	q.session, err = concurrency.NewSession(bounded, concurrency.WithLease(lease.ID), concurrency.WithTTL(leaveLimit), concurrency.WithContext(context.WithoutCancel(ctx)))
+	q.session, err = concurrency.NewSession(bounded, concurrency.WithLease(lease.ID), concurrency.WithTTL(LeaveLimit), concurrency.WithContext(context.WithoutCancel(ctx)))
 	if err != nil {
 		q.session = nil
 		return

@@ -1,4 +1,4 @@
-package berthd
+package store
 
 import (
 	"context"
@@ -32,7 +32,7 @@ func TestARefusedConnectionToEtcdIsExplained(t *testing.T) {
 		t.Run(c.want, func(t *testing.T) {
 			config := siteconf.Default()
 			config.Etcd = siteconf.Etcd{Endpoints: []string{"https://" + refuser(t, c.etcd, c.host)}, CA: c.etcd.CA, Cert: c.host.Cert, Key: c.host.Key}
-			s, err := OpenStore(config)
+			s, err := Open(config)
 			if err != nil {
 				t.Fatal(err)
 			}

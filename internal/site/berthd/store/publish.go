@@ -1,4 +1,4 @@
-package berthd
+package store
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 func (s *Store) Publish(ctx context.Context, a siteconf.Allocation, node string) error {
 	pod, _ := a.On(node)
 	fail := func(err error) error { return fmt.Errorf("register address %s of %s: %w", pod.Address, a.ID(), err) }
-	where := place{a.ID(), a.After, node}
+	where := PartOf(a, node)
 	seen, err := s.checkUnused(ctx, pod.Address, where)
 	if err != nil {
 		return fail(err)
@@ -36,13 +36,13 @@ func (s *Store) Publish(ctx context.Context, a siteconf.Allocation, node string)
 	// If two nodes publish the same address at once, each may have found it free.
 	// Then neither keeps it.
 	if err := s.checkUnusedSince(ctx, pod.Address, where, seen); err != nil {
-		return fail(errors.Join(err, s.withdraw(ctx, a, node)))
+		return fail(errors.Join(err, s.Withdraw(ctx, a, node)))
 	}
 	return nil
 }
 
-// withdraw undoes Publish.
-func (s *Store) withdraw(ctx context.Context, a siteconf.Allocation, node string) error {
+// Withdraw undoes Publish.
+func (s *Store) Withdraw(ctx context.Context, a siteconf.Allocation, node string) error {
 	if _, err := s.client.Delete(ctx, atKey(a, node)); err != nil {
 		return fmt.Errorf("take back the address of %s: %w", a.ID(), err)
 	}
@@ -56,14 +56,14 @@ const goneLimit = 3 * time.Second
 // to both pods, and the name server would take one for the other. If plugins of this
 // node assign an address twice, it was returned to them in between. checkUnused returns
 // etcd's revision when the address was free.
-func (s *Store) checkUnused(ctx context.Context, address netip.Addr, where place) (int64, error) {
+func (s *Store) checkUnused(ctx context.Context, address netip.Addr, where Part) (int64, error) {
 	for deadline := time.Now().Add(goneLimit); ; {
-		known, err := s.list(ctx, networksKey)
+		known, err := s.List(ctx, "")
 		if err != nil {
 			return 0, err
 		}
 		if err = known.checkUnused(address, where); err == nil {
-			return known.revision, nil
+			return known.Revision, nil
 		}
 		if time.Now().After(deadline) || ctx.Err() != nil {
 			return 0, err
@@ -73,26 +73,26 @@ func (s *Store) checkUnused(ctx context.Context, address netip.Addr, where place
 }
 
 // checkUnusedSince repeats the check for all changes since a revision.
-func (s *Store) checkUnusedSince(ctx context.Context, address netip.Addr, where place, revision int64) error {
+func (s *Store) checkUnusedSince(ctx context.Context, address netip.Addr, where Part, revision int64) error {
 	got, err := s.client.Get(ctx, networksKey, clientv3.WithPrefix(), clientv3.WithMinModRev(revision+1))
 	if err != nil {
 		return err
 	}
-	known := listing{at: map[place]netip.Addr{}}
+	known := Listing{At: map[Part]netip.Addr{}}
 	for _, kv := range got.Kvs {
-		if there, found := placeOf(string(kv.Key)); found {
-			if known.at[there], err = netip.ParseAddr(string(kv.Value)); err != nil {
-				return fmt.Errorf("read address of %s in etcd: %w", there.id, err)
+		if there, found := parseAtKey(string(kv.Key)); found {
+			if known.At[there], err = decodeAddress(there, kv.Value); err != nil {
+				return err
 			}
 		}
 	}
 	return known.checkUnused(address, where)
 }
 
-func (l listing) checkUnused(address netip.Addr, where place) error {
-	for there, theirs := range l.at {
-		if theirs == address && there.node != where.node {
-			return fmt.Errorf("%s on %s has it: have the ipam of 'cni.list' give each node its own addresses", there.id, there.node)
+func (l Listing) checkUnused(address netip.Addr, where Part) error {
+	for there, theirs := range l.At {
+		if theirs == address && there.Node != where.Node {
+			return fmt.Errorf("%s on %s has it: have the ipam of 'cni.list' give each node its own addresses", there.ID, there.Node)
 		}
 	}
 	return nil

@@ -1,4 +1,11 @@
-package berthd
+// Package store keeps in etcd the state that all nodes share: allocations of addresses, names,
+// and which hosts there are. What a node does with this state does not belong here.
+//
+// Read store.go first, which has the connection. allocate.go allocates addresses, and routed.go
+// where each node has its own subnet. publish.go and names.go write addresses from plugins and
+// names. listing.go reads and watches, lease.go keeps what lives with this host, queue.go orders
+// writers that compete, refusal.go explains a refused connection, and keys.go has the keys.
+package store
 
 import (
 	"context"
@@ -35,11 +42,12 @@ type Store struct {
 	refused atomic.Pointer[error]
 }
 
-// etcdLimit bounds how long a request to etcd may take.
-const etcdLimit = 5 * time.Second
-
-// retry is the pause before another attempt.
-const retry = 500 * time.Millisecond
+const (
+	// Limit bounds how long a request to etcd may take.
+	Limit = 5 * time.Second
+	// Retry is the pause before another attempt.
+	Retry = 500 * time.Millisecond
+)
 
 // reconnect limits the pauses between attempts to reach etcd. By default gRPC's
 // pauses grow to two minutes, and a node would fail jobs for that long after etcd is
@@ -48,25 +56,25 @@ var reconnect = backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.
 
 var errNoEtcd = errors.New("etcd does not answer")
 
-// errTaken reports that an address or a network of a job now belongs to somebody
+// ErrTaken reports that an address or a network of a job now belongs to somebody
 // else.
-var errTaken = errors.New("given to somebody else")
+var ErrTaken = errors.New("given to somebody else")
 
-// OpenStore connects to etcd, which does not have to answer yet.
-func OpenStore(config siteconf.Config) (*Store, error) {
+// Open connects to etcd, which does not have to answer yet.
+func Open(config siteconf.Config) (*Store, error) {
 	info := transport.TLSInfo{CertFile: config.Etcd.Cert, KeyFile: config.Etcd.Key, TrustedCAFile: config.Etcd.CA}
 	security, err := info.ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("read keys for etcd: %w", err)
 	}
-	s := &Store{config: config, subnets: config.Subnets()}
+	s := New(nil, config)
 	s.client, err = clientv3.New(clientv3.Config{
 		Endpoints: config.Etcd.Endpoints, TLS: security,
 		// Everything it would log is in the errors that it returns.
 		Logger:            zap.NewNop(),
 		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
 		DialOptions: []grpc.DialOption{
-			grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: etcdLimit}),
+			grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: Limit}),
 			grpc.WithTransportCredentials(recordingCredentials{credentials.NewTLS(security), &s.refused}),
 		},
 	})
@@ -76,29 +84,48 @@ func OpenStore(config siteconf.Config) (*Store, error) {
 	return s, nil
 }
 
-// persist calls do until it succeeds or the context ends, and logs its errors.
-func (s *Store) persist(ctx context.Context, log *slog.Logger, what string, do func(context.Context) error) error {
+// New returns a store that uses an existing connection to etcd.
+func New(client *clientv3.Client, config siteconf.Config) *Store {
+	return &Store{client: client, config: config, subnets: config.Subnets()}
+}
+
+// Client returns the connection to etcd.
+func (s *Store) Client() *clientv3.Client { return s.client }
+
+// Limited bounds a request to etcd by [Limit].
+func Limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, Limit, errNoEtcd)
+}
+
+// Persist calls do until it succeeds or the context ends, and logs its errors.
+func (s *Store) Persist(ctx context.Context, log *slog.Logger, what string, do func(context.Context) error) error {
 	for {
 		err := do(ctx)
 		if err == nil || ctx.Err() != nil {
 			return nil
 		}
-		log.Warn(what, "error", s.explain(err))
+		log.Warn(what, "error", s.Explain(err))
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(retry):
+		case <-time.After(Retry):
 		}
 	}
 }
 
-// explain adds the reason of the last refused connection to the error of a request.
-func (s *Store) explain(err error) error {
+// Explain adds the reason of the last refused connection to the error of a request.
+func (s *Store) Explain(err error) error {
 	last := s.refused.Load()
 	if err == nil || last == nil {
 		return err
 	}
 	return fmt.Errorf("%w: no connection to etcd: %w: are the certificates valid, and the clocks of both hosts right?", err, *last)
+}
+
+// Check returns an error if etcd does not answer, with the reason of a refused connection.
+func (s *Store) Check(ctx context.Context) error {
+	_, err := s.list(ctx, NodesKey+"none/")
+	return s.Explain(err)
 }
 
 // Close ends all watches.
@@ -131,9 +158,9 @@ func (s *Store) Register(ctx context.Context, node string, address netip.Addr) (
 
 // TunnelPorts returns the tunnel port of each node that has registered one.
 func (s *Store) TunnelPorts(ctx context.Context) (map[string]uint16, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
+	ctx, cancel := Limited(ctx)
 	defer cancel()
-	got, err := s.client.Get(ctx, tunnelsKey, clientv3.WithPrefix())
+	got, err := s.client.Get(ctx, TunnelsKey, clientv3.WithPrefix())
 	if err != nil {
 		return nil, fmt.Errorf("ask etcd for ports of tunnels: %w", errors.Join(err, context.Cause(ctx)))
 	}

@@ -1,4 +1,4 @@
-package berthd
+package store
 
 import (
 	"context"
@@ -6,17 +6,14 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
-	"os"
-	"regexp"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
+	"berth.dev/berth/internal/site/berthd/etcd/etcdtest"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -112,12 +109,8 @@ func TestAnEtcdThatIsCutOffKeepsNobodyInLine(t *testing.T) {
 	first := enter(t, s)
 	defer first.leave()
 	cable := newCable(t, s.client.Endpoints()[0])
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://" + cable.address}, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	second := &Store{client: client, config: s.config}
-	t.Cleanup(func() { second.Close() })
+	client := etcdtest.Dial(t, "http://"+cable.address)
+	second := New(client, s.config)
 	client.KV = rivals{client.KV, func() {
 		if _, err := s.client.Put(t.Context(), guardKey, ""); err != nil {
 			t.Error(err)
@@ -127,6 +120,7 @@ func TestAnEtcdThatIsCutOffKeepsNobodyInLine(t *testing.T) {
 	client.Watcher = watched{client.Watcher, waits}
 	ctx, cancel := context.WithCancel(t.Context())
 	gone := make(chan struct{})
+	var err error
 	go func() {
 		defer close(gone)
 		_, err = second.Allocate(ctx, request(1, 1000))
@@ -140,26 +134,6 @@ func TestAnEtcdThatIsCutOffKeepsNobodyInLine(t *testing.T) {
 	}
 	// The others go on when the lease has ended.
 	awaitLine(t, s, 1)
-}
-
-// All of berthd's limits for etcd in sequence end two seconds before the plugin's
-// limit for berthd.
-func TestThePluginWaitsLongerThanBerthd(t *testing.T) {
-	text, err := os.ReadFile("../../../spank/client.c")
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := regexp.MustCompile(`ANSWER_LIMIT = (\d+) `).FindSubmatch(text)
-	if found == nil {
-		t.Fatal("the plugin has no ANSWER_LIMIT")
-	}
-	seconds, err := strconv.Atoi(string(found[1]))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if own := attachTimeout + leaveLimit*time.Second + refuseLimit; own+2*time.Second > time.Duration(seconds)*time.Second {
-		t.Errorf("berthd answers after %s, the plugin waits %d s", own, seconds)
-	}
 }
 
 // counted counts transactions.

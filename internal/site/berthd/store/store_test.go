@@ -1,83 +1,39 @@
-package berthd
+package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/zap"
 
+	"berth.dev/berth/internal/site/berthd/etcd/etcdtest"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
 // newStore returns a store in a real etcd that listens on the loopback.
 func newStore(t testing.TB, pods string) *Store {
 	t.Helper()
-	for {
-		client, peer := loopback(t), loopback(t)
-		e, err := startEtcd(t.TempDir(), client, peer)
-		if errors.Is(err, syscall.EADDRINUSE) {
-			continue // another program has taken a port that was free before
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(e.Close)
-		return storeAt(t, client.String(), pods)
-	}
-}
-
-func startEtcd(dir string, client, peer url.URL) (*embed.Etcd, error) {
-	c := embed.NewConfig()
-	c.Dir, c.LogLevel = dir, "error"
-	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	c.InitialCluster = "default=" + peer.String()
-	e, err := embed.StartEtcd(c)
-	if err != nil {
-		return nil, err
-	}
-	<-e.Server.ReadyNotify()
-	return e, nil
+	return storeAt(t, etcdtest.New(t), pods)
 }
 
 // storeAt returns a store in an existing etcd.
-func storeAt(t testing.TB, etcd, pods string) *Store {
+func storeAt(t testing.TB, client *clientv3.Client, pods string) *Store {
 	t.Helper()
-	conn, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd}, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &Store{client: conn, config: siteconf.Default()}
-	s.config.Pods, s.config.Collect = netip.MustParsePrefix(pods), 0
-	t.Cleanup(func() { s.Close() })
+	config := siteconf.Default()
+	config.Pods, config.Collect = netip.MustParsePrefix(pods), 0
+	s := New(client, config)
 	for i := range 4 {
 		if _, err := s.Register(t.Context(), fmt.Sprintf("n%d", i), netip.AddrFrom4([4]byte{192, 168, 0, byte(i + 1)})); err != nil {
 			t.Fatal(err)
 		}
 	}
 	return s
-}
-
-func loopback(t testing.TB) url.URL {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return url.URL{Scheme: "http", Host: l.Addr().String()}
 }
 
 func request(job, uid uint32) Request {
@@ -144,7 +100,7 @@ func TestAllAddressesComeBack(t *testing.T) {
 			}
 		}
 		group.Wait()
-		if left, _, err := s.Networks(t.Context(), networksKey); err != nil || len(left) != 0 {
+		if left, err := s.List(t.Context(), ""); err != nil || len(left.Jobs) != 0 {
 			t.Fatalf("left: %v, %v", left, err)
 		}
 	}
@@ -171,7 +127,7 @@ func TestAFormerJobOfThatNumberFreesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if all, _, err := s.Networks(t.Context(), networkPrefix("1000")); err != nil || len(all) != 1 || !slices.Equal(all["1"].Pods, now.Pods) {
+	if all, err := s.List(t.Context(), "1000"); err != nil || len(all.Jobs) != 1 || !slices.Equal(all.Jobs["1"].Pods, now.Pods) {
 		t.Errorf("got %v, %v, want %v", all, err, now)
 	}
 }
@@ -188,7 +144,7 @@ func TestWhatEtcdHasLostIsRestoredUnlessItIsTaken(t *testing.T) {
 	if err := s.Restore(t.Context(), mine); err != nil {
 		t.Fatal(err)
 	}
-	if all, _, err := s.Networks(t.Context(), networkPrefix("1000")); err != nil || !slices.Equal(all["1"].Pods, mine.Pods) {
+	if all, err := s.List(t.Context(), "1000"); err != nil || !slices.Equal(all.Jobs["1"].Pods, mine.Pods) {
 		t.Errorf("got %v, %v", all, err)
 	}
 	theirs := mine
@@ -280,11 +236,11 @@ func TestAGroupMayHaveAnyName(t *testing.T) {
 				t.Fatal(err)
 			}
 			address := netip.MustParseAddr("10.128.0.200")
-			if err := s.Publish(t.Context(), with(by, "n0", address), "n0"); err != nil {
+			if err := s.Publish(t.Context(), by.With("n0", address), "n0"); err != nil {
 				t.Fatal(err)
 			}
-			known, err := s.list(t.Context(), networksKey)
-			if err != nil || len(known.jobs) != 3 || known.at[place{"3", by.After, "n0"}] != address {
+			known, err := s.List(t.Context(), "")
+			if err != nil || len(known.Jobs) != 3 || known.At[Part{"3", by.After, "n0"}] != address {
 				t.Errorf("%+v, %v", known, err)
 			}
 			if _, err := s.Allocate(t.Context(), Request{Job: 4, UID: 1001, Nodes: []string{"n0"}}); err != nil {
@@ -293,14 +249,14 @@ func TestAGroupMayHaveAnyName(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			var seen []string
-			err = s.Watch(ctx, networksKey, theirs.After, func(c change) {
-				if c.allocation != nil {
-					seen = append(seen, c.id)
+			err = s.Watch(ctx, "", theirs.After, func(c Change) {
+				if c.Allocation != nil {
+					seen = append(seen, c.ID)
 				}
-				if c.at != nil {
-					seen = append(seen, c.address.String())
+				if c.At != nil {
+					seen = append(seen, c.Address.String())
 				}
-				if c.id == "4" {
+				if c.ID == "4" {
 					cancel()
 				}
 			})
@@ -342,7 +298,7 @@ func TestTheAddressOfSessionsLivesByTheLease(t *testing.T) {
 		if _, err := s.client.Revoke(t.Context(), leases[i]); err != nil {
 			t.Fatal(err)
 		}
-		if all, _, err := s.Networks(t.Context(), networksKey); err != nil || len(all) != want {
+		if all, err := s.List(t.Context(), ""); err != nil || len(all.Jobs) != want {
 			t.Errorf("after the end of lease %d: %v, %v, want %d", i, all, err, want)
 		}
 	}
@@ -350,7 +306,7 @@ func TestTheAddressOfSessionsLivesByTheLease(t *testing.T) {
 	if err := s.Restore(t.Context(), a); err != nil {
 		t.Error(err)
 	}
-	if all, _, err := s.Networks(t.Context(), networksKey); err != nil || !slices.Equal(all[a.ID()].Pods, a.Pods) {
+	if all, err := s.List(t.Context(), ""); err != nil || !slices.Equal(all.Jobs[a.ID()].Pods, a.Pods) {
 		t.Errorf("restored: %v, %v", all, err)
 	}
 }
@@ -369,7 +325,7 @@ func TestAGroupHasANetwork(t *testing.T) {
 	if carol.VNI != dave.VNI || carol.VNI == before.VNI {
 		t.Errorf("networks %d, %d, without the group %d", carol.VNI, dave.VNI, before.VNI)
 	}
-	if all, _, err := s.Networks(t.Context(), networkPrefix("lab")); err != nil || len(all) != 2 {
+	if all, err := s.List(t.Context(), "lab"); err != nil || len(all.Jobs) != 2 {
 		t.Errorf("in the network of the group: %v, %v", all, err)
 	}
 	if err := s.Free(t.Context(), carol); err != nil {

@@ -1,4 +1,4 @@
-package berthd
+package store
 
 import (
 	"fmt"
@@ -8,10 +8,15 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-func nodeKey(node string) string  { return nodesKey + node }
+func nodeKey(node string) string  { return NodesKey + node }
 func userKey(owner string) string { return siteconf.Prefix + "users/" + owner }
+
+// networkPrefix returns the prefix of an owner's network, or without an owner of all networks.
 func networkPrefix(owner string) string {
-	return siteconf.Prefix + "networks/" + owner + "/"
+	if owner == "" {
+		return networksKey
+	}
+	return networksKey + owner + "/"
 }
 
 // podsPart is the part between the owner and the ID in the keys of allocations.
@@ -64,39 +69,23 @@ const (
 	youngKey    = siteconf.Prefix + "young"
 	networksKey = siteconf.Prefix + "networks/"
 	usersKey    = siteconf.Prefix + "users/"
-	nodesKey    = siteconf.Prefix + "nodes/"
-	tunnelsKey  = siteconf.Prefix + "tunnels/"
-	gatewaysKey = siteconf.Prefix + "gateways/"
+	NodesKey    = siteconf.Prefix + "nodes/"
+	TunnelsKey  = siteconf.Prefix + "tunnels/"
+	GatewaysKey = siteconf.Prefix + "gateways/"
 )
 
 // tunnelKey holds the port of a node's tunnels. It is separate from nodeKey because
 // older versions of berthd read that value as an address.
-func tunnelKey(node string) string { return tunnelsKey + node }
+func tunnelKey(node string) string { return TunnelsKey + node }
 
-// place identifies the pod of an allocation on a node that CNI plugins gave an
-// address.
-type place struct {
-	id    string
-	after int64
-	node  string
-}
-
-// placeOf parses the key of such an address.
-func placeOf(key string) (place, bool) {
+// parseAtKey parses the key of such an address.
+func parseAtKey(key string) (Part, bool) {
 	id, after, node, found := besideOf(key, atPart)
-	return place{id, after, node}, found
+	return Part{id, after, node}, found
 }
 
 func atKey(a siteconf.Allocation, node string) string {
 	return fmt.Sprintf("%s%d/%s", atPrefix(a), a.After, node)
-}
-
-// nameOwner identifies the owner of additional names: an allocation and a node. With a node they
-// are names of services of runs on that node. Without, the user gave them to the whole job.
-type nameOwner struct {
-	id    string
-	after int64
-	node  string
 }
 
 // namesPart is between the owner and the rest in the keys of names.
@@ -120,11 +109,11 @@ func namesKey(a siteconf.Allocation, node string) string {
 }
 
 // parseNamesKey parses a key of names.
-func parseNamesKey(key string) (nameOwner, bool) {
+func parseNamesKey(key string) (Part, bool) {
 	if id, after, end, found := besideOf(key, namesPart); found {
-		return nameOwner{id: id, after: after}, end == namesEnd
+		return Part{ID: id, After: after}, end == namesEnd
 	}
 	key, whole := strings.CutSuffix(key, "/"+namesEnd)
 	id, after, node, found := besideOf(key, namesPart)
-	return nameOwner{id, after, node}, whole && found && node != ""
+	return Part{id, after, node}, whole && found && node != ""
 }

@@ -1,4 +1,4 @@
-package berthd
+package store
 
 import (
 	"bufio"
@@ -16,9 +16,7 @@ import (
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
-
+	"berth.dev/berth/internal/site/berthd/etcd/etcdtest"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -35,7 +33,7 @@ const etcdOf = "BERTH_TEST_ETCD"
 // processor time can be measured separately. That etcd ends with its stdin.
 func TestMain(m *testing.M) {
 	if at := strings.Fields(os.Getenv(etcdOf)); len(at) == 3 {
-		e, err := startEtcd(at[0], url.URL{Scheme: "http", Host: at[1]}, url.URL{Scheme: "http", Host: at[2]})
+		e, err := etcdtest.Start(at[0], url.URL{Scheme: "http", Host: at[1]}, url.URL{Scheme: "http", Host: at[2]})
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -43,13 +41,6 @@ func TestMain(m *testing.M) {
 		fmt.Println("ready")
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		e.Close()
-		return
-	}
-	if path := os.Getenv(silentAt); path != "" {
-		if err := beSilent(path); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
 		return
 	}
 	os.Exit(m.Run())
@@ -62,9 +53,9 @@ func etcdProcess(t testing.TB) (endpoint string, spent func() time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := loopback(t)
+	client := etcdtest.Loopback(t)
 	command := exec.Command(self)
-	command.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s", etcdOf, t.TempDir(), client.Host, loopback(t).Host))
+	command.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s", etcdOf, t.TempDir(), client.Host, etcdtest.Loopback(t).Host))
 	command.Stderr = os.Stderr
 	life, err := command.StdinPipe()
 	if err != nil {
@@ -112,12 +103,7 @@ func agents(t testing.TB, first *Store, count int) []*Store {
 	t.Helper()
 	all := make([]*Store, count)
 	for i := range all {
-		client, err := clientv3.New(clientv3.Config{Endpoints: first.client.Endpoints(), Logger: zap.NewNop()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		all[i] = &Store{client: client, config: first.config}
-		t.Cleanup(func() { all[i].Close() })
+		all[i] = New(etcdtest.Dial(t, first.client.Endpoints()...), first.config)
 		if _, err := all[i].Register(t.Context(), agentName(i), netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)})); err != nil {
 			t.Fatal(err)
 		}
@@ -130,20 +116,19 @@ func agentName(i int) string { return fmt.Sprintf("node%03d", i) }
 // learn returns when an agent has received an allocation of a user, as on a node that
 // is not the job's first.
 func learn(ctx context.Context, s *Store, owner string) (siteconf.Allocation, error) {
-	prefix := networkPrefix(owner)
-	all, revision, err := s.Networks(ctx, prefix)
+	known, err := s.List(ctx, owner)
 	if err != nil {
 		return siteconf.Allocation{}, err
 	}
-	for _, a := range all {
+	for _, a := range known.Jobs {
 		return a, nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var received *siteconf.Allocation
-	err = s.Watch(ctx, prefix, revision, func(c change) {
-		if received == nil && c.allocation != nil {
-			received = c.allocation
+	err = s.Watch(ctx, owner, known.Revision, func(c Change) {
+		if received == nil && c.Allocation != nil {
+			received = c.Allocation
 			cancel()
 		}
 	})
@@ -175,7 +160,7 @@ func together(t testing.TB, count int, do func(i int) error) time.Duration {
 func BenchmarkAgents(b *testing.B) {
 	b.Run("one job on 400 nodes", func(b *testing.B) {
 		endpoint, spent := etcdProcess(b)
-		all := agents(b, storeAt(b, endpoint, agentPods), numAgents)
+		all := agents(b, storeAt(b, etcdtest.Dial(b, endpoint), agentPods), numAgents)
 		before := spent()
 		nodes := make([]string, numAgents)
 		for i := range nodes {
@@ -198,8 +183,8 @@ func BenchmarkAgents(b *testing.B) {
 				b.Fatal(err)
 			}
 			end += together(b, numAgents, func(i int) error { return all[i].Leave(b.Context(), a, agentName(i)) })
-			if left, _, err := all[0].Networks(b.Context(), networksKey); err != nil || len(left) > 0 {
-				b.Fatalf("left: %d, %v", len(left), err)
+			if left, err := all[0].List(b.Context(), ""); err != nil || len(left.Jobs) > 0 {
+				b.Fatalf("left: %d, %v", len(left.Jobs), err)
 			}
 		}
 		b.ReportMetric(float64(begin.Milliseconds())/float64(b.N), "ms-begin")
@@ -208,7 +193,7 @@ func BenchmarkAgents(b *testing.B) {
 	})
 	b.Run("a job on each of 400 nodes", func(b *testing.B) {
 		endpoint, spent := etcdProcess(b)
-		all := agents(b, storeAt(b, endpoint, agentPods), numAgents)
+		all := agents(b, storeAt(b, etcdtest.Dial(b, endpoint), agentPods), numAgents)
 		before := spent()
 		var begin, end time.Duration
 		for b.Loop() {
@@ -218,8 +203,8 @@ func BenchmarkAgents(b *testing.B) {
 				return err
 			})
 			end += together(b, numAgents, func(i int) error { return all[i].Leave(b.Context(), held[i], agentName(i)) })
-			if left, _, err := all[0].Networks(b.Context(), networksKey); err != nil || len(left) > 0 {
-				b.Fatalf("left: %d, %v", len(left), err)
+			if left, err := all[0].List(b.Context(), ""); err != nil || len(left.Jobs) > 0 {
+				b.Fatalf("left: %d, %v", len(left.Jobs), err)
 			}
 		}
 		b.ReportMetric(float64(begin.Milliseconds())/float64(b.N), "ms-begin")

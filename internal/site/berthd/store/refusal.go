@@ -1,4 +1,4 @@
-package berthd
+package store
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package berthd
+package store
 
 import (
 	"context"
@@ -41,11 +41,11 @@ func (s *Store) Hold(ctx context.Context, a siteconf.Allocation) error {
 	return nil
 }
 
-// keepLease keeps a lease while the daemon runs. When the lease is lost, keepLease gets
+// KeepLease keeps a lease while the daemon runs. When the lease is lost, KeepLease gets
 // another one, and relist makes followers write again the keys that depend on it.
-func (s *Store) keepLease(ctx context.Context, log *slog.Logger, relist func()) error {
-	return s.persist(ctx, log, "keep the lease of this host", func(ctx context.Context) error {
-		limited, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
+func (s *Store) KeepLease(ctx context.Context, log *slog.Logger, relist func()) error {
+	return s.Persist(ctx, log, "keep the lease of this host", func(ctx context.Context) error {
+		limited, cancel := Limited(ctx)
 		defer cancel()
 		lease, err := s.client.Grant(limited, int64(s.config.Lease.Seconds()))
 		if err != nil {

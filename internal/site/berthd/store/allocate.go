@@ -1,4 +1,4 @@
-package berthd
+package store
 
 import (
 	"context"
@@ -33,9 +33,9 @@ type Request struct {
 // just not used yet.
 func (s *Store) Allocate(ctx context.Context, request Request) (siteconf.Allocation, error) {
 	fail := func(err error) (siteconf.Allocation, error) {
-		return siteconf.Allocation{}, fmt.Errorf("allocate addresses for %s: %w", request.empty(0).ID(), s.explain(err))
+		return siteconf.Allocation{}, fmt.Errorf("allocate addresses for %s: %w", request.Allocation().ID(), s.Explain(err))
 	}
-	key := podsKey(request.empty(0))
+	key := podsKey(request.Allocation())
 	var queue queue
 	defer queue.leave()
 	for {
@@ -44,13 +44,14 @@ func (s *Store) Allocate(ctx context.Context, request Request) (siteconf.Allocat
 			return fail(err)
 		}
 		former, there := known.jobs[key]
-		if there && sameNodes(former, request.Nodes) {
+		if there && SameNodes(former, request.Nodes) {
 			return former, nil
 		}
 		if err := s.settle(ctx, known); err != nil {
 			return fail(err)
 		}
-		a := request.empty(known.guard)
+		a := request.Allocation()
+		a.After = known.guard
 		a.VNI = known.network(a.Owner(), s.config.Tunnel.FirstVNI)
 		if a.Pods, err = s.choose(known, request.Nodes); err != nil {
 			return fail(err)
@@ -71,14 +72,14 @@ func (s *Store) Allocate(ctx context.Context, request Request) (siteconf.Allocat
 	}
 }
 
-// empty returns the allocation without pods.
-func (r Request) empty(after int64) siteconf.Allocation {
-	return siteconf.Allocation{Job: r.Job, Login: r.Login, UID: r.UID, User: r.User, Group: r.Group, Name: r.Name, After: after}
+// Allocation returns the allocation without pods.
+func (r Request) Allocation() siteconf.Allocation {
+	return siteconf.Allocation{Job: r.Job, Login: r.Login, UID: r.UID, User: r.User, Group: r.Group, Name: r.Name}
 }
 
 // Refuse records why a job gets no addresses, for its other nodes, which are waiting.
 func (s *Store) Refuse(ctx context.Context, request Request, why error) error {
-	a := request.empty(0)
+	a := request.Allocation()
 	a.Problem = why.Error()
 	value, err := json.Marshal(a)
 	if err != nil {
@@ -136,7 +137,7 @@ func (s *Store) read(ctx context.Context) (knowledge, error) {
 	k := knowledge{jobs: map[string]siteconf.Allocation{}, users: map[string]uint32{}, nodes: map[string]netip.Addr{}}
 	seen, err := s.client.Txn(ctx).Then(
 		clientv3.OpGet(guardKey), clientv3.OpGet(networksKey, clientv3.WithPrefix()),
-		clientv3.OpGet(usersKey, clientv3.WithPrefix()), clientv3.OpGet(nodesKey, clientv3.WithPrefix()), clientv3.OpGet(youngKey),
+		clientv3.OpGet(usersKey, clientv3.WithPrefix()), clientv3.OpGet(NodesKey, clientv3.WithPrefix()), clientv3.OpGet(youngKey),
 	).Commit()
 	if err != nil {
 		return k, err
@@ -251,7 +252,8 @@ func choose(pods netip.Prefix, taken map[netip.Addr]bool, via map[string]netip.A
 	return chosen, nil
 }
 
-func sameNodes(a siteconf.Allocation, nodes []string) bool {
+// SameNodes reports whether an allocation has pods on these nodes, in this order.
+func SameNodes(a siteconf.Allocation, nodes []string) bool {
 	if len(a.Pods) != len(nodes) {
 		return false
 	}
@@ -263,7 +265,7 @@ func sameNodes(a siteconf.Allocation, nodes []string) bool {
 	return true
 }
 
-// Restore writes an allocation that etcd has lost. It fails with errTaken if an
+// Restore writes an allocation that etcd has lost. It fails with ErrTaken if an
 // address or the network identifier now belongs to somebody else.
 func (s *Store) Restore(ctx context.Context, a siteconf.Allocation) error {
 	fail := func(err error) error { return fmt.Errorf("restore addresses of %s: %w", a.ID(), err) }
@@ -284,12 +286,12 @@ func (s *Store) Restore(ctx context.Context, a siteconf.Allocation) error {
 		taken := known.taken()
 		for _, pod := range a.Pods {
 			if taken[pod.Address] {
-				return fail(fmt.Errorf("%w: %s", errTaken, pod.Address))
+				return fail(fmt.Errorf("%w: %s", ErrTaken, pod.Address))
 			}
 		}
 		for user, vni := range known.users {
 			if (vni == a.VNI) != (user == userKey(a.Owner())) {
-				return fail(fmt.Errorf("%w: network %d", errTaken, a.VNI))
+				return fail(fmt.Errorf("%w: network %d", ErrTaken, a.VNI))
 			}
 		}
 		done, err := s.write(ctx, known, put, clientv3.OpPut(userKey(a.Owner()), strconv.FormatUint(uint64(a.VNI), 10)))

@@ -1,4 +1,4 @@
-package berthd
+package store
 
 import (
 	"fmt"
@@ -37,8 +37,8 @@ func errNoSubnet(node string) error {
 	return fmt.Errorf("node %s has no subnet of pods: add it to 'routed' in the configuration of all nodes", node)
 }
 
-// hasSubnet returns an error if a node that has pods has no subnet.
-func hasSubnet(config siteconf.Config, node string) error {
+// HasSubnet returns an error if a node that has pods has no subnet.
+func HasSubnet(config siteconf.Config, node string) error {
 	if _, found := config.Subnets()[node]; !found {
 		return errNoSubnet(node)
 	}
