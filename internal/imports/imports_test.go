@@ -79,10 +79,11 @@ var layers = map[string][]string{
 
 	"internal/site/berthd": {
 		"internal/base/exitcode", "internal/job/slurm",
-		"internal/site/berthd/etcd", "internal/site/berthd/limits", "internal/site/berthd/nameserver", "internal/site/berthd/pidns", "internal/site/berthd/store",
+		"internal/site/berthd/etcd", "internal/site/berthd/gateway", "internal/site/berthd/limits", "internal/site/berthd/nameserver", "internal/site/berthd/pidns", "internal/site/berthd/store",
 		"internal/site/nametable", "internal/site/podcni", "internal/site/siteconf", "internal/site/vxlan",
 	},
 	"internal/site/berthd/etcd":       {"internal/site/siteconf"},
+	"internal/site/berthd/gateway":    {"internal/site/berthd/store", "internal/site/siteconf", "internal/site/vxlan"},
 	"internal/site/berthd/nameserver": {"internal/site/nametable", "internal/site/siteconf"},
 	"internal/site/berthd/pidns":      {"internal/site/vxlan"},
 	"internal/site/berthd/store":      {"internal/site/siteconf"},

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"sync"
 
+	"berth.dev/berth/internal/site/berthd/gateway"
 	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
 )
@@ -22,7 +23,7 @@ type Daemon struct {
 	store    *store.Store
 	audit    *audit
 	metrics  *metrics
-	gateways *gateways
+	gateways *gateway.Gateways
 	optOuts  *optOuts
 	sessions *sessions
 	server   *server
@@ -41,6 +42,6 @@ type Daemon struct {
 
 // relist makes all followers, also of gateways, list everything again.
 func (d *Daemon) relist() {
-	d.gateways.relist()
+	d.gateways.Relist()
 	d.watch.relist()
 }

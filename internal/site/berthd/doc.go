@@ -27,9 +27,8 @@
 //   - opt-outs: optouts.go keeps which jobs want no network.
 //   - names: runs.go keeps the names of runs, jobnames.go all names given to jobs here, and the
 //     package nameserver runs CoreDNS.
-//   - gateways: announce.go makes this host a gateway, gateways.go chooses one for each pod,
-//     and reach.go pings them.
 //   - records: audit.go and metrics.go record what happened.
 //
-// The package store keeps in etcd what all nodes share.
+// The package gateway chooses a gateway for each pod, and the package store keeps in etcd what
+// all nodes share.
 package berthd

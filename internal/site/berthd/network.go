@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"berth.dev/berth/internal/site/berthd/gateway"
 	"berth.dev/berth/internal/site/nametable"
 	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/site/vxlan"
@@ -33,7 +34,7 @@ type network struct {
 	// led holds the pods that the previous daemon reached, on a host that reaches all pods. They
 	// stay until etcd has answered.
 	led      []vxlan.Peer
-	gateways *gateways
+	gateways *gateway.Gateways
 	pods     *pods
 	watch    *watch
 	plugins  *plugins
@@ -83,7 +84,7 @@ func (n *network) state() (vxlan.State, []string) {
 	n.pods.mu.Lock()
 	defer n.pods.mu.Unlock()
 	s := vxlan.State{Pods: n.config.Pods, Gateway: n.config.Gateway(), IPv6: n.config.IPv6, Host: n.host, Port: n.config.Tunnel.Port, Daemons: n.daemons, Flows: n.config.Policy.Flows, Names: n.config.DNS.Program != "",
-		Hosts: n.config.Hosts, OutsideNetworks: n.config.Gateways.Networks, Forwards: n.gateways.here(), Interfaces: n.config.Gateways.Interfaces, As: n.config.Gateways.As[n.pods.node], Routed: n.routed}
+		Hosts: n.config.Hosts, OutsideNetworks: n.config.Gateways.Networks, Forwards: n.gateways.Here(), Interfaces: n.config.Gateways.Interfaces, As: n.config.Gateways.As[n.pods.node], Routed: n.routed}
 	networks := map[string]*vxlan.Network{}
 	var ids []string
 	if n.plugins.cni != nil {
@@ -94,9 +95,9 @@ func (n *network) state() (vxlan.State, []string) {
 		pod, _ := local.On(n.pods.node)
 		here = append(here, pod.Address)
 	}
-	through := n.gateways.assign(here)
+	through := n.gateways.Assign(here)
 	if len(here) > 0 {
-		s.Gateways = n.gateways.all()
+		s.Gateways = n.gateways.All()
 	}
 	for id, local := range n.pods.local {
 		user := networks[local.Owner()]

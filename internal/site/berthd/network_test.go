@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -350,33 +351,30 @@ func TestAllIsLookedAtWhenEtcdIsBack(t *testing.T) {
 	w.await("all is looked at", func() bool { return looked.Load() > 0 })
 }
 
-// A gateway is announced to nodes when its links forward, whatever was created again
-// meanwhile.
-func TestAGatewayIsAnnouncedWhenItForwards(t *testing.T) {
+// A host that reaches all pods keeps the routes of the previous daemon until etcd,
+// which may be unavailable, has answered.
+func TestWaysStayUntilEtcdAnswers(t *testing.T) {
 	w := newWired(t)
-	w.network.plugins.cni, w.gateways.host = nil, netip.MustParseAddr("127.0.0.1")
-	announced := func() bool {
-		got, err := w.store.Client().Get(t.Context(), store.GatewaysKey+w.node)
-		return err == nil && got.Count > 0
+	w.network.plugins.cni = nil
+	w.network.led = []vxlan.Peer{{Address: netip.MustParseAddr("10.128.0.9"), Via: netip.MustParseAddr("192.168.0.9")}}
+	outside := func() []vxlan.Peer {
+		s, _ := w.network.state()
+		return s.Outside
 	}
-	var looked atomic.Bool
-	w.network.kernel = kernelFunc(func(check bool) error {
-		if check && !announced() {
-			looked.Store(true)
-		}
-		return nil
-	})
-	ctx, cancel := context.WithCancel(t.Context())
-	var ended sync.WaitGroup
-	ended.Go(func() {
-		if err := w.gateways.announce(ctx, w.network.apply); err != nil {
-			t.Error(err)
-		}
-	})
-	defer ended.Wait()
-	defer cancel()
-	w.await("the gateway is announced", announced)
-	if !looked.Load() {
-		t.Error("a gateway is announced before its links were looked at")
+	if got := outside(); !slices.Equal(got, w.network.led) {
+		t.Errorf("before etcd is asked: %v, want %v", got, w.network.led)
+	}
+	w.watch.everybody = newFollower("", func() {})
+	w.watch.everybody.fail(errors.New("etcd does not answer"))
+	if got := outside(); !slices.Equal(got, w.network.led) {
+		t.Errorf("without etcd: %v, want %v", got, w.network.led)
+	}
+	w.watch.everybody.set(store.Listing{})
+	if got := outside(); len(got) > 0 {
+		t.Errorf("etcd knows of none: %v", got)
+	}
+	w.watch.everybody.fail(errors.New("etcd does not answer"))
+	if got := outside(); len(got) > 0 {
+		t.Errorf("etcd is away later: %v", got)
 	}
 }

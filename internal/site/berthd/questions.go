@@ -130,7 +130,7 @@ func (d *Daemon) Status() string {
 		if second := d.config.IPv6.Second(pod.Address); second.IsValid() {
 			line += " " + second.String()
 		}
-		if gateway := d.gateways.of(pod.Address); gateway.IsValid() {
+		if gateway := d.gateways.Of(pod.Address); gateway.IsValid() {
 			line += fmt.Sprintf(" gateway %s", gateway)
 		}
 		if local.problem != nil {

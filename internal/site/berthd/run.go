@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/site/berthd/gateway"
 	"berth.dev/berth/internal/site/berthd/limits"
 	"berth.dev/berth/internal/site/berthd/nameserver"
 	"berth.dev/berth/internal/site/berthd/pidns"
@@ -54,7 +55,7 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	kernel := &vxlan.Kernel{NFT: config.NFT, Dir: config.Run, Log: log}
 	d := newDaemon(config, node, host, shared, kernel, log)
 	d.network.daemons = daemons
-	if err := d.gateways.adopt(kernel, config.Hosts); err != nil {
+	if err := d.gateways.Adopt(kernel, config.Hosts); err != nil {
 		return err
 	}
 	if config.ByCNI() {
@@ -63,7 +64,7 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 		}
 		defer d.network.plugins.cni.Close()
 	}
-	everywhere := slices.Contains(config.RoutesOn, node) || d.gateways.here()
+	everywhere := slices.Contains(config.RoutesOn, node) || d.gateways.Here()
 	if everywhere {
 		if d.network.led, err = kernel.Led(config.Pods); err != nil {
 			return err
@@ -102,11 +103,11 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 		group.Go(func() error { return d.metrics.serve(ctx, config.Metrics) })
 	}
 	if len(config.Gateways.On) > 0 {
-		group.Go(func() error { return d.gateways.follow(ctx) })
-		group.Go(func() error { return d.gateways.watchReach(ctx) })
+		group.Go(func() error { return d.gateways.Follow(ctx) })
+		group.Go(func() error { return d.gateways.WatchReach(ctx) })
 	}
-	if d.gateways.here() {
-		group.Go(func() error { return d.gateways.announce(ctx, d.network.apply) })
+	if d.gateways.Here() {
+		group.Go(func() error { return d.gateways.Announce(ctx, d.network.apply) })
 	}
 	if slices.Contains(config.LoginOn, node) {
 		group.Go(func() error { return shared.KeepLease(ctx, log, d.relist) })
@@ -131,10 +132,7 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, shared *sto
 	d.server = &server{
 		do: d.do, log: log, clients: limits.NewClients(), begun: limits.Starting{Most: limits.MaxBegun},
 	}
-	d.gateways = &gateways{
-		node: node, host: host, config: config.Gateways, store: shared, log: log, changed: d.touch,
-		again: make(chan struct{}, 1), living: map[string]netip.Addr{},
-	}
+	d.gateways = gateway.New(node, host, config.Gateways, shared, log, d.touch)
 	d.jobNames = &jobNames{node: node, store: shared, jobs: map[string]*namedJob{}, changed: map[string]time.Time{}}
 	d.runs = &namedRuns{dir: within(servedDir), node: node, names: d.jobNames, log: log}
 	d.watch = &watch{store: shared, names: d.jobNames, node: d, log: log, networks: map[string]*follower{}, users: map[string]int{}}

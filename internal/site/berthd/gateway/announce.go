@@ -1,4 +1,4 @@
-package berthd
+package gateway
 
 import (
 	"context"
@@ -21,10 +21,10 @@ const (
 	carrierPeriod = time.Second
 )
 
-// announce announces this host as a gateway. Its key disappears when this daemon ends, the
+// Announce announces this host as a gateway. Its key disappears when this daemon ends, the
 // host is cut off, or one of its links goes down. A daemon that returns before the previous
 // lease has expired takes over the key. apply configures the kernel of this node.
-func (g *gateways) announce(ctx context.Context, apply func(ctx context.Context, check bool) error) error {
+func (g *Gateways) Announce(ctx context.Context, apply func(ctx context.Context, check bool) error) error {
 	return g.store.Persist(ctx, g.log, "be a gateway", func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
@@ -57,7 +57,7 @@ func (g *gateways) announce(ctx context.Context, apply func(ctx context.Context,
 }
 
 // watchLinks returns when the lease is lost, or revokes it when a link goes down.
-func (g *gateways) watchLinks(ctx context.Context, lease clientv3.LeaseID, refreshed <-chan *clientv3.LeaseKeepAliveResponse) error {
+func (g *Gateways) watchLinks(ctx context.Context, lease clientv3.LeaseID, refreshed <-chan *clientv3.LeaseKeepAliveResponse) error {
 	ticker := time.NewTicker(carrierPeriod)
 	defer ticker.Stop()
 	for {

@@ -1,4 +1,10 @@
-package berthd
+// Package gateway chooses the gateways through which the pods of a node reach the outside, and
+// announces this host if it is one. Routes and translation of addresses do not belong here; they
+// are in internal/site/vxlan.
+//
+// Read announce.go first, which makes this host a gateway. gateways.go chooses one for each pod,
+// and reach.go pings them.
+package gateway
 
 import (
 	"cmp"
@@ -22,15 +28,13 @@ import (
 	"berth.dev/berth/internal/site/vxlan"
 )
 
-// gateways chooses the gateway through which each pod of this node reaches the outside.
-type gateways struct {
-	// node is Slurm's name of this node, and host its address.
-	node   string
-	host   netip.Addr
-	config siteconf.Gateways
-	store  *store.Store
-	log    *slog.Logger
-	// changed is called when pods may need another gateway.
+// Gateways chooses the gateway through which each pod of this node reaches the outside.
+type Gateways struct {
+	node    string
+	host    netip.Addr
+	config  siteconf.Gateways
+	store   *store.Store
+	log     *slog.Logger
 	changed func()
 	// again ends the watch; a new one begins by listing all gateways.
 	again chan struct{}
@@ -44,17 +48,26 @@ type gateways struct {
 	away map[netip.Addr]bool
 }
 
-// adopt takes over the choices of the previous daemon, which it reads from the kernel.
-func (g *gateways) adopt(kernel *vxlan.Kernel, hosts netip.Prefix) error {
+// New returns an empty set of gateways. node is Slurm's name of this node, and host
+// its address. changed is called when pods may need another gateway.
+func New(node string, host netip.Addr, config siteconf.Gateways, store *store.Store, log *slog.Logger, changed func()) *Gateways {
+	return &Gateways{
+		node: node, host: host, config: config, store: store, log: log, changed: changed,
+		again: make(chan struct{}, 1), living: map[string]netip.Addr{},
+	}
+}
+
+// Adopt takes over the choices of the previous daemon, which it reads from the kernel.
+func (g *Gateways) Adopt(kernel *vxlan.Kernel, hosts netip.Prefix) error {
 	chosen, err := kernel.Chosen(g.host, hosts)
 	g.chosen = chosen
 	return err
 }
 
-// assign gives each pod a gateway. A pod keeps its gateway while that is alive, even when
+// Assign gives each pod a gateway. A pod keeps its gateway while that is alive, even when
 // others return, because a translated connection cannot move. A pod also keeps it when no
 // gateway is alive: etcd may have lost all of them at once, and no gateway would be no better.
-func (g *gateways) assign(pods []netip.Addr) map[netip.Addr]netip.Addr {
+func (g *Gateways) Assign(pods []netip.Addr) map[netip.Addr]netip.Addr {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	former := g.chosen
@@ -92,7 +105,7 @@ func (g *gateways) assign(pods []netip.Addr) map[netip.Addr]netip.Addr {
 
 // reached returns the gateways that are alive and reachable from this node. If none is
 // reachable, it returns all that are alive. The caller holds the mutex.
-func (g *gateways) reached() []netip.Addr {
+func (g *Gateways) reached() []netip.Addr {
 	living := slices.Collect(maps.Values(g.living))
 	reached := slices.DeleteFunc(slices.Clone(living), func(gateway netip.Addr) bool { return g.away[gateway] })
 	if len(reached) == 0 {
@@ -102,8 +115,8 @@ func (g *gateways) reached() []netip.Addr {
 }
 
 // asked returns the other hosts whose reachability matters: gateways that are alive, if pods
-// here use gateways and there is a choice. own reports whether this host is a live gateway.
-func (g *gateways) asked(host netip.Addr) (others []netip.Addr, own bool) {
+// Here use gateways and there is a choice. own reports whether this host is a live gateway.
+func (g *Gateways) asked(host netip.Addr) (others []netip.Addr, own bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	living := slices.Collect(maps.Values(g.living))
@@ -115,7 +128,7 @@ func (g *gateways) asked(host netip.Addr) (others []netip.Addr, own bool) {
 }
 
 // setAway sets the unreachable gateways and reports whether they have changed.
-func (g *gateways) setAway(away map[netip.Addr]bool) bool {
+func (g *Gateways) setAway(away map[netip.Addr]bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	changed := !maps.Equal(g.away, away)
@@ -130,17 +143,17 @@ func weight(pod, gateway netip.Addr) uint32 {
 	return h.Sum32()
 }
 
-// of returns the gateway of a pod, or the zero address.
-func (g *gateways) of(pod netip.Addr) netip.Addr {
+// Of returns the gateway of a pod, or the zero address.
+func (g *Gateways) Of(pod netip.Addr) netip.Addr {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.chosen[pod]
 }
 
-// all returns the site's gateways, alive or not, and the gateways that pods use. A gateway
+// All returns the site's gateways, alive or not, and the gateways that pods use. A gateway
 // without its daemon still has its tunnel, so programs on that host keep their connections
 // to pods.
-func (g *gateways) all() []netip.Addr {
+func (g *Gateways) All() []netip.Addr {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	all := slices.AppendSeq(slices.Collect(maps.Values(g.known)), maps.Values(g.chosen))
@@ -148,10 +161,10 @@ func (g *gateways) all() []netip.Addr {
 }
 
 // set replaces the gateways that are alive and adds to the known ones. registered has
-// all addresses that gateways have ever registered; the address of a live one is newer.
+// All addresses that gateways have ever registered; the address of a live one is newer.
 // Known gateways are never removed: in an etcd that lost its data, only running daemons
 // register again.
-func (g *gateways) set(living, registered map[string]netip.Addr) {
+func (g *Gateways) set(living, registered map[string]netip.Addr) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.known == nil {
@@ -162,21 +175,21 @@ func (g *gateways) set(living, registered map[string]netip.Addr) {
 	maps.Copy(g.known, living)
 }
 
-// here reports whether this node is a gateway by the configuration.
-func (g *gateways) here() bool { return slices.Contains(g.config.On, g.node) }
+// Here reports whether this node is a gateway by the configuration.
+func (g *Gateways) Here() bool { return slices.Contains(g.config.On, g.node) }
 
-// relist makes the watch list all gateways again.
-func (g *gateways) relist() {
+// Relist makes the watch list all gateways again.
+func (g *Gateways) Relist() {
 	select {
 	case g.again <- struct{}{}:
 	default:
 	}
 }
 
-// follow follows which gateways in the configuration are alive, and their addresses.
+// Follow follows which gateways in the configuration are alive, and their addresses.
 // It reads all nodes when a watch begins, because etcd limits the number of keys that one
 // request can name. For 104 nodes this takes 0.3 ms instead of 0.2.
-func (g *gateways) follow(ctx context.Context) error {
+func (g *Gateways) Follow(ctx context.Context) error {
 	return g.store.Persist(ctx, g.log, "follow gateways", func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
@@ -219,7 +232,7 @@ func (g *gateways) follow(ctx context.Context) error {
 }
 
 // parse adds a gateway of the configuration to a map.
-func (g *gateways) parse(into map[string]netip.Addr, key, value string) {
+func (g *Gateways) parse(into map[string]netip.Addr, key, value string) {
 	name := path.Base(key)
 	address, err := netip.ParseAddr(value)
 	if err != nil || !slices.Contains(g.config.On, name) {
@@ -228,14 +241,14 @@ func (g *gateways) parse(into map[string]netip.Addr, key, value string) {
 	into[name] = address
 }
 
-func (g *gateways) change(living, registered map[string]netip.Addr) {
+func (g *Gateways) change(living, registered map[string]netip.Addr) {
 	g.set(living, registered)
 	g.log.Info("gateways", "living", slices.Sorted(maps.Keys(living)))
 	g.changed()
 }
 
-// watchReach pings gateways while pods here use them and there is a choice.
-func (g *gateways) watchReach(ctx context.Context) error {
+// WatchReach pings gateways while pods here use them and there is a choice.
+func (g *Gateways) WatchReach(ctx context.Context) error {
 	return g.store.Persist(ctx, g.log, "ask gateways whether they are reached", func(ctx context.Context) error {
 		conn, err := icmp.ListenPacket("ip4:icmp", g.host.String())
 		if err != nil {

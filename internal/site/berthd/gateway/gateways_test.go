@@ -1,39 +1,42 @@
-package berthd
+package gateway
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"berth.dev/berth/internal/site/berthd/etcd/etcdtest"
 	"berth.dev/berth/internal/site/berthd/store"
-	"berth.dev/berth/internal/site/vxlan"
+	"berth.dev/berth/internal/site/siteconf"
+	"berth.dev/berth/internal/testutil"
 )
 
 func TestPodsKeepTheirGateway(t *testing.T) {
 	first, second, third := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("192.168.0.3")
 	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3"), netip.MustParseAddr("10.128.0.4"), netip.MustParseAddr("10.128.0.5")}
-	g := &gateways{}
-	if got := g.assign(pods); len(got) != 0 {
+	g := &Gateways{}
+	if got := g.Assign(pods); len(got) != 0 {
 		t.Fatalf("without gateways: %v", got)
 	}
 	g.set(map[string]netip.Addr{"gw1": first, "gw2": second}, nil)
-	before := g.assign(pods)
+	before := g.Assign(pods)
 	if used := count(before); used[first] != 2 || used[second] != 2 {
 		t.Fatalf("two gateways for four pods: %v", before)
 	}
 	g.set(map[string]netip.Addr{"gw1": first, "gw2": second, "gw3": third}, nil)
-	if got := g.assign(pods); !maps.Equal(got, before) {
+	if got := g.Assign(pods); !maps.Equal(got, before) {
 		t.Errorf("a third gateway comes: %v, before %v", got, before)
 	}
 	g.set(map[string]netip.Addr{"gw2": second, "gw3": third}, nil)
-	after := g.assign(pods)
+	after := g.Assign(pods)
 	for pod, gateway := range before {
 		if gateway == second && after[pod] != second {
 			t.Errorf("pod %s has lost a gateway that lives", pod)
@@ -43,11 +46,11 @@ func TestPodsKeepTheirGateway(t *testing.T) {
 		t.Errorf("after the loss of one: %v", after)
 	}
 	g.set(nil, nil)
-	if got := g.assign(pods); !maps.Equal(got, after) {
+	if got := g.Assign(pods); !maps.Equal(got, after) {
 		t.Errorf("etcd knows of none: %v, before %v", got, after)
 	}
 	// A pod that has ended is forgotten.
-	if got := g.assign(pods[:1]); len(got) != 1 {
+	if got := g.Assign(pods[:1]); len(got) != 1 {
 		t.Errorf("after the end of others: %v", got)
 	}
 }
@@ -58,22 +61,22 @@ func TestPodsLeaveAGatewayThatIsNotReached(t *testing.T) {
 	first, second := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
 	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
 	asked := []netip.Addr{first, second}
-	g, r := &gateways{}, reach{}
+	g, r := &Gateways{}, reach{}
 	g.set(map[string]netip.Addr{"gw1": first, "gw2": second}, nil)
-	g.assign(pods)
+	g.Assign(pods)
 	for round := range 2 * reachMisses {
 		changed := g.setAway(r.count(asked, map[netip.Addr]bool{second: true}, false))
-		if away := round >= reachMisses-1; changed != (round == reachMisses-1) || (count(g.assign(pods))[first] == 0) != away {
-			t.Errorf("round %d: %v, changed: %t", round, g.assign(pods), changed)
+		if away := round >= reachMisses-1; changed != (round == reachMisses-1) || (count(g.Assign(pods))[first] == 0) != away {
+			t.Errorf("round %d: %v, changed: %t", round, g.Assign(pods), changed)
 		}
 	}
 	if !g.setAway(r.count(asked, map[netip.Addr]bool{first: true, second: true}, false)) {
 		t.Error("an answer changes nothing")
 	}
-	before := g.assign(pods)
+	before := g.Assign(pods)
 	for range 2 * reachMisses {
-		if g.setAway(r.count(asked, nil, false)) || !maps.Equal(g.assign(pods), before) {
-			t.Errorf("nobody answers: %v, before %v", g.assign(pods), before)
+		if g.setAway(r.count(asked, nil, false)) || !maps.Equal(g.Assign(pods), before) {
+			t.Errorf("nobody answers: %v, before %v", g.Assign(pods), before)
 		}
 	}
 }
@@ -83,9 +86,9 @@ func TestPodsLeaveAGatewayThatIsNotReached(t *testing.T) {
 func TestPodsLeaveTheOnlyOtherGateway(t *testing.T) {
 	host, other := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
 	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
-	g, r := &gateways{}, reach{}
+	g, r := &Gateways{}, reach{}
 	g.set(map[string]netip.Addr{"gw2": other}, nil)
-	g.assign(pods)
+	g.Assign(pods)
 	if asked, _ := g.asked(host); len(asked) > 0 {
 		t.Errorf("without a choice %v are asked", asked)
 	}
@@ -97,7 +100,7 @@ func TestPodsLeaveTheOnlyOtherGateway(t *testing.T) {
 		}
 		g.setAway(r.count(asked, nil, own))
 	}
-	if used := count(g.assign(pods)); used[host] != 2 {
+	if used := count(g.Assign(pods)); used[host] != 2 {
 		t.Errorf("pods are at %v", used)
 	}
 	// On another node both gateways are others.
@@ -109,16 +112,16 @@ func TestPodsLeaveTheOnlyOtherGateway(t *testing.T) {
 // The host of a gateway whose daemon has stopped is still reachable, and its gateway
 // gets no pods.
 func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
-	w := newWired(t)
-	w.gateways.config.On = []string{"gw1", "gw2"}
+	shared := store.New(etcdtest.New(t), siteconf.Default())
+	g := New("n0", netip.Addr{}, siteconf.Gateways{On: []string{"gw1", "gw2"}}, shared, slog.New(slog.DiscardHandler), func() {})
 	first, second := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
 	for node, address := range map[string]netip.Addr{"gw1": first, "gw2": second, "n0": netip.MustParseAddr("192.168.0.3")} {
-		if _, err := w.store.Register(t.Context(), node, address); err != nil {
+		if _, err := shared.Register(t.Context(), node, address); err != nil {
 			t.Fatal(err)
 		}
 	}
 	lives := func(node string, address netip.Addr) {
-		if _, err := w.store.Client().Put(t.Context(), store.GatewaysKey+node, address.String()); err != nil {
+		if _, err := shared.Client().Put(t.Context(), store.GatewaysKey+node, address.String()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -127,7 +130,7 @@ func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var ended sync.WaitGroup
 		ended.Go(func() {
-			if err := w.gateways.follow(ctx); err != nil {
+			if err := g.Follow(ctx); err != nil {
 				t.Error(err)
 			}
 		})
@@ -138,72 +141,44 @@ func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
 	}
 	living := func(want int) func() bool {
 		return func() bool {
-			w.gateways.mu.Lock()
-			defer w.gateways.mu.Unlock()
-			return len(w.gateways.living) == want
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			return len(g.living) == want
 		}
 	}
 	known := func(want ...netip.Addr) func() bool {
 		return func() bool {
-			all := w.gateways.all()
+			all := g.All()
 			slices.SortFunc(all, netip.Addr.Compare)
 			return slices.Equal(slices.Compact(all), want)
 		}
 	}
 	end := follow()
-	w.await("one that lives and one that never did are known, and no other node", known(first, second))
+	testutil.Eventually(t, "one that lives and one that never did are known, and no other node", known(first, second))
 	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
-	if used := count(w.gateways.assign(pods)); used[second] != 2 {
+	if used := count(g.Assign(pods)); used[second] != 2 {
 		t.Errorf("pods are at %v", used)
 	}
 	moved := netip.MustParseAddr("192.168.0.4")
 	lives("gw1", moved)
-	w.await("one that comes with another address is known by that", known(second, moved))
-	if _, err := w.store.Client().Delete(t.Context(), store.GatewaysKey, clientv3.WithPrefix()); err != nil {
+	testutil.Eventually(t, "one that comes with another address is known by that", known(second, moved))
+	if _, err := shared.Client().Delete(t.Context(), store.GatewaysKey, clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
 	}
-	w.await("none lives", living(0))
+	testutil.Eventually(t, "none lives", living(0))
 	end()
 	if !known(second, moved)() {
-		t.Errorf("without any that lives %v are known", w.gateways.all())
+		t.Errorf("without any that lives %v are known", g.All())
 	}
 	// Act as if etcd were new.
-	if _, err := w.store.Client().Delete(t.Context(), store.NodesKey, clientv3.WithPrefix()); err != nil {
+	if _, err := shared.Client().Delete(t.Context(), store.NodesKey, clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
 	}
 	lives("gw2", second)
 	defer follow()()
-	w.await("one lives", living(1))
+	testutil.Eventually(t, "one lives", living(1))
 	if !known(second, moved)() {
-		t.Errorf("when etcd has forgotten nodes %v are known", w.gateways.all())
-	}
-}
-
-// A host that reaches all pods keeps the routes of the previous daemon until etcd,
-// which may be unavailable, has answered.
-func TestWaysStayUntilEtcdAnswers(t *testing.T) {
-	w := newWired(t)
-	w.network.plugins.cni = nil
-	w.network.led = []vxlan.Peer{{Address: netip.MustParseAddr("10.128.0.9"), Via: netip.MustParseAddr("192.168.0.9")}}
-	outside := func() []vxlan.Peer {
-		s, _ := w.network.state()
-		return s.Outside
-	}
-	if got := outside(); !slices.Equal(got, w.network.led) {
-		t.Errorf("before etcd is asked: %v, want %v", got, w.network.led)
-	}
-	w.watch.everybody = newFollower("", func() {})
-	w.watch.everybody.fail(errors.New("etcd does not answer"))
-	if got := outside(); !slices.Equal(got, w.network.led) {
-		t.Errorf("without etcd: %v, want %v", got, w.network.led)
-	}
-	w.watch.everybody.set(store.Listing{})
-	if got := outside(); len(got) > 0 {
-		t.Errorf("etcd knows of none: %v", got)
-	}
-	w.watch.everybody.fail(errors.New("etcd does not answer"))
-	if got := outside(); len(got) > 0 {
-		t.Errorf("etcd is away later: %v", got)
+		t.Errorf("when etcd has forgotten nodes %v are known", g.All())
 	}
 }
 
@@ -212,8 +187,8 @@ func TestLonePodsSpread(t *testing.T) {
 	living := map[string]netip.Addr{"gw1": netip.MustParseAddr("192.168.0.1"), "gw2": netip.MustParseAddr("192.168.0.2")}
 	all := map[netip.Addr]netip.Addr{}
 	for i := range 100 {
-		g := &gateways{living: living}
-		maps.Copy(all, g.assign([]netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.128.0.%d", i+2))}))
+		g := &Gateways{living: living}
+		maps.Copy(all, g.Assign([]netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.128.0.%d", i+2))}))
 	}
 	for gateway, n := range count(all) {
 		if n < 30 {
@@ -228,4 +203,35 @@ func count(chosen map[netip.Addr]netip.Addr) map[netip.Addr]int {
 		used[gateway]++
 	}
 	return used
+}
+
+// A gateway is announced to nodes when its links forward, whatever was created again
+// meanwhile.
+func TestAGatewayIsAnnouncedWhenItForwards(t *testing.T) {
+	shared := store.New(etcdtest.New(t), siteconf.Default())
+	g := New("n0", netip.MustParseAddr("127.0.0.1"), siteconf.Gateways{}, shared, slog.New(slog.DiscardHandler), func() {})
+	announced := func() bool {
+		got, err := shared.Client().Get(t.Context(), store.GatewaysKey+"n0")
+		return err == nil && got.Count > 0
+	}
+	var looked atomic.Bool
+	apply := func(_ context.Context, check bool) error {
+		if check && !announced() {
+			looked.Store(true)
+		}
+		return nil
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		if err := g.Announce(ctx, apply); err != nil {
+			t.Error(err)
+		}
+	})
+	defer ended.Wait()
+	defer cancel()
+	testutil.Eventually(t, "the gateway is announced", announced)
+	if !looked.Load() {
+		t.Error("a gateway is announced before its links were looked at")
+	}
 }

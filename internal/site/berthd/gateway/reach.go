@@ -1,4 +1,4 @@
-package berthd
+package gateway
 
 import (
 	"encoding/binary"
