@@ -22,7 +22,7 @@ import (
 
 // Spec selects and configures a sequence.
 type Spec struct {
-	// What is one of the names below.
+	// What is the name of a sequence.
 	What string
 	// Nodes is the number of nodes of the cluster or job; CPUs is a trial's share
 	// of each.
@@ -38,7 +38,7 @@ type Spec struct {
 	// Through is the container command that starts programs of a plain job on
 	// their hosts.
 	Through []string
-	// Given reports that the cluster was there already, so that its owner is unknown.
+	// Given is set if the cluster existed before, so that its owner is unknown.
 	Given bool
 	// Counted makes the result include who makes the connections between pods.
 	Counted    bool
@@ -50,7 +50,7 @@ type Spec struct {
 	Timeout time.Duration
 }
 
-// What there is.
+// Names of sequences.
 const (
 	Requirements = "requirements"
 	Nodes        = "nodes"

@@ -14,7 +14,7 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// cluster is a kubectl that answers as a script says, and a spec that asks it.
+// cluster returns a spec whose kubectl is a script.
 func cluster(t *testing.T, script string) Spec {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubectl")
@@ -24,8 +24,7 @@ func cluster(t *testing.T, script string) Spec {
 	return Spec{Nodes: 2, Image: "i:1", Kubectl: []string{path}, Timeout: time.Minute}
 }
 
-// TestRequirements: what works is a yes, and what does not is a no with its reason;
-// neither ends the trial.
+// TestRequirements: a check that fails is a no with its reason, and the trial goes on.
 func TestRequirements(t *testing.T) {
 	t.Setenv("SLURM_JOB_ID", "")
 	r, err := requirements(t.Context(), cluster(t, `case "$*" in
@@ -82,7 +81,7 @@ func TestRequirementsWithoutCluster(t *testing.T) {
 	}
 }
 
-// TestRequirementsEnded: what is ended leaves nothing in a cluster that is not the bench's.
+// TestRequirementsEnded: an interrupted trial leaves nothing in an existing cluster.
 func TestRequirementsEnded(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(errors.New("it is over"))
@@ -147,7 +146,7 @@ func TestMainSaysWhatItCannot(t *testing.T) {
 	}
 }
 
-// TestAwaitNodes: only nodes that are ready, and refuse nothing, count.
+// TestAwaitNodes: only nodes that are ready and have no taint count.
 func TestAwaitNodes(t *testing.T) {
 	text := "a True <none>\nb False NoSchedule\nb True NoSchedule,NoExecute\na True <none>\n"
 	if err := awaitNodes(strings.NewReader(text), 2); err == nil {
@@ -161,12 +160,12 @@ func TestAwaitNodes(t *testing.T) {
 	}
 }
 
-// TestNodes: kubectl is ended when it has said enough.
+// TestNodes: kubectl is ended once it has printed enough.
 func TestNodes(t *testing.T) {
 	if _, err := nodes(t.Context(), cluster(t, "")); err == nil || !strings.Contains(err.Error(), "before") {
 		t.Errorf("what was taken before is not known, and not missed: %v", err)
 	}
-	// What the user's processes had taken before is taken off.
+	// Processor time from before the trial is subtracted.
 	t.Setenv(UsageBefore, "-1e9")
 	if r, err := nodes(t.Context(), cluster(t, "echo a True '<none>'; echo b True '<none>'; exec sleep 1000\n")); err != nil || r.Values[0].Value < 1e9 {
 		t.Errorf("got %+v, %v", r, err)
@@ -181,7 +180,7 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// TestReadSteps: a step's time and MPI_Init's, of all calls.
+// TestReadSteps: figures for the time of a step and of MPI_Init, of all calls.
 func TestReadSteps(t *testing.T) {
 	r, err := readSteps("step took 0.5\nMPI_Init took 0.125\n\nstep took 1.5\nMPI_Init took 1e-3\n")
 	if err != nil || len(r.Values) != 6 || r.Values[0].Value != 1 || r.Values[1].Value != 0.5 || r.Values[5].Value != 0.125 {
@@ -192,7 +191,7 @@ func TestReadSteps(t *testing.T) {
 	}
 }
 
-// TestReadHPCC: figures count only where hpcc found its own results right.
+// TestReadHPCC: figures count only if hpcc has verified its results.
 func TestReadHPCC(t *testing.T) {
 	text := "HPL_Tflops=0.002\nPTRANS_GBs=0.9\nStarSTREAM_Triad=76.2\nMPIFFT_Gflops=0.07\n"
 	s := Spec{Nodes: 2, Parameters: map[string]string{"size": "4000"}}
@@ -210,8 +209,8 @@ func TestReadHPCC(t *testing.T) {
 	if _, err := s.readHPCC("Success=1\n", cache); err == nil || strings.Contains(err.Error(), "%!") {
 		t.Errorf("a summary without figures: %v", err)
 	}
-	// A result from the cache is not the speed of memory. A figure that only some
-	// trials were slow enough for is no figure of the case.
+	// A result from the cache is not the speed of memory. A figure that needs slow
+	// trials is omitted, because only some trials would have it.
 	if r, err := s.readHPCC(text+"Success=1\n", 32<<20); err != nil || len(r.Values) != 3 || r.Values[1].Name != "PTRANS" {
 		t.Errorf("got %+v, %v", r.Values, err)
 	}
@@ -241,7 +240,7 @@ func TestLaunch(t *testing.T) {
 	}
 }
 
-// TestMPIWorkers: pods that do not answer each other at once are asked again.
+// TestMPIWorkers: pods that do not answer each other at first are queried again.
 func TestMPIWorkers(t *testing.T) {
 	s := cluster(t, `case "$*" in
 apply*) cat >"$(dirname "$0")/applied" ;;
@@ -300,7 +299,8 @@ esac`,
 	}
 }
 
-// TestProgram: lines that are figures are figures, with the number of nodes known to it.
+// TestProgram: the lines of a program that are figures are read, and the program gets
+// the number of nodes.
 func TestProgram(t *testing.T) {
 	s := Spec{Parameters: map[string]string{"nodes": "4", "command": `echo hello; echo "{\"name\": \"a\", \"unit\": \"s\", \"value\": $NODES}"`}}
 	r, err := program(t.Context(), s)
@@ -315,8 +315,8 @@ func TestProgram(t *testing.T) {
 	}
 }
 
-// TestNetworkSetupCosts: what test/site/measure makes of processor times becomes figures, for a
-// launch and for each of its nodes.
+// TestNetworkSetupCosts: the processor times of test/site/measure become figures per
+// launch and per node.
 func TestNetworkSetupCosts(t *testing.T) {
 	// Of 3 nodes a job has 2, and two jobs take 4 s: 100 ms of etcd, 60 and 40 ms
 	// of berthd. Without jobs it is 20, 10 and 0 ms in 2 s. Each time has its
@@ -337,7 +337,7 @@ func TestNetworkSetupCosts(t *testing.T) {
 			t.Errorf("got %+v", v)
 		}
 	}
-	// berthd on a node, on the first, etcd; of that without jobs berthd and etcd.
+	// berthd on a node and on the first one, and etcd; without jobs, berthd and etcd.
 	if want := []float64{25, 30, 25, 5, 10}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
@@ -377,8 +377,9 @@ func TestProgramEnds(t *testing.T) {
 	}
 }
 
-// TestCounted: of what MPI does between pods it is noted who made the connections, on all
-// nodes; those within a node are no network's. Without that, nothing is said to be fast.
+// TestCounted: the result of an MPI sequence between pods counts on all nodes which
+// connections the hosts made, except connections within a node. Without these counts,
+// the result does not call any connection fast.
 func TestCounted(t *testing.T) {
 	dir := t.TempDir()
 	s := cluster(t, `echo "$2" >>`+dir+`/asked
@@ -406,8 +407,8 @@ echo "berth_fastpath_total{node=\"x\",outcome=\"overlay: the address is no other
 	}
 }
 
-// TestHPCCInput: hpcc knows its lines by their numbers, and takes what it does not find
-// for what it is not: other problems of sizes that nobody has given.
+// TestHPCCInput checks the number of each line. hpcc would read a misplaced line as
+// another problem, with a size that nobody gave.
 func TestHPCCInput(t *testing.T) {
 	text, err := Spec{Nodes: 3, Parameters: map[string]string{"size": "1000"}}.hpccInput()
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package campaign runs a plan: it asks the systems whether they can be measured,
-// makes the trials in the plan's order and writes records of them. A system that
-// fails stops no other one.
+// Package campaign runs a plan: it prepares the systems, runs the trials in the plan's
+// order, and writes their records. A system that fails does not stop the others.
 package campaign
 
 import (
@@ -25,37 +24,37 @@ import (
 // inARow is the number of failures of one case after which a system is skipped.
 const inARow = 2
 
-// Campaign is a plan that is carried out.
+// Campaign is one execution of a plan.
 type Campaign struct {
 	Plan    *plan.Plan
 	Place   system.Place
 	Records *record.Writer
-	// Before are the records that there were.
+	// Before holds the existing records.
 	Before   []record.Line
 	Progress io.Writer
 	// New makes the driver of a system.
 	New func(plan.System, system.Place) (system.Driver, error)
 
 	drivers map[string]system.Driver
-	// gone are the systems, and the cases on systems, that are not measured.
+	// gone holds the systems, and the cases on systems, that are not measured.
 	gone    map[pair]bool
 	failed  map[pair]int
 	clock   clock
 	skipped int
 }
 
-// pair is a case on a system; without a case it is all of them.
+// pair is a case on a system; an empty case stands for all cases.
 type pair struct{ system, kase string }
 
 // Known returns the names that plans can use.
 func Known() plan.Catalogue { return plan.Catalogue{Cases: cases.Kinds(), Drivers: system.Kinds()} }
 
-// Run makes the trials that there is no record of.
+// Run runs the trials without a record.
 func (c *Campaign) Run(ctx context.Context) (err error) {
 	c.gone, c.failed = map[pair]bool{}, map[pair]int{}
 	c.clock = newClock(c.Plan, Known(), c.Before)
 	left := plan.Remaining(c.Plan.Schedule(), c.Before)
-	// What was prepared is tidied up also where the session does not begin.
+	// Even if the session does not begin, prepared systems must be cleaned up.
 	defer func() { err = errors.Join(err, c.close(context.WithoutCancel(ctx))) }()
 	if err := c.begin(ctx, left); err != nil {
 		return err
@@ -101,7 +100,8 @@ func (c *Campaign) sameTurn(next []record.ID) int {
 	return n
 }
 
-// begin looks at the systems that are left to measure and writes what the session is.
+// begin prepares the systems with remaining trials and writes the record of the
+// session.
 func (c *Campaign) begin(ctx context.Context, left []record.ID) error {
 	session := &record.Session{
 		Plan: c.Plan.Text, Name: c.Plan.Name, Title: c.Plan.Title, Seed: c.Plan.Seed,
@@ -166,9 +166,9 @@ func (c *Campaign) begin(ctx context.Context, left []record.ID) error {
 	return nil
 }
 
-// archives tells the images of programs apart by what their files hold: which fio or
-// OpenMPI a trial had is a question of these, and of what it said itself. An image that
-// is not there is a matter of the systems that ask for it.
+// archives adds the digests of the image archives to the versions, because the archive
+// determines which fio or OpenMPI a trial has. It ignores a missing archive; systems
+// that need it report that.
 func archives(versions map[string]string, place system.Place) error {
 	for name, path := range map[string]string{"image of programs": place.Archive, "image with MPI": place.MPIArchive} {
 		archive, err := os.Open(path)
@@ -235,7 +235,7 @@ func (c *Campaign) close(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
-// leave notes that something is not measured, and why.
+// leave records that a system or case is not measured, and why.
 func (c *Campaign) leave(u record.Unmeasured) error {
 	c.gone[pair{u.System, u.Case}] = true
 	of := u.Case
@@ -246,7 +246,7 @@ func (c *Campaign) leave(u record.Unmeasured) error {
 	return c.Records.Add(record.Line{Unmeasured: &u})
 }
 
-// made is a trial before it has a record.
+// made is a finished trial before its record is written.
 type made struct {
 	kase  cases.Case
 	trial record.Trial
@@ -289,16 +289,16 @@ func (c *Campaign) trials(ctx context.Context, ids []record.ID) error {
 		results = []system.Result{{Output: out, Err: err}}
 	}
 	if ctx.Err() != nil {
-		return context.Cause(ctx) // they are made again
+		return context.Cause(ctx) // these trials run again
 	}
-	// What shared a cluster has an equal part of what that took.
+	// Trials that share a cluster share its time and cost equally.
 	shared, took := 0, time.Since(all[0].trial.Start)
 	for _, r := range results {
 		if took -= r.Took; r.Took == 0 {
 			shared++
 		}
 	}
-	// What succeeded first: after a failure it may turn out that the job has ended.
+	// Successful trials first: a failed one may reveal that the job has ended.
 	for _, failed := range []bool{false, true} {
 		for i, m := range all {
 			if (results[i].Err != nil) != failed {
@@ -321,8 +321,8 @@ func (c *Campaign) trials(ctx context.Context, ids []record.ID) error {
 	return nil
 }
 
-// finish writes the record of a trial. Its error is one of the campaign's: what the
-// trial itself fails of is in the record.
+// finish writes the record of a trial, which has the trial's own error. The returned
+// error ends the campaign.
 func (c *Campaign) finish(ctx context.Context, m made, r system.Result) error {
 	trial, out, err := m.trial, r.Output, r.Err
 	var unsupported *system.Unsupported
@@ -338,7 +338,7 @@ func (c *Campaign) finish(ctx context.Context, m made, r system.Result) error {
 	}
 	at := pair{trial.System, trial.Case}
 	if err != nil {
-		// A job that ended is no fault of the system's: the trial is made again.
+		// If the job has ended, the system is not at fault: the trial runs again.
 		if lost := c.Place.Lost(ctx); lost != nil {
 			return lost
 		}

@@ -30,7 +30,7 @@ cases:
 - case: cpu
 `
 
-// fake is a system that does what its name says.
+// fake is a system that behaves as its name says.
 type fake struct {
 	name  string
 	after func()
@@ -64,7 +64,7 @@ func (f fake) Run(_ context.Context, task system.Task) (system.Output, error) {
 	return out, nil
 }
 
-// gregarious is a system that makes trials together.
+// gregarious is a system that runs trials together.
 type gregarious struct {
 	fake
 	turns *[]int
@@ -82,8 +82,8 @@ func (g gregarious) RunTogether(ctx context.Context, tasks []system.Task) (resul
 	return results
 }
 
-// TestTogether: a system that can makes the trials of a round at once, and each has
-// its own record; what fails of one leaves the others.
+// TestTogether: a system that supports it runs the trials of a round at once. Each has
+// its own record, and a failed one does not affect the others.
 func TestTogether(t *testing.T) {
 	p, err := plan.Parse("f", []byte(strings.Replace(text, "repetitions", "together: true\nwarm-ups: 0\nrepetitions", 1)), Known())
 	if err != nil {
@@ -223,7 +223,7 @@ func TestOnlyWhatIsLeft(t *testing.T) {
 	}
 }
 
-// TestResume: what was interrupted is taken up where it ended, and no trial is made
+// TestResume: an interrupted campaign continues where it ended, and runs no trial
 // twice.
 func TestResume(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records")
@@ -290,7 +290,8 @@ func TestAnotherBuild(t *testing.T) {
 	}
 }
 
-// TestTwoLinks: a file has the records of several links, whatever hosts have of each.
+// TestTwoLinks: a file can have records of several links, whatever settings the hosts
+// support of each.
 func TestTwoLinks(t *testing.T) {
 	p := func(link string) *plan.Plan {
 		p, err := plan.Parse("f", []byte(`name: a
@@ -310,7 +311,7 @@ cases: [{case: bandwidth, links: [small, large], parameters: {to: pod}}]
 		}
 		return p
 	}
-	// What root has set up says more than is read of it.
+	// The record of the link has more than the host can read back.
 	bin := t.TempDir()
 	for name, script := range map[string]string{
 		"cat":     `printf 'flannel v1\nmtu %s\npod 12 10.244.1.2\npod 34 10.244.1.3\n' "$FLANNEL_MTU"`,
@@ -333,7 +334,7 @@ cases: [{case: bandwidth, links: [small, large], parameters: {to: pod}}]
 	}
 }
 
-// tidy is a system that tells when it is tidied up after.
+// tidy is a system that counts its cleanups.
 type tidy struct {
 	fake
 	closed *[]string
@@ -344,7 +345,7 @@ func (d tidy) Close(context.Context) error {
 	return nil
 }
 
-// TestTidiedUp: what was prepared goes away also where the session does not begin.
+// TestTidiedUp: prepared systems are cleaned up even if the session does not begin.
 func TestTidiedUp(t *testing.T) {
 	p, err := plan.Parse("f", []byte(text), Known())
 	if err != nil {
@@ -373,7 +374,7 @@ func (b built) Check(context.Context) (map[string]string, error) {
 	return map[string]string{"programs of " + b.name: b.digest}, nil
 }
 
-// solitary makes one of several trials by itself.
+// solitary runs one of several trials separately.
 type solitary struct{ gregarious }
 
 func (s solitary) RunTogether(ctx context.Context, tasks []system.Task) []system.Result {
@@ -420,7 +421,7 @@ func TestEstimate(t *testing.T) {
 		t.Fatal(err)
 	}
 	trials, long := Estimate(p, nil)
-	// Of each case one warm-up and four runs, on four systems.
+	// Each case has one warm-up and four runs, on four systems.
 	if want := 2 * 5 * 4; trials != want || long < time.Minute {
 		t.Errorf("%d trials in %s, want %d", trials, long, want)
 	}

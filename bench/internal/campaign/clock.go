@@ -8,8 +8,8 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// clock estimates how long trials take: as long as those before, otherwise as long
-// as case and driver say.
+// clock estimates the duration of trials from earlier trials, or from the estimates of
+// their case and driver.
 type clock struct {
 	guess map[pair]float64
 	seen  map[pair][]float64
@@ -76,5 +76,5 @@ func Estimate(p *plan.Plan, before []record.Line) (trials int, long time.Duratio
 	return len(left), newClock(p, Known(), before).of(left, func(record.ID) bool { return false })
 }
 
-// round makes a time readable.
+// round rounds a duration for printing.
 func round(d time.Duration) time.Duration { return d.Round(time.Second) }

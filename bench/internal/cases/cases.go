@@ -1,5 +1,5 @@
-// Package cases has what is measured: each case is a program to run, and what its
-// output means. How it is run belongs to the systems.
+// Package cases defines what is measured: each case is a program to run, and a function
+// that reads its output. Package system decides how programs run.
 package cases
 
 import (
@@ -14,13 +14,13 @@ import (
 // Case is one case. Task and Read keep nothing between calls.
 type Case struct {
 	plan.Kind
-	// Task is the program, for a case with certain parameters.
+	// Task returns the program for a case with these parameters.
 	Task func(parameters map[string]string, cpus, memoryMB int) (system.Task, error)
-	// Read makes figures of what it gave.
+	// Read returns the figures in the program's output.
 	Read func(parameters map[string]string, out system.Output) ([]record.Value, error)
 }
 
-// All are the cases.
+// All returns the cases.
 func All() []Case {
 	return []Case{
 		startup(), cpu(), memory(), storage(), bandwidth(), latency(), connections(),
@@ -29,7 +29,7 @@ func All() []Case {
 	}
 }
 
-// Find returns the case of a name.
+// Find returns the case with a name.
 func Find(name string) (Case, bool) {
 	for _, c := range All() {
 		if c.Name == name {
@@ -39,7 +39,7 @@ func Find(name string) (Case, bool) {
 	return Case{}, false
 }
 
-// Kinds are the cases, for plans.
+// Kinds returns the kinds of the cases, for plans.
 func Kinds() map[string]plan.Kind {
 	all := map[string]plan.Kind{}
 	for _, c := range All() {
@@ -48,7 +48,7 @@ func Kinds() map[string]plan.Kind {
 	return all
 }
 
-// positive is the check of a whole number above zero.
+// positive checks that a value is a whole number above zero.
 func positive(value string) error {
 	if n, err := strconv.Atoi(value); err != nil || n < 1 {
 		return fmt.Errorf("give a whole number from 1")

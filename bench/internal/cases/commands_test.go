@@ -8,8 +8,8 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// TestCommands: each case calls what the papers call, with their parameters, argument by
-// argument; where Debian has not their program, what stands for it.
+// TestCommands: each case runs the command of the papers, argument by argument, or a
+// substitute if Debian does not have the program.
 func TestCommands(t *testing.T) {
 	const cpus = 4
 	for _, c := range []struct {
@@ -18,7 +18,7 @@ func TestCommands(t *testing.T) {
 		want      string
 		server    string
 	}{
-		// The KSI paper's section on its evaluation.
+		// From the evaluation in the KSI paper.
 		{kase: "startup", want: "date +%s.%N"},
 		{kase: "cpu", want: "sysbench cpu --threads=4 --time=10 --cpu-max-prime=20000 run"},
 		{kase: "memory", want: "stress-ng --stdout --temp-path /tmp --stream 4 --stream-l3-size 32m --timeout 10 --metrics"},
@@ -35,7 +35,7 @@ func TestCommands(t *testing.T) {
 			kase: "latency", want: "sockperf ping-pong -i SERVER -p 5004 -m 200 -t 30 --full-rtt --tcp",
 			server: "sockperf server -p 5004 --tcp",
 		},
-		// The CNI study's packets, and the other direction.
+		// The packets of the CNI study, and the other direction.
 		{
 			kase: "bandwidth", different: map[string]string{"protocol": "udp", "length": "1472", "direction": "from", "streams": "8"},
 			want: "iperf3 --json -c SERVER -p 5003 -i 1 -t 30 -P 8 -l 1472 -u -b 0 -R", server: "iperf3 -s -p 5003",

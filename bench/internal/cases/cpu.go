@@ -10,7 +10,7 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// cpu is KSI's figure 3.
+// cpu measures figure 3 of the KSI paper.
 func cpu() Case {
 	return Case{
 		Kind: plan.Kind{
@@ -42,7 +42,7 @@ func cpu() Case {
 	}
 }
 
-// find returns the number at the one group of a pattern.
+// find returns the number that the group of a pattern matches.
 func find(text, pattern string) (float64, error) {
 	match := regexp.MustCompile(pattern).FindStringSubmatch(text)
 	if match == nil {

@@ -14,7 +14,7 @@ import (
 
 const megabit = 1e6 // in bits
 
-// registryLine are the parameters of the line to the registry.
+// registryLine returns the parameters of the connection to the registry.
 func registryLine() []plan.Parameter {
 	return []plan.Parameter{
 		{Name: "rate", Default: "200", Help: "of the line to the registry, for all hosts together, in Mbit/s; 0: no limit", Check: wholeNumber},
@@ -22,10 +22,10 @@ func registryLine() []plan.Parameter {
 	}
 }
 
-// patchMB is the size of an image of versions.
+// patchMB is the size in megabytes of an image that has versions.
 const patchMB = 258
 
-// onLine estimates how long a line takes for an image.
+// onLine estimates the time in seconds to transfer and unpack an image.
 func onLine(p map[string]string, megabytes float64) float64 {
 	if rate := number(p, "rate"); rate > 0 {
 		return 8 * megabytes / rate
@@ -44,7 +44,7 @@ func wholeNumber(value string) error {
 	return nil
 }
 
-// delivered is a task of images.
+// delivered returns a task that delivers images.
 func delivered(p map[string]string, work deliver.Work, on int, names ...string) *system.Images {
 	return &system.Images{
 		Names: names, Work: work, Nodes: on,
@@ -52,8 +52,8 @@ func delivered(p map[string]string, work deliver.Work, on int, names ...string) 
 	}
 }
 
-// patchTuesday is figure 2 of the paper on image delivery: versions that differ in
-// their last layer come to two nodes, and a worker runs on each.
+// patchTuesday measures figure 2 of the paper on image delivery: two nodes get versions
+// that differ in their last layer, and run a worker.
 func patchTuesday() Case {
 	return versioned(plan.Kind{
 		Name: "patch-tuesday", Summary: "versions of an image come to two nodes one after the other, and work there", Hosts: 2,
@@ -64,8 +64,8 @@ func patchTuesday() Case {
 	}, false)
 }
 
-// coldNode is a version that comes to nodes which have nothing, where all have
-// been before: what a folder that runs share saves.
+// coldNode delivers a version to empty nodes after all versions have been there before.
+// It measures what a folder that runs share saves.
 func coldNode() Case {
 	return versioned(plan.Kind{
 		Name: "cold-node", Summary: "each version comes to nodes that have nothing, where runs share what they can", Hosts: 2,
@@ -74,8 +74,8 @@ func coldNode() Case {
 	}, true)
 }
 
-// fourNodes is an image that comes to four nodes at once: how often a registry has
-// to send it.
+// fourNodes delivers an image to four nodes at once, and counts how often the registry
+// sends it.
 func fourNodes() Case {
 	return versioned(plan.Kind{
 		Name: "four-nodes", Summary: "an image comes to four nodes that have nothing, at the same time", Hosts: 4,
@@ -84,8 +84,8 @@ func fourNodes() Case {
 	}, false)
 }
 
-// versioned is a case of versions that come to all hosts of its kind; fresh: to such as
-// have nothing.
+// versioned returns a case that delivers versions to all its hosts; fresh empties the
+// hosts first.
 func versioned(kind plan.Kind, fresh bool) Case {
 	kind.Parameters, kind.Images = append(registryLine(), kind.Parameters...), true
 	return Case{
@@ -105,8 +105,9 @@ func versioned(kind plan.Kind, fresh bool) Case {
 	}
 }
 
-// lazyPull is figure 3: how long after its submission a pipeline reaches its
-// checkpoints: plain Python, a library, and an asset that makes up the image.
+// lazyPull measures figure 3 of that paper: the time from submission until a pipeline
+// reaches its checkpoints, which are plain Python, a library, and an asset that is most
+// of the image.
 func lazyPull() Case {
 	return Case{
 		Kind: plan.Kind{
@@ -147,8 +148,8 @@ func readImages(out system.Output, want int) ([]deliver.Image, error) {
 	return said.Images, nil
 }
 
-// readVersions makes figures of each version: the slowest node's. Bytes sent by
-// a registry are also given in images if the nodes had no part of them.
+// readVersions returns the figures of each version on the slowest node. The bytes that
+// the registry sent are also given in images, if the nodes were empty.
 func readVersions(p map[string]string, out system.Output, nodes int, fresh bool) (values []record.Value, err error) {
 	images, err := readImages(out, int(number(p, "versions")))
 	if err != nil {
@@ -158,7 +159,7 @@ func readVersions(p map[string]string, out system.Output, nodes int, fresh bool)
 		add := func(name, unit string, value float64) {
 			values = append(values, record.Value{Name: fmt.Sprintf("v%d %s", n+1, name), Unit: unit, Better: lower, Value: value})
 		}
-		// A SIF file is made once, for all hosts.
+		// A SIF file is built once, for all hosts.
 		want := nodes
 		if image.Packing > 0 {
 			want = 1

@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// defaults are the parameters of a case as a plan has them that sets none.
+// defaults returns the parameters of a case in a plan that sets none.
 func defaults(c Case) map[string]string {
 	p := map[string]string{}
 	for _, parameter := range c.Parameters {
@@ -81,7 +81,7 @@ func TestReadImages(t *testing.T) {
 			t.Errorf("%q: %s", text, got)
 		}
 	}
-	// Of later versions, a part comes to nodes that have the rest.
+	// Nodes need only a part of later versions.
 	two, versions := `{"images":[{"first":[1,1],"pull":[1,1],"size":1},{"first":[1,1],"pull":[1,1],"size":1}]}`, map[string]string{"versions": "2"}
 	for n, c := range []Case{patchTuesday(), coldNode()} {
 		if got, err := read(c, versions, two); err != nil || strings.Count(got, "of the image") != n+1 {

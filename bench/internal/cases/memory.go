@@ -10,8 +10,9 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// memory is KSI's figure 4 by stress-ng, whose kernels are STREAM's, but whose
-// figures are not to be called STREAM's: it takes arrays of four times the cache.
+// memory measures figure 4 of the KSI paper with stress-ng. It has the kernels of
+// STREAM, but its results must not be called STREAM results, because it sizes its
+// arrays itself: four times the cache.
 func memory() Case {
 	return Case{
 		Kind: plan.Kind{
@@ -23,7 +24,7 @@ func memory() Case {
 			Seconds: func(parameters map[string]string) float64 { return number(parameters, "seconds") },
 		},
 		Task: func(parameters map[string]string, cpus, _ int) (system.Task, error) {
-			// It tells its figures on standard error, where srun and pods have theirs, too.
+			// It prints its figures to standard error, where srun and pods print, too.
 			return system.Task{Window: true, Args: []string{
 				"stress-ng", "--stdout", "--temp-path", "/tmp", "--stream", strconv.Itoa(cpus), "--stream-l3-size", parameters["cache"],
 				"--timeout", parameters["seconds"], "--metrics",
@@ -50,7 +51,7 @@ func memory() Case {
 	}
 }
 
-// size is the check of a number of bytes such as 8G.
+// size checks a number of bytes such as 8G.
 func size(value string) error {
 	if !regexp.MustCompile(`^[1-9][0-9]*[kKmMgG]$`).MatchString(value) {
 		return fmt.Errorf("give a size such as 256k, 32m or 8G")

@@ -13,7 +13,7 @@ func launcher() plan.Parameter {
 	return plan.Parameter{Name: "hosts-launcher", Default: "srun", Help: "srun (by PMIx) or mpirun, in a plain job; in pods it is mpirun", Check: choice("srun", "mpirun")}
 }
 
-// mpiCase is a case that is done by programs of MPI, one process on each node.
+// mpiCase returns a case for an MPI program with one process on each node.
 func mpiCase(kind plan.Kind, job, cluster string, more ...plan.Parameter) Case {
 	kind.Hosts, kind.HostsFor = 1, hostsFor
 	kind.Parameters = append([]plan.Parameter{hosts("2"), launcher()}, more...)
@@ -29,7 +29,7 @@ func mpiCase(kind plan.Kind, job, cluster string, more ...plan.Parameter) Case {
 	}
 }
 
-// mpiInit is the lower half of pcocc's figure 2.
+// mpiInit measures the lower half of figure 2 of the pcocc paper.
 func mpiInit() Case {
 	return mpiCase(plan.Kind{
 		Name: "mpi-init", Summary: "steps of a program that does MPI_Init, one after the other: on the hosts or in pods",
@@ -37,7 +37,7 @@ func mpiInit() Case {
 	}, beside.MPISteps, beside.MPIPods, plan.Parameter{Name: "steps", Default: "50", Help: "in one trial", Check: positive})
 }
 
-// hpl is pcocc's figure 3.
+// hpl measures figure 3 of the pcocc paper.
 func hpl() Case {
 	return mpiCase(plan.Kind{
 		Name: "hpl", Summary: "HPL by Debian's hpcc, one process on each node; STREAM, PTRANS and FFT of hpcc stand for HPCG",

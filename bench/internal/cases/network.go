@@ -8,8 +8,8 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// server are the parameters that say whom a client talks to. KSI's set-up, a
-// client in a container and a server on bare metal of the other node, is "host".
+// server returns the parameters that select the server. "host" is the setup of the KSI
+// paper: a client in a container, and a server on the other node's host.
 func server(port string) []plan.Parameter {
 	return []plan.Parameter{
 		{Name: "to", Default: string(system.OnHost), Help: "host (a server on bare metal), pod, or service; on another node", Check: choice("host", "pod", "service")},
@@ -22,13 +22,13 @@ func serve(p map[string]string, args ...string) *system.Server {
 	return &system.Server{Args: args, Port: int(number(p, "port")), At: system.Where(p["to"])}
 }
 
-// with gives a server ports of UDP's.
+// with sets whether a server has UDP ports, and only these.
 func with(s *system.Server, udp, only bool) *system.Server {
 	s.UDP, s.UDPOnly = udp, only
 	return s
 }
 
-// bandwidth is KSI's figures 8 and 10.
+// bandwidth measures figures 8 and 10 of the KSI paper.
 func bandwidth() Case {
 	return Case{
 		Kind: plan.Kind{
@@ -86,7 +86,7 @@ func bandwidth() Case {
 	}
 }
 
-// length is the check of a number of bytes, with or without a unit.
+// length checks a number of bytes, with or without a unit.
 func length(value string) error {
 	if positive(value) == nil {
 		return nil
@@ -94,13 +94,13 @@ func length(value string) error {
 	return size(value)
 }
 
-// latency is KSI's figures 7 and 9: round trips of 200 bytes, by sockperf, since
-// Debian has no netperf.
+// latency measures figures 7 and 9 of the KSI paper: round trips of 200 bytes. It uses
+// sockperf, because Debian has no netperf.
 func latency() Case {
 	return Case{
 		Kind: plan.Kind{
 			Name: "latency", Summary: "round trips by sockperf from a container on the first host to a server on the second", Hosts: 2,
-			// Another port: the last connection of iperf3's would keep sockperf from it.
+			// A separate port, because the last connection of iperf3 would block it.
 			Parameters: append(server("5004"),
 				plan.Parameter{Name: "bytes", Default: "200", Help: "of each message", Check: positive},
 				plan.Parameter{Name: "protocol", Default: "tcp", Help: "tcp or udp", Check: choice("tcp", "udp")},
@@ -134,7 +134,7 @@ func latency() Case {
 				}
 				values = append(values, record.Value{Name: figure.name, Unit: "µs", Better: lower, Value: v})
 			}
-			// All of them: those at the start and the end are in the processor time, too.
+			// All round trips, because the processor time includes the first and last ones.
 			trips, err := find(out.Stdout, `\[Total Run\].* ReceivedMessages=([0-9]+)`)
 			if err != nil {
 				return nil, err
@@ -144,8 +144,8 @@ func latency() Case {
 	}
 }
 
-// connections are whole cycles: connect, one message there and back, close. Debian
-// has no program for them that takes its times.
+// connections measures whole cycles: connect, send a message, receive the answer, close.
+// The program is berth's, because Debian has none that measures this.
 func connections() Case {
 	return Case{
 		Kind: plan.Kind{

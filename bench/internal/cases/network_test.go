@@ -37,7 +37,8 @@ sockperf: ---> <MIN> observation =    9.979
 	}
 }
 
-// TestProcessorTimeOfMemory is by what all instances have read and written.
+// TestProcessorTimeOfMemory: the processor time is divided by the bytes that all
+// instances have read and written.
 func TestProcessorTimeOfMemory(t *testing.T) {
 	const said = `stress-ng: info:  [31] stream: memory rate: 20000.00 MB read/sec, 10000.00 MB write/sec, 1676.39 double precision Mflop/sec (instance 0)
 stress-ng: info:  [32] stream: memory rate: 20000.00 MB read/sec, 10000.00 MB write/sec, 2052.90 double precision Mflop/sec (instance 1)

@@ -9,7 +9,7 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// program is whatever another program measures.
+// program measures whatever another program prints.
 func program() Case {
 	return Case{
 		Kind: plan.Kind{

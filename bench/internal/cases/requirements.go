@@ -10,14 +10,14 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// hosts is the parameter of how many hosts a case has.
+// hosts returns the parameter for the number of a case's hosts.
 func hosts(otherwise string) plan.Parameter {
 	return plan.Parameter{Name: "nodes", Default: otherwise, Help: "hosts", Check: positive}
 }
 
 func hostsFor(p map[string]string) int { return int(number(p, "nodes")) }
 
-// requirements are RQ1 to RQ3 of the KSI paper, executed.
+// requirements checks RQ1 to RQ3 of the KSI paper.
 func requirements() Case {
 	return Case{
 		Kind: plan.Kind{
@@ -35,7 +35,7 @@ func requirements() Case {
 	}
 }
 
-// readBeside reads what a sequence beside a cluster has found.
+// readBeside reads the result of a sequence beside a cluster.
 func readBeside(out system.Output) (r beside.Result, err error) {
 	if err := json.Unmarshal([]byte(out.Stdout), &r); err != nil {
 		return r, fmt.Errorf("read what was done beside: %w", err)

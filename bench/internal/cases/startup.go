@@ -7,8 +7,8 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// startup is KSI's table V: the date that the first container prints, minus the
-// time of the submission. It also measures the time until the user sees that
+// startup measures table V of the KSI paper: the date that the first container prints,
+// minus the time of the submission. It also measures the time until the user sees that
 // line, which needs no synchronized clocks, and the time from there to the end.
 func startup() Case {
 	return Case{
@@ -29,7 +29,7 @@ func startup() Case {
 				{Name: "first output", Unit: "s", Better: lower, Value: out.First.Sub(out.Submitted).Seconds()},
 				{Name: "output to end", Unit: "s", Better: lower, Value: out.Ended.Sub(out.First).Seconds()},
 			}
-			// What a given cluster has used for it nobody here has seen.
+			// The processor time of an existing cluster is unknown.
 			if out.Step.CPUSeconds > 0 {
 				values = append(values, record.Value{Name: "CPU time", Unit: "s", Better: lower, Value: out.Step.CPUSeconds})
 			}

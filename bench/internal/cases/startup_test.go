@@ -9,8 +9,8 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// TestStartupWithoutProcessorTime: of a cluster that was given nobody knows it, which is
-// not the same as none.
+// TestStartupWithoutProcessorTime: the processor time of an existing cluster is unknown,
+// which differs from zero.
 func TestStartupWithoutProcessorTime(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	out := system.Output{Stdout: "1800000001.5\n", Submitted: at, First: at.Add(2 * time.Second), Ended: at.Add(3 * time.Second)}

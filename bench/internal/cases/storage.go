@@ -11,8 +11,8 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// storage is KSI's figures 5 and 6. Reads are of a file that fio writes before,
-// out of the time; both go past the page cache.
+// storage measures figures 5 and 6 of the KSI paper. Reads use a file that fio writes
+// before the measurement. Both bypass the page cache.
 func storage() Case {
 	return Case{
 		Kind: plan.Kind{
@@ -57,7 +57,7 @@ func storage() Case {
 	}
 }
 
-// bytes is a size that was checked.
+// bytes returns the number of bytes of a size that was checked.
 func bytes(size string) float64 {
 	n, err := strconv.ParseFloat(size[:len(size)-1], 64)
 	if err != nil {
@@ -66,7 +66,7 @@ func bytes(size string) float64 {
 	return n * map[string]float64{"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}[strings.ToLower(size[len(size)-1:])]
 }
 
-// fromJSON reads the object that a program printed, whatever it said before it.
+// fromJSON reads the object that a program printed, and ignores text before it.
 func fromJSON(text string, into any) error {
 	start := strings.Index(text, "{")
 	if start < 0 {
@@ -78,7 +78,7 @@ func fromJSON(text string, into any) error {
 	return nil
 }
 
-// choice is the check of one of a few words.
+// choice returns a check that a value is one of the words.
 func choice(words ...string) func(string) error {
 	return func(value string) error {
 		for _, w := range words {

@@ -1,5 +1,5 @@
-// Package counters reads how many connections of a node's pods the hosts made (the
-// fast path), and how many use the overlay. Callers fetch the page.
+// Package counters parses the page of a node's metrics that counts which connections of
+// pods the hosts made (the fast path), and which use the overlay. Callers fetch the page.
 package counters
 
 import (

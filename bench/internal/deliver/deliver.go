@@ -1,6 +1,6 @@
-// Package deliver brings images to the nodes of a cluster and lets their programs
-// work there, one image after the other, and takes the times: beside the cluster,
-// with its kubectl. What the times mean belongs to the cases.
+// Package deliver rolls images out on the nodes of a cluster, one after the other, runs
+// their programs there, and records the times. It runs beside the cluster and uses
+// kubectl. Package cases interprets the times.
 package deliver
 
 import (
@@ -27,7 +27,7 @@ type Work string
 
 // The kinds of work.
 const (
-	// Workers: the image comes to all nodes, and then a worker runs on each.
+	// Workers: all nodes get the image, and then run a worker each.
 	Workers Work = "workers"
 	// Pipeline: one container runs the pipeline with its checkpoints.
 	Pipeline Work = "pipeline"
@@ -35,18 +35,18 @@ const (
 
 // Spec configures a delivery.
 type Spec struct {
-	// Folder is one that all hosts see, and Inside where containers see it.
+	// Folder is a folder that all hosts see, and Inside its path in containers.
 	Folder, Inside string
-	// Registry is its URL.
+	// Registry is the URL of the registry.
 	Registry string
-	// Images are names of the registry's, such as patch:v1.
+	// Images lists names of images in the registry, such as patch:v1.
 	Images []string
 	Work   Work
 	Nodes  int
 	// MemoryMB is a worker's memory request; it also requests one core.
 	MemoryMB int
-	// Usage is a command that prints the CPU seconds of each host, Before one that
-	// is called before the first image; empty: none.
+	// Usage is a command that prints the CPU seconds of each host. Before is a command
+	// to run before the first image. Both may be empty.
 	Usage, Before []string
 	Timeout       time.Duration
 }
@@ -62,24 +62,25 @@ type Result struct {
 // Image holds the times of one image, in seconds since it was requested.
 type Image struct {
 	Name string `json:"name"`
-	// First are the times of the containers' first instructions, one for each node.
+	// First holds the times of the containers' first instructions, one for each node.
 	First []float64 `json:"first,omitempty"`
 	// Pull holds the pull times that the kubelets report.
 	Pull []float64 `json:"pull,omitempty"`
-	// Fetched is when the registry had sent the last byte of a layer; 0: it sent none.
+	// Fetched is the time when the registry had sent the last byte of a layer; 0 if it
+	// sent none.
 	Fetched float64 `json:"fetched,omitempty"`
 	// Bytes counts the bytes of layers and configurations that the registry sent.
 	Bytes int64 `json:"bytes"`
-	// Size is the image's in the registry.
+	// Size is the size of the image in the registry, in bytes.
 	Size int64 `json:"size,omitempty"`
-	// CPU are the seconds of CPU time on all hosts.
+	// CPU is the CPU time on all hosts, in seconds.
 	CPU float64 `json:"cpu,omitempty"`
-	// Sandbox and Packing are the parts of making a SIF file.
+	// Sandbox and Packing are the times of the two parts of making a SIF file.
 	Sandbox float64 `json:"sandbox,omitempty"`
 	Packing float64 `json:"packing,omitempty"`
 	// Run is the total time of the workers.
 	Run float64 `json:"run,omitempty"`
-	// Checkpoints are the pipeline's.
+	// Checkpoints holds the times of the pipeline's checkpoints.
 	Checkpoints []float64 `json:"checkpoints,omitempty"`
 }
 
@@ -92,7 +93,7 @@ const (
 	look, lookRarely = 20 * time.Second, time.Minute
 )
 
-// Main does what a specification says, and prints the result.
+// Main runs a delivery and prints the result.
 func Main(ctx context.Context, text string) error {
 	var s Spec
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
@@ -137,7 +138,7 @@ func (s Spec) deliver(ctx context.Context) (result Result, err error) {
 	return result, nil
 }
 
-// ready waits until all nodes are, and for a while.
+// ready waits until all nodes are ready, and then for the time of settle.
 func (s Spec) ready(ctx context.Context) error {
 	for {
 		text, err := kubectl(ctx, "", "get", "nodes", "-o", `jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}`)
@@ -151,7 +152,7 @@ func (s Spec) ready(ctx context.Context) error {
 	return sleep(ctx, settle)
 }
 
-// workers is the roll-out on all nodes, and the work after it.
+// workers rolls an image out on all nodes and then runs the workers.
 func (s Spec) workers(ctx context.Context, n int, image *Image) error {
 	out, err := s.folder(n)
 	if err != nil {
@@ -201,7 +202,8 @@ func (s Spec) workers(ctx context.Context, n int, image *Image) error {
 		}
 		image.Run = time.Since(start).Seconds()
 	}
-	// Until its containers have ended: that would be the next version's time.
+	// Wait until its containers have ended, which would otherwise count for the next
+	// version.
 	if _, err = kubectl(ctx, "", "delete", "daemonset/"+name, "--cascade=foreground", "--timeout=2m"); err != nil {
 		return fmt.Errorf("end the roll-out: %w", err)
 	}
@@ -212,9 +214,9 @@ func (s Spec) workers(ctx context.Context, n int, image *Image) error {
 // kubelet's message.
 var noImage = regexp.MustCompile(`(?m)^(?:ErrImagePull|ImagePullBackOff)\t.*`) //nolint:gochecknoglobals // a constant
 
-// unlessFailed waits for something of a Job or a roll-out, and ends that when the Job
-// has failed, or a pull: what a kubelet then tries again is none that can be measured.
-// It looks rarely: that costs what is measured.
+// unlessFailed runs a wait for a Job or a roll-out, and ends it if the Job or a pull has
+// failed: a pull that the kubelet repeats cannot be measured. It checks rarely, because
+// each check disturbs the measurement.
 func unlessFailed(ctx context.Context, name string, every time.Duration, wait func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	ended := make(chan struct{})
@@ -241,7 +243,7 @@ func unlessFailed(ctx context.Context, name string, every time.Duration, wait fu
 	return err
 }
 
-// pipeline is one container, with checkpoints.
+// pipeline runs the pipeline in one container, and reads its checkpoints.
 func (s Spec) pipeline(ctx context.Context, n int, image *Image) error {
 	out, err := s.folder(n)
 	if err != nil {
@@ -273,7 +275,7 @@ func (s Spec) folder(n int) (string, error) {
 	return out, nil
 }
 
-// usage is the CPU time of all hosts up to now.
+// usage returns the CPU time of all hosts so far, in seconds.
 func (s Spec) usage(ctx context.Context) (total float64, err error) {
 	if len(s.Usage) == 0 {
 		return 0, nil
@@ -334,7 +336,7 @@ func readPulls(text, name string) (seconds []float64) {
 	return seconds
 }
 
-// events are the last words of the cluster.
+// events returns the cluster's last events, for an error.
 func (s Spec) events(ctx context.Context) string {
 	const patience, few = 10 * time.Second, 4
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -379,8 +381,8 @@ func await(ctx context.Context, folder, prefix string, count int) ([]time.Time, 
 	}
 }
 
-// clock is the form of times, as date and Python print them: seconds with a
-// fraction, or with none.
+// clock matches times as date and Python print them: seconds, with or without a
+// fraction.
 var clock = regexp.MustCompile(`^([0-9]+)(?:\.([0-9]{1,9}))?$`) //nolint:gochecknoglobals // a constant
 
 // ReadTime reads the seconds that a container has printed.
@@ -406,13 +408,13 @@ func since(start time.Time, times []time.Time) (seconds []float64) {
 	return seconds
 }
 
-// Begin has a registry begin to count.
+// Begin makes a registry begin to count.
 func Begin(ctx context.Context, at, image string) error {
 	_, err := get(ctx, at+registry.BeginPath+url.QueryEscape(image))
 	return err
 }
 
-// Sent asks a registry what it has sent of an image since it was to begin to count.
+// Sent asks a registry how much of an image it has sent since Begin.
 func Sent(ctx context.Context, at string, start time.Time, image *Image) error {
 	content, err := get(ctx, at+registry.SentPath)
 	if err != nil {
@@ -434,7 +436,7 @@ func get(ctx context.Context, url string) (content []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// The registry is this site's, so use no proxy of the environment.
+	// The registry is local, so ignore the environment's proxy.
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	answer, err := client.Do(request)
 	if err != nil {
@@ -457,7 +459,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// create creates an object. It asks the API server for nothing but that.
+// create creates an object with a single request.
 func create(ctx context.Context, path string, o object) error {
 	text, err := json.Marshal(o)
 	if err != nil {

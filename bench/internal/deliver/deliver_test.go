@@ -62,7 +62,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestAwait: files that are still written do not count.
+// TestAwait: incomplete files do not count.
 func TestAwait(t *testing.T) {
 	dir := t.TempDir()
 	put := func(name, content string) {
@@ -92,7 +92,8 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-// TestObjects: what is created names the registry's image, and what each pod is for.
+// TestObjects: created objects have the image in the registry, and the command of each
+// pod.
 func TestObjects(t *testing.T) {
 	s := Spec{Inside: "/bench/times-1", Registry: "http://10.0.0.1:5000", Nodes: 2, MemoryMB: 500}
 	for _, c := range []struct {
@@ -103,7 +104,7 @@ func TestObjects(t *testing.T) {
 		{s.work("bench-1", 1, "patch:v1"), []string{`"completions":2`, `"memory":"500M"`, `/bench/shards $OUT 2 $JOB_COMPLETION_INDEX`}},
 		{s.stages("bench-2", 2, "patch:v1"), []string{`"/opt/pipeline.py","/bench/times-1/2"`}},
 	} {
-		// What kubectl is given.
+		// The input of kubectl.
 		given := filepath.Join(t.TempDir(), "given")
 		fakeKubectl(t, "cat >"+given)
 		if err := create(t.Context(), "/path", c.made); err != nil {
@@ -124,7 +125,7 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// fakeKubectl has a program of that name do what a script says.
+// fakeKubectl puts a script named kubectl on PATH.
 func fakeKubectl(t *testing.T, script string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -134,7 +135,7 @@ func fakeKubectl(t *testing.T, script string) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// TestUnlessFailed: nobody waits for a Job that has failed.
+// TestUnlessFailed: the failure of a Job ends the wait for it.
 func TestUnlessFailed(t *testing.T) {
 	untilEnd := func(ctx context.Context) error {
 		<-ctx.Done()
@@ -161,7 +162,7 @@ func TestUnlessFailed(t *testing.T) {
 	}
 }
 
-// TestTooFewPulls: where a kubelet says nothing, the slowest node's pull is not known.
+// TestTooFewPulls: without the report of one kubelet, the slowest pull is unknown.
 func TestTooFewPulls(t *testing.T) {
 	fakeKubectl(t, `printf 'bench-0-a\tPulled in 1s (1s including waiting)\nbench-0-b\tPulled in 2s (3s including waiting)\n'`)
 	if got, err := (Spec{Nodes: 2}).pulls(t.Context(), "bench-0", time.Minute); err != nil || !slices.Equal(got, []float64{1, 3}) {

@@ -7,7 +7,7 @@ import (
 
 type object = map[string]any
 
-// rollout is a DaemonSet, which has the image come to all nodes.
+// rollout returns a DaemonSet, which brings the image to all nodes.
 func (s Spec) rollout(name string, n int, image string) object {
 	pod := s.pod(n, image, []string{"first", "$(OUT)/first-$(NODE)"})
 	// With 0 the API server removes a pod before its containers have ended.
@@ -21,7 +21,7 @@ func (s Spec) rollout(name string, n int, image string) object {
 	}
 }
 
-// work is a Job with a worker on each node.
+// work returns a Job with a worker on each node.
 func (s Spec) work(name string, n int, image string) object {
 	pod := s.pod(n, image, []string{
 		"sh", "-c", fmt.Sprintf("exec python3 /opt/worker.py %s/shards $OUT %d $JOB_COMPLETION_INDEX", Inside, s.Nodes),
@@ -41,7 +41,7 @@ func (s Spec) work(name string, n int, image string) object {
 	}
 }
 
-// stages is a Job of one container, which runs the pipeline.
+// stages returns a Job whose container runs the pipeline.
 func (s Spec) stages(name string, n int, image string) object {
 	pod := s.pod(n, image, []string{"python3", "/opt/pipeline.py", fmt.Sprintf("%s/%d", s.Inside, n)})
 	pod["restartPolicy"] = "Never"

@@ -17,7 +17,7 @@ func Usage() (total float64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	const longest = 15 // of a name, to the kernel
+	const longest = 15 // the kernel cuts names off here
 	own := filepath.Base(self)
 	own = own[:min(longest, len(own))]
 	entries, err := os.ReadDir("/proc")
@@ -28,7 +28,7 @@ func Usage() (total float64, err error) {
 		if _, err := strconv.Atoi(entry.Name()); err != nil {
 			continue
 		}
-		// Not the owner of the folder, who is root where a process may not be traced.
+		// The owner of the folder is no help: it is root if the process may not be traced.
 		status, err := os.ReadFile("/proc/" + entry.Name() + "/status")
 		if err != nil {
 			continue // it has ended
@@ -47,7 +47,7 @@ func Usage() (total float64, err error) {
 	return total, nil
 }
 
-// readOwner reads the real user of /proc/PID/status.
+// readOwner returns the real user id in /proc/PID/status.
 func readOwner(text string) (int, bool) {
 	for line := range strings.Lines(text) {
 		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "Uid:" {
@@ -58,9 +58,8 @@ func readOwner(text string) (int, bool) {
 	return 0, false
 }
 
-// readStat reads the name, and fields 14 to 17, of /proc/PID/stat: the time that a
-// process has taken and that those have which it has waited for. The name may hold
-// anything.
+// readStat reads the name and fields 14 to 17 of /proc/PID/stat: the CPU time of the
+// process and of its reaped children. The name may contain any characters.
 func readStat(text string) (name string, seconds float64, ok bool) {
 	start, end := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
 	if start < 0 || end < start {

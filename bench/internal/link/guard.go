@@ -27,12 +27,12 @@ type guard struct {
 	pipe    io.WriteCloser
 }
 
-// newGuard starts it, with network namespaces that stay while it is there.
+// newGuard starts a guard, which holds the network namespaces open.
 func newGuard(self string, namespaces ...*os.File) (*guard, error) {
 	g := &guard{command: exec.Command(self, GuardArg)}
 	g.command.ExtraFiles = namespaces
 	g.command.Stderr = os.Stderr
-	g.command.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a terminal's signals are not for it
+	g.command.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // protects it from signals of the terminal
 	var err error
 	if g.pipe, err = g.command.StdinPipe(); err != nil {
 		return nil, err
@@ -44,7 +44,7 @@ func newGuard(self string, namespaces ...*os.File) (*guard, error) {
 	if err := g.command.Start(); err != nil {
 		return nil, fmt.Errorf("start the guard: %w", err)
 	}
-	// Only one that leaves signals aside is of use.
+	// The guard is ready once it ignores signals.
 	if line, err := bufio.NewReader(said).ReadString('\n'); err != nil {
 		return nil, errors.Join(fmt.Errorf("wait for the guard: %q: %w", line, err), g.command.Wait())
 	}
@@ -60,7 +60,7 @@ func (g *guard) note(u Undo) error {
 	return err
 }
 
-// end has all taken back, and waits for that.
+// end makes the guard undo all changes, and waits for that.
 func (g *guard) end() error {
 	err := g.pipe.Close()
 	if wrong := g.command.Wait(); wrong != nil {
@@ -69,8 +69,8 @@ func (g *guard) end() error {
 	return err
 }
 
-// Guard is that process: what takes changes back comes on standard input, one in each line, and are
-// done in the reverse order when there is no more.
+// Guard is the main function of the guard process. It reads an Undo per line from
+// standard input. At end-of-file it runs them in reverse order.
 func Guard(from io.Reader, to io.Writer) error {
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE)
 	fmt.Fprintln(to, "ready")
@@ -79,7 +79,7 @@ func Guard(from io.Reader, to io.Writer) error {
 	for lines.Scan() {
 		var u Undo
 		if err := json.Unmarshal(lines.Bytes(), &u); err != nil {
-			break // the other end was killed while it wrote: that change was not made
+			break // the writer was killed before it made that change
 		}
 		all = append(all, u)
 	}
@@ -93,7 +93,7 @@ func Guard(from io.Reader, to io.Writer) error {
 	return errors.Join(problems...)
 }
 
-// do takes a change back that was made: some could not be.
+// do undoes a change, unless the setting still has its former value.
 func (u Undo) do(ctx context.Context) error {
 	if now, err := ask(ctx, u.Get); err != nil || now == u.Before {
 		return err
@@ -118,8 +118,9 @@ func (u Undo) gone(ctx context.Context) bool {
 }
 
 // For runs a command while a link is set up, and returns its exit code. The command
-// ends with this process. Hosts are the network namespaces of processes, which may end
-// before the guard has taken all back; none: this one's.
+// ends with this process. pids selects the hosts: the network namespaces of these
+// processes, which may end before the guard has undone everything. Without pids it is
+// this process's namespace.
 func For(ctx context.Context, self string, l plan.Link, device string, pids, argv []string, tell func(string)) (code int, err error) {
 	var namespaces []*os.File
 	defer func() {
@@ -140,7 +141,7 @@ func For(ctx context.Context, self string, l plan.Link, device string, pids, arg
 	}
 	hosts := []Host{}
 	for n := range namespaces {
-		const first = 3 // behind standard error
+		const first = 3 // the descriptor after standard error
 		hosts = append(hosts, Host{fmt.Sprintf("/proc/%d/fd/%d", g.command.Process.Pid, first+n)})
 	}
 	if len(hosts) == 0 {

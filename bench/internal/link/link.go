@@ -25,13 +25,13 @@ type setting struct {
 	what, value string
 	// get prints the value, and set sets it to $1. Both are shell scripts.
 	get, set string
-	// machine reports that the setting belongs to the machine where a host is only
-	// a namespace.
+	// machine is set if the setting belongs to the whole machine, even if a host is
+	// only a namespace.
 	machine bool
 	// device names the interface that has the setting, if any. The setting ends
 	// with it.
 	device string
-	// absent reports that the setting may not exist yet.
+	// absent is set if the setting may not exist yet.
 	absent bool
 }
 
@@ -65,7 +65,7 @@ func settings(l plan.Link, device string) (all []setting, err error) {
 			return nil, fmt.Errorf("look for %s: %w", pattern, err)
 		}
 		if len(found) == 0 {
-			found = []string{pattern} // that it is missing is said
+			found = []string{pattern} // reported as missing later
 		}
 		for _, path := range found {
 			all = append(all, file(path, profile.Files[pattern]))

@@ -18,7 +18,7 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// TestMain is the guard and the process that is killed, too.
+// TestMain also serves as the guard, and as the process that is killed.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == GuardArg {
 		if err := Guard(os.Stdin, os.Stdout); err != nil {
@@ -56,8 +56,8 @@ func is(path, want string) bool {
 	return err == nil && strings.TrimSpace(string(text)) == want
 }
 
-// TestTakenBackWhenKilled: what was changed is as before, although nobody could do
-// anything about the end.
+// TestTakenBackWhenKilled: changes are undone even if the process that made them is
+// killed.
 func TestTakenBackWhenKilled(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a"), "1\n")
@@ -86,8 +86,8 @@ func TestTakenBackWhenKilled(t *testing.T) {
 	}
 }
 
-// TestFor: the command sees the link, has its exit code told, and all is as before
-// afterwards. What cannot be set is said.
+// TestFor: the command sees the link, its exit code is returned, and all settings are
+// restored. A setting that cannot be made is reported.
 func TestFor(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "one")
@@ -143,8 +143,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestRootQueue: what the kernel has of itself is nothing, ours is known by its rate, and
-// one of somebody else's is left as it is.
+// TestRootQueue: the kernel's default queue counts as none, the link's queue is
+// recognized by its rate, and any other queue is left unchanged.
 func TestRootQueue(t *testing.T) {
 	queue := queueing(plan.Link{Rate: "10gbit"})
 	for said, want := range map[string]string{
@@ -169,8 +169,8 @@ func TestRootQueue(t *testing.T) {
 	}
 }
 
-// TestShareOfMemory: a limit in bytes, which the kernel gives up when one in percent is
-// written, comes back.
+// TestShareOfMemory: a limit in bytes is restored, although the kernel clears it when a
+// percentage is written.
 func TestShareOfMemory(t *testing.T) {
 	dir := t.TempDir()
 	ratio, bytes := filepath.Join(dir, "dirty_ratio"), filepath.Join(dir, "dirty_bytes")
@@ -238,8 +238,8 @@ func host(t *testing.T) (pid string, end func()) {
 	return strconv.Itoa(command.Process.Pid), end
 }
 
-// TestHostWithoutProcess: a host's first process may have ended, while its network
-// namespace lives on: what was set there is taken back.
+// TestHostWithoutProcess: settings in a network namespace are undone even if the process
+// that named it has ended.
 func TestHostWithoutProcess(t *testing.T) {
 	pid, end := host(t)
 	namespace, err := os.Open("/proc/" + pid + "/ns/net")
@@ -285,8 +285,8 @@ func TestHostWithoutProcess(t *testing.T) {
 	}
 }
 
-// TestDevice: that there is no such interface is said before anything is done, and a
-// program that is missing is not taken for something that the machine has not.
+// TestDevice: a missing interface is reported before any change. A missing program is
+// reported as such, not as an unsupported setting.
 func TestDevice(t *testing.T) {
 	pid, _ := host(t)
 	ran := filepath.Join(t.TempDir(), "ran")
@@ -321,8 +321,8 @@ func TestDevice(t *testing.T) {
 	}
 }
 
-// TestGone: what was set on an interface that is gone is gone with it. That nobody can tell
-// whether it is there is no reason to say nothing of what was not taken back.
+// TestGone: settings of an interface that no longer exists need no undo. If its
+// existence cannot be determined, a failed undo is still reported.
 func TestGone(t *testing.T) {
 	path := os.Getenv("PATH")
 	for what, removed := range map[string]bool{"the interface is gone": true, "ip is missing": false} {
@@ -359,8 +359,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestLossIsSeen: everybody may see that packets are lost, for records, and it is gone
-// with the link; a name that the interface had comes back.
+// TestLossIsSeen: any user can see the loss in the interface's alias, which records
+// need. The end of the link restores the former alias.
 func TestLossIsSeen(t *testing.T) {
 	pid, _ := host(t)
 	if _, err := exec.LookPath("nft"); err != nil {
@@ -391,7 +391,7 @@ func TestLossIsSeen(t *testing.T) {
 			t.Errorf("the name is %q, and was %q", now, before)
 		}
 	}
-	// Without a rule there is nothing to say.
+	// Without a rule the alias is not set.
 	all, err := settings(plan.Link{Loss: "0.1%"}, "d0")
 	if err != nil {
 		t.Fatal(err)

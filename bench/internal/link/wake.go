@@ -9,12 +9,12 @@ import (
 	"berth.dev/berth/bench/profiles"
 )
 
-// wakeFile takes the longest time in µs that a processor of this machine may take to wake
-// up, for as long as who wrote it keeps it open (Linux, pm_qos_interface.rst).
+// wakeFile sets the longest time in µs that a processor of this machine may take to wake
+// up. The setting ends when the file is closed (Linux, pm_qos_interface.rst).
 const wakeFile = "/dev/cpu_dma_latency"
 
-// holdAwake asks for what the link's profile says, until the file is closed; nil where it
-// says nothing.
+// holdAwake sets the wake-up time of the link's profile until the file is closed. It
+// returns nil if the profile sets none.
 func holdAwake(l plan.Link, path string) (*os.File, error) {
 	if l.Profile == "" {
 		return nil, nil

@@ -14,7 +14,7 @@ import (
 	"berth.dev/berth/bench/profiles"
 )
 
-// file is the form of the text.
+// file is the format of a plan.
 type file struct {
 	Name        string          `yaml:"name"`
 	Title       string          `yaml:"title"`
@@ -30,8 +30,8 @@ type file struct {
 	Baseline    *Baseline       `yaml:"baseline"`
 	Systems     []fileSystem    `yaml:"systems"`
 	Cases       []fileCase      `yaml:"cases"`
-	// Overview are figures that a report has first, with all systems side by side; it
-	// reads them from the plan of the records.
+	// Overview lists figures that a report shows first, for all systems. The report
+	// reads them from the plan in the records.
 	Overview []string `yaml:"overview"`
 }
 
@@ -67,7 +67,7 @@ var plain = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`) //nolint:goche
 // typeOf matches the YAML library's mention of Go types.
 var typeOf = regexp.MustCompile(` (not found in type|into) \S+$`) //nolint:gochecknoglobals // a constant
 
-// reader collects what is wrong, with lines.
+// reader collects all mistakes, with their lines.
 type reader struct {
 	path   string
 	root   *yaml.Node
@@ -75,7 +75,7 @@ type reader struct {
 	faults []error
 }
 
-// Parse reads a plan. The error has everything that is wrong with it.
+// Parse reads a plan. The error has all of its mistakes.
 func Parse(path string, text []byte, known Catalogue) (*Plan, error) {
 	r := &reader{path: path, known: known, root: &yaml.Node{}}
 	var f file
@@ -107,8 +107,8 @@ func Parse(path string, text []byte, known Catalogue) (*Plan, error) {
 	return p, nil
 }
 
-// fault notes what is wrong at a place in the file: keys and indices on the way
-// to it, as far as they are there.
+// fault records a mistake at a place in the file. at lists the keys and indices that
+// lead to the place; trailing ones may be missing in the file.
 func (r *reader) fault(at []any, format string, values ...any) {
 	node := r.root
 	line := node.Line
@@ -188,7 +188,7 @@ func (r *reader) plan(f file) *Plan {
 	return p
 }
 
-// link looks at what a link is set up with.
+// link checks the settings of a link.
 func (r *reader) link(name string, l Link) {
 	at := []any{"links", name}
 	for _, key := range l.unknown {
@@ -214,9 +214,9 @@ func (r *reader) link(name string, l Link) {
 	}
 }
 
-// against finds the case that each is compared with: of the given name, with the same
-// link, and with the same values of what that one's matrix has. Only where the reference
-// itself is measured can that be under another link: else a link was forgotten there.
+// against finds the case that each case is compared with: the case with the given name,
+// the same link, and the same values of its matrix's parameters. The link may differ only
+// if the reference itself is measured; otherwise the plan has forgotten a link.
 func (r *reader) against(p *Plan) {
 	for i := range p.Cases {
 		c := &p.Cases[i]
@@ -251,7 +251,7 @@ func (r *reader) against(p *Plan) {
 	}
 }
 
-// count is a number of the file, or what stands for one that is left out.
+// count returns a number of the file, or the default for a missing one.
 func (r *reader) count(given *int, otherwise, least int, at ...any) int {
 	if given == nil {
 		return otherwise
@@ -366,13 +366,13 @@ func (r *reader) addCase(p *Plan, c fileCase, at []any) {
 			r.fault(at, "there are two cases %s: give one of them another name", one.Name)
 		}
 		p.Cases = append(p.Cases, one)
-		if len(r.faults) > faults { // the others have the same
+		if len(r.faults) > faults { // the other combinations have the same mistakes
 			return
 		}
 	}
 }
 
-// linksOf are the links that a case is measured with.
+// linksOf returns the links that a case is measured with.
 func (r *reader) linksOf(p *Plan, c fileCase, at []any) []string {
 	for _, name := range c.Links {
 		if _, ok := p.Links[name]; !ok {
@@ -388,7 +388,7 @@ func (r *reader) linksOf(p *Plan, c fileCase, at []any) []string {
 	return []string{""}
 }
 
-// parameters are all of a kind, with the values given.
+// parameters returns all parameters of a kind, with the given values or defaults.
 func (r *reader) parameters(kind Kind, given map[string]string, at []any) map[string]string {
 	all := map[string]string{}
 	for _, parameter := range kind.Parameters {

@@ -23,14 +23,15 @@ type Kind struct {
 	Parameters []Parameter
 	// Hosts is the number of machines for one trial.
 	Hosts int
-	// HostsFor is the same where parameters say that; nil otherwise.
+	// HostsFor returns the number if it depends on parameters; otherwise nil.
 	HostsFor func(parameters map[string]string) int
 	// Seconds estimates how long one trial takes; for a driver, how much it adds.
 	Seconds func(parameters map[string]string) float64
-	// Images: a case delivers images. Packing is by how much longer a driver takes of them.
+	// Images is set for cases that deliver images. Packing is the additional time of a
+	// driver for these.
 	Images  bool
 	Packing float64
-	// Together: a driver adds that once for several cases.
+	// Together is set if a driver adds its time once for several cases.
 	Together bool
 }
 
@@ -54,15 +55,15 @@ type Plan struct {
 	// CPUs and MemoryMB are each trial's share of each host.
 	CPUs     int
 	MemoryMB int
-	// Timeout is when a trial counts as failed.
+	// Timeout limits the duration of a trial.
 	Timeout time.Duration
-	// Together: of each round, the cases of a system follow one another, and a system
-	// that can runs them in one container or cluster.
+	// Together makes the cases of a system follow one another in each round. A system
+	// that supports it runs them in one container or cluster.
 	Together bool
 	// Links describes, by name, how an operator sets up the network between the
 	// hosts.
 	Links map[string]Link
-	// Link is the one that is set up; see Under.
+	// Link is the name of the link that is set up; see Under.
 	Link      string
 	Reference string
 	Baseline  Baseline
@@ -77,11 +78,11 @@ type Plan struct {
 // Link is a setup of the network between the hosts and of the hosts. 'berth
 // bench link' applies the fields other than Is.
 type Link struct {
-	// Is says in words what it is.
+	// Is describes the link in words.
 	Is string `yaml:"is"`
-	// MTU, Offloads, Rate and Loss are in the words of ip, ethtool and tc; empty leaves
-	// them as they are. Offloads are tso and gso; "off" are gro's, too, and with "on" that
-	// is as the kernel has it.
+	// MTU, Offloads, Rate and Loss have the values of ip, ethtool and tc; empty keeps
+	// the current ones. Offloads stands for tso and gso. With "off" it includes gro,
+	// which "on" leaves unchanged.
 	MTU      int    `yaml:"mtu"`
 	Offloads string `yaml:"offloads"`
 	Rate     string `yaml:"rate"`
@@ -94,7 +95,7 @@ type Link struct {
 	unknown []string
 }
 
-// String is all of it in words.
+// String describes the link.
 func (l Link) String() string {
 	var words []string
 	add := func(is bool, format string, values ...any) {
@@ -112,8 +113,8 @@ func (l Link) String() string {
 	return strings.Join(words, "; ")
 }
 
-// Wanted are the settings that it asks for, by the names that records have, which
-// machines show with their values; a rate is within a queue.
+// Wanted returns the settings of a link under the names that records use. A rate is a
+// part of a queue's description.
 func (l Link) Wanted() (map[string]string, error) {
 	all := map[string]string{}
 	if l.Profile != "" {
@@ -180,8 +181,8 @@ type Case struct {
 	Base string
 	// Link is the name of the link between the hosts, if the plan has links.
 	Link string
-	// Against is the case whose figures of the reference stand beside this one's; empty
-	// where they are its own.
+	// Against is the case whose figures of the reference are compared with this one's;
+	// empty for this case itself.
 	Against string
 
 	against string
@@ -201,7 +202,7 @@ func (p *Plan) Hosts(known Catalogue) int {
 	return hosts
 }
 
-// Case returns the case of a name.
+// Case returns the case with a name.
 func (p *Plan) Case(name string) (Case, bool) {
 	for _, c := range p.Cases {
 		if c.Name == name {
@@ -211,22 +212,22 @@ func (p *Plan) Case(name string) (Case, bool) {
 	return Case{}, false
 }
 
-// NoCaseError is that a plan has no case of a name.
+// NoCaseError is the error if a plan has no case with a name.
 type NoCaseError struct{ Plan, Case string }
 
 func (e NoCaseError) Error() string {
 	return fmt.Sprintf("the plan %s has no case %q: 'berth bench plan' shows those that it has", e.Plan, e.Case)
 }
 
-// named: by its own name or that of its kind.
+// named reports whether a case, its kind, or its name without the matrix has the name.
 func (c Case) named(name string) bool { return c.Name == name || c.Kind == name || c.Base == name }
 
-// Has reports whether it has a case that Only would keep.
+// Has reports whether the plan has a case that Only would keep.
 func (p *Plan) Has(name string) bool {
 	return slices.ContainsFunc(p.Cases, func(c Case) bool { return c.named(name) })
 }
 
-// Only keeps the cases that are named, by their own name or that of their kind.
+// Only keeps the cases with these names, or whose kinds have them.
 func (p *Plan) Only(names []string) error {
 	if len(names) == 0 {
 		return nil
@@ -250,8 +251,8 @@ func (p *Plan) Only(names []string) error {
 	return nil
 }
 
-// Under keeps the cases that are measured with a link: the operator has set it up,
-// which the bench, a user's program, cannot.
+// Under keeps the cases that are measured with a link. An operator must have set the
+// link up, because the bench runs without root.
 func (p *Plan) Under(link string) error {
 	known := strings.Join(slices.Sorted(maps.Keys(p.Links)), ", ")
 	switch _, ok := p.Links[link]; {

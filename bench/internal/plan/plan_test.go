@@ -58,7 +58,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestMistakes: all of them at once, each with its line.
+// TestMistakes: all mistakes are reported at once, each with its line.
 func TestMistakes(t *testing.T) {
 	text := `name: No Name
 seed: -1
@@ -140,7 +140,7 @@ func TestSchedule(t *testing.T) {
 		if id.Phase == record.WarmUp && i >= 4 {
 			t.Errorf("the warm-up %v comes after trials that count", id)
 		}
-		// All of a round come before the next: systems take turns.
+		// All trials of a round come before the next round.
 		if id.Phase == record.Run {
 			if id.Number < round {
 				t.Errorf("%v comes after round %d has begun", id, round)
@@ -217,8 +217,8 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestTogether: what a system makes in a round follows one another, and the systems
-// still take turns that change.
+// TestTogether: the trials of a system in a round are adjacent, and the order of the
+// systems still changes.
 func TestTogether(t *testing.T) {
 	p, err := Parse("f", []byte(linked), known())
 	if err != nil {
@@ -327,7 +327,7 @@ func TestAgainstAnotherLink(t *testing.T) {
 			t.Errorf("%s: against %q, want %q", links, c.Against, want)
 		}
 	}
-	// Of other systems, the hosts' figures under that link have been forgotten.
+	// For other systems, the hosts' figures under that link are missing.
 	text := strings.NewReplacer("links: [plain, slow], systems: [bare]", "links: [plain], systems: [bare]",
 		"baseline: {case: hosts, repetitions: 1}\n", "").Replace(linked)
 	if _, err := Parse("f", []byte(text), known()); err == nil || !strings.Contains(err.Error(), `pods link=slow size=1 is against "hosts", and 0 cases`) {

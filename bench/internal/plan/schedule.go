@@ -54,7 +54,7 @@ func (p *Plan) schedule(link string) []record.ID {
 	}
 	middle := warm + (len(order)-warm)/2
 	for p.Together && middle < len(order) && middle > warm && order[middle].System == order[middle-1].System {
-		middle++ // what is together stays so
+		middle++ // keeps adjacent trials together
 	}
 	var with []record.ID
 	with = append(with, order[:warm]...)
@@ -72,8 +72,8 @@ func spread(n, repetitions, rounds int) bool {
 	return before(n) > before(n-1)
 }
 
-// bySystem puts the trials of each system together: the systems in the order in
-// which each comes first, which is chance, and so are the trials of one.
+// bySystem makes the trials of each system adjacent. The order of the systems, and of
+// the trials of a system, stays random.
 func bySystem(round []record.ID) {
 	first := map[string]int{}
 	for i, id := range round {

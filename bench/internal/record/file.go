@@ -16,21 +16,21 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Writer adds lines to a file, which nobody else writes meanwhile.
+// Writer adds lines to a file that no other process writes.
 type Writer struct{ file *os.File }
 
-// Ends of the names of packed files, which are only read. bench/results has zstd:
-// records repeat themselves at a distance that gzip does not see.
+// Extensions of packed files, which are only read. bench/results uses zstd, because
+// records repeat at distances beyond gzip's window.
 const (
 	packedGzip = ".gz"
 	packedZstd = ".zst"
 )
 
-// older is the end of names of files in bench/results that are of the time before this form.
+// older is the extension of files in bench/results from before this format.
 const older = ".json"
 
-// Append opens a file, or makes it. A last line that a crash left unfinished gets
-// its end, so that the next one is whole.
+// Append opens or creates a file. It ends a last line that a crash left unfinished, so
+// that the next line is complete.
 func Append(path string) (*Writer, error) {
 	if unpackedName(path) != path {
 		return nil, fmt.Errorf("add to records (%s): they are packed; unpack them with gunzip or zstd -d, or give another file with --out", path)
@@ -70,7 +70,7 @@ func (w *Writer) finishLastLine() error {
 	return err
 }
 
-// Add writes a line, and returns when it is on the disk.
+// Add writes a line, and returns once it is on disk.
 func (w *Writer) Add(line Line) error {
 	line.Schema, line.Time = Schema, time.Now().UTC()
 	encoded, err := json.Marshal(line)
@@ -89,12 +89,12 @@ func (w *Writer) Add(line Line) error {
 // Close closes the file.
 func (w *Writer) Close() error { return w.file.Close() }
 
-// unpackedName is the name that a file has when it is not packed.
+// unpackedName returns a file's name without the extension of packing.
 func unpackedName(path string) string {
 	return strings.TrimSuffix(strings.TrimSuffix(path, packedGzip), packedZstd)
 }
 
-// unpack reads what is packed, by the end of the file's name.
+// unpack decompresses a file if its extension says that it is packed.
 func unpack(path string, file io.Reader) (io.Reader, error) {
 	switch {
 	case strings.HasSuffix(path, packedGzip):
@@ -105,8 +105,8 @@ func unpack(path string, file io.Reader) (io.Reader, error) {
 	return file, nil
 }
 
-// ReadFile reads a file of records, which gzip or zstd may have packed. One that is
-// not there has none.
+// ReadFile reads a file of records, which gzip or zstd may have packed. A missing file
+// has no records.
 func ReadFile(path string) ([]Line, error) {
 	file, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -130,8 +130,8 @@ func ReadFile(path string) ([]Line, error) {
 	return lines, nil
 }
 
-// Read reads records. Of a line that a crash cut off only its number is left: what follows
-// it begins with a session, and its trial was made again.
+// Read reads records. For a line that a crash cut off it returns only the number. The
+// next line begins a session that repeats the trial.
 func Read(from io.Reader) ([]Line, error) {
 	var lines []Line
 	reader := bufio.NewReader(from)

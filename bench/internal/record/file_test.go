@@ -41,7 +41,7 @@ func TestLinesAreAdded(t *testing.T) {
 	}
 }
 
-// TestPackedFilesAreOnlyRead: what is kept for long is packed.
+// TestPackedFilesAreOnlyRead: packed files can be read and not appended to.
 func TestPackedFilesAreOnlyRead(t *testing.T) {
 	var content bytes.Buffer
 	testPacked(t, "records.jsonl.gz", &content, gzip.NewWriter(&content))
@@ -118,7 +118,7 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
-// TestOlderForm: what was recorded before there were plans is not called damaged.
+// TestOlderForm: records from before plans existed are not reported as damaged.
 func TestOlderForm(t *testing.T) {
 	for _, name := range []string{"a.json", "a.json.gz", "a.jsonl"} {
 		path := filepath.Join(t.TempDir(), name)
@@ -145,7 +145,7 @@ func TestOlderForm(t *testing.T) {
 	}
 }
 
-// TestFirstSchema: records of the first form call systems as they are called now.
+// TestFirstSchema: systems in records of the first schema get their current names.
 func TestFirstSchema(t *testing.T) {
 	lines, err := Read(strings.NewReader(`{"schema":1,"session":{"name":"x","reference":"bare"}}
 {"schema":1,"trial":{"system":"berth"}}

@@ -2,8 +2,8 @@ package record
 
 import "testing"
 
-// TestSameMachines: hosts of one kind are the same, whatever their names, and whatever
-// little of their memory firmware keeps.
+// TestSameMachines: hosts of one kind are the same, whatever their names, and even if
+// firmware reserves slightly different amounts of memory.
 func TestSameMachines(t *testing.T) {
 	one := Machine{Name: "n1", CPU: "A", CPUs: 2, Memory: 8e9, Kernel: "6.1", Boot: "x"}
 	change := func(by func(*Machine)) Machine {

@@ -4,11 +4,11 @@ package record
 
 import "time"
 
-// Schema is the version of the form. A reader also takes the first one, and gives
-// its systems their current names.
+// Schema is the version of the format. Readers also accept version 1, and give its
+// systems their current names.
 const Schema = 2
 
-// Line is one line of a file: a session, and then what happened in it.
+// Line is one line of a file: a session, or a result in it.
 type Line struct {
 	Schema     int         `json:"schema"`
 	Time       time.Time   `json:"time"`
@@ -20,8 +20,8 @@ type Line struct {
 	CutOff int `json:"-"`
 }
 
-// Session begins with every call of the bench. A run that was interrupted and
-// taken up again has several.
+// Session describes one call of the bench. A run that was interrupted and continued has
+// several.
 type Session struct {
 	// Plan is the text of the plan's file.
 	Plan  string `json:"plan"`
@@ -37,18 +37,18 @@ type Session struct {
 	Versions map[string]string `json:"versions"`
 	// Before is the command that ran on each host before images were delivered.
 	Before string `json:"before,omitempty"`
-	// Nodes are the machines that take part; without Slurm this one.
+	// Nodes lists the measured machines; without Slurm only this one.
 	Nodes []Machine `json:"nodes"`
 	Slurm *Slurm    `json:"slurm,omitempty"`
-	// Link is that between the hosts, by its name in the plan and what that says;
-	// what is in effect is among the machines' settings.
+	// Link is the plan's link between the hosts. The settings in effect are part of the
+	// machines' settings.
 	Link *Link `json:"link,omitempty"`
 
 	// name returns the current name of a system of the plan, where they differ.
 	name func(string) string
 }
 
-// LinkSetting begins the names of settings that are a network interface's.
+// LinkSetting begins the names of a network interface's settings.
 const LinkSetting = "link "
 
 // Link is the operator's setup of the network between the hosts.
@@ -60,8 +60,8 @@ type Link struct {
 	Wanted map[string]string `json:"wanted,omitempty"`
 }
 
-// LossAlias begins the other name that an interface has whose packets are lost: the
-// rule itself only root may see.
+// LossAlias begins the alias of an interface with packet loss. Only root may see the
+// rule itself.
 const LossAlias = "berth-bench loss "
 
 // Machine describes one machine as far as it affects figures.
@@ -90,7 +90,7 @@ type Slurm struct {
 // Phase is the purpose of a trial.
 type Phase string
 
-// The phases. Warm-ups are recorded and count in no figure.
+// The phases. Warm-ups are recorded, but count in no figure.
 const (
 	WarmUp         Phase = "warm-up"
 	Run            Phase = "run"
@@ -104,15 +104,16 @@ type Trial struct {
 	Case   string `json:"case"`
 	Kind   string `json:"kind"` // which of the bench's cases it is
 	System string `json:"system"`
-	// Against is the case whose figures of the reference these stand beside, where it
-	// is another one.
+	// Against is the case whose figures of the reference are compared with these, if it
+	// is another case.
 	Against string `json:"against,omitempty"`
 	Phase   Phase  `json:"phase"`
 	Number  int    `json:"number"`
 	// Parameters holds all parameters of the case, including defaults.
 	Parameters map[string]string `json:"parameters"`
-	// Start is the turn's where several trials were made together, and Seconds the
-	// turn's by their number; what the program took by itself is in the step's window.
+	// Start and Seconds belong to the trial. If several trials ran together, they share
+	// Start, and Seconds is their time divided by their number; the step's window then
+	// has the program's own time.
 	Start    time.Time `json:"start"`
 	Seconds  float64   `json:"seconds"`
 	Together int       `json:"together,omitempty"`
@@ -139,9 +140,9 @@ type Value struct {
 	Name  string  `json:"name"`
 	Unit  string  `json:"unit"`
 	Value float64 `json:"value"`
-	// Better is "higher" or "lower"; empty where neither is.
+	// Better is "higher" or "lower"; empty if neither is better.
 	Better string `json:"better,omitempty"`
-	// Detail says of a check by what it was answered.
+	// Detail is the evidence for the answer of a check.
 	Detail string `json:"detail,omitempty"`
 }
 
@@ -160,9 +161,10 @@ type Step struct {
 	LoadBefore string  `json:"load_before,omitempty"`
 	LoadAfter  string  `json:"load_after,omitempty"`
 	Window     *Window `json:"window,omitempty"`
-	// Left are the connections that the fast path left to the overlay, by the reason.
+	// Left counts the connections that the fast path left to the overlay, by reason.
 	Left map[string]float64 `json:"left_to_overlay,omitempty"`
-	// MPI is that of the trial's programs, as its mpirun says: an image has its own.
+	// MPI is the MPI of the trial's programs, as its mpirun reports it. An image has its
+	// own.
 	MPI string `json:"mpi,omitempty"`
 }
 

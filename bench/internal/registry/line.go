@@ -9,14 +9,14 @@ import (
 // burst is the number of bytes that may go out at once, like a router's queue.
 const burst = 64 << 10
 
-// line is the way to all clients: all bytes of all connections wait for it.
+// line is the connection to all clients: the bytes of all connections share its rate.
 type line struct {
 	net.Listener
 	rate  float64 // bytes per second; 0: no limit
 	delay time.Duration
 
 	mu sync.Mutex
-	// free is when all that was sent will have gone.
+	// free is the time when all bytes will have been sent.
 	free time.Time
 }
 
@@ -29,11 +29,11 @@ func (l *line) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Only the data go through the connection; that it was made took a delay, too.
+	// Making the connection takes a delay as well.
 	return &end{Conn: connection, line: l, from: time.Now().Add(l.delay)}, nil
 }
 
-// take waits until so many bytes have gone.
+// take waits until so many bytes have been sent.
 func (l *line) take(bytes int) {
 	if l.rate <= 0 {
 		return
@@ -56,8 +56,7 @@ type end struct {
 	from time.Time
 }
 
-// Read waits, too: otherwise the delay of a first request would be that of its
-// connection.
+// Read waits, too: otherwise the first request would share the delay of its connection.
 func (e *end) Read(p []byte) (int, error) {
 	time.Sleep(time.Until(e.from))
 	return e.Conn.Read(p)

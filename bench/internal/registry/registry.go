@@ -23,25 +23,25 @@ import (
 // refName is the annotation with an image's name in a layout's index.
 const refName = "org.opencontainers.image.ref.name"
 
-// What clients that measure ask for, beside the registry's own paths.
+// Paths for the bench, in addition to the registry's own.
 const (
-	// BeginPath reads an image once, so that none of it comes from a disk, and
-	// begins to count.
+	// BeginPath reads an image once, so that it is in the page cache, and begins to
+	// count.
 	BeginPath = "/bench/begin?image="
-	// SentPath answers what was sent since.
+	// SentPath returns what was sent since.
 	SentPath = "/bench/sent"
 )
 
-// Sent counts what a registry has sent.
+// Sent counts the bytes that a registry has sent.
 type Sent struct {
 	Bytes int64 `json:"bytes"`
-	// Image is the size of the one that was begun with: of its layers and configuration.
+	// Image is the size of the image of BeginPath: of its layers and configuration.
 	Image int64 `json:"image"`
-	// Last is when the last byte of a layer went out; zero where none did.
+	// Last is the time when the last byte of a layer was sent; zero if none was.
 	Last time.Time `json:"last"`
 }
 
-// Registry is a server that runs.
+// Registry is a running server.
 type Registry struct {
 	// Address is a port, on all addresses of this machine.
 	Address string
@@ -64,7 +64,7 @@ type descriptor struct {
 // path.
 var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`) //nolint:gochecknoglobals // a constant
 
-// Names are the images of a folder, by their names.
+// Names returns the names of the images in a folder.
 func Names(folder string) (map[string]bool, error) {
 	index, err := read(folder)
 	if err != nil {
@@ -77,8 +77,8 @@ func Names(folder string) (map[string]bool, error) {
 	return names, nil
 }
 
-// Digest tells folders of images apart, by what they say that they have; empty for one
-// that has none.
+// Digest returns the digest of a folder's index, which identifies its images; empty
+// without an index.
 func Digest(folder string) string {
 	content, err := os.ReadFile(filepath.Join(folder, "index.json"))
 	if err != nil {
@@ -105,8 +105,8 @@ func read(folder string) (map[string]descriptor, error) {
 	return names, nil
 }
 
-// Serve starts a registry. Its bytes go out at so many bits per second to all
-// clients together, 0 for no limit, and each connection and request waits first.
+// Serve starts a registry. bitsPerSecond limits the rate to all clients together; 0 is
+// no limit. delay is the delay of each connection and request.
 func Serve(folder string, bitsPerSecond float64, delay time.Duration) (*Registry, error) {
 	names, err := read(folder)
 	if err != nil {
@@ -127,7 +127,7 @@ func Serve(folder string, bitsPerSecond float64, delay time.Duration) (*Registry
 	return r, nil
 }
 
-// Port returns only the port.
+// Port returns the port of the address.
 func (r *Registry) Port() string {
 	_, port, err := net.SplitHostPort(r.Address)
 	if err != nil {
@@ -160,7 +160,7 @@ func (r *Registry) serve(w http.ResponseWriter, q *http.Request) {
 	case path == SentPath:
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		_ = json.NewEncoder(w).Encode(r.sent) // the client sees that it is cut off
+		_ = json.NewEncoder(w).Encode(r.sent) // a client notices an incomplete response
 	case strings.HasPrefix(path, "/v2/") && manifest > 0:
 		r.manifest(w, q, strings.TrimPrefix(path[:manifest], "/v2/"), path[manifest+len("/manifests/"):])
 	case strings.HasPrefix(path, "/v2/") && blob > 0:
@@ -254,8 +254,8 @@ func (r *Registry) warm(digest string) (size int64, err error) {
 	return size, nil
 }
 
-// counter counts what goes out of blobs. It hides the file from net/http, which would
-// otherwise let the kernel send it past the line.
+// counter counts the sent bytes of blobs. It hides the file from net/http, which would
+// otherwise bypass the line with sendfile(2).
 type counter struct {
 	http.ResponseWriter
 	registry *Registry

@@ -126,7 +126,7 @@ func TestNoImages(t *testing.T) {
 	}
 }
 
-// nowhere is a connection that takes everything at once.
+// nowhere is a connection that discards everything at once.
 type nowhere struct{ net.Conn }
 
 func (nowhere) Write(p []byte) (int, error) { return len(p), nil }
@@ -136,7 +136,7 @@ type one struct{ net.Listener }
 
 func (one) Accept() (net.Conn, error) { return nowhere{}, nil }
 
-// TestLine: all connections have one line, and each begins with a delay.
+// TestLine: all connections share one rate, and each begins with a delay.
 func TestLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLine(one{}, 1<<20, time.Second)
@@ -156,7 +156,7 @@ func TestLine(t *testing.T) {
 		}
 		<-done
 		last := <-done
-		// Two seconds for the bytes and one of delay, less what lies in the queue.
+		// Two seconds for the bytes and one of delay, minus the bytes in the queue.
 		if want := 3*time.Second - time.Second*burst/(1<<20); last < want-time.Millisecond || last > want+time.Millisecond {
 			t.Errorf("it took %s, want %s", last, want)
 		}

@@ -57,7 +57,7 @@ func links() map[string]string {
 	return settings
 }
 
-// ask is a question of ethtool's that everybody may put (ethtool_value of
+// ask queries a setting of ethtool that any user may read (ethtool_value in
 // linux/ethtool.h).
 func ask(socket int, device string, command uint32) (on, ok bool) {
 	value := struct{ command, data uint32 }{command: command}
@@ -75,7 +75,7 @@ func rings(socket int, device string) (rx, tx string, ok bool) {
 	return strconv.Itoa(int(value.rx)), strconv.Itoa(int(value.tx)), ok && value.rx+value.tx > 0
 }
 
-// ethtool puts a question to a device, in an ifreq.
+// ethtool sends an ethtool request to a device (SIOCETHTOOL).
 func ethtool(socket int, device string, question unsafe.Pointer) bool {
 	request := struct {
 		name [unix.IFNAMSIZ]byte
@@ -87,9 +87,9 @@ func ethtool(socket int, device string, question unsafe.Pointer) bool {
 	return errno == 0
 }
 
-// alias is the name that an interface was given beside its own.
+// alias returns the alias of an interface.
 func alias(device string) string {
-	// /sys shows the interfaces of where it was mounted.
+	// /sys would show the interfaces of the network namespace that mounted it.
 	all, err := syscall.NetlinkRIB(syscall.RTM_GETLINK, syscall.AF_UNSPEC)
 	if err != nil {
 		return ""

@@ -12,8 +12,8 @@ import (
 // listening is the line that a step prints when its program listens.
 const listening = "berth-bench-listening"
 
-// tellListening waits until a program on this machine has the port, listening if
-// it is TCP, and reports it.
+// tellListening waits until a program on this machine has the port, and for TCP until
+// it listens. Then it reports that.
 func tellListening(port int) {
 	for {
 		for path, state := range map[string]string{"/proc/net/tcp": listen, "/proc/net/tcp6": listen, "/proc/net/udp": unconnected, "/proc/net/udp6": unconnected} {
@@ -26,13 +26,13 @@ func tellListening(port int) {
 	}
 }
 
-// States of sockets in tables of the kernel's.
+// States of sockets in the kernel's tables.
 const (
 	listen      = "0A"
 	unconnected = "07"
 )
 
-// has looks for a port in a state in such a table.
+// has reports whether such a table has a port in a state.
 func has(table string, port int, state string) bool {
 	for line := range strings.Lines(table) {
 		fields := strings.Fields(line)
@@ -43,8 +43,8 @@ func has(table string, port int, state string) bool {
 	return false
 }
 
-// AwaitListening reads what a step says until it tells that its program listens.
-// Otherwise it ends with the step, and returns what that said.
+// AwaitListening reads a step's output until its program listens. If the step ends
+// before, it returns the output.
 func AwaitListening(from io.Reader) (said string, ok bool) {
 	var text strings.Builder
 	for lines := bufio.NewScanner(from); lines.Scan(); {

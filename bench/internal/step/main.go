@@ -14,7 +14,7 @@ import (
 	"berth.dev/berth/bench/internal/window"
 )
 
-// What the program is called with to be a part of itself.
+// First arguments that start this program as one of its parts.
 const (
 	Arg        = "step"
 	MachineArg = "machine"
@@ -26,7 +26,7 @@ const (
 	BesideArg  = "beside"
 )
 
-// Main is the program as one of its parts, if it is one.
+// Main runs one of the parts if the arguments select one.
 func Main(args []string) (code int, is bool) {
 	if len(args) == 0 {
 		return 0, false

@@ -1,5 +1,5 @@
-// Package step is the bench's program on the measured machine: it starts the
-// measured program and reports what that used. It does not know cases.
+// Package step is the bench's program on the measured machine. It starts the measured
+// program and reports the resources that it used. It knows nothing about cases.
 package step
 
 import (
@@ -53,7 +53,7 @@ func Run(archive string, through, args []string, noted bool) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("find program: %w", err)
 	}
-	// What daemons of a container engine spend counts as well.
+	// The daemons of a container engine count as well.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 0, fmt.Errorf("become a subreaper: %w", err)
 	}

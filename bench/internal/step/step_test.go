@@ -46,7 +46,7 @@ func TestInspect(t *testing.T) {
 	}
 }
 
-// TestThrough: a number of words that cannot be is refused, and not taken apart.
+// TestThrough: an invalid number of words is refused.
 func TestThrough(t *testing.T) {
 	for _, args := range [][]string{{"--through", "2", "--", "a", "b"}, {"--"}} {
 		if _, err := run(args); err == nil || !strings.Contains(err.Error(), "no program") {
@@ -55,8 +55,7 @@ func TestThrough(t *testing.T) {
 	}
 }
 
-// TestLinks: what is set up at an interface is seen, also that packets are lost there,
-// which is said by a name beside its own.
+// TestLinks: the settings of an interface are read, including packet loss in its alias.
 func TestLinks(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a network namespace of our own needs root")

@@ -31,13 +31,13 @@ func root(archive string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Another archive under the same name is other files.
+	// A changed archive of the same name gets another folder.
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d %d", path, info.Size(), info.ModTime().UnixNano()))
 	return filepath.Join(os.TempDir(), fmt.Sprintf("berth-bench-%d-%x", os.Getuid(), sum[:6])), nil
 }
 
-// Unpack unpacks an archive of an image, in the form of docker save, and returns
-// the folder. It does nothing where that is done.
+// Unpack unpacks an image archive in the format of docker save, and returns the folder.
+// It does nothing if the folder exists.
 func Unpack(archive string) (string, error) {
 	dir, err := root(archive)
 	if err != nil {
@@ -62,7 +62,7 @@ func Unpack(archive string) (string, error) {
 	err = errors.Join(extract(files, fresh), files.Close())
 	if err == nil {
 		err = os.Rename(fresh, dir)
-		if errors.Is(err, fs.ErrExist) || errors.Is(err, syscall.ENOTEMPTY) { // somebody was faster
+		if errors.Is(err, fs.ErrExist) || errors.Is(err, syscall.ENOTEMPTY) { // another process was faster
 			return dir, os.RemoveAll(fresh)
 		}
 	}
@@ -72,7 +72,7 @@ func Unpack(archive string) (string, error) {
 	return dir, nil
 }
 
-// Remove removes what Unpack made.
+// Remove removes the folder of Unpack.
 func Remove(archive string) error {
 	dir, err := root(archive)
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// archive writes an image of one layer.
+// archive writes the archive of an image with one layer.
 func archive(t *testing.T, entries ...tar.Header) string {
 	t.Helper()
 	var layer bytes.Buffer
@@ -89,15 +89,14 @@ func TestUnpack(t *testing.T) {
 	}
 }
 
-// TestEscape: an image writes nowhere but to its folder.
+// TestEscape: an image writes only to its folder.
 func TestEscape(t *testing.T) {
 	for _, entries := range [][]tar.Header{
 		{{Typeflag: tar.TypeSymlink, Name: "out", Linkname: ".."}, {Typeflag: tar.TypeReg, Name: "out/escaped", Mode: 0o644}},
 		{{Typeflag: tar.TypeReg, Name: "../escaped", Mode: 0o644}},
 	} {
 		t.Setenv("TMPDIR", t.TempDir())
-		// Whether the archive is refused, or what it may not do left out, is the
-		// library's to decide.
+		// The library may refuse the archive or skip the entry.
 		_, _ = Unpack(archive(t, entries...))
 		if _, err := os.Lstat(filepath.Join(os.TempDir(), "escaped")); err == nil {
 			t.Errorf("%s was written beside the folder", entries[len(entries)-1].Name)
@@ -105,7 +104,7 @@ func TestEscape(t *testing.T) {
 	}
 }
 
-// TestSomebodyElses: a folder that is not ours is not used.
+// TestSomebodyElses: a folder of another user is not used.
 func TestSomebodyElses(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	image := archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "x", Mode: 0o644})

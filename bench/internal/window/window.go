@@ -19,19 +19,19 @@ import (
 // Mark begins the lines of this package in a program's output.
 const Mark = "--- berth-bench "
 
-// Functions define, for a shell that has busybox, "machine WORD", which prints a
-// line of counters. It starts no process: that would count.
+// Functions defines "machine WORD" for a shell that has busybox. It prints a line of
+// counters without starting a process, which would count.
 const Functions = `processors=$(busybox grep -c '^cpu[0-9]' /proc/stat)
 machine() { read -r up _ </proc/uptime; read -r counters </proc/stat; echo "` + Mark + `$1 $processors $up $counters"; }
 `
 
-// Shell is a command as a container runs it: between two lines of counters.
+// Shell returns the command that runs a program in a container between two lines of
+// counters.
 func Shell(args []string) []string {
 	return append([]string{"sh", "-c", Functions + `machine before; "$@"; code=$?; echo; machine after; exit $code`, "sh"}, args...)
 }
 
-// Run is the same on a machine's own: it runs a command between two lines of
-// counters, and returns its exit code.
+// Run does the same without a container, and returns the program's exit code.
 func Run(args []string) (int, error) {
 	if len(args) == 0 {
 		return 0, errors.New("there is no program")
@@ -70,7 +70,7 @@ func Run(args []string) (int, error) {
 	return command.ProcessState.ExitCode(), nil
 }
 
-// counters is the line that "machine" prints.
+// counters returns a line like the one that "machine" prints.
 func counters(word string) (string, error) {
 	up, err := os.ReadFile("/proc/uptime")
 	if err != nil {
@@ -91,8 +91,8 @@ func counters(word string) (string, error) {
 	return fmt.Sprintf("%s%s %d %s %s", Mark, word, processors, since, lines[0]), nil
 }
 
-// Cut takes the lines of counters off a program's output. There is no window
-// where there are none.
+// Cut removes the lines of counters from a program's output, and returns the window
+// between them; nil without such lines.
 func Cut(text string) (own string, w *record.Window, err error) {
 	head, rest, found := strings.Cut(text, Mark+"before ")
 	if !found {
@@ -121,8 +121,8 @@ func Cut(text string) (own string, w *record.Window, err error) {
 
 type reading struct{ processors, up, idle float64 }
 
-// Hertz is the unit of processors' times in /proc, USER_HZ, which is 100 on all
-// machines that berth runs on.
+// Hertz is USER_HZ, the unit of processor times in /proc. It is 100 on all machines that
+// berth supports.
 const Hertz = 100
 
 // read parses the counters of a line: "2 1234.56 cpu 1 2 3 4 ...". The fourth,

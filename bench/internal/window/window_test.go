@@ -12,12 +12,12 @@ func TestCut(t *testing.T) {
 	before := Mark + "before 2 100.00 cpu  10 0 10 1000 100 0 0 50 0 0\n"
 	after := "\n" + Mark + "after 2 102.00 cpu  99 0 99 1100 110 0 0 60 0 0\n"
 	own, w, err := Cut(before + "{}\nend" + after + "more\n")
-	// Of four seconds of two processors, 1.2 were for nothing or for others.
+	// Of two processors' four seconds, 1.2 were idle or stolen.
 	if err != nil || own != "{}\nendmore\n" || w == nil || w.Seconds != 2 || w.Processors != 2 || w.Busy < 2.799 || w.Busy > 2.801 {
 		t.Errorf("%q, %+v, %v", own, w, err)
 	}
-	// Neither more than there is nor less than nothing, when time to wait for disks runs
-	// backwards.
+	// If the time of waits for disks runs backwards, the busy time stays between zero and
+	// the maximum.
 	back := "\n" + Mark + "after 2 102.00 cpu  99 0 99 1000 50 0 0 50 0 0\n"
 	if _, w, err := Cut(before + back); err != nil || w == nil || w.Busy != 4 {
 		t.Errorf("backwards: %+v, %v", w, err)
@@ -38,11 +38,10 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// spins takes some time of a processor.
+// spins uses some processor time.
 const spins = `echo it; n=0; while [ $n -lt 150000 ]; do n=$((n + 1)); done; exit 3`
 
-// TestShell runs what a container runs: the window is that of the program, and
-// the exit code the program's.
+// TestShell: the command of a container returns the program's window and exit code.
 func TestShell(t *testing.T) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
