@@ -1,15 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -20,38 +17,22 @@ import (
 // cases holds the measurements by name. They run on one host and, from the login host
 // of a bed, through Slurm. Each returns values by name.
 var cases = map[string]func(*bencher) (map[string]float64, error){
-	"version":    (*bencher).versionTime,
-	"usable":     (*bencher).usable,
-	"first-line": (*bencher).firstLine,
-	"pods-50":    (*bencher).pods50,
-	"state":      (*bencher).saveAndRestore,
-	"idle":       (*bencher).idleCost,
-	"nodes-3":    (*bencher).threeNodes,
-	"ha":         (*bencher).available,
-	"reach-in":   (*bencher).reachIn,
-	"worker":     (*bencher).workerMemory,
-	"services":   (*bencher).services,
-	"network":    (*bencher).network,
+	"version":  (*bencher).versionTime,
+	"usable":   (*bencher).usable,
+	"pods-50":  (*bencher).pods50,
+	"state":    (*bencher).saveAndRestore,
+	"idle":     (*bencher).idleCost,
+	"nodes-3":  (*bencher).threeNodes,
+	"ha":       (*bencher).available,
+	"reach-in": (*bencher).reachIn,
+	"worker":   (*bencher).workerMemory,
+	"services": (*bencher).services,
 }
 
 type bencher struct {
 	berth, image, user string
 	idle               time.Duration
-	// overlay is the test program of internal/network/overlay.
-	overlay string
 }
-
-const job = `apiVersion: batch/v1
-kind: Job
-metadata: {name: hello}
-spec:
-  backoffLimit: 0
-  template:
-    spec:
-      restartPolicy: Never
-      containers:
-      - {name: hello, image: "busybox:1.37", command: ["echo", "hello"]}
-`
 
 const pods = `apiVersion: apps/v1
 kind: Deployment
@@ -66,9 +47,6 @@ spec:
       containers:
       - {name: sleep, image: "busybox:1.37", command: ["sleep", "1000000"]}
 `
-
-// phase matches a line of berth run --verbose: seconds since its start, and a step.
-var phase = regexp.MustCompile(`^berth:\s+([0-9.]+)s\s+(\S+(?: \S+)*)$`)
 
 // command makes a berth that runs as the unprivileged user.
 func (b *bencher) command(args ...string) (*exec.Cmd, error) {
@@ -132,75 +110,6 @@ func manifest(text string) (path string, remove func(), err error) {
 		remove()
 	}
 	return path, remove, err
-}
-
-// firstLine measures a whole run of one pod: to its phases, to the first byte
-// of the pod's output, and from there to the exit.
-func (b *bencher) firstLine() (map[string]float64, error) {
-	path, remove, err := manifest(job)
-	if err != nil {
-		return nil, err
-	}
-	defer remove()
-	command, err := b.command("run", "--verbose", "-f", path, "--image", b.image)
-	if err != nil {
-		return nil, err
-	}
-	stdout, err := command.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	stderr, err := command.StderrPipe()
-	if err != nil {
-		return nil, err
-	}
-	start := time.Now()
-	if err := command.Start(); err != nil {
-		return nil, err
-	}
-	values := map[string]float64{}
-	var said strings.Builder
-	phases := make(chan map[string]float64)
-	go func() { phases <- readPhases(io.TeeReader(stderr, &said)) }()
-	var first time.Duration
-	buffer := make([]byte, 4096)
-	for {
-		n, err := stdout.Read(buffer)
-		if n > 0 && first == 0 {
-			first = time.Since(start)
-		}
-		if err != nil {
-			break
-		}
-	}
-	steps := <-phases
-	if err := command.Wait(); err != nil {
-		return nil, fmt.Errorf("%w: %s", err, said.String())
-	}
-	if first == 0 {
-		return nil, errors.New("the pod printed nothing")
-	}
-	for name, at := range steps {
-		values["phase "+name+", s"] = at
-	}
-	values["first line of a pod, s"] = first.Seconds()
-	values["first line to exit, s"] = (time.Since(start) - first).Seconds()
-	values["CPU of the supervisor and what it reaped, s"] = (command.ProcessState.UserTime() + command.ProcessState.SystemTime()).Seconds()
-	return values, nil
-}
-
-func readPhases(from io.Reader) map[string]float64 {
-	steps := map[string]float64{}
-	for lines := bufio.NewScanner(from); lines.Scan(); {
-		match := phase.FindStringSubmatch(lines.Text())
-		if match == nil || strings.Contains(match[2], "imported docker") || strings.Contains(match[2], "took=") {
-			continue
-		}
-		if seconds, err := strconv.ParseFloat(match[1], 64); err == nil {
-			steps[match[2]] = seconds
-		}
-	}
-	return steps
 }
 
 // pods50 measures from the application of a Deployment to 50 running pods,

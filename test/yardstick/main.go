@@ -1,9 +1,8 @@
 // Command yardstick measures berth: the time a cluster takes to come up, to run a
 // first pod and to go away again, and the cost of an idle cluster, on one host and,
-// through Slurm, on several. It also measures the network between nodes. It runs as
-// root on a host of the bed and starts berth as an ordinary user. Each call measures
-// one case once, and prints its figures for berth bench, whose case "program" calls
-// it. The script run in this folder arranges that.
+// through Slurm, on several. It runs as root on a host of the bed and starts berth as
+// an ordinary user. Each call measures one case once, and prints its figures for berth
+// bench, whose case "program" calls it. The script run in this folder arranges that.
 package main
 
 import (
@@ -22,7 +21,6 @@ func main() {
 	flag.StringVar(&b.berth, "berth", "bin/berth", "`path` of berth")
 	flag.StringVar(&b.image, "image", "test/images/out/busybox.tar", "`archive` with busybox:1.37")
 	flag.StringVar(&b.user, "user", "alice", "`user` to run berth as; empty is the one that calls")
-	flag.StringVar(&b.overlay, "overlay", "", "the test `program` of internal/network/overlay")
 	flag.DurationVar(&b.idle, "idle", 30*time.Second, "how long to watch an idle cluster")
 	own := map[string]func() error{
 		"schedule": schedule, "ticks": printTicks, "memory": printMemory, "reach": reach,
@@ -72,10 +70,6 @@ func figureOf(name string, value float64) figure {
 	f := figure{Name: name, Better: "lower", Value: value}
 	if i := strings.LastIndex(name, ", "); i >= 0 {
 		f.Name, f.Unit = name[:i], name[i+2:]
-	}
-	// A bandwidth as a multiple of bare metal's has Gbit/s at the end of its name.
-	if f.Unit == "Gbit/s" || strings.HasSuffix(f.Name, "-Gbit/s") {
-		f.Better = "higher"
 	}
 	return f
 }

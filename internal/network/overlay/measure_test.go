@@ -26,7 +26,7 @@ import (
 // are medians; x is a path's figure divided by the bare one of its iteration. The
 // veth carries super-packets of the bare hosts whole, which no network does,
 // unless its offloads are off. With a rate it is slowed down, as a cable of
-// 10 Gbit/s. All values go to the file that BERTH_OVERLAY_RECORD names.
+// 10 Gbit/s.
 //
 // CPU seconds include all programs of the pair and ksoftirqd.
 func BenchmarkBesideBare(b *testing.B) {
@@ -93,29 +93,11 @@ func beside(b *testing.B, l *lab, paths []string, run load) {
 			}
 		}
 	}
-	record(b, all)
 	for what, values := range all {
 		slices.Sort(values)
 		b.ReportMetric(values[len(values)/2], what)
 	}
 	b.ReportMetric(0, "ns/op")
-}
-
-// record appends a line of JSON to the file for records, where there is one.
-func record(b *testing.B, values map[string][]float64) {
-	path := os.Getenv("BERTH_OVERLAY_RECORD")
-	if path == "" {
-		return
-	}
-	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer file.Close()
-	_, name, _ := strings.Cut(b.Name(), "/")
-	if err := json.NewEncoder(file).Encode(map[string]any{"name": name, "values": values}); err != nil {
-		b.Fatal(err)
-	}
 }
 
 func udpRate(mtu int) string {
