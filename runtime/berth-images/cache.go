@@ -23,36 +23,6 @@ import (
 	"berth.dev/berth/runtime/internal/layercache"
 )
 
-// cacheLine is a line of what the commands on a cache print: of an image, of what
-// comes, a warning, a sum, or an error.
-type cacheLine struct {
-	Image    *imageLine `json:"image,omitempty"`
-	Progress *[2]int64  `json:"progress,omitempty"` // bytes that have come, and of how many
-	Warning  string     `json:"warning,omitempty"`
-	Sum      *sumLine   `json:"sum,omitempty"`
-	Error    string     `json:"error,omitempty"`
-	// NoSpace tells of an error that the disk is full, or a quota.
-	NoSpace bool `json:"noSpace,omitempty"`
-}
-
-type imageLine struct {
-	Name     string    `json:"name"`
-	Digest   string    `json:"digest"`
-	Platform string    `json:"platform"`
-	Bytes    int64     `json:"bytes"`
-	Layers   int       `json:"layers"`
-	Missing  int       `json:"missing"`
-	Time     time.Time `json:"time"`
-	Freed    int64     `json:"freed,omitempty"`
-}
-
-type sumLine struct {
-	Layers  int   `json:"layers"`
-	Bytes   int64 `json:"bytes"`
-	Freed   int64 `json:"freed"`
-	Damaged int   `json:"damaged"`
-}
-
 // cacheCommand is one command on a cache.
 type cacheCommand struct {
 	cache    *layercache.Cache
@@ -122,7 +92,7 @@ func useCache(ctx context.Context, name string, args []string, input io.Reader, 
 	}
 	// A unique job name that no real job has.
 	host, _ := os.Hostname()
-	c.cache, err = layercache.Open(*dir, "image-"+host+"-"+rand.Text(), *limit, func(text string) { c.print(cacheLine{Warning: text}) })
+	c.cache, err = layercache.Open(*dir, "image-"+host+"-"+rand.Text(), *limit, func(text string) { c.print(imagecache.Line{Warning: text}) })
 	if err == nil {
 		defer func() { err = errors.Join(err, c.cache.Close()) }()
 		err = run(c, ctx)
@@ -135,7 +105,7 @@ func useCache(ctx context.Context, name string, args []string, input io.Reader, 
 }
 
 // print writes a line; a reader that has gone away is no reason to stop.
-func (c *cacheCommand) print(line cacheLine) {
+func (c *cacheCommand) print(line imagecache.Line) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_ = c.out.Encode(line)
@@ -145,12 +115,12 @@ func (c *cacheCommand) fault(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return // the user has interrupted it
 	}
-	c.print(cacheLine{Error: err.Error(), NoSpace: layercache.NoSpace(err)})
+	c.print(imagecache.Line{Error: err.Error(), NoSpace: layercache.NoSpace(err)})
 }
 
 func (c *cacheCommand) image(image layercache.Image) {
 	size, missing := c.cache.Size(image)
-	c.print(cacheLine{Image: &imageLine{
+	c.print(imagecache.Line{Image: &imagecache.Image{
 		Name: image.Name, Digest: image.Target.Digest.String(), Platform: image.Platform,
 		Bytes: size, Layers: len(image.Layers), Missing: missing, Time: image.Time,
 	}})
@@ -174,7 +144,7 @@ func (c *cacheCommand) keeper() (*imagecache.Keeper, error) {
 		done += more
 		if now := time.Now(); more == 0 || done == total || now.Sub(told) > progressEvery {
 			told = now
-			c.print(cacheLine{Progress: &[2]int64{done, total}})
+			c.print(imagecache.Line{Progress: &[2]int64{done, total}})
 		}
 	}}, nil
 }
@@ -259,13 +229,13 @@ func (c *cacheCommand) list(context.Context) error {
 	for _, image := range images {
 		c.image(image)
 	}
-	return errors.Join(err, c.sum(sumLine{}))
+	return errors.Join(err, c.sum(imagecache.Sum{}))
 }
 
-func (c *cacheCommand) sum(line sumLine) error {
+func (c *cacheCommand) sum(line imagecache.Sum) error {
 	usage, err := c.cache.Usage()
 	line.Layers, line.Bytes = usage.Layers, usage.Bytes
-	c.print(cacheLine{Sum: &line})
+	c.print(imagecache.Line{Sum: &line})
 	return err
 }
 
@@ -285,7 +255,7 @@ func (c *cacheCommand) remove(ctx context.Context) error {
 		}
 		freed, err := c.cache.Remove(name, only)
 		if err == nil {
-			c.print(cacheLine{Image: &imageLine{Name: name, Freed: freed}})
+			c.print(imagecache.Line{Image: &imagecache.Image{Name: name, Freed: freed}})
 		}
 		return err
 	})
@@ -326,7 +296,7 @@ func (c *cacheCommand) convert(ctx context.Context) error {
 	}
 	converted, err := keeper.Convert(ctx, c.args[0], form, c.args[1])
 	for _, image := range converted {
-		c.print(cacheLine{Image: &imageLine{Name: image.Name, Digest: image.Digest.String(), Bytes: image.Bytes, Layers: image.Layers}})
+		c.print(imagecache.Line{Image: &imagecache.Image{Name: image.Name, Digest: image.Digest.String(), Bytes: image.Bytes, Layers: image.Layers}})
 	}
 	return err
 }
@@ -345,9 +315,9 @@ func (c *cacheCommand) bundle(ctx context.Context) error {
 		return err
 	}
 	for _, warning := range made.Warnings() {
-		c.print(cacheLine{Warning: warning})
+		c.print(imagecache.Line{Warning: warning})
 	}
-	c.print(cacheLine{Image: &imageLine{Name: image.Name, Digest: image.Target.Digest.String(), Platform: image.Platform, Bytes: made.Bytes, Layers: len(image.Layers)}})
+	c.print(imagecache.Line{Image: &imagecache.Image{Name: image.Name, Digest: image.Target.Digest.String(), Platform: image.Platform, Bytes: made.Bytes, Layers: len(image.Layers)}})
 	return nil
 }
 
@@ -360,7 +330,7 @@ func (c *cacheCommand) collect(context.Context) error {
 		return err
 	}
 	after, err := c.cache.Usage()
-	return errors.Join(err, c.sum(sumLine{Freed: before.Bytes - after.Bytes}))
+	return errors.Join(err, c.sum(imagecache.Sum{Freed: before.Bytes - after.Bytes}))
 }
 
 // verify reads all that the cache has, or what some images have of it.
@@ -408,7 +378,7 @@ func (c *cacheCommand) verify(ctx context.Context) error {
 	for _, d := range layers {
 		check(d)
 	}
-	c.print(cacheLine{Sum: &sumLine{Layers: len(checked), Damaged: len(damaged)}})
+	c.print(imagecache.Line{Sum: &imagecache.Sum{Layers: len(checked), Damaged: len(damaged)}})
 	if len(damaged) > 0 || ctx.Err() != nil {
 		return errReported
 	}

@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/distribution/reference"
 
@@ -47,38 +46,6 @@ type Command struct {
 	// bytes received and their total.
 	Report   func(Image)
 	Progress func(done, total int64)
-}
-
-// Image is an image in the cache.
-type Image struct {
-	Name     string `json:"name"`
-	Digest   string `json:"digest"`
-	Platform string `json:"platform"`
-	// Bytes is the size of the layers that are in the cache.
-	Bytes  int64 `json:"bytes"`
-	Layers int   `json:"layers"`
-	// Missing is the number of layers that are not in the cache.
-	Missing int       `json:"missing"`
-	Time    time.Time `json:"time"`
-	// Freed is the number of bytes that the removal of the image freed.
-	Freed int64 `json:"freed,omitempty"`
-}
-
-// Sum summarizes the cache at the end of a command.
-type Sum struct {
-	Layers       int
-	Bytes, Freed int64
-	Damaged      int
-}
-
-// line is one line of output of berth-images.
-type line struct {
-	Image    *Image
-	Progress *[2]int64
-	Warning  string
-	Sum      *Sum
-	Error    string
-	NoSpace  bool
 }
 
 // Run runs a command on the image cache.
@@ -205,7 +172,7 @@ func (c Command) read(lines io.Reader) (sum Sum, err error) {
 	var problems []error
 	decoder := json.NewDecoder(lines)
 	for {
-		var line line
+		var line Line
 		if err := decoder.Decode(&line); err != nil {
 			break // the end
 		}

@@ -1,0 +1,1 @@
+../../../internal/launch/imagecache/output.go
