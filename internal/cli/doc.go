@@ -4,6 +4,6 @@
 //
 // Read main.go first, then run.go with settings.go and progress.go (livesteps.go on
 // a terminal). where.go and into.go find the cluster that a command is about. The
-// other commands have a file each, by their name. help.go, manual.go and
-// completion.go describe them to a user.
+// other commands have a file each, by their name. help.go and completion.go
+// describe them to a user.
 package cli

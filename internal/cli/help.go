@@ -106,6 +106,11 @@ func briefHelp(command *cobra.Command, width int) string {
 	return text
 }
 
+// manName is the name of a command's page.
+func manName(command *cobra.Command) string {
+	return strings.ReplaceAll(command.CommandPath(), " ", "-")
+}
+
 // cutHelpAll replaces --help-all by --help, and reports whether it was there. It
 // ignores words after "--", which belong to another program.
 func cutHelpAll(args []string) ([]string, bool) {

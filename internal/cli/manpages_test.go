@@ -8,11 +8,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// manName is the name of a command's page.
-func manName(command *cobra.Command) string {
-	return strings.ReplaceAll(command.CommandPath(), " ", "-")
-}
-
 // manPages returns the pages of a command and its subcommands by file name, in
 // roff with the macros of man(7).
 func manPages(root *cobra.Command) map[string]string {
