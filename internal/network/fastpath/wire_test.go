@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"net/netip"
 	"testing"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 func somePreamble() preamble {
@@ -79,6 +81,7 @@ func TestEachDirectionHasAKeyOfItsOwn(t *testing.T) {
 
 func FuzzPreamble(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
+		fuzzbound.Watch(t)
 		var whole [preambleLen]byte
 		copy(whole[:], b)
 		if _, _, err := decodePreamble(&whole, challenge{}, keysOf([]byte("k"))); err == nil {
