@@ -2,6 +2,7 @@ package berthd
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -92,21 +93,26 @@ func (n *network) state() (vxlan.State, []string) {
 	}
 	var here []netip.Addr
 	for _, local := range n.pods.local {
-		pod, _ := local.On(n.pods.node)
-		here = append(here, pod.Address)
+		if pod, _ := local.On(n.pods.node); pod.Address.IsValid() {
+			here = append(here, pod.Address)
+		}
 	}
 	through := n.gateways.Assign(here)
 	if len(here) > 0 {
 		s.Gateways = n.gateways.All()
 	}
 	for id, local := range n.pods.local {
+		pod, _ := local.On(n.pods.node)
+		if !pod.Address.IsValid() {
+			local.problem = fmt.Errorf("connect %s: it has no address, as it began while plugins gave addresses ('cni'): end it, and submit it again", id)
+			continue
+		}
 		user := networks[local.Owner()]
 		if user == nil {
 			user = &vxlan.Network{VNI: local.VNI}
 			networks[local.Owner()] = user
 		}
 		user.Own(n.owner(local.Allocation))
-		pod, _ := local.On(n.pods.node)
 		user.Local = append(user.Local, vxlan.Pod{Address: pod.Address, Owner: local.UID, Namespace: n.pods.namespace(id), Gateway: through[pod.Address]})
 		ids = append(ids, id)
 	}
@@ -144,11 +150,11 @@ func (n *network) peers(owner string) []vxlan.Peer {
 	return peers
 }
 
-// others returns the pods of a job on other nodes.
+// others returns the pods of a job on other nodes that have an address.
 func (n *network) others(a siteconf.Allocation) []vxlan.Peer {
 	var peers []vxlan.Peer
 	for _, pod := range a.Pods {
-		if pod.Node != n.pods.node {
+		if pod.Node != n.pods.node && pod.Address.IsValid() {
 			peers = append(peers, vxlan.Peer{Address: pod.Address, Via: pod.Via})
 		}
 	}

@@ -378,3 +378,32 @@ func TestWaysStayUntilEtcdAnswers(t *testing.T) {
 		t.Errorf("etcd is away later: %v", got)
 	}
 }
+
+// After a site has changed from plugins to tunnels, some allocations have no addresses. Links
+// are named after addresses, so these pods are left out, and the others are connected.
+func TestPodsWithoutAddressesAreLeftOut(t *testing.T) {
+	w := newWired(t)
+	w.network.plugins.cni = nil
+	pods := func(here, there string) []siteconf.Pod {
+		of := func(text string) (a netip.Addr) {
+			if text != "" {
+				a = netip.MustParseAddr(text)
+			}
+			return a
+		}
+		via := netip.MustParseAddr("192.168.0.9")
+		return []siteconf.Pod{{Node: "n0", Address: of(here), Via: via}, {Node: "n1", Address: of(there), Via: via}}
+	}
+	w.pods.put(&localPod{Allocation: siteconf.Allocation{Job: 1, UID: 1000, VNI: 1, Pods: pods("", "")}})
+	w.pods.put(&localPod{Allocation: siteconf.Allocation{Job: 2, UID: 1000, VNI: 1, Pods: pods("10.128.0.2", "10.128.0.3")}})
+	w.pods.put(&localPod{Allocation: siteconf.Allocation{Job: 3, UID: 1001, VNI: 2, Pods: pods("", "10.128.0.4")}})
+	w.watch.everybody = newFollower("", func() {})
+	w.watch.everybody.set(store.Listing{Jobs: map[string]siteconf.Allocation{"9": {Job: 9, Pods: pods("", "")}}})
+	s, ids := w.network.state()
+	if !slices.Equal(ids, []string{"2"}) || len(s.Networks) != 1 || len(s.Networks[0].Local) != 1 || len(s.Networks[0].Peers) != 1 || len(s.Outside) > 0 {
+		t.Errorf("%v, networks %+v, outside %v", ids, s.Networks, s.Outside)
+	}
+	if err := w.pods.problem("1"); err == nil || !strings.Contains(err.Error(), "it has no address") {
+		t.Errorf("its steps read: %v", err)
+	}
+}

@@ -159,8 +159,11 @@ func decodeNames(value []byte) ([]string, error) {
 
 func decodeAddress(at Part, value []byte) (netip.Addr, error) {
 	address, err := netip.ParseAddr(string(value))
+	if err == nil {
+		err = checkIPv4(address)
+	}
 	if err != nil {
-		return address, fmt.Errorf("read address of %s in etcd: %w", at.ID, err)
+		return netip.Addr{}, fmt.Errorf("read address of %s in etcd: %w", at.ID, err)
 	}
 	return address, nil
 }
@@ -170,5 +173,18 @@ func decode(value []byte) (siteconf.Allocation, error) {
 	if err := json.Unmarshal(value, &a); err != nil {
 		return a, fmt.Errorf("read an allocation in etcd: %w", err)
 	}
+	for _, pod := range a.Pods {
+		if err := errors.Join(checkIPv4(pod.Address), checkIPv4(pod.Via)); err != nil {
+			return siteconf.Allocation{}, fmt.Errorf("read an allocation in etcd: pod of %s on %s: %w", a.ID(), pod.Node, err)
+		}
+	}
 	return a, nil
+}
+
+// checkIPv4 accepts IPv4 addresses and none. The kernel's names of pods are made of them.
+func checkIPv4(address netip.Addr) error {
+	if address.IsValid() && !address.Is4() {
+		return fmt.Errorf("%s is not an IPv4 address", address)
+	}
+	return nil
 }
