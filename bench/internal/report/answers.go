@@ -26,7 +26,7 @@ type Scale struct {
 	Means string `yaml:"means"`
 }
 
-// Rubric holds the questions that persons grade, and the scale.
+// Rubric holds the questions for people to grade, and the scale.
 type Rubric struct {
 	Questions []Grade `yaml:"questions"`
 	Scale     []Scale `yaml:"scale"`

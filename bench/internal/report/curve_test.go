@@ -7,8 +7,8 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// TestCurves: cases of several numbers of nodes are one curve, with what each further
-// one adds.
+// TestCurves: a case with several numbers of nodes is one curve, with the cost of each
+// further node.
 func TestCurves(t *testing.T) {
 	var lines []record.Line
 	for nodes, y := range map[string]float64{"1": 1, "3": 2, "11": 6} {

@@ -19,7 +19,7 @@ sockperf: ---> percentile 25.000 =   14.000
 sockperf: ---> <MIN> observation =   10.000
 `
 
-// TestDistributions: what programs print of their times becomes one line for each system.
+// TestDistributions: the times that programs print become one line for each system.
 func TestDistributions(t *testing.T) {
 	var lines []record.Line
 	trial := func(kase, kind, output string) {

@@ -14,8 +14,8 @@ import (
 // not from the bench.
 const between = 10 * time.Minute
 
-// Disturbed is a host that had more to do than it has processors when a run began. Every
-// record has that, whether its plan has a baseline or not.
+// Disturbed is a host whose load exceeded its processors when a run began. Every record
+// has the load, with or without a baseline.
 type Disturbed struct {
 	Host, When   string
 	Now, Minutes string // the load of the last minute, and of the last five

@@ -8,9 +8,8 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// TestDisturbedAtTheStart: a run that began on a machine with more to do than it has
-// processors is marked, with a baseline or without; what the bench itself did before a
-// further session is not.
+// TestDisturbedAtTheStart: a run that began on an overloaded machine is marked, with or
+// without a baseline. Load of the bench itself, before a further session, does not count.
 func TestDisturbedAtTheStart(t *testing.T) {
 	begin := func(load string, cpus, processors int) []record.Line {
 		lines := records(0, func(s *record.Session, t *record.Trial) {
@@ -43,7 +42,7 @@ func TestDisturbedAtTheStart(t *testing.T) {
 			}
 		}
 	}
-	// The next link of a plan, and what was taken up again much later.
+	// The next link of a plan, and a run that was continued much later.
 	for after, want := range map[time.Duration]int{time.Minute: 0, time.Hour: 1} {
 		lines := begin("0.10 0.10 0.10 1/2 3", 2, 2)
 		next := begin("5.00 5.00 5.00 1/2 3", 2, 2)[0]

@@ -7,8 +7,8 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// TestOverview: what a plan names comes first, systems in its order and side by side; a
-// ratio has its own interval and no ratio of ratios.
+// TestOverview: the figures that a plan names come first, with the systems in its order. A
+// ratio has its own interval, and no ratio to another one.
 func TestOverview(t *testing.T) {
 	const plan = "overview: [step, ratio]\nsystems: [{name: native}, {name: zero}, {name: ctr}, {name: never}]\n"
 	lines := []record.Line{{Session: &record.Session{Name: "x", Title: "x", Plan: plan, Reference: "native"}}}
@@ -40,7 +40,7 @@ func TestOverview(t *testing.T) {
 	if !strings.Contains(string(files["report.html"]), `<br><span class="worse">× 1.9`) {
 		t.Error("what is worse looks like the others")
 	}
-	// Without the word there is no such table.
+	// Without "overview" in the plan there is no such table.
 	lines[0].Session.Plan = "systems: [{name: native}]\n"
 	if files, err = Make(lines); err != nil || strings.Contains(string(files["report.md"]), "Side by side") {
 		t.Errorf("it has one, %v", err)

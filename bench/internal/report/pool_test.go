@@ -9,7 +9,7 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// records are a session and a few trials in it, of a minute of the day.
+// records returns a session at a minute of the day, with a few trials.
 func records(minute int, change func(*record.Session, *record.Trial)) []record.Line {
 	at := time.Date(2026, 11, 22, 12, minute, 0, 0, time.UTC)
 	s := record.Session{
@@ -30,8 +30,8 @@ func records(minute int, change func(*record.Session, *record.Trial)) []record.L
 
 func asIs(*record.Session, *record.Trial) {}
 
-// TestNotPooled: what is there twice, or was measured in another way or elsewhere, is no
-// further run of the same.
+// TestNotPooled: duplicate trials, and trials under other conditions, are no further
+// trials of a row.
 func TestNotPooled(t *testing.T) {
 	once := records(0, asIs)
 	alone := slices.Clone(once)
@@ -64,7 +64,7 @@ func TestNotPooled(t *testing.T) {
 			t.Errorf("%s: want %q, got %v", name, test.want, err)
 		}
 	}
-	// A run that was interrupted, or made again in the same way, has further trials.
+	// An interrupted or repeated run has further trials.
 	again := records(1, func(s *record.Session, _ *record.Trial) { s.Nodes[0].Name, s.Versions["podman"] = "n2", "4" })
 	other := records(2, func(_ *record.Session, t *record.Trial) {
 		t.Case, t.Parameters = "cpu-long", map[string]string{"seconds": "30"}
@@ -75,8 +75,8 @@ func TestNotPooled(t *testing.T) {
 	}
 }
 
-// TestComparedElsewhere: a comparison says first in what the two differ besides, and does
-// not set other parameters beside each other.
+// TestComparedElsewhere: a comparison begins with the other differences of the two, and
+// does not compare cases with different parameters.
 func TestComparedElsewhere(t *testing.T) {
 	first := slices.Concat(records(0, asIs), records(1, func(_ *record.Session, t *record.Trial) { t.Case = "cpu-long" }))
 	change := func(kase, seconds string) func(*record.Session, *record.Trial) {

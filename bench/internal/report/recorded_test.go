@@ -14,7 +14,7 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// TestRecordedPapers: docs/bench/papers.md is that of all recorded runs.
+// TestRecordedPapers: docs/bench/papers.md covers all recorded runs.
 func TestRecordedPapers(t *testing.T) {
 	const docs = "../../../docs/bench"
 	paths, err := filepath.Glob(docs + "/*/records.jsonl.zst")
@@ -34,7 +34,7 @@ func TestRecordedPapers(t *testing.T) {
 		t.Fatal(err)
 	}
 	same(t, filepath.Join(docs, "papers.md"), page)
-	// The first line counts what the table has.
+	// The first line has the number of rows of each kind.
 	counts := map[string]int{}
 	for _, row := range regexp.MustCompile(`(?m)^\|[^|]+\|[^|]+\|[^|]+\| ([a-z ]+)(:.*)? \|$`).FindAllStringSubmatch(string(page), -1) {
 		counts[row[1]]++

@@ -97,7 +97,7 @@ func writeCSV(to io.Writer, lines []record.Line) error {
 	return nil
 }
 
-// number writes a figure with four digits that count.
+// number formats a figure with four significant digits.
 func number(v float64) string {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return "–"

@@ -118,7 +118,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestMPI: the report has which MPI each system's programs had, beside the digest of the image.
+// TestMPI: the report has the MPI of each system's programs, and the digest of the image.
 func TestMPI(t *testing.T) {
 	lines := read(t, "pcocc.jsonl")
 	trials := 0
@@ -160,7 +160,7 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// TestPageNeedsNothing: a report is read where there is no network.
+// TestPageNeedsNothing: a report can be read without a network.
 func TestPageNeedsNothing(t *testing.T) {
 	files, err := Make(read(t, "quick.jsonl"))
 	if err != nil {
@@ -219,7 +219,7 @@ func TestComparedWithItself(t *testing.T) {
 			t.Errorf("got %q", line)
 		}
 	}
-	// What only one of two has is said.
+	// A comparison reports figures that only one of the two has.
 	half := slices.DeleteFunc(slices.Clone(lines), func(l record.Line) bool { return l.Trial != nil && l.Trial.Case == "cpu" && l.Trial.System == "bare" })
 	out.Reset()
 	if err := Compare(&out, half, lines); err != nil {
@@ -228,7 +228,7 @@ func TestComparedWithItself(t *testing.T) {
 	if !strings.Contains(out.String(), "not compared: cpu: events per second on bare is only in the second") {
 		t.Errorf("got %s", out.String())
 	}
-	// Of a whole case once.
+	// A case that only one has is reported once.
 	half = slices.DeleteFunc(slices.Clone(lines), func(l record.Line) bool { return l.Trial != nil && l.Trial.Case == "cpu" })
 	for which, pair := range map[string][2][]record.Line{"second": {half, lines}, "first": {lines, half}} {
 		out.Reset()
@@ -307,8 +307,8 @@ func TestFastPath(t *testing.T) {
 	}
 }
 
-// TestOverlayIsSaid: a system that should have the fast path is marked for one trial
-// without it, whether counted or not, in tables, charts and comparisons.
+// TestOverlayIsSaid: one trial without the fast path marks a system that should have it,
+// in tables, charts and comparisons.
 func TestOverlayIsSaid(t *testing.T) {
 	records := func(shares ...float64) []record.Line {
 		lines := []record.Line{{Session: &record.Session{Name: "x", Title: "x", Reference: "bare", Plan: "systems: [{name: fast, driver: berth, options: {network: auto}}]"}}}
@@ -369,7 +369,7 @@ func TestOverlayIsSaid(t *testing.T) {
 	}
 }
 
-// TestMissing: what failed and what was left out are in the report.
+// TestMissing: failed and skipped cases are in the report.
 func TestMissing(t *testing.T) {
 	session := record.Line{Session: &record.Session{Name: "x", Title: "x", Reference: "bare"}}
 	failed := func(n int) record.Line {
@@ -422,8 +422,8 @@ func TestMissingUnderLink(t *testing.T) {
 	}
 }
 
-// TestInEffect: what a link asks for stands in the report as it is in effect, the
-// settings of its profile, too, and what it is not is said.
+// TestInEffect: the report has the settings of a link and its profile as they are in
+// effect, and marks values that differ from the plan.
 func TestInEffect(t *testing.T) {
 	lines := []record.Line{{Session: &record.Session{
 		Name: "x", Title: "x", Reference: "bare", Nodes: []record.Machine{{Name: "n1", Settings: map[string]string{
@@ -447,7 +447,7 @@ func TestInEffect(t *testing.T) {
 	}
 }
 
-// TestBesideItself: the reference under another link stands beside itself.
+// TestBesideItself: the reference under another link is compared with itself.
 func TestBesideItself(t *testing.T) {
 	lines := []record.Line{{Session: &record.Session{Name: "x", Title: "x", Reference: "bare"}}}
 	for n := range 6 {
@@ -471,7 +471,7 @@ func TestBesideItself(t *testing.T) {
 	}
 }
 
-// TestCutOffIsSaid: a line that a crash left unfinished is no secret.
+// TestCutOffIsSaid: the report mentions lines that a crash left unfinished.
 func TestCutOffIsSaid(t *testing.T) {
 	lines := records(0, asIs)
 	for cut, want := range []string{"", "1 line of the records was cut off by a crash", "2 lines of the records were cut off by a crash"} {

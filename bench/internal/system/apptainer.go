@@ -11,23 +11,23 @@ import (
 	"berth.dev/berth/bench/internal/window"
 )
 
-// apptainer runs tasks as a scientist does, by 'apptainer exec' of a SIF file, without
-// root: programs of one that is made of the image before, images of files that are made
-// of them.
+// apptainer runs tasks with 'apptainer exec' of a SIF file, without root, as a scientist
+// does. It makes the file from the image before the first program, and one from each
+// delivered image.
 type apptainer struct {
 	place   Place
 	program string
-	// unpacks is the reason why programs are not run: each start would unpack the
-	// file again.
+	// unpacks is set if programs are not run because each start would unpack the file,
+	// and has the reason.
 	unpacks string
-	// shared is a folder that all hosts see, with the image with MPI; empty: none so far.
+	// shared is a folder that all hosts see, with the MPI image; empty until it is made.
 	shared string
 }
 
-// script is apptainer with a folder for what it keeps, which otherwise is in the user's
-// home folder, and with the programs that lie beside it, which it looks for on PATH:
-// behind others, as such a folder may have a newuidmap that has no rights. What follows
-// are its arguments, in "$@". Without a folder it is one of the host's.
+// script returns a command that sets Apptainer up and then runs a script with "$@".
+// Apptainer keeps its files in the folder instead of the user's home; without a folder,
+// in one of the host. The programs beside Apptainer, which it needs, are last on PATH,
+// because their newuidmap may lack the set-user-id bit.
 func (a *apptainer) script(folder, then string, args ...string) []string {
 	return append([]string{"sh", "-c", `set -e; apptainer=$1 home=$2; shift 2
 [ -n "$home" ] || home=${TMPDIR:-/tmp}/berth-bench-apptainer-$(id -u)
@@ -53,18 +53,18 @@ esac
 "$apptainer" --quiet build --force "$home/$2" "$from"
 rm -rf "$home/oci" "$home/cache"
 `
-	// triedScript starts something in it, which says by what it is mounted.
+	// triedScript starts a program in the file; the messages show how it is mounted.
 	triedScript  = `"$apptainer" exec "$home/"` + sif + ` true`
 	removeScript = `rm -rf "$home"`
 )
 
-// sif is the file's name in its folder.
+// sif is the name of the SIF file in its folder.
 const sif = "image.sif"
 
 // unpacking is Apptainer's message when it cannot mount a file.
 const unpacking = "Converting SIF file to temporary sandbox"
 
-// execScript becomes a program in the file.
+// execScript returns a script that executes a program in the SIF file.
 func execScript(options ...string) string {
 	return `exec "$apptainer" --quiet exec ` + words(options) + ` "$home/"` + sif + ` "$@"`
 }
@@ -126,10 +126,10 @@ func (a *apptainer) Run(ctx context.Context, task Task) (Output, error) {
 			case Scratch:
 				options = []string{"--bind", folder + ":" + inContainer}
 			case EmptyDir:
-				// Without a folder to work in it would be memory.
+				// Without --workdir, the scratch folder would be in memory.
 				options = []string{"--workdir", folder, "--scratch", inContainer}
 			case Root:
-				// A SIF file is read-only. /tmp, as the home folder, is the host's.
+				// A SIF file is read-only. /tmp and the home folder are the host's.
 				options, inside = []string{"--overlay", folder}, "/."
 			}
 			args = replace(args, FolderHere, inside)
@@ -141,8 +141,8 @@ func (a *apptainer) Run(ctx context.Context, task Task) (Output, error) {
 	})
 }
 
-// beside runs programs of MPI: srun starts the ranks, each in a container on its host,
-// and their MPI finds the others by Slurm's PMIx.
+// beside runs MPI programs: srun starts the ranks, each in a container on its host, and
+// they find each other by Slurm's PMIx.
 func (a *apptainer) beside(ctx context.Context, what Beside) (Output, error) {
 	switch {
 	case what.Job == "" || !what.MPI:
@@ -164,7 +164,7 @@ func (a *apptainer) beside(ctx context.Context, what Beside) (Output, error) {
 	return a.place.runBeside(ctx, []string{a.place.Self, step.BesideArg, text})
 }
 
-// share brings a file with MPI to where all hosts see it, once.
+// share makes the SIF file with MPI in a folder that all hosts see, once.
 func (a *apptainer) share(ctx context.Context) error {
 	if a.shared != "" {
 		return nil
@@ -173,7 +173,7 @@ func (a *apptainer) share(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("make a folder that all hosts see: %w; --shared names one", err)
 	}
-	// Made on the host: the folder may be a network's.
+	// It is built on the host, as the folder may be on a network file system.
 	if _, err = a.place.Ask(ctx, a.script("", buildScript+`mv "$home/$2" "$3/`+sif+`"`, a.place.MPIArchive, "mpi.sif", folder)...); err != nil {
 		return errors.Join(err, os.RemoveAll(folder))
 	}

@@ -38,7 +38,7 @@ while [ "$1" != -- ]; do shift; done; shift; exec "$@"`,
 		t.Fatal(err)
 	}
 	place := Place{Self: filepath.Join(dir, "bin", "self"), Shared: shared, CPUs: 2, Timeout: time.Minute}
-	// One as docker save makes it, and one of OCI.
+	// One archive of docker save, and one OCI archive.
 	for to, name := range map[*string]string{&place.Archive: "manifest.json", &place.MPIArchive: "oci-layout"} {
 		*to = filepath.Join(dir, name+".tar")
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
@@ -51,8 +51,8 @@ while [ "$1" != -- ]; do shift; done; shift; exec "$@"`,
 	return &apptainer{place: place, program: "apptainer"}, dir
 }
 
-// TestApptainerPrograms: programs run in a file that was made before, with the storage
-// that they ask for, and nothing stays.
+// TestApptainerPrograms: programs run in a SIF file that was made before, with the storage
+// that they request, and nothing stays.
 func TestApptainerPrograms(t *testing.T) {
 	a, dir := scripted(t)
 	if versions, err := a.Check(t.Context()); err != nil || versions["apptainer"] != "1.4.5" {
@@ -111,7 +111,7 @@ func TestApptainerPrograms(t *testing.T) {
 	}
 }
 
-// TestApptainerMPI: ranks are started in a file that all hosts see, which is made once.
+// TestApptainerMPI: ranks run in a SIF file that all hosts see, and that is made once.
 func TestApptainerMPI(t *testing.T) {
 	a, dir := scripted(t)
 	task := Task{Beside: &Beside{Job: beside.MPISteps, MPI: true, Nodes: 2, Parameters: map[string]string{"hosts-launcher": "srun"}}}
@@ -147,7 +147,7 @@ func TestApptainerMPI(t *testing.T) {
 	if _, err := a.Run(t.Context(), task); !unsupported(err) {
 		t.Errorf("without its image: %v", err)
 	}
-	a.place.MPIArchive = a.place.Self // none
+	a.place.MPIArchive = a.place.Self // not an archive
 	if _, err := a.Run(t.Context(), task); err == nil || unsupported(err) {
 		t.Errorf("of a file that is not an image: %v", err)
 	}
@@ -156,8 +156,8 @@ func TestApptainerMPI(t *testing.T) {
 	}
 }
 
-// TestApptainerUnpacks: no figure is taken where each start would unpack the file, and
-// what mends that is said.
+// TestApptainerUnpacks: if each start would unpack the file, nothing is measured, and the
+// message has the remedy.
 func TestApptainerUnpacks(t *testing.T) {
 	a, _ := scripted(t)
 	t.Setenv("SAYS", unpacking+"...")
@@ -172,8 +172,8 @@ func TestApptainerUnpacks(t *testing.T) {
 	}
 }
 
-// TestApptainerMissing: what is not there is said, with the package that has it; a folder
-// that has the program has what belongs to it, too.
+// TestApptainerMissing: the message about a missing program names its package. A folder
+// with Apptainer also has its helper programs.
 func TestApptainerMissing(t *testing.T) {
 	a, dir := scripted(t)
 	squash := filepath.Join(dir, "bin", "mksquashfs")
@@ -181,7 +181,7 @@ func TestApptainerMissing(t *testing.T) {
 	if err := os.Mkdir(moved, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// Only what a shell needs: the machine may have the package.
+	// A PATH with only the shell's programs, as the machine may have the package.
 	small := filepath.Join(dir, "small")
 	if err := os.Mkdir(small, 0o755); err != nil {
 		t.Fatal(err)
@@ -216,7 +216,7 @@ func TestApptainerMissing(t *testing.T) {
 	}
 }
 
-// TestEndedApptainerProgram: a signal to what runs a program is Apptainer's own, which
+// TestEndedApptainerProgram: the signal that ends a trial reaches Apptainer itself, which
 // ends the container.
 func TestEndedApptainerProgram(t *testing.T) {
 	dir, env := programs(t, map[string]string{"apptainer": `trap 'exit 143' TERM; echo $$ >"$DIR/self"; : >"$DIR/started"; while :; do sleep 0.01; done`})

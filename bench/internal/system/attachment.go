@@ -18,7 +18,7 @@ import (
 type attachment struct {
 	place   Place
 	network string // flannel or calico
-	way     string // how packets go: flannel's backend, Calico's mode
+	way     string // flannel's backend or Calico's mode
 	client  attached
 	server  attached
 }
@@ -32,7 +32,7 @@ func (a attached) enter() []string {
 	return []string{"nsenter", "--target", a.pid, "--user", "--net", "--preserve-credentials", "--"}
 }
 
-// look reads what root has set up on a host: a file for each way says it.
+// look reads the pods that root has set up on a host, from one file for each way.
 func (a *attachment) look(ctx context.Context, hosts []string) (versions map[string]string, pods []attached, err error) {
 	text, err := a.place.askOn(ctx, hosts, "cat", fmt.Sprintf("/run/berth-bench-%s/%s/pods", a.network, a.way))
 	if err != nil {
@@ -76,7 +76,7 @@ func (a *attachment) Check(ctx context.Context) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.server = pods[1] // another one than the client's also where both are on one host
+	a.server = pods[1] // differs from the client's even if both are on one host
 	return versions, nil
 }
 

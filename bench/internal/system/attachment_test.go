@@ -27,8 +27,8 @@ func TestReadAttached(t *testing.T) {
 	}
 }
 
-// TestAttachment: the server is started in one pod and the program in another, what is missing
-// is said with what makes it, and what it is not for is not tried.
+// TestAttachment: the server starts in one pod and the program in another. A message about
+// missing pods has the command that makes them, and unsupported tasks are not tried.
 func TestAttachment(t *testing.T) {
 	// Programs print their arguments. A server listens until it is ended.
 	dir, env := programs(t, map[string]string{

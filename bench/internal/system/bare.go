@@ -13,13 +13,13 @@ import (
 	"berth.dev/berth/bench/internal/step"
 )
 
-// bare runs a task as a plain step, with the image's files instead of an image.
+// bare runs a task as a plain step, with the unpacked files of the image.
 type bare struct{ place Place }
 
 func (b *bare) Check(ctx context.Context) (map[string]string, error) {
 	versions := map[string]string{}
 	const beside = "berth beside the bench"
-	// Of programs that measure berth themselves the bench knows nothing else.
+	// Programs that measure berth themselves have no other record of its version.
 	if own, err := (&berth{place: b.place, name: beside, program: b.place.Berth}).Check(ctx); err == nil {
 		versions[beside] = own["berth"] + ", " + own[programsOf+beside]
 	}
@@ -49,7 +49,7 @@ func (b *bare) Run(ctx context.Context, task Task) (Output, error) {
 		return Output{}, &Unsupported{"bare metal has no pods and no Services"}
 	}
 	return b.place.withServer(ctx, task, func(args []string) (Output, error) {
-		// Whatever containers have: what they are compared with is a folder of the host.
+		// Whichever storage containers have, it is compared with a folder of the host.
 		return b.place.withFolder(ctx, task.Folder != NoFolder, func(folder string) (Output, error) {
 			argv := b.place.measuredThrough(b.place.host(0), b.place.Archive, nil, replace(args, FolderHere, folder), task.Window)
 			return noted(b.place.Run(ctx, argv, ""))
@@ -80,7 +80,7 @@ func (p Place) withServer(ctx context.Context, task Task, run func(args []string
 	return run(replace(task.Args, ServerHere, address))
 }
 
-// served is the command of a server that tells when it listens.
+// served returns the command of a server that reports when it listens.
 func (p Place) served(server Server) []string {
 	own := []string{p.Self, step.Arg, "--listening", strconv.Itoa(server.Port), "--image", p.Archive, "--"}
 	return append(own, server.Args...)
@@ -150,8 +150,8 @@ func ownAddress() (string, error) {
 	return "", fmt.Errorf("this machine has no address but the loopback's, and containers do not reach that")
 }
 
-// withFolder runs with a folder of the first host, which is removed afterwards.
-// Without Slurm it is made here, too: it is the same machine.
+// withFolder calls run with a temporary folder of the first host, which is this machine
+// without Slurm.
 func (p Place) withFolder(ctx context.Context, wanted bool, run func(folder string) (Output, error)) (Output, error) {
 	if !wanted {
 		return run("")

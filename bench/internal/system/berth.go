@@ -23,15 +23,15 @@ import (
 // berth starts a cluster for each task, in one step, and runs the task as a pod.
 type berth struct {
 	place Place
-	// name is the system's.
+	// name is the system's name.
 	name string
 	// program is berth's name or path.
 	program string
 	options []string
-	// hostNetwork puts the pods into the network of the cluster's nodes, fast gives
+	// hostNetwork puts the pods into the network of the cluster's nodes, and fast gives
 	// them the fast path.
 	hostNetwork, fast bool
-	// form is that of the images that are delivered.
+	// form is the format of delivered images.
 	form string
 }
 
@@ -59,7 +59,7 @@ func (b *berth) Check(ctx context.Context) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	// By the system: a plan may have several berths.
+	// Under the system's name, because a plan may have several builds of berth.
 	if b.program != b.place.Berth {
 		for _, name := range slices.Collect(maps.Keys(versions)) {
 			versions[name+" of "+b.name] = versions[name]
@@ -70,7 +70,7 @@ func (b *berth) Check(ctx context.Context) (map[string]string, error) {
 	return versions, nil
 }
 
-// programsOf begins the names of digests.
+// programsOf begins the names of program digests.
 const programsOf = "programs of "
 
 // readVersions reads lines of names and versions, with a module's path between them.
@@ -84,8 +84,8 @@ func readVersions(text string) map[string]string {
 	return versions
 }
 
-// digestOf tells builds apart that have one version: by the content of a program, and
-// of all in a folder.
+// digestOf distinguishes builds of one version. It returns a digest of a program and of
+// all programs in a folder.
 func digestOf(program, folder string) (string, error) {
 	all := sha256.New()
 	add := func(path string) error {
@@ -107,7 +107,7 @@ func digestOf(program, folder string) (string, error) {
 		}
 		for _, entry := range entries {
 			path := filepath.Join(folder, entry.Name())
-			info, err := os.Stat(path) // what a link leads to
+			info, err := os.Stat(path) // follows links
 			if err != nil {
 				return err
 			}
@@ -166,7 +166,7 @@ func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
 // and the finished step.
 var phase = regexp.MustCompile(`(?m)^berth: +([0-9.]+)s  (\S.* (?:ready|imported|applied))$`)
 
-// phases are the steps of a start, as berth has told them.
+// phases returns the steps of a start that berth has printed.
 func phases(said string) []record.Value {
 	var values []record.Value
 	for _, told := range phase.FindAllStringSubmatch(said, -1) {
@@ -177,8 +177,7 @@ func phases(said string) []record.Value {
 	return values
 }
 
-// pair is the number of hosts for a client and its server in a job that has
-// more.
+// pair is the number of hosts that a client and its server use, even in a larger job.
 const pair = 2
 
 // alone reports whether a task always needs a separate cluster.
@@ -244,7 +243,7 @@ func (b *berth) together(ctx context.Context, hosts []string, tasks []Task, pods
 		}
 		for _, r := range apartAgain(out.Stdout, tasks, b.fast) {
 			step := out.Step
-			// What the whole took, with the start of the cluster, is not one task's.
+			// The cost of the whole includes the start of the cluster, so no task gets it.
 			step.CPUSeconds, step.Window, step.Left = 0, r.Output.Step.Window, r.Output.Step.Left
 			r.Output.Step, r.Output.Submitted, r.Output.First, r.Output.Ended = step, out.Submitted, out.First, out.Ended
 			if r.Err != nil && err != nil {

@@ -14,7 +14,7 @@ import (
 	"berth.dev/berth/bench/internal/window"
 )
 
-// TestOwnExitCode: what a task ended with is said beside what the whole ended with.
+// TestOwnExitCode: the error has the exit codes of the task and of berth.
 func TestOwnExitCode(t *testing.T) {
 	dir := t.TempDir()
 	for name, script := range map[string]string{
@@ -116,7 +116,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestPhases are lines that berth writes where nobody looks at a terminal, among others.
+// TestPhases reads the lines that berth prints without a terminal, among others.
 func TestPhases(t *testing.T) {
 	const said = "srun: job 7 queued\nberth:   0.12s  namespaces ready\nberth:   0.61s  control plane ready\nberth: the image is old\nberth:  10.70s  workload applied\n"
 	want := []record.Value{

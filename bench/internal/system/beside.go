@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/bench/internal/step"
 )
 
-// Beside is a sequence of the bench that replaces a program.
+// Beside is a sequence of the bench that runs instead of a program.
 type Beside struct {
 	// Cluster names the sequence next to a cluster of that many nodes, and Job
 	// the sequence in a plain job of that many hosts; package beside has the
@@ -19,9 +19,9 @@ type Beside struct {
 	Cluster, Job string
 	Nodes        int
 	Parameters   map[string]string
-	// MPI: pods are of the image with MPI.
+	// MPI makes pods use the MPI image.
 	MPI bool
-	// NoPods: it starts none, and no image is imported for it.
+	// NoPods is set if the sequence starts no pods, so that no image is imported.
 	NoPods bool
 
 	counted bool
@@ -31,8 +31,8 @@ type Beside struct {
 	in jobOptions
 }
 
-// spec returns that program's configuration. Its time limit is shorter than the
-// trial's, so that it can report what it waited for.
+// spec returns the sequence's configuration. Its time limit is shorter than the trial's,
+// so that it can report what it waited for.
 func (b Beside) spec(what, image string, place Place, kubectl ...string) (string, error) {
 	text, err := json.Marshal(beside.Spec{
 		What: what, Nodes: b.Nodes, Hosts: place.first(b.Nodes), CPUs: place.CPUs, MemoryMB: place.MemoryMB, Image: image, Kubectl: kubectl, Given: len(kubectl) > 0, Counted: b.counted, Parameters: b.Parameters, Through: b.through,
@@ -50,7 +50,7 @@ func noMPIImage(err error) error {
 	return &Unsupported{fmt.Sprintf("look for the image with MPI: %v; 'make -C test/images hpc' makes it, --mpi-image names it", err)}
 }
 
-// first are the first n hosts, for a step.
+// first returns the first n hosts, for a step.
 func (p Place) first(n int) []string {
 	if !p.InSlurm() {
 		return nil
@@ -85,8 +85,8 @@ func (b *berth) beside(ctx context.Context, what Beside) (Output, error) {
 	return b.place.runBeside(ctx, b.place.step(b.place.first(what.Nodes), argv))
 }
 
-// runBeside runs a sequence, and notes what it tells beside its figures. What is no result is its case's
-// to refuse.
+// runBeside runs a sequence, and records what it reports besides figures. The case checks
+// the result itself.
 func (p Place) runBeside(ctx context.Context, argv []string) (Output, error) {
 	out, err := p.Run(ctx, argv, "")
 	var r beside.Result
@@ -96,7 +96,7 @@ func (p Place) runBeside(ctx context.Context, argv []string) (Output, error) {
 	return out, err
 }
 
-// beside runs a sequence in the job, from here: it starts the steps that it needs.
+// beside runs a sequence here, in the job. The sequence starts its own steps.
 func (b *bare) beside(ctx context.Context, what Beside) (Output, error) {
 	if what.Job == beside.Steps {
 		return Output{}, &Unsupported{"it is measured in jobs of its own: by the driver job"}
@@ -111,7 +111,7 @@ func (b *bare) beside(ctx context.Context, what Beside) (Output, error) {
 	return b.place.runBeside(ctx, []string{b.place.Self, step.BesideArg, text})
 }
 
-// beside runs a sequence beside the cluster that is given.
+// beside runs a sequence beside the existing cluster.
 func (k *kubeconfig) beside(ctx context.Context, what Beside) (Output, error) {
 	if what.Cluster == "" {
 		return Output{}, &Unsupported{"it is of the hosts, without a cluster"}
@@ -125,7 +125,7 @@ func (k *kubeconfig) beside(ctx context.Context, what Beside) (Output, error) {
 	}
 	argv := []string{k.place.Self, step.BesideArg, text}
 	if k.place.InSlurm() {
-		// In a step, so that what was started in the job is seen; the environment has KUBECONFIG.
+		// A step on the host sees the processes of the job.
 		argv = slices.Concat(k.place.step(k.place.host(0), nil), []string{"env", "KUBECONFIG=" + os.Getenv("KUBECONFIG")}, argv)
 	}
 	return k.place.runBeside(ctx, argv)

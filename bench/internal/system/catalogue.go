@@ -14,7 +14,7 @@ type kind struct {
 	make func(name string, place Place, options map[string]string) Driver
 }
 
-// adds is the time that a driver adds to each trial, for estimates.
+// adds returns an estimate of a constant time that a driver adds to each trial.
 func adds(seconds float64) func(map[string]string) float64 {
 	return func(map[string]string) float64 { return seconds }
 }
@@ -32,7 +32,7 @@ func oneOf(values ...string) func(string) error {
 	}
 }
 
-// kinds are all drivers.
+// kinds returns all drivers.
 func kinds() []kind {
 	return []kind{
 		{
@@ -128,7 +128,7 @@ func kinds() []kind {
 	}
 }
 
-// Kinds are the drivers, for plans.
+// Kinds returns the drivers, for plans.
 func Kinds() map[string]plan.Kind {
 	all := map[string]plan.Kind{}
 	for _, k := range kinds() {
@@ -137,7 +137,7 @@ func Kinds() map[string]plan.Kind {
 	return all
 }
 
-// New makes the driver of a plan's system.
+// New returns the driver of a plan's system.
 func New(s plan.System, place Place) (Driver, error) {
 	for _, k := range kinds() {
 		if k.Name == s.Driver {

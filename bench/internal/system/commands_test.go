@@ -42,7 +42,8 @@ echo
 	for _, c := range []struct {
 		driver  string
 		options map[string]string
-		// program and storage are calls of srun, or of kubectl: of sysbench, and of fio on scratch.
+		// program and storage list the calls of srun or kubectl for sysbench, and for fio
+		// on scratch.
 		program, storage string
 	}{
 		{
@@ -128,13 +129,13 @@ echo
 			}
 			var got []string
 			for line := range strings.Lines(readFile(t, dir+"/calls")) {
-				// What makes and removes the folder is no part of it.
+				// Omit the commands that make and remove the folder.
 				if line = strings.TrimSuffix(line, "\n"); !regexp.MustCompile(` (mktemp|rm) `).MatchString(line) {
 					got = append(got, line)
 				}
 			}
 			if want == "" && len(got) == 0 {
-				continue // it says that it cannot
+				continue // the driver does not support it
 			}
 			if len(got) == 0 || got[0] != want {
 				t.Errorf("%s %v: %s:\ngot  %q\nwant %q", c.driver, c.options, of.task.Args[0], got, want)

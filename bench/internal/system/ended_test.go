@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// programs makes programs of scripts, and returns an environment that has them.
+// programs writes scripts as programs, and returns an environment with them on PATH.
 func programs(t *testing.T, scripts map[string]string) (dir string, env []string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -42,8 +42,8 @@ func await(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// ended runs a script, ends it as a timeout does when there is a file that is called
-// started, and returns its exit code and what it said.
+// ended runs a script, ends it like a timeout once the file "started" exists, and returns
+// its exit code and output.
 func ended(t *testing.T, dir string, env, argv []string) (int, string) {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), argv[0], argv[1:]...)
@@ -78,12 +78,11 @@ func gone(t *testing.T, path string) {
 	}
 	await(t, "the end of "+filepath.Base(path), func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		return err != nil || strings.Contains(string(stat), ") Z ") // who is to wait for it is not ours
+		return err != nil || strings.Contains(string(stat), ") Z ") // its parent may not reap it
 	})
 }
 
-// TestEndedApptainer: what a trial of Apptainer's that is ended has started and
-// unpacked does not stay behind.
+// TestEndedApptainer: an ended trial of Apptainer leaves no process and no unpacked file.
 func TestEndedApptainer(t *testing.T) {
 	dir, env := programs(t, map[string]string{"apptainer": `echo x >"${APPTAINER_TMPDIR:-$TMPDIR}/unpacked"
 sleep 1000 & echo $! >"$DIR/child"
@@ -103,7 +102,7 @@ echo $$ >"$DIR/self"; : >"$DIR/started"; wait`})
 	}
 }
 
-// TestPullScript: it tells when packing began and ended, and what was fatal.
+// TestPullScript: the script prints when packing began and ended, and fatal errors.
 func TestPullScript(t *testing.T) {
 	dir, env := programs(t, map[string]string{
 		"apptainer": `echo "INFO: Creating SIF file..."; [ "$4" != docker://r/no ] || { echo "FATAL: no such image"; exit 255; }; echo x >"$3"`,
@@ -120,10 +119,10 @@ func TestPullScript(t *testing.T) {
 	}
 }
 
-// TestEndedPodman: neither the container nor bypass4netns goes on.
+// TestEndedPodman: neither the container nor bypass4netns is left.
 func TestEndedPodman(t *testing.T) {
 	dir, env := programs(t, map[string]string{
-		// As a container whose first program has no handler: only "rm" ends it.
+		// Like a container whose first program ignores signals: only "rm" ends it.
 		"podman": `case "$*" in
 *" rm "*) kill -KILL "$(cat "$DIR/container")" ;;
 *" run "*) trap : TERM; sleep 1000 & echo $! >"$DIR/container"; : >"$DIR/started"; until ! kill -0 $! 2>/dev/null; do wait; done; exit 137 ;;
@@ -147,8 +146,8 @@ s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); time.sleep(1000)' "$2"`,
 	}
 }
 
-// TestBypassed: a container whose connections slirp4netns made is none of
-// bypass4netns', and exit codes are the container's.
+// TestBypassed: a container whose connections slirp4netns made fails; otherwise the exit
+// code is the container's.
 func TestBypassed(t *testing.T) {
 	if _, err := exec.LookPath("python3"); err != nil {
 		missing(t, "python3")

@@ -23,7 +23,7 @@ type delivery struct {
 	images   Images
 	folder   string
 	registry *registry.Registry
-	// address is the registry's, as hosts reach it.
+	// address is the address of the registry for hosts.
 	address string
 }
 
@@ -55,14 +55,14 @@ func (p Place) deliver(ctx context.Context, images Images, run func(*delivery) (
 func (d *delivery) ownAddress(ctx context.Context) (string, error) {
 	for _, host := range d.hosts() {
 		var dialer net.Dialer
-		// Nothing is sent: the kernel only looks for the route.
+		// This sends nothing; the kernel only looks up the route.
 		c, err := dialer.DialContext(ctx, "udp4", net.JoinHostPort(host, "9"))
 		if err != nil {
 			continue
 		}
 		own, is := c.LocalAddr().(*net.UDPAddr)
 		_ = c.Close()
-		// A host may know itself by an address of the loopback.
+		// A host may resolve its own name to a loopback address.
 		if is && own.IP.IsGlobalUnicast() {
 			return own.IP.String(), nil
 		}
@@ -70,7 +70,7 @@ func (d *delivery) ownAddress(ctx context.Context) (string, error) {
 	return ownAddress()
 }
 
-// close ends the registry that there may be.
+// close ends the registry, if it was started.
 func (d *delivery) close() error {
 	if d.registry == nil {
 		return nil
@@ -113,7 +113,7 @@ func (d *delivery) shards() error {
 	random := rand.NewChaCha8([32]byte{})
 	content := make([]byte, size)
 	for n := range files {
-		_, _ = random.Read(content) // it has no end
+		_, _ = random.Read(content) // never fails
 		if err := os.WriteFile(filepath.Join(folder, fmt.Sprintf("%03d", n)), content, 0o644); err != nil {
 			return fmt.Errorf("write a shard: %w", err)
 		}
@@ -121,7 +121,7 @@ func (d *delivery) shards() error {
 	return nil
 }
 
-// before is the command that drops page caches, on all hosts.
+// before returns the command that drops page caches, on all hosts.
 func (d *delivery) before() []string {
 	if len(d.place.Before) == 0 {
 		return nil
@@ -136,14 +136,14 @@ func (d *delivery) hosts() []string {
 	return d.place.Hosts[:d.images.Nodes]
 }
 
-// deliver has berth bring images to a cluster's nodes. A command beside it takes
-// the times: all of them are of one cluster, but where nodes have to be fresh.
+// deliver delivers images to the nodes of a cluster of berth. A command beside the cluster
+// records the times. There is one cluster for all images, unless nodes must be empty.
 func (b *berth) deliver(ctx context.Context, images Images) (Output, error) {
 	return b.place.deliver(ctx, images, func(d *delivery) (Output, error) {
 		if !images.Fresh {
 			return b.cluster(ctx, d, images.Names)
 		}
-		// Nobody waits for what fills the folder that runs share.
+		// Filling the folder that runs share is not measured, so its rate is not limited.
 		if err := d.serve(ctx, 0); err != nil {
 			return Output{}, err
 		}

@@ -12,7 +12,7 @@ import (
 	"berth.dev/berth/bench/internal/plan"
 )
 
-// TestDeliver: a registry and a folder are there as long as they are needed.
+// TestDeliver: the registry and the folder exist as long as they are needed.
 func TestDeliver(t *testing.T) {
 	images := t.TempDir()
 	if err := os.WriteFile(filepath.Join(images, "index.json"), []byte(`{"manifests":[]}`), 0o644); err != nil {
@@ -62,7 +62,7 @@ func TestDeliver(t *testing.T) {
 	}
 }
 
-// TestOwnAddress: it is the one that leads to the hosts.
+// TestOwnAddress: the address is the one on the route to the hosts.
 func TestOwnAddress(t *testing.T) {
 	own, err := ownAddress()
 	if err != nil {
@@ -76,7 +76,7 @@ func TestOwnAddress(t *testing.T) {
 	}
 }
 
-// TestDeliverMistakes: what is missing is said with what makes it.
+// TestDeliverMistakes: a message about a missing file has the command that makes it.
 func TestDeliverMistakes(t *testing.T) {
 	images := t.TempDir()
 	never := func(*delivery) (Output, error) {
@@ -103,7 +103,7 @@ func TestDeliverMistakes(t *testing.T) {
 func TestOnlyImages(t *testing.T) {
 	for _, k := range kinds() {
 		if k.Name == "berth" {
-			continue // it has both
+			continue // this driver supports both
 		}
 		driver, err := New(plan.System{Name: k.Name, Driver: k.Name}, Place{})
 		if err != nil {

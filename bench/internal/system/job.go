@@ -20,8 +20,8 @@ type job struct {
 	jobOptions
 }
 
-// jobOptions are sbatch's, srun's for the steps in that job, and sbatch's for the job
-// whose steps these take turns with.
+// jobOptions holds sbatch's options for the job, srun's for its steps, and sbatch's for
+// the job whose steps alternate with them.
 type jobOptions struct{ options, step, outside []string }
 
 func newJob(p Place, o map[string]string) *job {
@@ -35,7 +35,7 @@ func newJob(p Place, o map[string]string) *job {
 	return &job{p, jobOptions{words(o["options"]), words(o["step"]), words(o["outside"])}}
 }
 
-// imageHere stands for the directory that steps have as an image.
+// imageHere stands for the directory that is the image of steps.
 const imageHere = "{image}"
 
 // Check submits a job with one task, because only Slurm and its plugins know
@@ -63,7 +63,7 @@ func (j *job) Check(ctx context.Context) (map[string]string, error) {
 	return versions, err
 }
 
-// Prepare and Close have nothing to do: images of steps are the site's.
+// Prepare and Close do nothing, because the site provides the images of steps.
 func (j *job) Prepare(context.Context) error { return nil }
 func (j *job) Close(context.Context) error   { return nil }
 

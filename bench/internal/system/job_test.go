@@ -12,8 +12,8 @@ import (
 	"berth.dev/berth/bench/internal/beside"
 )
 
-// submits is a place whose Slurm runs a job at once, and says nothing of it afterwards;
-// what the bench itself is called with is printed.
+// submits returns a place whose Slurm runs a job at once, and knows nothing of it
+// afterwards. Its bench prints its arguments.
 func submits(t *testing.T, sbatch string) Place {
 	t.Helper()
 	dir := t.TempDir()
@@ -57,7 +57,7 @@ func TestJob(t *testing.T) {
 	if left, err := filepath.Glob("berth-bench-job-*"); err != nil || left != nil {
 		t.Errorf("left: %s, %v", left, err)
 	}
-	// Steps in turn are done from here: no job is made around them.
+	// Alternating steps are started from here, without a job around them.
 	if err := os.Remove("options"); err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestJob(t *testing.T) {
 	}
 }
 
-// TestWhatSequencesTell: a trial's record has what its sequence tells beside figures.
+// TestWhatSequencesTell: a trial's record has what its sequence reports besides figures.
 func TestWhatSequencesTell(t *testing.T) {
 	place := submits(t, atOnce)
 	if err := os.WriteFile(place.Self, []byte("#!/bin/sh\necho '"+`{"mpi": "mpirun (Open MPI) 5.0.7", "left_to_overlay": {"policy": 2}}`+"'\n"), 0o755); err != nil {
@@ -86,8 +86,8 @@ func TestWhatSequencesTell(t *testing.T) {
 	}
 }
 
-// TestJobFails: what went wrong in a job is said, also where it ended by itself, and a
-// trial that is ended cancels its job.
+// TestJobFails: the error has the reason why a job failed, even if the job ended itself.
+// An ended trial cancels its job.
 func TestJobFails(t *testing.T) {
 	task := Task{Beside: &Beside{Job: beside.HPCCJob, Nodes: 2}}
 	for want, sbatch := range map[string]string{
@@ -121,7 +121,7 @@ func TestJobFails(t *testing.T) {
 	}
 }
 
-// TestJobCheck: what is missing is said before any trial.
+// TestJobCheck: missing requirements are reported before any trial.
 func TestJobCheck(t *testing.T) {
 	options := map[string]string{"options": "--network-pod=yes", "step": "--container-image={image}"}
 	place := submits(t, "echo slurm 25.11\n")

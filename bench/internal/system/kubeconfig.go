@@ -11,8 +11,8 @@ import (
 	"sync/atomic"
 )
 
-// kubeconfig runs tasks as pods of a cluster that is there already: one that KSI
-// or HPK has started, or any other.
+// kubeconfig runs tasks as pods of an existing cluster, such as one that KSI or HPK has
+// started.
 type kubeconfig struct {
 	place            Place
 	path, namespace  string
@@ -67,8 +67,8 @@ func (k *kubeconfig) Prepare(context.Context) error { return nil }
 
 func (k *kubeconfig) Close(context.Context) error { return nil }
 
-// follow makes the objects of standard input, follows the pod's log from its first
-// line, and ends as the pod does. $1 is the pod, the rest is kubectl.
+// follow creates the objects on standard input, follows the pod's log from its first
+// line, and exits with the pod's exit code. $1 is the pod, and kubectl follows.
 const follow = `set -e; pod=$1; limit=$2; shift 2
 "$@" create -f - >&2
 until "$@" logs --follow --pod-running-timeout="$limit" "pod/$pod" 2>/dev/null; do

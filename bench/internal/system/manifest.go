@@ -11,22 +11,22 @@ import (
 // inContainer is the mount point of a task's storage in a container.
 const inContainer = "/data"
 
-// object is one of Kubernetes', as JSON: the bench links none of its libraries.
+// object is a Kubernetes object as JSON. The bench links no Kubernetes library.
 type object = map[string]any
 
 // objects holds the common parts of a system's manifests.
 type objects struct {
 	image       string
 	hostNetwork bool
-	// mounted: the system puts the storage into the container itself.
+	// mounted is set if the system itself mounts the storage in the container.
 	mounted bool
-	// name is a part of all names, where several may be on one cluster.
+	// name is a part of all names, because a cluster may have several sets of objects.
 	name string
-	// counted: the pod shows how its node's connections were made.
+	// counted makes the pod print who made its node's connections.
 	counted bool
-	// sameNode: servers may be on the task's own node.
+	// sameNode permits servers on the task's node.
 	sameNode bool
-	// limit bounds the time of each of several tasks.
+	// limit bounds the time of each task if there are several.
 	limit time.Duration
 }
 
@@ -70,8 +70,8 @@ func manifest(tasks []Task, o objects) (string, error) {
 	if servers := distinct(tasks); len(servers) > 0 {
 		name := o.name + "-server"
 		all = append(all, o.server(servers, name)...)
-		// It starts on another node, when the servers listen: until then their pod has
-		// no name. The second is for the rules of a Service, which come after.
+		// The task starts once the servers listen, because their pod has no name before.
+		// The second is for the rules of a Service, which are set a moment later.
 		spec["initContainers"] = []object{{
 			"name": "wait", "image": o.image, "imagePullPolicy": "IfNotPresent",
 			"command": []string{"sh", "-c", fmt.Sprintf("until getent ahostsv4 %s-pod >/dev/null; do sleep 0.2; done; sleep 1", name)},
@@ -101,7 +101,7 @@ func manifest(tasks []Task, o objects) (string, error) {
 	return text.String(), nil
 }
 
-// distinct are the servers that tasks have in pods, each once.
+// distinct returns the servers that tasks have in pods, each once.
 func distinct(tasks []Task) (servers []*Server) {
 	for _, t := range tasks {
 		if t.Server != nil && t.Server.At != OnHost && !slices.ContainsFunc(servers, t.Server.is) {
@@ -119,7 +119,7 @@ func (o objects) server(servers []*Server, name string) []object {
 		if !s.UDPOnly {
 			ports = append(ports, object{"name": fmt.Sprintf("port-%d", s.Port), "port": s.Port})
 		}
-		// Not a probe that goes on: each is a connection that the server sees.
+		// A startup probe, which ends: each probe is a connection that the server sees.
 		probe := object{"tcpSocket": object{"port": s.Port}, "periodSeconds": 1}
 		if s.UDP {
 			ports = append(ports, object{"name": fmt.Sprintf("port-%d-udp", s.Port), "port": s.Port, "protocol": "UDP"})
@@ -156,7 +156,7 @@ func (o objects) server(servers []*Server, name string) []object {
 	}
 }
 
-// apart keeps a pod off the nodes of pods with a label.
+// apart returns an anti-affinity to pods with a label.
 func apart(label string) object {
 	return object{"podAntiAffinity": object{"requiredDuringSchedulingIgnoredDuringExecution": []object{{
 		"topologyKey": "kubernetes.io/hostname", "labelSelector": object{"matchLabels": object{"app": label}},

@@ -53,7 +53,8 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-// TestServersOnce: tasks that mean the same server have one, and all are in one pod.
+// TestServersOnce: tasks share a server with the same settings, and all servers are in one
+// pod.
 func TestServersOnce(t *testing.T) {
 	task := func(port int, at Where) Task {
 		return Task{Args: []string{"client", ServerHere}, Window: true, Server: &Server{Args: []string{"server"}, Port: port, At: at}}

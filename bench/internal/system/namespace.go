@@ -8,15 +8,15 @@ import (
 	"berth.dev/berth/bench/internal/step"
 )
 
-// namespace runs tasks in a network namespace that a program connects in user
-// mode, without a container. It measures the cost of only such a network.
+// namespace runs tasks in a network namespace that a user-mode program connects, without
+// a container. It measures the cost of such a network and nothing else.
 type namespace struct {
 	place   Place
 	program string
-	// connect is the program and its options; the task follows.
+	// connect is the program with its options, before the task's command.
 	connect  []string
 	packages map[string]string
-	// wanted has to be in the program's help, or the driver says unknown.
+	// wanted must be in the program's help; otherwise unknown is the error.
 	wanted, unknown string
 }
 
@@ -38,7 +38,7 @@ func rootlesskit(place Place, network string) *namespace {
 	return n
 }
 
-// pasta is passt's own way into a namespace.
+// pasta is the namespace mode of passt.
 func pasta(place Place) *namespace {
 	return &namespace{
 		place: place, program: "pasta", packages: map[string]string{"pasta": "passt"},

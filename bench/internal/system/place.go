@@ -27,30 +27,31 @@ const endLimit = 20 * time.Second
 type Place struct {
 	// Self is this program.
 	Self string
-	// Berth and Kubectl are programs that come with it.
+	// Berth and Kubectl are the paths of these programs.
 	Berth, Kubectl string
 	// Archive is the image with the programs of the cases, and Image its name.
 	Archive, Image string
 	// MPIArchive is the image with MPI and its programs.
 	MPIArchive string
-	// StepImage is a directory that steps of jobs have as their image, where the site can do that.
+	// StepImage is a directory to use as the image of job steps, if the site supports
+	// that.
 	StepImage string
 	// Images is a folder with images to deliver, and Shared one that all hosts see.
 	Images, Shared string
-	// Before is a command that is called on each host before the first image is
-	// delivered, such as one that drops page caches.
+	// Before is a command to run on each host before the first image is delivered, such
+	// as one that drops page caches.
 	Before []string
-	// SameHost: clients and their servers are on one host.
+	// SameHost puts clients and their servers on one host.
 	SameHost       bool
 	Hosts          []string
 	CPUs, MemoryMB int
 	Timeout        time.Duration
 }
 
-// InSlurm reports whether tasks are steps.
+// InSlurm reports whether tasks are Slurm steps.
 func (p Place) InSlurm() bool { return len(p.Hosts) > 0 }
 
-// step puts srun's words, or none, before a program.
+// step puts srun and its options before a program, if tasks are Slurm steps.
 func (p Place) step(hosts []string, argv []string) []string {
 	if !p.InSlurm() {
 		return argv
@@ -70,9 +71,9 @@ func (p Place) measured(hosts, argv []string) []string {
 	return p.measuredThrough(hosts, "", nil, argv, false)
 }
 
-// measuredThrough is the same for a program that another command starts, which is
-// one of the host's. With an archive the program is one of the image's. With a window, what the machine does while the program runs is
-// noted; a container's program notes that itself (window.Shell).
+// measuredThrough does the same for a program that a command of the host starts. With an
+// archive the program is taken from the image. noted records the machine's activity while
+// the program runs; in a container, the command of window.Shell records it instead.
 func (p Place) measuredThrough(hosts []string, archive string, through, argv []string, noted bool) []string {
 	own := []string{p.Self, step.Arg}
 	if noted {
@@ -87,7 +88,7 @@ func (p Place) measuredThrough(hosts []string, archive string, through, argv []s
 	return p.step(hosts, append(append(own, "--"), argv...))
 }
 
-// host is one of the hosts, as a list for a step.
+// host returns a list with one of the hosts, for a step.
 func (p Place) host(n int) []string {
 	if !p.InSlurm() {
 		return nil
@@ -95,8 +96,8 @@ func (p Place) host(n int) []string {
 	return p.Hosts[n : n+1]
 }
 
-// onPair runs this program on the hosts that programs and their servers have, once
-// each, and returns what it printed.
+// onPair runs this program once on each host of programs and servers, and returns the
+// output.
 func (p Place) onPair(ctx context.Context, args ...string) (string, error) {
 	return p.on(ctx, p.first(pair), args...)
 }
@@ -108,7 +109,7 @@ func (p Place) on(ctx context.Context, hosts []string, args ...string) (string, 
 	return string(out), explain(argv, err)
 }
 
-// Ask returns what a program prints, on the first host.
+// Ask runs a program on the first host and returns its output.
 func (p Place) Ask(ctx context.Context, argv ...string) (string, error) {
 	return p.askOn(ctx, p.host(0), argv...)
 }
@@ -122,7 +123,7 @@ func (p Place) askOn(ctx context.Context, hosts []string, argv ...string) (strin
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Run runs a command and takes its times.
+// Run runs a command and records its times.
 func (p Place) Run(ctx context.Context, argv []string, stdin string) (Output, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.Timeout, fmt.Errorf("it took longer than %s, the plan's timeout", p.Timeout))
 	defer cancel()
@@ -157,7 +158,7 @@ func (p Place) Run(ctx context.Context, argv []string, stdin string) (Output, er
 	return out, nil
 }
 
-// noted takes what the machine did meanwhile off the output of a task that has it.
+// noted moves the machine's activity from a task's output to its window.
 func noted(out Output, err error) (Output, error) {
 	var wrong error
 	out.Stdout, out.Step.Window, wrong = window.Cut(out.Stdout)
@@ -167,7 +168,7 @@ func noted(out Output, err error) (Output, error) {
 	return out, err
 }
 
-// firstByte keeps what is written, and when that began.
+// firstByte is a buffer that records the time of the first write.
 type firstByte struct {
 	at   time.Time
 	text strings.Builder
@@ -180,7 +181,7 @@ func (f *firstByte) Write(text []byte) (int, error) {
 	return f.text.Write(text)
 }
 
-// lastWords is the end of what a program said, as one line.
+// lastWords returns the end of a program's output as one line.
 func lastWords(text string) string {
 	lines := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' })
 	const few = 6
@@ -202,8 +203,8 @@ func explain(argv []string, err error) error {
 	return err
 }
 
-// Start starts a command in the background and returns what ends it. It returns
-// when the program listens.
+// Start starts a server in the background, waits until it listens, and returns a function
+// that ends it.
 func (p Place) Start(ctx context.Context, argv []string) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -248,7 +249,7 @@ func (p Place) Start(ctx context.Context, argv []string) (stop func(), err error
 	return stop, nil
 }
 
-// Lost tells, after something failed, whether the job itself has ended.
+// Lost returns an error if the job itself has ended. Callers use it after a failure.
 func (p Place) Lost(ctx context.Context) error {
 	if !p.InSlurm() {
 		return nil
@@ -261,7 +262,7 @@ func (p Place) Lost(ctx context.Context) error {
 
 // Machines describes the hosts.
 func (p Place) Machines(ctx context.Context) (machines []record.Machine, err error) {
-	// One after the other: srun puts long lines of several hosts into each other.
+	// One host at a time, because srun mixes long lines of several hosts.
 	for n := range max(1, len(p.Hosts)) {
 		text, err := p.on(ctx, p.host(n), step.MachineArg)
 		if err != nil {

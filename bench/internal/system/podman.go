@@ -8,19 +8,19 @@ import (
 	"berth.dev/berth/bench/internal/window"
 )
 
-// podman runs tasks in containers of rootless Podman, which needs no daemon, with
-// overlayfs: its other driver copies the whole image for each container. Its
-// state is a folder of the host for the time of the run.
+// podman runs tasks in containers of rootless Podman, which needs no daemon. It uses
+// overlayfs, because Podman's other driver copies the whole image for each container. Its
+// state is in a folder of the host during the run.
 type podman struct {
 	place   Place
 	network string
 }
 
-// podmanHome is the folder, in the words of a shell on the host.
+// podmanHome is that folder, for a shell on the host to expand.
 const podmanHome = `${TMPDIR:-/tmp}/berth-bench-podman-$(id -u)`
 
-// script is podman as it works in a job: no session of systemd, no cgroup of the
-// user's own. What follows are its arguments.
+// script returns a command that sets Podman up for a job, which has no systemd session
+// and no delegated cgroup, and then runs a script.
 func (d *podman) script(then string) []string {
 	return []string{"sh", "-c", `set -e; home=` + podmanHome + `; mkdir -p -m 0700 "$home/run"; export XDG_RUNTIME_DIR="$home/run"
 # Its locks would be one file of the user's for all of his containers.
@@ -74,7 +74,7 @@ const bypassed = `[ $code != 0 ] || grep -q 'bypassed connect socket' "$home/byp
 }
 `
 
-// run is the part of a script that runs a container.
+// run returns the part of a script that runs a container.
 func (d *podman) run(connects bool) string {
 	const exit = "exit $code"
 	switch {
@@ -86,7 +86,7 @@ func (d *podman) run(connects bool) string {
 	return bypass + exit
 }
 
-// networkOption is Podman's own part of the network.
+// networkOption returns the value of Podman's option --network.
 func (d *podman) networkOption() string {
 	if d.network == "bypass4netns" {
 		return "slirp4netns"
@@ -109,7 +109,7 @@ func (d *podman) Check(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	if d.network == "bypass4netns" {
-		// It is in no distribution.
+		// No distribution has a package of it.
 		if _, err := d.place.Ask(ctx, "sh", "-c", "command -v bypass4netns"); err != nil {
 			return nil, fmt.Errorf("bypass4netns is missing: make -C test/bench makes test/bench/out/bypass4netns, which has to be on PATH")
 		}
@@ -139,8 +139,8 @@ func (d *podman) Prepare(ctx context.Context) error {
 	return err
 }
 
-// Close removes the folder. Its files belong to subordinate users, and Podman
-// has made a part of it a mount.
+// Close removes the folder. Its files belong to subordinate ids, and a part of it is a
+// mount of Podman.
 func (d *podman) Close(ctx context.Context) error {
 	_, err := d.place.Ask(ctx, d.script(`podman unshare sh -c 'umount -l "$1/overlay" 2>/dev/null || :; rm -rf "$1"' sh "$home/root"; end; rm -rf "$home"`)...)
 	return err

@@ -10,18 +10,18 @@ import (
 	"berth.dev/berth/bench/internal/window"
 )
 
-// Marks between what a script's tasks print.
+// Marks between the outputs of a script's tasks.
 const (
 	taskMark  = window.Mark + "task"
 	endedMark = window.Mark + "ended "
-	// countersMark begins the counters of connections: a page that was read may have none.
+	// countersMark comes before the counters of connections, even if a page has none.
 	countersMark = window.Mark + "counters"
 )
 
-// script runs tasks in a container, one after the other, each with what the machine
-// did meanwhile. It looks the names of servers up itself: not every program takes
-// names, and none is to be measured with it. Where connections are counted, their
-// counters stand before the first task and after each.
+// script returns a shell script that runs tasks in a container, one after the other, and
+// records the machine's activity during each. It resolves the names of servers, because
+// not every program accepts names and the lookup must not be measured. If connections are
+// counted, it prints their counters before the first task and after each.
 func script(tasks []Task, o objects, folder string) string {
 	var text strings.Builder
 	text.WriteString(window.Functions)
@@ -32,7 +32,7 @@ func script(tasks []Task, o objects, folder string) string {
 	echo '` + countersMark + `'; printf '%s\n' "$page" | busybox grep '^` + counters.Family + `'`
 	}
 	fmt.Fprintf(&text, "counters() { %s; }\ncounters\nworst=0\n", reading)
-	// A program that hangs takes its own time, and not that of those after it.
+	// A program that hangs must not use up the time of the next tasks.
 	limit := ""
 	if o.limit > 0 {
 		limit = fmt.Sprintf("busybox timeout -k 2 %d ", int(math.Ceil(o.limit.Seconds())))
@@ -55,12 +55,12 @@ func script(tasks []Task, o objects, folder string) string {
 	if len(tasks) == 1 {
 		text.WriteString("exit $worst\n")
 	} else {
-		text.WriteString("exit 0\n") // each has its own
+		text.WriteString("exit 0\n") // the tasks' own exit codes are in the output
 	}
 	return text.String()
 }
 
-// words are arguments for a shell, with the server's address in its place.
+// words quotes arguments for a shell, and replaces ServerHere by the server's address.
 func words(args []string) string {
 	var all []string
 	for _, arg := range args {
@@ -70,7 +70,7 @@ func words(args []string) string {
 	return strings.Join(all, " ")
 }
 
-// apartAgain makes results of what a script printed, one for each task.
+// apartAgain splits the output of a script into results, one for each task.
 func apartAgain(text string, tasks []Task, counted bool) []Result {
 	chunks := strings.Split(text, taskMark+"\n")
 	results := make([]Result, len(tasks))
@@ -96,9 +96,8 @@ func takenApart(out Output, task Task, counted bool) (Output, error) {
 	return out, r.Err
 }
 
-// one is the result of one task: what it printed, what the machine did, its exit
-// code, and, where that is counted, how its connections were made: by the counters
-// before and after it.
+// one returns the result of one task: its output, the machine's activity, its exit code
+// and, if connections are counted, who made them, from the counters before and after.
 func one(text, before string, counted bool) (r Result, after string) {
 	said, rest, found := strings.Cut(text, endedMark)
 	if !found {
@@ -107,7 +106,7 @@ func one(text, before string, counted bool) (r Result, after string) {
 	}
 	code, after, _ := strings.Cut(rest, "\n")
 	if !counted {
-		after = before // nobody has read them
+		after = before // the page could not be read
 	}
 	var wrong error
 	r.Output.Stdout, r.Output.Step.Window, wrong = window.Cut(said)

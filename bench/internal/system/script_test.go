@@ -55,7 +55,7 @@ exec ` + busybox + ` "$@"`,
 		{Args: []string{"sleep", "1000"}},
 		{Args: []string{"echo", "end"}},
 	}
-	// Only what hangs is to meet its limit.
+	// Shorten the limit of only the task that hangs.
 	text := strings.Replace(script(tasks, objects{name: "bench", counted: true, limit: 10 * time.Second}, ""), " 10 'sleep'", " 1 'sleep'", 1)
 	command := exec.Command("sh", "-c", text)
 	command.Env = []string{"PATH=" + dir + ":/usr/bin:/bin", "NODE=10.0.0.1"}
@@ -84,7 +84,7 @@ exec ` + busybox + ` "$@"`,
 	if r := results[3]; r.Err != nil || r.Output.Stdout != "end\n" {
 		t.Errorf("the last: %q, %v", r.Output.Stdout, r.Err)
 	}
-	// A single task ends as its program did.
+	// The script of a single task ends with the program's exit code.
 	if err := exec.Command("sh", "-c", script(tasks[1:2], objects{}, "")).Run(); err == nil || err.Error() != "exit status 3" {
 		t.Errorf("alone: %v", err)
 	}
@@ -107,7 +107,7 @@ func TestShare(t *testing.T) {
 		"some": {before, page + counter("accepted", 7) + counter("connected", 5) + counter("overlay: not TCP", 9) +
 			counter(other, 2) + counter("connected to the outside", 1) + counter("overlay: the node wants it so", 1), 75, 1},
 		"from the start": {page, page + counter("connected", 2), 100, 0},
-		// The page's own connections are in some readings, and not in others.
+		// Some readings include the connections of the readings themselves.
 		"read late":    {before, page + counter("connected", 5) + counter(other, 3), 100, 0},
 		"read early":   {before, page + counter("connected", 5) + counter(other, 1), 100, 0},
 		"all left":     {before, page + counter("connected", 3) + counter(other, 4), 0, 1},
@@ -145,7 +145,7 @@ func TestUnreadCounters(t *testing.T) {
 			t.Errorf("task %d: %+v", i, r.Output.Values)
 		}
 	}
-	// Without a fast path nobody asks, and with one it is 0 % where nothing was counted.
+	// Without a fast path there is no share; with one, it is 0 % if nothing was counted.
 	if r := apartAgain(task("a", ""), tasks[:1], false)[0]; r.Err != nil || r.Output.Values != nil {
 		t.Errorf("no fast path: %+v", r)
 	}

@@ -13,8 +13,8 @@ import (
 	"berth.dev/berth/bench/internal/deliver"
 )
 
-// deliver makes a SIF file of each image, on the first host and in the folder that all
-// hosts see, and runs that.
+// deliver makes a SIF file of each image on the first host, in the folder that all hosts
+// see, and runs it.
 func (a *apptainer) deliver(ctx context.Context, images Images) (Output, error) {
 	if images.Fresh {
 		return Output{}, &Unsupported{"a SIF file has no layers that runs could share"}
@@ -51,7 +51,7 @@ trap 'code=$?; set +e; [ -z "$child" ] || { kill -- "-$child" 2>/dev/null || kil
 trap 'exit 143' TERM INT HUP
 `
 
-// pullScript makes a SIF file, and tells when it begins to pack it and when it has.
+// pullScript makes a SIF file, and prints when packing begins and ends.
 const pullScript = withFolder + `export APPTAINER_TMPDIR="$own/tmp" APPTAINER_CACHEDIR="$2/cache"
 mkdir "$own/tmp"; mkfifo "$own/said"
 setsid "$1" pull --no-https "$2/$3" "docker://$4" >"$own/said" 2>&1 & child=$!
@@ -64,7 +64,7 @@ wait
 date +%s.%N
 test -s "$2/$3"`
 
-// pipelineScript runs the pipeline and tells its times.
+// pipelineScript runs the pipeline and prints its times.
 const pipelineScript = withFolder + `setsid "$1" exec --bind "$own:/out" "$2" python3 /opt/pipeline.py /out & child=$!
 wait $child
 child=

@@ -1,5 +1,5 @@
-// Package system has the ways of running a program that are compared: each is a
-// Driver. What the program is, and what its output means, belongs to the cases.
+// Package system has the compared ways of running a program; each is a Driver. Package
+// cases selects the programs and interprets their output.
 package system
 
 import (
@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// Places in a task's words that a driver fills in.
+// Placeholders in a task's arguments, which a driver replaces.
 const (
 	// ServerHere stands for the address of the task's server.
 	ServerHere = "{server}"
@@ -33,7 +33,7 @@ type Task struct {
 	// Alone marks a task that measures the start of its environment, which must
 	// be its own.
 	Alone bool
-	// Window: what the machine does while the program runs is noted.
+	// Window makes the driver record the machine's activity while the program runs.
 	Window bool
 	// Images are delivered instead of a program; Args is empty then.
 	Images *Images
@@ -41,16 +41,17 @@ type Task struct {
 	Beside *Beside
 }
 
-// Images are brought to nodes, one after the other, and work there.
+// Images describes images that are delivered to nodes one after the other, and their work
+// there.
 type Images struct {
 	// Names lists names in the folder of images, without the form.
 	Names []string
 	Work  deliver.Work
-	// Fresh: each on nodes that have nothing, but for what the system's folder has
-	// that runs share, where all were before.
+	// Fresh delivers each image to empty nodes. Only the folder that runs share has
+	// content: all images were there before.
 	Fresh bool
 	Nodes int
-	// BitsPerSecond and Delay are the registry's line; 0: no limit.
+	// BitsPerSecond and Delay configure the connection to the registry; 0 is no limit.
 	BitsPerSecond float64
 	Delay         time.Duration
 	// WorkerMB is a worker's memory; 0 means no workers.
@@ -64,21 +65,21 @@ type Folder string
 const (
 	NoFolder Folder = ""
 	Scratch  Folder = "scratch"   // a folder of the host
-	EmptyDir Folder = "empty-dir" // what a pod has for the time of its life
+	EmptyDir Folder = "empty-dir" // an emptyDir volume of the pod
 	Root     Folder = "root"      // the root file system of the container
 	Claim    Folder = "claim"     // a PersistentVolumeClaim
 )
 
-// Server is a program that a task talks to.
+// Server is a program that a task connects to.
 type Server struct {
 	Args []string
 	Port int
 	At   Where
-	// UDP: it has that port of UDP's, beside TCP's or, where it is UDPOnly, alone.
+	// UDP makes it use the port with UDP besides TCP; UDPOnly omits TCP.
 	UDP, UDPOnly bool
 }
 
-// is reports whether two tasks mean the same program.
+// is reports whether two tasks have the same server.
 func (s *Server) is(other *Server) bool {
 	return s.Port == other.Port && slices.Equal(s.Args, other.Args)
 }
@@ -90,16 +91,16 @@ type Where string
 const (
 	OnHost    Where = "host"    // on bare metal, on the second host
 	InPod     Where = "pod"     // in the same system, on the second host
-	InService Where = "service" // the same, behind a Service
+	InService Where = "service" // like InPod, behind a Service
 )
 
 // Output is a task's output.
 type Output struct {
 	Stdout string
-	// Said is its standard error.
+	// Said is the task's standard error.
 	Said string
-	// Submitted, First and Ended are when the command was given, when the first
-	// byte of its output came, and when it ended.
+	// Submitted, First and Ended are the times when the command was started, its first
+	// byte of output arrived, and it ended.
 	Submitted, First, Ended time.Time
 	Step                    record.Step
 	// Values are the system's own figures, besides the program's.
@@ -112,8 +113,8 @@ type Driver interface {
 	// Check returns the versions of the driver's requirements. The error names
 	// what is missing and how to get it.
 	Check(ctx context.Context) (map[string]string, error)
-	// Prepare does, once and untimed, what a site would have done: images are
-	// where they are needed. Its undo is Close.
+	// Prepare does what a site would have done before, such as placing images. It is
+	// called once and not measured. Close undoes it.
 	Prepare(ctx context.Context) error
 	Run(ctx context.Context, task Task) (Output, error)
 	Close(ctx context.Context) error
@@ -123,19 +124,19 @@ type Driver interface {
 type Result struct {
 	Output Output
 	Err    error
-	// Start and Took are of a task that was by itself; nothing of one that shared what it
-	// ran in.
+	// Start and Took are set for a task that ran by itself, and zero for one that shared
+	// a cluster.
 	Start time.Time
 	Took  time.Duration
 }
 
-// Together is a driver that can run several tasks one after the other in one
-// cluster. There is a result for each.
+// Together is a driver that can run several tasks one after the other in one cluster. It
+// returns a result for each.
 type Together interface {
 	RunTogether(ctx context.Context, tasks []Task) []Result
 }
 
-// Unsupported is a task that a system cannot run, and why.
+// Unsupported is the error for a task that a system cannot run.
 type Unsupported struct{ Reason string }
 
 func (u *Unsupported) Error() string { return u.Reason }
