@@ -1,11 +1,13 @@
 # shellcheck shell=bash
-# What those share that measure a plan of berth bench in a bed: bed, images, network, pcocc,
-# upstream/bed. Sourced in the root of the repository. 'begin' is first; from 'bring_up' on the
-# bed belongs to this: the end, also that by a signal, brings the records back and takes it down.
+# Common functions of the scripts that measure a plan of berth bench in a bed: bed, images,
+# network, pcocc, upstream/bed. They source it in the root of the repository. 'begin' comes
+# first. After 'bring_up', the end of the script, even by a signal, copies the records back
+# and takes the bed down.
 
 bed=$PWD/test/bed/bed
 
-# begin PROGRAM NAME [--out FILE] [ARGUMENT...]: records go to $records; $arguments are the rest.
+# begin PROGRAM NAME [--out FILE] [ARGUMENT...] sets $records to the file of records and
+# $arguments to the rest.
 begin() {
 	program=$1
 	records=bench/results/$(date -u +%Y-%m-%dT%H%M%SZ)-$2.jsonl
@@ -15,7 +17,7 @@ begin() {
 		records=$2
 		shift 2
 	fi
-	# shellcheck disable=SC2034 # for who sources this
+	# shellcheck disable=SC2034 # used by the scripts that source this
 	arguments=("$@")
 	mine=no measuring='' ended=''
 	folders=() # removed at the end
@@ -26,7 +28,7 @@ begin() {
 
 say() { echo "$program: $*" >&2; }
 
-# need HOW FILE...: what is missing would be missing in the records, too.
+# need HOW FILE... fails if a file is missing, because the records would lack its case.
 need() {
 	local how=$1 file
 	shift
@@ -35,7 +37,7 @@ need() {
 	done
 }
 
-# on_hosts PLAN: where hosts have it, if it is a file of this repository.
+# on_hosts PLAN prints the path of a plan on the hosts, if it is a file of this repository.
 on_hosts() {
 	case $1 in
 	/*) echo "$1" ;;
@@ -44,8 +46,8 @@ on_hosts() {
 	esac
 }
 
-# bring_up NODES: a bed that is up belongs to this, whatever came meanwhile. Records that
-# there are already go on in it.
+# bring_up NODES starts the bed, which the script owns from then on, and copies existing
+# records into it.
 bring_up() {
 	trap 'ended=130' INT
 	trap 'ended=143' TERM
@@ -54,11 +56,11 @@ bring_up() {
 	trap 'interrupted 130' INT
 	trap 'interrupted 143' TERM
 	[[ -z $ended ]] || exit "$ended"
-	# The file is alice's, whoever writes to it.
+	# The file belongs to alice, although root may write to it.
 	"$bed" run --user alice login sh -c 'cat >records.jsonl' < <([[ ! -s $records ]] || cat "$records")
 }
 
-# measure COMMAND...: a signal ends that first.
+# measure COMMAND... runs the command; a signal ends the command first.
 measure() {
 	"$@" &
 	measuring=$!
@@ -66,7 +68,8 @@ measure() {
 	measuring=
 }
 
-# interrupted CODE: what is being measured ends first, so that its records are whole.
+# interrupted CODE waits for the running measurement to end, so that its records are
+# complete.
 interrupted() {
 	[[ -z $measuring ]] || {
 		kill "$measuring" 2>/dev/null || :
@@ -75,13 +78,13 @@ interrupted() {
 	exit "$1"
 }
 
-# end_beside ends what runs beside the bed: who has something there has a function of this name.
+# end_beside ends what runs beside the bed. Scripts with such processes redefine it.
 end_beside() { :; }
 
 finish() {
 	trap : INT TERM # one more would leave the bed behind
 	if [[ $mine == yes ]]; then
-		# First as a whole, so that records that are missing leave no empty file.
+		# Copy to another name first, so that missing records leave no empty file.
 		if "$bed" run --user alice login cat records.jsonl >"$records.new" 2>/dev/null && [[ -s $records.new ]]; then
 			mv "$records.new" "$records"
 			say "records: $records"

@@ -28,7 +28,7 @@ def read():
 
 def modules():
     for name in sorted(sys.stdlib_module_names - {"antigravity", "this", "idlelib", "turtle", "turtledemo", "tkinter"}):
-        # Some need what is not there.
+        # Some modules have missing dependencies.
         with contextlib.suppress(BaseException), contextlib.redirect_stdout(io.StringIO()):
             importlib.import_module(name)
 
