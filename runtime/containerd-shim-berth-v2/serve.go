@@ -51,6 +51,7 @@ const freePeriod = 30 * time.Second
 // takes no handler of the caller's instead (containerd 2.3, pkg/shim).
 func serve(ctx context.Context, o serverOptions) error {
 	outliveSignals()
+	go reapChildren(catchChildren())
 	if err := reaper.SetSubreaper(1); err != nil {
 		return fmt.Errorf("become the parent of orphans: %w", err)
 	}
@@ -83,7 +84,6 @@ func serve(ctx context.Context, o serverOptions) error {
 		return fmt.Errorf("take the inherited socket: %w", err)
 	}
 	defer func() { _ = shim.RemoveSocket("unix://" + listener.Addr().String()) }()
-	go reapChildren()
 	go freeMemory()
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(ctx, listener) }()
@@ -126,21 +126,16 @@ func setLog(ctx context.Context, verbose bool) error {
 	return nil
 }
 
-// reapPeriod bounds how long an ended child stays a zombie whose SIGCHLD is lost. On a
-// busy machine that happened to the first child of one shim in about forty (Linux 6.18,
-// Go 1.26; the cause is unknown). The start of the pod then waited until containerd gave
-// up.
-const reapPeriod = time.Second
-
-func reapChildren() {
+// catchChildren must be called before the first child starts: the Go runtime discards a
+// SIGCHLD that nobody has asked for.
+func catchChildren() <-chan os.Signal {
 	ended := make(chan os.Signal, 32)
 	signal.Notify(ended, syscall.SIGCHLD)
-	tick := time.Tick(reapPeriod)
-	for {
-		select {
-		case <-ended:
-		case <-tick:
-		}
+	return ended
+}
+
+func reapChildren(ended <-chan os.Signal) {
+	for range ended {
 		if err := reaper.Reap(); err != nil {
 			log.L.WithError(err).Error("reap exit status")
 		}
