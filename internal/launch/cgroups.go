@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,42 +17,23 @@ import (
 // groupFile is a file in a run's directory that contains the path of its cgroup.
 const groupFile = "cgroup"
 
-// makeCgroup creates the run's cgroup if Slurm delegated one. If that fails, the
-// run continues with a warning.
-func (r *run) makeCgroup() error {
+// makeCgroup creates the run's cgroup if Slurm delegated one, and returns nil
+// otherwise. If that fails, it warns, and the run continues without one.
+func makeCgroup(runID, scratch string, log *slog.Logger) (*sandbox.Cgroup, error) {
 	delegation := probe.Local().Cgroup()
 	if !delegation.Delegated {
-		return nil
+		return nil, nil
 	}
-	group, err := sandbox.MakeCgroup(delegation.Path, r.host.runID)
+	group, err := sandbox.MakeCgroup(delegation.Path, runID)
 	if err != nil {
-		r.Log.Warn("CPU limits are not enforced, and memory limits only by watching: " + err.Error())
-		return nil
+		log.Warn("CPU limits are not enforced, and memory limits only by watching: " + err.Error())
+		return nil, nil
 	}
-	r.cgroup = group
 	// Cleanup reads this file after a crash of everything.
-	if err := os.WriteFile(filepath.Join(r.scratch.Path, groupFile), []byte(group.Path+"\n"), 0o600); err != nil {
-		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("record the run's control group: %w", err))
+	if err := os.WriteFile(filepath.Join(scratch, groupFile), []byte(group.Path+"\n"), 0o600); err != nil {
+		return group, exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("record the run's control group: %w", err))
 	}
-	return nil
-}
-
-// cgroupPath returns the path of the run's cgroup, or an empty string without
-// one.
-func (r *run) cgroupPath() string {
-	if r.cgroup == nil {
-		return ""
-	}
-	return r.cgroup.Path
-}
-
-// removeCgroup removes the run's cgroup if the janitor was killed before it
-// could.
-func (r *run) removeCgroup() error {
-	if r.cgroup == nil {
-		return nil
-	}
-	return r.cgroup.Close()
+	return group, nil
 }
 
 // removeStaleCgroups removes the cgroups of runs whose processes were all killed

@@ -3,12 +3,12 @@ package launch
 import "berth.dev/berth/internal/launch/crash"
 
 // noteCrash describes what a panic of this process means from now on.
-func (r *run) noteCrash(lost string) {
-	note := crash.Note{Whose: "the supervisor of node " + r.plan.Node.Name, Lost: lost}
-	if r.Spec.DebugDir != "" {
-		note.Keep = r.log("panic")
+func (n *node) noteCrash(lost string) {
+	note := crash.Note{Whose: "the supervisor of node " + n.plan.Node.Name, Lost: lost}
+	if n.Spec.DebugDir != "" {
+		note.Keep = n.dirs.log("panic")
 	}
-	r.Crash.Note(note)
+	n.Crash.Note(note)
 }
 
 // Results of a panic.

@@ -67,15 +67,3 @@ func (d debugDir) keepPodLogs(source string) error {
 	}
 	return nil
 }
-
-func (r *run) debug() debugDir { return debugDir(r.Spec.DebugDir) }
-
-// log returns the path of a role's log. It is in the debug directory if the user
-// wants to keep it, and otherwise in the run's directory.
-func (r *run) log(role string) string {
-	dir := r.scratch.Path
-	if r.Spec.DebugDir != "" {
-		dir = r.Spec.DebugDir
-	}
-	return filepath.Join(dir, "log", role+".log")
-}

@@ -17,25 +17,25 @@ import (
 
 // findDevices finds the devices that Slurm gave this node's task. It warns about
 // devices that pods cannot use.
-func (r *run) findDevices() error {
+func (n *node) findDevices() error {
 	var job slurm.Job
-	if r.allocation != nil {
-		job = r.allocation.Job
+	if n.allocation != nil {
+		job = n.allocation.Job
 	}
-	wish, err := deviceWish(r.Getenv, job, r.allocation != nil, r.Spec.Devices)
+	wish, err := deviceWish(n.Getenv, job, n.allocation != nil, n.Spec.Devices)
 	if err != nil {
 		return err
 	}
-	wish.Part, wish.Parts = r.localConfig.Index, r.Spec.NodesPerHost
-	wish.Hook = filepath.Join(r.host.libexec, "berth-cdi-hook")
-	if r.host.devices, err = (devices.Machine{}).Find(wish); err != nil {
+	wish.Part, wish.Parts = n.localConfig.Index, n.Spec.NodesPerHost
+	wish.Hook = filepath.Join(n.host.libexec, "berth-cdi-hook")
+	if n.host.devices, err = (devices.Machine{}).Find(wish); err != nil {
 		return exitcode.Wrap(exitcode.Internal, err)
 	}
-	for _, notice := range r.host.devices.Notices {
-		r.Log.Warn(notice)
+	for _, notice := range n.host.devices.Notices {
+		n.Log.Warn(notice)
 	}
 	if warning := lockedMemory(wish.Requests); warning != "" {
-		r.Log.Warn(warning)
+		n.Log.Warn(warning)
 	}
 	return nil
 }

@@ -31,12 +31,15 @@
 //     (another node continues a run)
 //   - where it runs: up.go ('berth up'), use.go (on a cluster that is up), step.go and
 //     ownstep.go (in a step that berth starts)
-//   - node.go (the steps that every node takes) and down.go (how they are undone)
-//   - parts of these steps: replicas.go (several control planes), publish.go and names.go,
-//     followrole.go and logrole.go (output), stay.go (a cluster that stays), takeimages.go,
-//     images.go and imagechoice.go, ksi.go, devices.go, limits.go, addresses.go, mounts.go,
-//     outside.go (hosts outside of a job), fastpath.go, crashnotes.go, debugdir.go,
-//     interrupt.go (the signals that end a run), metrics.go, statesaver.go
-//   - the base: runstate.go (what the steps share), steps.go (a list of steps), cgroups.go,
-//     host.go (what this host has), options.go (the inputs)
+//   - the end: down.go, interrupt.go (the signals that end a run)
+//   - a cluster that stays: stay.go, takeimages.go
+//   - runstate.go (what the steps of a run share), userworkload.go (the objects and the
+//     command), followprocess.go and followrole.go (output)
+//   - the steps of every node: node.go, sandbox.go, roles.go, images.go, publish.go, devices.go,
+//     metrics.go, crashnotes.go, nodestate.go (what they share)
+//   - what these steps call: replicas.go (several control planes), logrole.go (output),
+//     names.go, ksi.go, imagechoice.go, limits.go, addresses.go, mounts.go, fastpath.go,
+//     outside.go (hosts outside of a job), statesaver.go
+//   - the base: steps.go (a list of steps), directories.go, debugdir.go, host.go (what this host
+//     has), cgroups.go, options.go (the inputs)
 package launch

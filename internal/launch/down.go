@@ -1,14 +1,10 @@
 package launch
 
 import (
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	"berth.dev/berth/internal/base/exitcode"
-	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/launch/command"
 )
 
@@ -18,7 +14,7 @@ import (
 // takeDown ends the command and undoes all steps that have begun.
 func (r *run) takeDown() error {
 	began := time.Now()
-	if parent := r.getCommand(); parent != nil {
+	if parent := r.work.getCommand(); parent != nil {
 		// The command's descendants may need a moment. Take the cluster down
 		// meanwhile.
 		parent.End(command.OrphanGrace)
@@ -31,29 +27,15 @@ func (r *run) takeDown() error {
 	return nil
 }
 
-// stopRoles ignores the ends of roles, and closes the socket with the node's page.
-func (r *run) stopRoles() {
-	r.supervisor.IgnoreExits()
-	if r.metrics != nil {
-		r.metrics.Close()
-	}
-}
-
-// closeSandbox ends all that runs in the sandbox, and then the processes outside
-// that serve it.
+// closeSandbox ends all that runs in the sandbox, and then the command and what it
+// left behind.
 func (r *run) closeSandbox() error {
-	var err error
-	if r.box != nil {
-		err = errors.Join(r.debug().keepPodLogs(r.plan.Paths.PodLogs()), r.box.Close())
-		r.noteCrash(lostCode)
-		<-r.watching
-		r.supervisor.EndOutside()
-		r.switching.Close()
-		if parent := r.getCommand(); parent != nil {
-			parent.Wait()
-		}
-		command.EndOrphans(r.Crash.PID())
+	if r.box == nil {
+		return nil
 	}
+	err := r.node.closeSandbox()
+	r.work.getCommand().Wait()
+	command.EndOrphans(r.Crash.PID())
 	return err
 }
 
@@ -72,48 +54,8 @@ func (r *run) leaveMembers() {
 	}
 }
 
-// dropPlan removes the user's key, and the run's cgroup.
-func (r *run) dropPlan() error {
-	if r.identities.Key != nil {
-		r.identities.Key.Close()
-	}
-	return r.removeCgroup()
-}
-
 func (r *run) closeControl() {
 	if r.control != nil {
 		r.control.Close()
 	}
 }
-
-func (r *run) closeState() error { return r.saver.close() }
-
-// leaveDirectories removes the run's directories if no janitor does, and lets go of
-// their locks.
-func (r *run) leaveDirectories() error {
-	var err error
-	for _, dir := range []*rundir.Dir{r.scratch, r.private} {
-		if dir == nil {
-			continue
-		}
-		if r.box == nil {
-			err = errors.Join(err, os.RemoveAll(dir.Path))
-		}
-		dir.Lock.Close()
-		// If another run's directory is there, it stays.
-		_ = os.Remove(filepath.Dir(dir.Path))
-	}
-	return err
-}
-
-// closePorts closes the published ports, and gives up their names.
-func (r *run) closePorts() {
-	for _, port := range r.published {
-		port.Listener.Close()
-	}
-	if r.named != nil {
-		r.named.Close()
-	}
-}
-
-func (r *run) endLocalMembers() { r.localMembers.End() }

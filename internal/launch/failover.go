@@ -22,21 +22,21 @@ func (r *run) canFailOver() bool {
 // acquireLease stores what a successor needs, and acquires and renews the leader
 // lease.
 func (r *run) acquireLease(ctx context.Context) error {
-	if err := r.client.Remember(ctx, r.objects); err != nil {
+	if err := r.work.client.Remember(ctx, r.work.objects); err != nil {
 		return exitcode.Wrap(exitcode.Internal, err)
 	}
-	r.lease = lease.New(r.client.Dynamic(), r.plan.Node.Name)
+	r.lease = lease.New(r.work.client.Dynamic(), r.plan.Node.Name)
 	if err := r.lease.Acquire(ctx); err != nil {
 		return exitcode.Wrap(exitcode.Internal, err)
 	}
-	r.progress = &workload.Progress{}
+	r.work.progress = &workload.Progress{}
 	go r.renewLease(ctx)
 	return nil
 }
 
 // monitorConfig returns the configuration for the monitor of the other nodes.
 func (r *run) monitorConfig(giveUp context.CancelCauseFunc) members.MonitorConfig {
-	config := members.MonitorConfig{Reporter: nodeloss.NewReporter(r.client.Dynamic()), FailFast: r.Spec.FailFast, GiveUp: giveUp}
+	config := members.MonitorConfig{Reporter: nodeloss.NewReporter(r.work.client.Dynamic()), FailFast: r.Spec.FailFast, GiveUp: giveUp}
 	if r.plan.Replicated() {
 		for _, member := range r.plan.Replicas() {
 			config.Replicas = append(config.Replicas, member.Name)
@@ -48,7 +48,7 @@ func (r *run) monitorConfig(giveUp context.CancelCauseFunc) members.MonitorConfi
 // renewLease renews the lease. It ends the run on this node if it loses the
 // lease, since another node may lead the run then.
 func (r *run) renewLease(ctx context.Context) {
-	if err := r.lease.Renew(ctx, r.progress.String); err != nil {
+	if err := r.lease.Renew(ctx, r.work.progress.String); err != nil {
 		r.lostLease.Store(true)
 		r.supervisor.GiveUp(exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("node %s ends: %w; the run goes on where two control planes reach each other", r.plan.Node.Name, err)))
 	}
@@ -61,24 +61,22 @@ var errLeads = errors.New("this node leads the run now")
 // A signal ends signalled at once, and ctx only later. takeOver calls begin when
 // this node becomes the leader.
 func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp context.CancelCauseFunc) (int, error) {
-	var err error
-	r.kubeconfig = r.members.Own()
-	if r.client, err = workload.NewClient(r.kubeconfig); err != nil {
+	if err := r.work.connect(r.members.Own()); err != nil {
 		return 0, err
 	}
-	r.lease = lease.New(r.client.Dynamic(), r.plan.Node.Name)
+	r.lease = lease.New(r.work.client.Dynamic(), r.plan.Node.Name)
 	previous, note, err := r.lease.AwaitExpiry(ctx)
 	if err != nil {
 		return 0, err
 	}
 	begin()
-	r.progress = workload.ReadProgress(note)
+	r.work.progress = workload.ReadProgress(note)
 	go r.renewLease(ctx)
 	r.Log.Warn(fmt.Sprintf("node %s, which led the run, is lost; node %s leads it now", previous, r.plan.Node.Name))
 	if r.monitor, err = r.members.BecomeHead(ctx, r.plan, previous, r.monitorConfig(giveUp)); err != nil {
 		return 0, err
 	}
-	if r.objects, err = r.client.Remembered(ctx); err != nil {
+	if r.work.objects, err = r.work.client.Remembered(ctx); err != nil {
 		return 0, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	if r.allocation != nil {
@@ -98,7 +96,7 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 	if r.Spec.Stay {
 		err = r.stayUp(work)
 	} else {
-		code, err = r.follow(work)
+		code, err = r.work.follow(work, r.host.podIDs(), r.supervisor.GiveUp)
 	}
 	end()
 	switch {

@@ -119,12 +119,6 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 	if h.ipv6 == cluster.ToOutside || h.ipv6 == cluster.ToNodes && spec.Network.IPFamily == cluster.DualStack {
 		h.refusedIPv6 = probe.RefusedIPv6(ctx, filepath.Join(h.libexec, "nft"))
 	}
-	if h.name, err = os.Hostname(); err != nil {
-		return host{}, fmt.Errorf("find the host's name: %w", err)
-	}
-	if slurmName := getenv("SLURMD_NODENAME"); slurmName != "" {
-		h.name = slurmName
-	}
 	h.runID = runID(getenv)
 	return h, nil
 }

@@ -66,18 +66,18 @@ func (h host) snapshotterFor(ctx context.Context, asked string) (snapshotter str
 // chooseImages chooses how and where this node keeps images. If layers cannot be
 // single files, it warns only on the head, and only if the user gave an option
 // that needs them. A site's settings do not count.
-func (r *run) chooseImages(ctx context.Context) error {
-	snapshotter, without, err := r.host.snapshotterFor(ctx, r.Spec.Snapshotter)
-	r.host.snapshotter = snapshotter
+func (h *host) chooseImages(ctx context.Context, o Options, leads bool) error {
+	snapshotter, without, err := h.snapshotterFor(ctx, o.Spec.Snapshotter)
+	h.snapshotter = snapshotter
 	switch {
 	case without == nil:
-	case r.needsFiles() != "" && r.members.Leads():
-		r.Log.Warn("images are unpacked here, without " + r.needsFiles() + ": " + without.Error())
+	case o.needsFiles() != "" && leads:
+		o.Log.Warn("images are unpacked here, without " + o.needsFiles() + ": " + without.Error())
 	default:
-		r.Log.Debug("images are unpacked here: " + without.Error())
+		o.Log.Debug("images are unpacked here: " + without.Error())
 	}
 	if err == nil && snapshotter == cluster.EROFS {
-		r.host.imageCache = r.chooseImageCache(probe.Local().CheckShared)
+		h.imageCache = o.chooseImageCache(probe.Local().CheckShared)
 	}
 	return err
 }
@@ -97,19 +97,19 @@ func (o Options) needsFiles() string {
 // chooseImageCache returns the folder of the image cache. If the user names none,
 // it is the user's cache directory, provided that other hosts see it. An empty
 // string means no cache.
-func (r *run) chooseImageCache(checkShared func(folder string) error) string {
-	if r.Spec.ImageCache != "" {
-		if !r.Spec.NamesImageCache() {
+func (o Options) chooseImageCache(checkShared func(folder string) error) string {
+	if o.Spec.ImageCache != "" {
+		if !o.Spec.NamesImageCache() {
 			return ""
 		}
-		if err := imagecache.TryFolder(r.Spec.ImageCache); err != nil {
-			r.Log.Warn(fmt.Sprintf("layers of images are not kept in %s: %v", r.Spec.ImageCache, err))
+		if err := imagecache.TryFolder(o.Spec.ImageCache); err != nil {
+			o.Log.Warn(fmt.Sprintf("layers of images are not kept in %s: %v", o.Spec.ImageCache, err))
 			return ""
 		}
-		return r.Spec.ImageCache
+		return o.Spec.ImageCache
 	}
 	made := false
-	folder, err := imagecache.DefaultFolder(r.Getenv)
+	folder, err := imagecache.DefaultFolder(o.Getenv)
 	if err == nil {
 		err = checkShared(folder)
 	}
@@ -122,11 +122,11 @@ func (r *run) chooseImageCache(checkShared func(folder string) error) string {
 		err = imagecache.TryFolder(folder)
 	}
 	if err != nil {
-		r.Log.Debug("layers of images are not kept for other runs: " + err.Error())
+		o.Log.Debug("layers of images are not kept for other runs: " + err.Error())
 		return ""
 	}
 	if made {
-		r.Log.Info("layers of images are kept in " + folder + " from now on, for later runs; --image-cache off does without")
+		o.Log.Info("layers of images are kept in " + folder + " from now on, for later runs; --image-cache off does without")
 	}
 	return folder
 }

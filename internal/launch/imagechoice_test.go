@@ -37,10 +37,10 @@ func TestWhereLayersAreKept(t *testing.T) {
 		{"none", "none", home, shared, ""},
 	} {
 		var said strings.Builder
-		r := &run{}
-		r.Log, r.Spec.ImageCache = slog.New(slog.NewTextHandler(&said, nil)), c.asked
-		r.Getenv = func(name string) string { return map[string]string{"HOME": c.home}[name] }
-		if got := r.chooseImageCache(c.check); got != c.want {
+		var o Options
+		o.Log, o.Spec.ImageCache = slog.New(slog.NewTextHandler(&said, nil)), c.asked
+		o.Getenv = func(name string) string { return map[string]string{"HOME": c.home}[name] }
+		if got := o.chooseImageCache(c.check); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
 		// The user receives no warning about a default that is unavailable.

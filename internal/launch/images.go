@@ -30,30 +30,30 @@ type imported struct {
 // importImages imports the run's archives into containerd. It ends before any
 // object is applied. The kubelet would pull the image of an earlier pod from a
 // registry, fail, and wait for a back-off.
-func (r *run) importImages(ctx context.Context) error {
-	if len(r.archives) == 0 {
+func (n *node) importImages(ctx context.Context) error {
+	if len(n.archives) == 0 {
 		return nil
 	}
-	return r.importArchives(ctx, r.archives, r.source)
+	return n.importArchives(ctx, n.archives, n.source)
 }
 
 // importArchives imports archives into containerd. On a node other than the head,
 // archives that are not visible come from source.
-func (r *run) importArchives(ctx context.Context, archives []archive.Archive, source archive.Source) error {
-	r.importing.Lock() // the imports share a log and a directory for copies
-	defer r.importing.Unlock()
-	args := []string{"import", "--socket", r.plan.Paths.ContainerdSocket(), "--snapshotter", r.plan.Snapshotter}
-	if !r.Spec.NoPull { // otherwise berth-images asks only the mirror
-		args = append(args, "--hosts", r.plan.Paths.RegistryHosts(), "--mirror", r.plan.Registries.Mirror)
+func (n *node) importArchives(ctx context.Context, archives []archive.Archive, source archive.Source) error {
+	n.importing.Lock() // the imports share a log and a directory for copies
+	defer n.importing.Unlock()
+	args := []string{"import", "--socket", n.plan.Paths.ContainerdSocket(), "--snapshotter", n.plan.Snapshotter}
+	if !n.Spec.NoPull { // otherwise berth-images asks only the mirror
+		args = append(args, "--hosts", n.plan.Paths.RegistryHosts(), "--mirror", n.plan.Registries.Mirror)
 	}
-	copies := archive.Places{Passing: filepath.Join(r.scratch.Path, "tmp", "archives")}
+	copies := archive.Places{Passing: filepath.Join(n.dirs.scratch.Path, "tmp", "archives")}
 	defer os.RemoveAll(copies.Passing)
-	if r.plan.Snapshotter == cluster.EROFS {
-		copies.InPlace = filepath.Join(r.scratch.Path, "sif")
+	if n.plan.Snapshotter == cluster.EROFS {
+		copies.InPlace = filepath.Join(n.dirs.scratch.Path, "sif")
 	}
 	var others *archive.Relay
 	if source.Port != 0 {
-		others = archive.NewRelay(source, r.members.HeadAddress(), r.members.Ports())
+		others = archive.NewRelay(source, n.members.HeadAddress(), n.members.Ports())
 		defer others.Close()
 	}
 	for i, a := range archives {
@@ -66,7 +66,7 @@ func (r *run) importArchives(ctx context.Context, archives []archive.Archive, so
 		}
 		args = append(args, path)
 	}
-	if err := r.supervisor.Await(ctx, "containerd"); err != nil {
+	if err := n.supervisor.Await(ctx, "containerd"); err != nil {
 		return err
 	}
 	reader, writer, err := os.Pipe()
@@ -75,10 +75,10 @@ func (r *run) importArchives(ctx context.Context, archives []archive.Archive, so
 	}
 	defer reader.Close()
 	command := sandbox.Command{
-		Name: "images", Path: filepath.Join(r.plan.Paths.Libexec, "berth-images"), Args: args,
-		Env: roleEnv(r.plan), Log: r.log("images"), Stdout: writer,
+		Name: "images", Path: filepath.Join(n.plan.Paths.Libexec, "berth-images"), Args: args,
+		Env: roleEnv(n.plan), Log: n.dirs.log("images"), Stdout: writer,
 	}
-	status, err := r.supervisor.RunOnce(r.box, command)
+	status, err := n.supervisor.RunOnce(n.box, command)
 	writer.Close()
 	if err != nil {
 		return err
@@ -87,7 +87,7 @@ func (r *run) importArchives(ctx context.Context, archives []archive.Archive, so
 	defer context.AfterFunc(ctx, func() { reader.Close() })()
 	var problems []error
 	var done atomic.Int32
-	defer tellOfImport(r.Log, &done, len(archives))()
+	defer tellOfImport(n.Log, &done, len(archives))()
 	seen := map[string]bool{}
 	lines := bufio.NewScanner(reader)
 	for lines.Scan() {
@@ -104,7 +104,7 @@ func (r *run) importArchives(ctx context.Context, archives []archive.Archive, so
 		if line.InPlace {
 			line.Name += ", which stays where it is"
 		}
-		r.Log.Debug("imported " + line.Name)
+		n.Log.Debug("imported " + line.Name)
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -112,7 +112,7 @@ func (r *run) importArchives(ctx context.Context, archives []archive.Archive, so
 	select {
 	case end := <-status:
 		if len(problems) == 0 && end != (sandbox.Status{MaxRSS: end.MaxRSS}) {
-			problems = append(problems, r.supervisor.FailedError("the import of images", "ended: "+end.String(), command.Log))
+			problems = append(problems, n.supervisor.FailedError("the import of images", "ended: "+end.String(), command.Log))
 		}
 	case <-ctx.Done():
 		return context.Cause(ctx)

@@ -11,6 +11,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/kube/workload"
 	"berth.dev/berth/internal/launch/netrole"
 )
 
@@ -44,9 +45,9 @@ func ksiFolder(ksi cluster.KSI) (string, error) {
 
 // contextName returns the name of the context in the user's kubeconfig. KSI
 // scripts may name files after it, so it differs between their runs.
-func (r *run) contextName() string {
-	if r.Spec.KSI != nil {
-		return r.plan.RunID
+func contextName(spec cluster.Spec, plan cluster.Plan) string {
+	if spec.KSI != nil {
+		return plan.RunID
 	}
 	return "berth"
 }
@@ -85,16 +86,12 @@ func ksiPort(getenv func(string) string) (uint16, error) {
 // publishForKSI opens the port of a KSI script on the head, where the script
 // runs: the chosen port, or else the first free one. The search begins at a port
 // that depends on the process, so that runs on one host seldom collide.
-func (r *run) publishForKSI(ctx context.Context) error {
-	if r.Spec.KSI == nil || !r.members.Leads() {
-		return nil
-	}
-	port, err := ksiPort(r.Getenv)
+func publishForKSI(ctx context.Context, getenv func(string) string) (opened netrole.Published, err error) {
+	port, err := ksiPort(getenv)
 	if err != nil {
-		return err
+		return opened, err
 	}
 	const count = lastNodePort - firstNodePort + 1
-	var opened netrole.Published
 	for i := range count {
 		try := port
 		if port == 0 {
@@ -106,27 +103,26 @@ func (r *run) publishForKSI(ctx context.Context) error {
 		}
 	}
 	if err != nil {
-		return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("open %s: %w", ksiPortVariable, err))
+		err = exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("open %s: %w", ksiPortVariable, err))
 	}
-	r.published, r.ksiPort = append(r.published, opened), opened.Host
-	r.Log.Warn(fmt.Sprintf("anyone who reaches %s can connect to its port %d (%s), which leads to the NodePort of that number", r.host.name, opened.Host, ksiPortVariable))
-	return nil
+	return opened, err
 }
 
-// ksiEnv returns the environment variables that a KSI script expects.
-func (r *run) ksiEnv(ctx context.Context) (map[string]string, error) {
-	if r.Spec.KSI == nil {
+// ksiEnv returns the environment variables that a KSI script expects. port is the
+// one of publishForKSI.
+func ksiEnv(ctx context.Context, spec cluster.Spec, plan cluster.Plan, client *workload.Client, port uint16) (map[string]string, error) {
+	if spec.KSI == nil {
 		return nil, nil
 	}
-	token, err := r.client.AdminToken(ctx, ksiAccount)
+	token, err := client.AdminToken(ctx, ksiAccount)
 	if err != nil {
 		return nil, exitcode.Wrap(exitcode.Internal, err)
 	}
 	return map[string]string{
-		"K8S_CLUSTER_NAME":      r.contextName(),
-		"K8S_CLUSTER_API":       r.plan.Addresses.HostAPIServerURL(),
+		"K8S_CLUSTER_NAME":      contextName(spec, plan),
+		"K8S_CLUSTER_API":       plan.Addresses.HostAPIServerURL(),
 		"K8S_CLUSTER_API_TOKEN": token,
-		ksiPortVariable:         strconv.Itoa(int(r.ksiPort)),
+		ksiPortVariable:         strconv.Itoa(int(port)),
 	}, nil
 }
 

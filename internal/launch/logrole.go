@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/notify"
 	"berth.dev/berth/internal/kube/containerlog"
 	"berth.dev/berth/internal/launch/supervisor"
@@ -28,10 +29,10 @@ const logNotifyFD = 3
 // forwards requests to it. Without the role, the API server serves the logs, as
 // for kubectl. The kubelet deletes all but two files of a container. The role
 // keeps deleted files until they were read.
-func (r *run) logRole() *supervisor.Role {
-	return supervisor.InSandbox(r.box, &supervisor.Role{
+func logRole(plan cluster.Plan, box *sandbox.Sandbox) *supervisor.Role {
+	return supervisor.InSandbox(box, &supervisor.Role{
 		Name: "logs", Path: "/proc/self/exe", Optional: true,
-		Args: []string{LogArg, r.plan.Paths.PodLogs(), r.plan.Paths.LogSocket()},
+		Args: []string{LogArg, plan.Paths.PodLogs(), plan.Paths.LogSocket()},
 	})
 }
 

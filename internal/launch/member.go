@@ -18,10 +18,10 @@ import (
 // workload takes to end. The loss of the head is noticed in other ways.
 const signalTimeout = ownGrace
 
-// work is a run on a node that is not the head. The node follows the head's plan
-// until the head ends the run. If it leads the run in the end, work returns the
+// takePart is a run on a node that is not the head. The node follows the head's plan
+// until the head ends the run. If it leads the run in the end, takePart returns the
 // workload's exit code.
-func (r *run) work(ctx context.Context) (code int, err error) {
+func (r *run) takePart(ctx context.Context) (code int, err error) {
 	// Slurm signals all nodes at once. The head asks the workload to end, and
 	// needs its nodes meanwhile.
 	var joined atomic.Bool
@@ -42,8 +42,8 @@ func (r *run) work(ctx context.Context) (code int, err error) {
 	defer lead(nil)
 	// Run gives the reasons for the order of the end.
 	r.start.list = []step{
-		{name: "host", do: r.inspectHost, stop: r.endLocalMembers},
-		{name: "directories", do: r.makeDirectories, undo: r.leaveDirectories},
+		{name: "host", do: r.inspectHost, stop: func() { r.localMembers.End() }},
+		{name: "directories", do: r.makeDirectories, undo: func() error { return r.dirs.leave(r.box != nil) }},
 		{name: "plan", do: r.join, stop: r.leaveMembers, undo: r.dropPlan},
 		{name: "head", do: func(context.Context) error { joined.Store(true); go r.stay(staying, cancel); return nil }},
 		{name: "ports", do: r.publish, stop: r.closePorts},
@@ -80,21 +80,10 @@ func (r *run) work(ctx context.Context) (code int, err error) {
 
 // join connects to the head and receives this node's plan.
 func (r *run) join(ctx context.Context) error {
-	var port uint16
-	if r.members.Controls(r.Spec) {
-		var err error
-		if r.apiListener, port, err = loopbackListener(); err != nil {
-			return err
-		}
-	}
-	offer, err := r.host.offer(r.scratch.Path, port, r.labels)
+	offer, err := r.offer()
 	if err != nil {
 		return err
 	}
-	if err := r.makeCgroup(); err != nil {
-		return err
-	}
-	offer.CgroupsDelegated, offer.FastPath = r.cgroup != nil, r.hasSwitch()
 	answer, err := r.members.Join(ctx, offer, r.host.cpus.Count)
 	if err != nil {
 		return err
@@ -116,11 +105,11 @@ func (r *run) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.identities.Kubeconfig, r.identities.Key, err = identity.UserKubeconfig(r.contextName(), own.Server, own.Authority, pki.Pair{Cert: own.Cert, Key: own.Key})
+	r.identities.Kubeconfig, r.identities.Key, err = identity.UserKubeconfig(contextName(r.Spec, r.plan), own.Server, own.Authority, pki.Pair{Cert: own.Cert, Key: own.Key})
 	if err != nil {
 		return err
 	}
-	return errors.Join(r.writeKubeconfig(), r.recordControlNodes())
+	return errors.Join(r.dirs.writeKubeconfig(r.identities.Kubeconfig), r.recordControlNodes())
 }
 
 func (r *run) reportReady(ctx context.Context) error {
@@ -140,7 +129,7 @@ func (r *run) reportReady(ctx context.Context) error {
 // head ends it or is gone.
 func (r *run) stay(ctx context.Context, end context.CancelCauseFunc) {
 	r.members.Moved = func(head string) {
-		if err := r.noteHead(head); err != nil {
+		if err := r.dirs.noteHead(head); err != nil {
 			r.Log.Warn(err.Error())
 		}
 	}

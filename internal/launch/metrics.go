@@ -1,13 +1,11 @@
 package launch
 
 import (
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
@@ -21,56 +19,50 @@ import (
 // metricsLimit bounds the time for a client to read a node's page.
 const metricsLimit = 2 * time.Second
 
-// serveMetrics sends the node's page to every client of a socket in the run's
+// servePage sends the node's page to every client of a socket in the run's
 // directory. This process does not speak HTTP. Only the user and the node role
-// reach the socket, and the node role serves the page over HTTP.
-func (r *run) serveMetrics() error {
-	listener, err := linux.ListenIn(r.scratch.Path, metrics.Socket)
+// reach the socket, and the node role serves the page over HTTP. measure runs only
+// on request, so an unobserved run has no cost.
+func servePage(dir string, measure func() *metrics.Page) (*net.UnixListener, error) {
+	listener, err := linux.ListenIn(dir, metrics.Socket)
 	if err != nil {
-		return exitcode.Wrap(exitcode.NoSpace, err)
+		return nil, exitcode.Wrap(exitcode.NoSpace, err)
 	}
-	r.metrics = listener
 	go func() {
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
 				return // closed
 			}
-			r.tell(conn)
+			_ = conn.SetDeadline(time.Now().Add(metricsLimit)) // a socket supports deadlines
+			_, _ = measure().WriteTo(conn)                     // errors are the client's
+			conn.Close()
 		}
 	}()
-	return nil
+	return listener, nil
 }
 
-func (r *run) tell(conn net.Conn) {
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(metricsLimit)) // a socket supports deadlines
-	page := metrics.NewPage(r.plan.Node.Name)
-	r.describe(page)
-	_, _ = page.WriteTo(conn) // errors are the client's
-}
-
-// describe measures the node. It runs only on request, so an unobserved run has
-// no cost.
-func (r *run) describe(page *metrics.Page) {
-	page.Add(metrics.Info, 1, "version", cluster.Version(), "kubernetes", r.plan.KubernetesVersion, "run", r.plan.RunID, "snapshotter", r.plan.Snapshotter)
-	for phase, after := range r.began.all() {
+// page measures the node.
+func (n *node) page() *metrics.Page {
+	page := metrics.NewPage(n.plan.Node.Name)
+	page.Add(metrics.Info, 1, "version", cluster.Version(), "kubernetes", n.plan.KubernetesVersion, "run", n.plan.RunID, "snapshotter", n.plan.Snapshotter)
+	for phase, after := range n.began.all() {
 		page.Add("berth_start_seconds", after.Seconds(), "phase", phase)
 	}
-	if left, known := r.allocation.Left(); known {
+	if left, known := n.allocation.Left(); known {
 		page.Add("berth_job_left_seconds", left.Round(time.Second).Seconds())
 	}
-	page.Add("berth_node_cpus", float64(r.plan.Node.CPUs))
-	page.Add("berth_node_memory_bytes", float64(r.plan.Node.MemoryBytes))
-	page.Add("berth_node_reserved_memory_bytes", float64(r.plan.Node.ReservedMemoryBytes))
-	if file := r.host.memory.UsageFile; file != "" {
+	page.Add("berth_node_cpus", float64(n.plan.Node.CPUs))
+	page.Add("berth_node_memory_bytes", float64(n.plan.Node.MemoryBytes))
+	page.Add("berth_node_reserved_memory_bytes", float64(n.plan.Node.ReservedMemoryBytes))
+	if file := n.host.memory.UsageFile; file != "" {
 		if content, err := os.ReadFile(file); err == nil {
 			if bytes, err := strconv.ParseUint(strings.TrimSpace(string(content)), 10, 64); err == nil {
 				page.Add("berth_node_memory_used_bytes", float64(bytes))
 			}
 		}
 	}
-	for name, pids := range r.roleProcesses() {
+	for name, pids := range roleProcesses() {
 		var sum linux.Usage
 		for _, pid := range pids {
 			if used, err := linux.UsageOf(pid); err == nil { // else it has just ended
@@ -84,15 +76,16 @@ func (r *run) describe(page *metrics.Page) {
 		page.Add("berth_role_memory_bytes", float64(sum.Memory), "role", name)
 		page.Add("berth_role_cpu_seconds_total", sum.CPU.Seconds(), "role", name)
 	}
-	received, expected := metrics.ReceivedImages(r.plan.Paths.ContainerdRoot())
+	received, expected := metrics.ReceivedImages(n.plan.Paths.ContainerdRoot())
 	page.Add("berth_image_received_bytes", float64(received))
 	page.Add("berth_image_expected_bytes", float64(expected))
-	r.supervisor.Describe(page)
+	n.supervisor.Describe(page)
+	return page
 }
 
 // roleProcesses returns the processes of the cluster's parts by role. It starts
 // from this process's children and omits pods.
-func (r *run) roleProcesses() map[string][]int {
+func roleProcesses() map[string][]int {
 	supervisor := os.Getpid()
 	found := map[string][]int{"supervisor": {supervisor}}
 	parents, err := linux.Parents()
@@ -150,34 +143,4 @@ func roleOf(arguments []string) (name string, further bool) {
 		return layers.Name, false
 	}
 	return "", false
-}
-
-// phases records when each step of the start was done, relative to the start of
-// the run.
-type phases struct {
-	start time.Time
-	mu    *sync.Mutex
-	done  map[string]time.Duration
-}
-
-func newPhases() phases {
-	return phases{start: time.Now(), mu: &sync.Mutex{}, done: map[string]time.Duration{}}
-}
-
-// note wraps report and records the first time of each step.
-func (p phases) note(report func(string)) func(string) {
-	return func(step string) {
-		p.mu.Lock()
-		if _, again := p.done[step]; !again {
-			p.done[step] = time.Since(p.start)
-		}
-		p.mu.Unlock()
-		report(step)
-	}
-}
-
-func (p phases) all() map[string]time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return maps.Clone(p.done)
 }

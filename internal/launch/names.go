@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/site/siteconf"
 )
@@ -23,36 +24,31 @@ const nameLimit = 15 * time.Second
 const berthdAway = 3 * time.Second
 
 // namePublished registers names in the user's domain for the published ports of
-// this host. They exist as long as this process holds the file from berthd. Each
-// host of a run does so, and a name resolves to all of them.
-func (r *run) namePublished(ctx context.Context) error {
-	ports, err := namedPorts(r.Spec)
+// this host, and returns lines about them. The names exist as long as this process
+// holds the returned file from berthd. Each host of a run does so, and a name
+// resolves to all of them.
+func namePublished(ctx context.Context, spec cluster.Spec, job *allocation.Allocation, getenv func(string) string) (held *os.File, lines []string, err error) {
+	ports, err := namedPorts(spec)
 	if err != nil || len(ports) == 0 {
-		return err
+		return nil, nil, err
 	}
-	job, err := r.ownJob()
+	id, err := ownJob(job, getenv)
 	if err != nil {
-		return fmt.Errorf("name %s: %w", namesOf(ports), err)
+		return nil, nil, fmt.Errorf("name %s: %w", namesOf(ports), err)
 	}
 	config, err := siteconf.Load(siteconf.ConfigPath)
 	if err != nil {
-		return fmt.Errorf("name %s: %w", namesOf(ports), err)
+		return nil, nil, fmt.Errorf("name %s: %w", namesOf(ports), err)
 	}
 	var answer siteconf.Message
 	err = untilBerthdServes(ctx, func() error {
-		answer, r.named, err = askForNames(ctx, config.Run, job, namesOf(ports))
+		answer, held, err = askForNames(ctx, config.Run, id, namesOf(ports))
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("name %s: %w", namesOf(ports), err)
+		return nil, nil, fmt.Errorf("name %s: %w", namesOf(ports), err)
 	}
-	if !r.members.Leads() {
-		return nil // the head reports for all nodes
-	}
-	for _, line := range tellNames(ports, answer) {
-		r.Log.Info(line)
-	}
-	return nil
+	return held, tellNames(ports, answer), nil
 }
 
 // namedPorts returns the published ports that have a name.
@@ -80,14 +76,14 @@ func namesOf(ports []cluster.Publish) string {
 }
 
 // ownJob returns the number of the job whose network this is.
-func (r *run) ownJob() (string, error) {
+func ownJob(job *allocation.Allocation, getenv func(string) string) (string, error) {
 	id := ""
-	if r.allocation != nil {
+	if job != nil {
 		local, err := hostnet.LocalAddresses()
 		if err != nil {
 			return "", err
 		}
-		id = hostnet.NetworkOf(r.allocation.Job, r.Getenv, local)
+		id = hostnet.NetworkOf(job.Job, getenv, local)
 	}
 	if id == "" {
 		return "", errors.New("names are only for jobs with their own network (docs/site-network.md), and this job uses the hosts' network: publish the port without a name, as in --publish 8080:80")

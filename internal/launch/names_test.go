@@ -18,7 +18,6 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/launch/hostnet"
-	"berth.dev/berth/internal/launch/members"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -176,19 +175,16 @@ func TestWhereNamesLead(t *testing.T) {
 
 // In the hosts' network there are no names, and the error names the alternative.
 func TestNamesNeedANetworkOfTheJobsOwn(t *testing.T) {
-	r := &run{members: &members.Members{}, Options: Options{
-		Spec:   cluster.Spec{Publish: []string{"8080:80"}},
-		Getenv: func(name string) string { return map[string]string{hostnet.PodAddress: "192.0.2.1"}[name] },
-	}}
-	if err := r.namePublished(t.Context()); err != nil {
+	spec := cluster.Spec{Publish: []string{"8080:80"}}
+	getenv := func(name string) string { return map[string]string{hostnet.PodAddress: "192.0.2.1"}[name] }
+	if _, _, err := namePublished(t.Context(), spec, nil, getenv); err != nil {
 		t.Errorf("without names: %v", err)
 	}
-	r.Spec.Publish = append(r.Spec.Publish, "web=8081:80")
+	spec.Publish = append(spec.Publish, "web=8081:80")
 	for place, allocation := range map[string]*allocation.Allocation{
 		"no job": nil, "a job in the hosts' network": {Job: slurm.Job{ID: "17", NodeName: "n1", AllocatedNodes: []string{"n1"}, Components: 1}},
 	} {
-		r.allocation = allocation
-		if err := r.namePublished(t.Context()); err == nil || !strings.Contains(err.Error(), "name web: ") || !strings.Contains(err.Error(), "without a name") {
+		if _, _, err := namePublished(t.Context(), spec, allocation, getenv); err == nil || !strings.Contains(err.Error(), "name web: ") || !strings.Contains(err.Error(), "without a name") {
 			t.Errorf("%s: %v", place, err)
 		}
 	}

@@ -9,11 +9,11 @@ import (
 	"os"
 	"slices"
 
+	"berth.dev/berth/internal/access/persistent"
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/kube/workload"
 	"berth.dev/berth/internal/launch/archive"
-	"berth.dev/berth/internal/launch/command"
 	"berth.dev/berth/internal/launch/crash"
 )
 
@@ -42,14 +42,6 @@ type Options struct {
 	Given []string
 	// Shape lists the given flags that describe the cluster.
 	Shape []string
-}
-
-// userCommand returns the user's command, with further variables for its environment.
-func (o Options) userCommand(tools command.Tools, env map[string]string) command.Command {
-	return command.Command{
-		Args: o.Spec.Command, Tools: tools, Getenv: o.Getenv, Env: env,
-		Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
-	}
 }
 
 // readWorkload reads the manifests and checks the archives that they and the
@@ -81,6 +73,14 @@ func inputError(err error) error {
 		return exitcode.Wrap(exitcode.NoInput, err)
 	}
 	return exitcode.Wrap(exitcode.Manifest, err)
+}
+
+// jobOf returns the job of this process, or persistent.Local.
+func jobOf(getenv func(string) string) string {
+	if job := getenv("SLURM_JOB_ID"); job != "" {
+		return job
+	}
+	return persistent.Local
 }
 
 // upVariable makes a persistent cluster report on standard error that it is up.

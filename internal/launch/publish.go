@@ -12,11 +12,12 @@ import (
 )
 
 // publish opens the ports that the user publishes on the hosts.
-func (r *run) publish(ctx context.Context) error {
-	if r.localConfig.Index > 0 {
+func (n *node) publish(ctx context.Context) error {
+	if n.localConfig.Index > 0 {
 		return nil // the first node of the host opens them
 	}
-	for _, value := range r.Spec.Publish {
+	leads := n.members.Leads() // the head reports for all nodes
+	for _, value := range n.Spec.Publish {
 		wanted, err := cluster.ParsePublish(value)
 		if err != nil {
 			return exitcode.Wrap(exitcode.Usage, err)
@@ -25,17 +26,43 @@ func (r *run) publish(ctx context.Context) error {
 		if err != nil {
 			return exitcode.Wrap(exitcode.Unavailable, err)
 		}
-		r.published = append(r.published, opened)
-		if !r.members.Leads() {
-			continue // the head reports for all nodes
+		n.published = append(n.published, opened)
+		if leads {
+			_, err = ownJob(n.allocation, n.Getenv)
+			n.Log.Warn(whoReaches(wanted, err == nil))
 		}
-		_, err = r.ownJob()
-		r.Log.Warn(whoReaches(wanted, err == nil))
 	}
-	if err := r.namePublished(ctx); err != nil {
+	var lines []string
+	var err error
+	if n.named, lines, err = namePublished(ctx, n.Spec, n.allocation, n.Getenv); err != nil {
 		return exitcode.Wrap(exitcode.Unavailable, err)
 	}
-	return r.publishForKSI(ctx)
+	if !leads {
+		return nil
+	}
+	for _, line := range lines {
+		n.Log.Info(line)
+	}
+	if n.Spec.KSI == nil {
+		return nil
+	}
+	opened, err := publishForKSI(ctx, n.Getenv)
+	if err != nil {
+		return err
+	}
+	n.published, n.ksiPort = append(n.published, opened), opened.Host
+	n.Log.Warn(fmt.Sprintf("anyone who reaches %s can connect to its port %d (%s), which leads to the NodePort of that number", n.host.name, opened.Host, ksiPortVariable))
+	return nil
+}
+
+// closePorts closes the published ports, and gives up their names.
+func (n *node) closePorts() {
+	for _, port := range n.published {
+		port.Listener.Close()
+	}
+	if n.named != nil {
+		n.named.Close()
+	}
 }
 
 // whoReaches describes who can connect to a port. own reports whether the job has

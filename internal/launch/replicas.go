@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -43,26 +44,26 @@ const (
 // control plane also runs the control plane and, in a separate process, its
 // controllers. The controllers end when they lose an election, which must not end
 // etcd.
-func (r *run) replicaRoles(kube string) []*supervisor.Role {
-	plan := r.plan.Paths.Plan()
-	way := supervisor.InSandbox(r.box, &supervisor.Role{
+func replicaRoles(plan cluster.Plan, box *sandbox.Sandbox, listener *os.File) []*supervisor.Role {
+	kube, file := filepath.Join(plan.Paths.Libexec, "berth-kube"), plan.Paths.Plan()
+	way := supervisor.InSandbox(box, &supervisor.Role{
 		Name: "balancer", Path: "/proc/self/exe",
-		Args: []string{BalancerArg, plan, strconv.FormatBool(r.plan.Control())},
+		Args: []string{BalancerArg, file, strconv.FormatBool(plan.Control())},
 	})
-	if !r.plan.Control() {
+	if !plan.Control() {
 		return []*supervisor.Role{way}
 	}
-	way.Passed = []supervisor.Passed{{File: r.apiListener}}
+	way.Passed = []supervisor.Passed{{File: listener}}
 	return []*supervisor.Role{
 		way,
-		supervisor.InSandbox(r.box, &supervisor.Role{
+		supervisor.InSandbox(box, &supervisor.Role{
 			Name: "control", Path: kube,
-			Args: []string{"control", "--plan", plan}, NotifyFlag: "--notify-fd",
-			Passed: []supervisor.Passed{{Flag: "--listener-fd", File: r.box.Listener}},
+			Args: []string{"control", "--plan", file}, NotifyFlag: "--notify-fd",
+			Passed: []supervisor.Passed{{Flag: "--listener-fd", File: box.Listener}},
 		}),
-		supervisor.InSandbox(r.box, &supervisor.Role{
+		supervisor.InSandbox(box, &supervisor.Role{
 			Name: "controllers", Path: kube,
-			Args: []string{"controllers", "--plan", plan}, NotifyFlag: "--notify-fd",
+			Args: []string{"controllers", "--plan", file}, NotifyFlag: "--notify-fd",
 		}),
 	}
 }

@@ -14,7 +14,6 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/nodeloss"
-	"berth.dev/berth/internal/kube/workload"
 	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/launch/command"
 	"berth.dev/berth/internal/launch/identity"
@@ -70,7 +69,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	// Decline after the cluster is taken down, since it can take a while until
 	// the other nodes connect.
 	defer func() { code, err = all.Decline(ctx, code, err) }()
-	r := &run{members: all, localConfig: order, labels: allocation.NodeLabels(job), began: began}
+	r := &run{node: node{members: all, localConfig: order, labels: allocation.NodeLabels(job), began: began}}
 	if all.Leads() {
 		err = r.readInput(options)
 	} else {
@@ -95,10 +94,10 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		// All nodes may see the same folder.
 		options.Spec.DebugDir = filepath.Join(options.Spec.DebugDir, all.Name())
 	}
-	r.Options = options
+	r.Options, r.work.Options = options, options
 	if inJob {
 		r.allocation = allocation.New(job, options.Log)
-		r.allocation.Early = options.Spec.Grace
+		r.allocation.Early, r.work.allocation = options.Spec.Grace, r.allocation
 		if err := r.allocation.Check(); err != nil {
 			return 0, err
 		}
@@ -121,17 +120,17 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		r.allocation.Requeue()
 	}()
 	if !all.Leads() {
-		return r.work(ctx)
+		return r.takePart(ctx)
 	}
 	r.start.list = []step{
 		// The other nodes of this host end at the same time as this one.
-		{name: "host", do: r.inspectHost, stop: r.endLocalMembers},
+		{name: "host", do: r.inspectHost, stop: func() { r.localMembers.End() }},
 		// Only the net role then holds the listeners. It ends with the sandbox, and
 		// clients are refused.
 		{name: "ports", do: r.publish, stop: r.closePorts},
 		// The janitor deletes the directories, so their locks are released last.
-		{name: "directories", do: r.makeDirectories, undo: r.leaveDirectories},
-		{name: "state", do: r.openState, undo: r.closeState},
+		{name: "directories", do: r.makeDirectories, undo: func() error { return r.dirs.leave(r.box != nil) }},
+		{name: "state", do: r.openState, undo: func() error { return r.saver.close() }},
 		// A cluster that ends accepts no more requests to end.
 		{name: "control socket", do: func(ctx context.Context) error { return r.listenForDown(ctx, giveUp) }, stop: r.closeControl},
 		// The other nodes begin to end at once, and the API server's clients are
@@ -146,9 +145,9 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		{name: "workload", do: r.applyObjects},
 	}
 	if err := r.start.run(ctx, options.Report); err != nil {
-		return 0, r.explain(ctx, err)
+		return 0, explain(ctx, r.allocation, err)
 	}
-	r.keepState()
+	r.saver.start(r.plan.RunID)
 	work, end := allocation.WithGrace(ctx, r.askToEnd)
 	switch {
 	case options.Spec.Stay:
@@ -156,10 +155,10 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	case len(options.Spec.Command) > 0:
 		code, err = r.runCommand(work)
 	default:
-		code, err = r.follow(work)
+		code, err = r.work.follow(work, r.host.podIDs(), r.supervisor.GiveUp)
 	}
 	end()
-	r.finishState()
+	r.saver.finish()
 	if ctx.Err() != nil {
 		// The exit code of a workload that was asked to end is not a result.
 		return 0, r.allocation.Reason(context.Cause(ctx))
@@ -183,7 +182,13 @@ func (r *run) readInput(options Options) (err error) {
 	if nodes := r.members.Size(); options.Spec.HighlyAvailable && nodes < cluster.ControlNodes {
 		return exitcode.Wrap(exitcode.Config, fmt.Errorf("run on %d nodes: %w", nodes, cluster.ErrTooFewNodes))
 	}
-	r.objects, r.archives, err = readWorkload(options)
+	r.work.objects, r.archives, err = readWorkload(options)
+	return err
+}
+
+// openState reads the state of an earlier cluster, before anything starts.
+func (r *run) openState(ctx context.Context) (err error) {
+	r.saver, err = openState(ctx, r.Options, r.allocation, r.dirs.private.Path)
 	return err
 }
 
@@ -192,19 +197,11 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	var port uint16
-	if r.apiListener, port, err = loopbackListener(); err != nil {
+	mtu := offers[0].MeshMTU
+	if offers[0], err = r.offer(); err != nil {
 		return err
 	}
-	offer, err := r.host.offer(r.scratch.Path, port, r.labels)
-	if err != nil {
-		return err
-	}
-	if err := r.makeCgroup(); err != nil {
-		return err
-	}
-	offer.CgroupsDelegated, offer.MeshMTU, offer.FastPath = r.cgroup != nil, offers[0].MeshMTU, r.hasSwitch()
-	offers[0] = offer
+	offers[0].MeshMTU = mtu
 	plans, err := cluster.Design(r.Spec, offers)
 	if err != nil {
 		return exitcode.Wrap(exitcode.Unavailable, err)
@@ -218,19 +215,18 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	if unlike := cluster.UnlikeOwners(r.Spec, offers); unlike != "" {
 		r.Log.Warn(unlike)
 	}
-	r.tellFamilies(offers)
+	explainFamilies(r.Log, r.plan.Addresses, offers)
 	r.pulls = pulls.Read(ctx, r.plan, r.Getenv)
 	for _, notice := range r.pulls.Notices {
 		r.Log.Warn(notice)
 	}
-	if r.identities, err = identity.Make(plans, r.contextName()); err != nil {
+	if r.identities, err = identity.Make(plans, contextName(r.Spec, r.plan)); err != nil {
 		return err
 	}
-	if err := r.writeKubeconfig(); err != nil {
+	if err := r.dirs.writeKubeconfig(r.identities.Kubeconfig); err != nil {
 		return err
 	}
-	r.kubeconfig = r.identities.Owns[0]
-	if r.client, err = workload.NewClient(r.kubeconfig); err != nil || !r.members.Several() {
+	if err := r.work.connect(r.identities.Owns[0]); err != nil {
 		return err
 	}
 	if r.canFailOver() {
@@ -248,18 +244,18 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	return nil
 }
 
-// tellFamilies explains why pods have only one address family, or no access to
+// explainFamilies explains why pods have only one address family, or no access to
 // the outside with IPv6.
-func (r *run) tellFamilies(offers []cluster.Offer) {
+func explainFamilies(log *slog.Logger, addresses cluster.Addresses, offers []cluster.Offer) {
 	refused := func(offer cluster.Offer) bool { return offer.RefusedIPv6 != "" }
-	switch without := r.plan.Addresses.WithoutIPv6; {
+	switch without := addresses.WithoutIPv6; {
 	case without == "":
-	case r.plan.Addresses.IPv6 != nil:
-		r.Log.Warn("pods have IPv6 addresses, but do not reach the outside from them: " + without)
+	case addresses.IPv6 != nil:
+		log.Warn("pods have IPv6 addresses, but do not reach the outside from them: " + without)
 	case slices.ContainsFunc(offers, refused):
-		r.Log.Warn("pods have only IPv4 addresses: " + without)
+		log.Warn("pods have only IPv4 addresses: " + without)
 	default: // IPv6 that the host does not have either
-		r.Log.Debug("pods have only IPv4 addresses: " + without)
+		log.Debug("pods have only IPv4 addresses: " + without)
 	}
 }
 
@@ -267,25 +263,24 @@ func (r *run) awaitCluster(ctx context.Context) error {
 	if err := r.supervisor.Await(ctx, "control"); err != nil {
 		return err
 	}
-	if r.members.Several() {
-		if err := r.monitor.Await(ctx); err != nil {
-			return err
-		}
-	} else if len(r.Spec.Command) == 0 && !r.Spec.Stay {
+	if !r.members.Several() && len(r.Spec.Command) == 0 && !r.Spec.Stay {
 		return nil // its pods wait for the only node anyway
+	}
+	if err := r.monitor.Await(ctx); err != nil {
+		return err
 	}
 	if err := r.supervisor.Await(ctx, "node"); err != nil {
 		return err
 	}
-	return nodeloss.NewReporter(r.client.Dynamic()).AwaitAll(ctx, r.members.Size())
+	return nodeloss.NewReporter(r.work.client.Dynamic()).AwaitAll(ctx, r.members.Size())
 }
 
 func (r *run) applyObjects(ctx context.Context) error {
-	applied, err := r.client.Apply(ctx, r.objects)
+	applied, err := r.work.client.Apply(ctx, r.work.objects)
 	if err != nil && ctx.Err() == nil {
 		return exitcode.Wrap(exitcode.Manifest, err)
 	}
-	r.objects = applied
+	r.work.objects = applied
 	if err != nil || !r.members.CanFailOver() {
 		return err
 	}
@@ -294,32 +289,25 @@ func (r *run) applyObjects(ctx context.Context) error {
 
 // runCommand runs the user's command on the host beside the cluster.
 func (r *run) runCommand(ctx context.Context) (int, error) {
-	tools, err := r.makeTools()
+	tools, err := r.dirs.tools()
 	if err != nil {
 		return 0, err
 	}
-	more, err := r.ksiEnv(ctx)
+	more, err := ksiEnv(ctx, r.Spec, r.plan, r.work.client, r.ksiPort)
 	if err != nil {
 		return 0, err
 	}
-	return r.userCommand(tools, more).Run(ctx, r.setCommand)
-}
-
-func (r *run) follow(ctx context.Context) (int, error) {
-	result, err := r.followApart(ctx, r.kubeconfig, r.objects, workload.Streams{
-		NoPull: r.Spec.NoPull, IDs: r.host.podIDs(), Progress: r.progress,
-	}, r.supervisor.GiveUp)
-	return r.result(result, r.asked.Load(), err)
+	return r.work.runCommand(ctx, tools, more)
 }
 
 // explain returns the reason of the run's end if that cut a step short, instead
 // of the step's error.
-func (r *run) explain(ctx context.Context, err error) error {
+func explain(ctx context.Context, job *allocation.Allocation, err error) error {
 	// Slurm signals all processes of a step. A child may end before this process
 	// receives the signal.
 	select {
 	case <-ctx.Done():
-		return r.allocation.Reason(context.Cause(ctx))
+		return job.Reason(context.Cause(ctx))
 	case <-time.After(signalDelay):
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/savedstate"
+	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
@@ -35,8 +37,11 @@ const (
 // stateSaver saves the objects of a cluster for the next one. It is nil if the
 // run saves none.
 type stateSaver struct {
-	run    *run
+	log    *slog.Logger
 	folder *savedstate.Folder
+	// restored is the state of an earlier cluster. It is nil if there is none.
+	restored *sandbox.File
+	runID    string
 	// socket is the listener where the control role serves the objects.
 	socket *os.File
 	path   string
@@ -48,66 +53,74 @@ type stateSaver struct {
 	ended  chan struct{}
 }
 
-// openState acquires the folder for the state and reads its content, before
-// anything starts.
-func (r *run) openState(ctx context.Context) error {
-	if r.Spec.State == "" || !r.members.Leads() {
-		return nil
+// openState acquires the folder for the state and reads its content. private is the
+// directory for the saver's socket.
+func openState(ctx context.Context, o Options, job *allocation.Allocation, private string) (*stateSaver, error) {
+	if o.Spec.State == "" {
+		return nil, nil
 	}
 	var key []byte
-	if r.Spec.StateSecrets != cluster.OmitSecrets {
-		path, err := savedstate.KeyFile(r.Getenv)
+	if o.Spec.StateSecrets != cluster.OmitSecrets {
+		path, err := savedstate.KeyFile(o.Getenv)
 		if err == nil {
 			key, err = savedstate.Key(path)
 		}
 		if err != nil {
-			return exitcode.Wrap(exitcode.NoInput, err)
+			return nil, exitcode.Wrap(exitcode.NoInput, err)
 		}
 	}
-	folder, err := savedstate.Open(r.Spec.State, key, stateOwner(r.Getenv), func(o savedstate.Owner) savedstate.Life {
-		return r.lives(ctx, o)
+	folder, err := savedstate.Open(o.Spec.State, key, stateOwner(o.Getenv), func(owner savedstate.Owner) savedstate.Life {
+		return lives(ctx, stateOwner(o.Getenv), owner, job)
 	})
 	if err != nil {
-		return exitcode.Wrap(exitcode.Config, err)
+		return nil, exitcode.Wrap(exitcode.Config, err)
 	}
-	k := &stateSaver{run: r, folder: folder, path: filepath.Join(r.private.Path, stateSocket), stop: func() {}}
-	r.saver = k
+	s := &stateSaver{log: o.Log, folder: folder, path: filepath.Join(private, stateSocket), stop: func() {}}
 	saved, found, err := folder.Load()
 	if err != nil {
-		return exitcode.Wrap(exitcode.NoInput, err)
+		return s, exitcode.Wrap(exitcode.NoInput, err)
 	}
 	if found {
-		if err := k.restore(saved); err != nil {
-			return err
+		if err := s.restore(saved, o.Spec.State); err != nil {
+			return s, err
 		}
 	}
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: k.path})
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: s.path})
 	if err != nil {
-		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("listen for the cluster's state: %w", err))
+		return s, exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("listen for the cluster's state: %w", err))
 	}
 	listener.SetUnlinkOnClose(false)
 	defer listener.Close()
-	k.socket, err = listener.File()
-	return exitcode.Wrap(exitcode.Internal, err)
+	s.socket, err = listener.File()
+	return s, exitcode.Wrap(exitcode.Internal, err)
 }
 
-// restore prepares the objects for the new cluster.
-func (s *stateSaver) restore(saved savedstate.Snapshot) error {
-	r := s.run
+// restore prepares the objects in folder for the new cluster.
+func (s *stateSaver) restore(saved savedstate.Snapshot, folder string) error {
 	if newer(saved.Facts.Kubernetes, cluster.KubernetesVersion) {
 		return exitcode.Wrap(exitcode.Config, fmt.Errorf("restore the cluster from %s: its objects are from Kubernetes %s, and this is %s: use the newer berth (%s)",
-			r.Spec.State, saved.Facts.Kubernetes, cluster.KubernetesVersion, saved.Berth))
+			folder, saved.Facts.Kubernetes, cluster.KubernetesVersion, saved.Berth))
 	}
 	var content bytes.Buffer
 	if err := savedstate.Write(&content, saved.Facts, saved.Records); err != nil {
 		return err
 	}
-	r.restored = &sandbox.File{Mode: 0o600, Content: content.Bytes()}
-	r.Log.Info(fmt.Sprintf("restoring %d objects of %s, saved %s", len(saved.Records), saved.Run, saved.Saved.Local().Format("2006-01-02 15:04:05")))
+	s.restored = &sandbox.File{Mode: 0o600, Content: content.Bytes()}
+	s.log.Info(fmt.Sprintf("restoring %d objects of %s, saved %s", len(saved.Records), saved.Run, saved.Saved.Local().Format("2006-01-02 15:04:05")))
 	if saved.Missing > 0 {
-		r.Log.Warn(fmt.Sprintf("%d Secrets were left out when the cluster was saved, or are left out now (--state-secrets): pods that need them wait until somebody makes them again", saved.Missing))
+		s.log.Warn(fmt.Sprintf("%d Secrets were left out when the cluster was saved, or are left out now (--state-secrets): pods that need them wait until somebody makes them again", saved.Missing))
 	}
 	return nil
+}
+
+// takeRestored returns the state of an earlier cluster once, since it may be large.
+func (s *stateSaver) takeRestored() *sandbox.File {
+	if s == nil {
+		return nil
+	}
+	restored := s.restored
+	s.restored = nil
+	return restored
 }
 
 // newer compares versions such as v1.36.3.
@@ -124,17 +137,16 @@ func numbers(version string) []int {
 	return all
 }
 
-// keepState saves the objects regularly until finishState.
-func (r *run) keepState() {
-	k := r.saver
-	if k == nil {
+// start saves the objects of a run regularly until finish.
+func (s *stateSaver) start(runID string) {
+	if s == nil {
 		return
 	}
 	var ctx context.Context
-	ctx, k.stop = context.WithCancel(context.Background())
-	k.ended = make(chan struct{})
+	ctx, s.stop = context.WithCancel(context.Background())
+	s.runID, s.ended = runID, make(chan struct{})
 	go func() {
-		defer close(k.ended)
+		defer close(s.ended)
 		ticker := time.NewTicker(saveEvery)
 		defer ticker.Stop()
 		for said := ""; ; {
@@ -143,16 +155,16 @@ func (r *run) keepState() {
 				return
 			case <-ticker.C:
 			}
-			err := k.save(ctx)
+			err := s.save(ctx)
 			if err == nil {
-				err = k.folder.Renew()
+				err = s.folder.Renew()
 			}
 			if err == nil || ctx.Err() != nil {
 				said = ""
 				continue
 			}
 			if said != err.Error() { // once, not at every save
-				r.Log.Warn(err.Error())
+				s.log.Warn(err.Error())
 			}
 			said = err.Error()
 		}
@@ -177,12 +189,12 @@ func (s *stateSaver) save(ctx context.Context) error {
 	if slices.EqualFunc(records, s.last, func(a, b savedstate.Record) bool { return a.Key == b.Key && bytes.Equal(a.Value, b.Value) }) {
 		return nil
 	}
-	err = s.folder.Save(savedstate.Snapshot{Facts: facts, Records: records, Berth: cluster.Version(), Run: s.run.plan.RunID, Saved: time.Now()})
+	err = s.folder.Save(savedstate.Snapshot{Facts: facts, Records: records, Berth: cluster.Version(), Run: s.runID, Saved: time.Now()})
 	if err != nil {
 		return err
 	}
 	s.last = records
-	s.run.Log.Debug(fmt.Sprintf("saved %d objects in %s, of which %s to read them", len(records), time.Since(began).Round(time.Millisecond), read.Round(time.Millisecond)))
+	s.log.Debug(fmt.Sprintf("saved %d objects in %s, of which %s to read them", len(records), time.Since(began).Round(time.Millisecond), read.Round(time.Millisecond)))
 	return nil
 }
 
@@ -202,21 +214,20 @@ func (s *stateSaver) read(ctx context.Context) (savedstate.Facts, []savedstate.R
 	return facts, records, err
 }
 
-// finishState saves the objects for the last time. Objects that end later still
-// belong to the saved state. Further calls have no effect.
-func (r *run) finishState() {
-	k := r.saver
-	if k == nil || k.ended == nil {
+// finish saves the objects for the last time. Objects that end later still belong
+// to the saved state. Further calls have no effect.
+func (s *stateSaver) finish() {
+	if s == nil || s.ended == nil {
 		return
 	}
-	k.stop()
-	<-k.ended
-	if err := k.save(context.Background()); err != nil {
-		r.Log.Warn(err.Error() + "; the next cluster is as this one was when it was last saved")
+	s.stop()
+	<-s.ended
+	if err := s.save(context.Background()); err != nil {
+		s.log.Warn(err.Error() + "; the next cluster is as this one was when it was last saved")
 	}
-	k.saving.Lock()
-	k.over = true
-	k.saving.Unlock()
+	s.saving.Lock()
+	s.over = true
+	s.saving.Unlock()
 }
 
 // close releases the folder for other runs.
@@ -242,30 +253,30 @@ func stateOwner(getenv func(string) string) savedstate.Owner {
 	}
 }
 
-// lives reports whether the run that owns the folder is alive.
-func (r *run) lives(ctx context.Context, o savedstate.Owner) savedstate.Life {
-	own := stateOwner(r.Getenv)
+// lives reports whether the run that owns the folder is alive. own and job are this
+// run's.
+func lives(ctx context.Context, own, o savedstate.Owner, job *allocation.Allocation) savedstate.Life {
 	here := own.Host == o.Host && own.Boot == o.Boot
 	switch {
 	case here && linux.ProcessName(processID(o.Process)) == o.Process:
 		return savedstate.Alive
-	case here && r.allocation == nil, own.Host == o.Host && own.Boot != o.Boot:
+	case here && job == nil, own.Host == o.Host && own.Boot != o.Boot:
 		return savedstate.Dead
-	case o.Job == "" || r.allocation == nil || own.Cluster != o.Cluster:
+	case o.Job == "" || job == nil || own.Cluster != o.Cluster:
 		return savedstate.Unknown
 	case o.Job == own.Job && o.Attempt < own.Attempt:
 		return savedstate.Dead // the job was requeued
 	case o.Job == own.Job && here:
 		return savedstate.Dead // an earlier step of the job
 	}
-	job, known, err := slurm.QueuedJob(ctx, o.Job, r.allocation.Ask)
+	queued, known, err := slurm.QueuedJob(ctx, o.Job, job.Ask)
 	switch {
 	case err != nil:
 		return savedstate.Unknown
 	case !known:
 		return savedstate.Dead
 	}
-	switch job.State {
+	switch queued.State {
 	case slurm.Running, slurm.Suspended, slurm.Completing, "STOPPED", "STAGE_OUT":
 		if o.Job == own.Job {
 			return savedstate.Unknown // another step, on another node

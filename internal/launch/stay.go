@@ -46,7 +46,7 @@ func (r *run) listenForDown(ctx context.Context, giveUp context.CancelCauseFunc)
 	if !r.Spec.Stay {
 		return nil
 	}
-	if r.control, err = persistent.Listen(r.private.Path); err != nil {
+	if r.control, err = persistent.Listen(r.dirs.private.Path); err != nil {
 		return exitcode.Wrap(exitcode.NoSpace, err)
 	}
 	go func() {
@@ -61,7 +61,7 @@ func (r *run) listenForDown(ctx context.Context, giveUp context.CancelCauseFunc)
 
 // stayUp lets other runs use the cluster until ctx ends.
 func (r *run) stayUp(ctx context.Context) error {
-	tools, err := r.makeTools()
+	tools, err := r.dirs.tools()
 	if err != nil {
 		return err
 	}
@@ -71,10 +71,10 @@ func (r *run) stayUp(ctx context.Context) error {
 	}
 	// Until now, a node that took the run over sent other processes to the
 	// previous head.
-	if err := os.Remove(filepath.Join(r.private.Path, rundir.HeadFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(filepath.Join(r.dirs.private.Path, rundir.HeadFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return exitcode.Wrap(exitcode.Internal, err)
 	}
-	if err := persistent.MarkReady(r.private.Path, facts); err != nil {
+	if err := persistent.MarkReady(r.dirs.private.Path, facts); err != nil {
 		return exitcode.Wrap(exitcode.NoSpace, err)
 	}
 	if r.Getenv(upVariable) != "" {
@@ -105,14 +105,6 @@ func sayUp(to io.Writer, facts persistent.Facts) error {
 func heardUp(line string) (facts persistent.Facts, ok bool) {
 	encoded, ok := strings.CutPrefix(line, upMark)
 	return facts, ok && json.Unmarshal([]byte(encoded), &facts) == nil
-}
-
-// jobOf returns the job of this process, or persistent.Local.
-func jobOf(getenv func(string) string) string {
-	if job := getenv("SLURM_JOB_ID"); job != "" {
-		return job
-	}
-	return persistent.Local
 }
 
 // Describe returns a line that describes the cluster that is up.

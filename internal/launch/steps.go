@@ -3,7 +3,10 @@ package launch
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
+	"sync"
+	"time"
 )
 
 // step is one step of the start of a node, and how it is undone. stop and undo also
@@ -52,4 +55,34 @@ func (s *steps) unwind() error {
 		}
 	}
 	return errors.Join(failures...)
+}
+
+// phases records when each step of the start was done, relative to the start of
+// the run.
+type phases struct {
+	start time.Time
+	mu    *sync.Mutex
+	done  map[string]time.Duration
+}
+
+func newPhases() phases {
+	return phases{start: time.Now(), mu: &sync.Mutex{}, done: map[string]time.Duration{}}
+}
+
+// note wraps report and records the first time of each step.
+func (p phases) note(report func(string)) func(string) {
+	return func(step string) {
+		p.mu.Lock()
+		if _, again := p.done[step]; !again {
+			p.done[step] = time.Since(p.start)
+		}
+		p.mu.Unlock()
+		report(step)
+	}
+}
+
+func (p phases) all() map[string]time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.done)
 }

@@ -24,9 +24,6 @@ import (
 // not in the background.
 const UpFlag = "foreground"
 
-// ErrIsUp means that such a cluster exists already.
-var ErrIsUp = errors.New("a cluster is up already")
-
 // Up starts a persistent cluster and returns when it is ready. Messages of the
 // start go to standard error. args are the arguments of the command line.
 func Up(ctx context.Context, options Options, args []string) (persistent.Facts, error) {

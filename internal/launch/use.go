@@ -8,14 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"berth.dev/berth/internal/access/persistent"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/job/slurm"
-	"berth.dev/berth/internal/kube/workload"
 	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/command"
@@ -86,7 +84,7 @@ func usePersistent(ctx context.Context, options Options, job slurm.Job, inJob bo
 		code, err = runBeside(ctx, options, job, head)
 		return true, code, err
 	}
-	u := &user{Options: options, cluster: onHead{cluster}}
+	u := newUser(options, onHead{cluster})
 	if inJob {
 		u.allocation = allocation.New(job, options.Log)
 		ctx, giveUp := context.WithCancelCause(ctx)
@@ -165,11 +163,12 @@ func (onHead) Reason() error { return persistent.ErrEnded }
 
 // user is a run on a persistent cluster.
 type user struct {
-	Options
-	ending
+	userWorkload
 	cluster usable
-	client  *workload.Client
-	objects []workload.Object
+}
+
+func newUser(options Options, cluster usable) *user {
+	return &user{userWorkload{Options: options}, cluster}
 }
 
 // run runs the workload and then removes the objects that it applied.
@@ -202,7 +201,7 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 	if err != nil {
 		return 0, exitcode.Wrap(exitcode.Unavailable, err)
 	}
-	if u.client, err = workload.NewClient(kubeconfig); err != nil {
+	if err := u.connect(kubeconfig); err != nil {
 		return 0, err
 	}
 	u.client.Share()
@@ -229,38 +228,16 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 	work, end := allocation.WithGrace(ctx, u.askToEnd)
 	if len(u.Spec.Command) > 0 {
 		tools := command.Tools{Kubeconfig: u.cluster.Kubeconfig(), Cache: facts.Cache, Bin: facts.Bin}
-		code, err = u.userCommand(tools, nil).Run(work, u.setCommand)
+		code, err = u.runCommand(work, tools, nil)
 	} else {
-		code, err = u.follow(work, kubeconfig, facts.IDs, giveUp)
+		code, err = u.follow(work, facts.IDs, giveUp)
 	}
 	end()
-	if kept := u.getCommand(); kept != nil {
-		kept.Wait()
-	}
+	u.getCommand().Wait()
 	if ctx.Err() != nil {
 		return 0, u.allocation.Reason(context.Cause(ctx))
 	}
 	return code, err
-}
-
-func (u *user) follow(ctx context.Context, kubeconfig []byte, ids string, giveUp context.CancelCauseFunc) (int, error) {
-	result, err := u.followApart(ctx, kubeconfig, u.objects, workload.Streams{NoPull: u.Spec.NoPull, IDs: ids}, giveUp)
-	return u.result(result, u.asked.Load(), err)
-}
-
-// result returns the exit code of a workload and logs the reason of a failure.
-func (o Options) result(result workload.Result, asked bool, err error) (int, error) {
-	var stuck *workload.NeverStarts
-	if errors.As(err, &stuck) {
-		return 0, exitcode.Wrap(exitcode.NeverStarts, err)
-	}
-	if err == nil && result.Code != 0 && !asked {
-		o.Log.Warn(result.Reason)
-	}
-	if err == nil && result.Lost != "" && result.Code == 0 && !asked {
-		return 0, exitcode.Wrap(exitcode.Output, fmt.Errorf("pass on the workload's output: lost: %s; the workload itself has succeeded", result.Lost))
-	}
-	return result.Code, err
 }
 
 // askToEnd asks the command and the applied objects to end.
@@ -271,20 +248,11 @@ func (u *user) askToEnd(ctx context.Context, cause error) {
 	}
 	u.asked.Store(true)
 	allocation.InGrace(ctx, u.Log, reason.Notice(), u.allocation.GraceNow(ctx, reason.Signal), func(ctx context.Context, grace time.Duration) {
-		var both sync.WaitGroup
-		if kept := u.getCommand(); kept != nil {
-			kept.End(grace)
-			both.Go(func() {
-				select {
-				case <-kept.Ended():
-				case <-ctx.Done():
-				}
-			})
-		}
-		if !u.Keep {
-			both.Go(func() { _ = u.client.Remove(ctx, u.objects) }) // leave reports errors
-		}
-		both.Wait()
+		u.end(ctx, grace, func() {
+			if !u.Keep {
+				_ = u.client.Remove(ctx, u.objects) // leave reports errors
+			}
+		})
 	})
 }
 

@@ -37,8 +37,7 @@ type JobCluster struct {
 func UseJob(ctx context.Context, options Options, c JobCluster, args []string) (int, error) {
 	there := jobCluster{c, options}
 	if len(options.Spec.Command) == 0 {
-		u := &user{Options: options, cluster: there}
-		return u.run(ctx)
+		return newUser(options, there).run(ctx)
 	}
 	command, err := there.step(ctx, append(append(args, "--"), options.Spec.Command...)...)
 	if err != nil {
@@ -58,8 +57,7 @@ func UseLocal(ctx context.Context, options Options) (int, error) {
 	if !ok {
 		return 0, exitcode.Wrap(exitcode.Unavailable, persistent.ErrEnded)
 	}
-	u := &user{Options: options, cluster: onHead{cluster}}
-	return u.run(ctx)
+	return newUser(options, onHead{cluster}).run(ctx)
 }
 
 // jobCluster is a cluster that a run uses through a tunnel.

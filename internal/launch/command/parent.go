@@ -114,8 +114,12 @@ func (p *Parent) End(grace time.Duration) {
 // Ended is closed when the command has ended.
 func (p *Parent) Ended() <-chan struct{} { return p.ended }
 
-// Wait ends the command and returns when all its descendants have ended.
+// Wait ends the command and returns when all its descendants have ended. There is
+// nothing to wait for on nil.
 func (p *Parent) Wait() {
+	if p == nil {
+		return
+	}
 	p.End(OrphanGrace)
 	linux.Resume(p.process.Process.Pid)
 	_ = p.process.Wait() // if it was killed, the supervisor does its work

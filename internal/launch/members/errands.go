@@ -75,6 +75,9 @@ func (m *Members) connections() []connection {
 // BringImages imports archives on all nodes: on the others by errands, and here by
 // the function here. It warns the user if a node is lost before it has them.
 func (m *Monitor) BringImages(ctx context.Context, archives []archive.Archive, here func() error) error {
+	if !m.Several() {
+		return here()
+	}
 	server, err := archive.Serve(archives, m.config.Ports)
 	if err != nil {
 		return exitcode.Wrap(exitcode.Unavailable, err)

@@ -218,6 +218,9 @@ func (w *member) address() netip.Addr {
 // SendPlans sets up the network between the nodes and sends its plan to every
 // other node.
 func (m *Members) SendPlans(ctx context.Context, plans []cluster.Plan, keys identity.Set, archives []archive.Archive) error {
+	if !m.Several() {
+		return nil
+	}
 	m.introduced = true
 	var source archive.Source
 	if len(archives) > 0 {

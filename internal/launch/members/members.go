@@ -247,8 +247,14 @@ func (m *Members) Ports() rendezvous.PortRange { return m.config.Ports }
 // SetLog replaces the log.
 func (m *Members) SetLog(log *slog.Logger) { m.log = log }
 
-// UseInterface selects the interface for the network between the nodes.
-func (m *Members) UseInterface(name string) error { return m.data.Use(name) }
+// UseInterface selects the interface for the network between the nodes. There is
+// none on a single node.
+func (m *Members) UseInterface(name string) error {
+	if !m.Several() {
+		return nil
+	}
+	return m.data.Use(name)
+}
 
 // HasSwitch reports whether this host has a Switch for connections to other nodes.
 func (m *Members) HasSwitch() bool { return m.data.Fast }

@@ -61,7 +61,9 @@ func (m *Members) Monitor(ctx context.Context, config MonitorConfig) *Monitor {
 	for _, w := range m.others {
 		go monitor.follow(ctx, w)
 	}
-	go monitor.readmit(ctx)
+	if m.listener != nil { // on a single node there is none
+		go monitor.readmit(ctx)
+	}
 	return monitor
 }
 

@@ -1,0 +1,320 @@
+package launch
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/kube/containerlog"
+	"berth.dev/berth/internal/kube/workload"
+	"berth.dev/berth/internal/node/sandbox"
+)
+
+const (
+	// lastOutput bounds the wait for output in transit when a run ends.
+	lastOutput = time.Second
+	// quietOutput is the time without output after which none is in transit.
+	quietOutput = 100 * time.Millisecond
+)
+
+// maxFollowers bounds the number of starts of the process in one run.
+const maxFollowers = 4
+
+// followApart follows a workload in another process, so that a defect there does
+// not end the cluster. A mark follows each piece of output, so another process
+// can continue after the last mark if one ends.
+func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []workload.Object, streams workload.Streams, giveUp context.CancelCauseFunc) (workload.Result, error) {
+	config := followConfig{Kubeconfig: kubeconfig, NoPull: streams.NoPull, IDs: streams.IDs, Logs: o.Spec.Logs}
+	for _, object := range objects {
+		config.Objects = append(config.Objects, followObject{object.Object, object.Source})
+	}
+	if streams.Progress == nil {
+		streams.Progress = &workload.Progress{}
+	}
+	streams.Out, streams.Err = &output{o.Stdout, giveUp}, &output{o.Stderr, giveUp}
+	streams.Note = func(text string) { o.Log.Warn(text) }
+	streams.Tell = func(text string) { o.Log.Info(text) }
+	streams.Lose = func(text string, _ containerlog.Loss) { o.Log.Error(text) }
+	f := &followProcess{streams: streams, behind: map[string]int64{}}
+	for n := 1; ; n++ {
+		config.Marks = streams.Progress.Marks()
+		f.hold(-f.held) // the next process sends it again
+		err := f.run(ctx, config)
+		switch {
+		case ctx.Err() != nil:
+			if unread := f.unread(); unread > 0 && !f.refused {
+				streams.Lose(fmt.Sprintf("output of containers is lost (at least %d bytes): the run was ended before it was passed on", unread), containerlog.Loss{Bytes: unread})
+			}
+			return workload.Result{}, context.Cause(ctx)
+		case f.last.Result != nil:
+			result := *f.last.Result
+			result.Lost = f.lost.String()
+			if f.last.Stuck != nil {
+				return result, f.last.Stuck
+			}
+			if f.last.Error != "" {
+				return result, errors.New(f.last.Error)
+			}
+			return result, nil
+		case n == maxFollowers:
+			return workload.Result{}, exitcode.Wrap(exitcode.Internal, fmt.Errorf("follow the workload: %w, %d times; what its containers write from now on is lost", err, n))
+		}
+		o.Log.Warn(fmt.Sprintf("the process that follows the workload %v; starting it again, nothing is lost or repeated", err))
+	}
+}
+
+// followProcess is the supervisor's side.
+type followProcess struct {
+	streams workload.Streams
+	lost    workload.Losses
+	last    followEvent
+
+	mu sync.Mutex
+	// held counts the bytes that wait for their mark or for the reader of the
+	// output. heard is the time of the last change.
+	held  int64
+	heard time.Time
+	// behind counts the bytes that a node has and has not sent, by container.
+	behind map[string]int64
+	// refused is set if the output cannot be written any more.
+	refused bool
+}
+
+// unread counts the output that is known to exist and was not passed on.
+func (f *followProcess) unread() int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	sum := f.held
+	for _, behind := range f.behind {
+		sum += behind
+	}
+	return sum
+}
+
+// awaitOutput returns when no output is in transit, or at the limit.
+func (f *followProcess) awaitOutput(limit <-chan struct{}) {
+	for began := time.Now(); ; {
+		f.mu.Lock()
+		quiet := time.Since(later(began, f.heard)) > quietOutput
+		f.mu.Unlock()
+		if quiet && f.unread() == 0 {
+			return
+		}
+		select {
+		case <-limit:
+			return
+		case <-time.After(quietOutput / 10):
+		}
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// run runs one process until it ends. If it ends without a result, the error says
+// how.
+func (f *followProcess) run(ctx context.Context, config followConfig) error {
+	var ours, theirs []*os.File
+	closeAll := func(files []*os.File) {
+		for _, file := range files {
+			file.Close()
+		}
+	}
+	defer func() { closeAll(ours) }()
+	for range 3 {
+		reader, writer, err := os.Pipe()
+		if err != nil {
+			closeAll(theirs)
+			return fmt.Errorf("make pipe: %w", err)
+		}
+		ours, theirs = append(ours, reader), append(theirs, writer)
+	}
+	// This side holds the writing end of the third pipe, and never writes to it.
+	ours[2], theirs[2] = theirs[2], ours[2]
+	var fds linux.FDTable
+	fds.Add(fdEvents, theirs[0])
+	fds.Add(fdOutput, theirs[1])
+	fds.Add(fdLife, theirs[2])
+	var said tailBuffer
+	process := exec.Command("/proc/self/exe", FollowArg)
+	process.Args[0] = "berth"
+	process.Stderr = &said
+	err := fds.Start(process, config)
+	closeAll(theirs)
+	if err != nil {
+		return fmt.Errorf("could not be started: %w", err)
+	}
+	gone := make(chan struct{})
+	defer close(gone)
+	go sandbox.KeepRunning(process.Process.Pid, gone)
+	var group errgroup.Group
+	group.Go(func() error { return f.readEvents(ours[0]) })
+	group.Go(func() error {
+		err := f.readOutput(ours[1])
+		if err != nil { // nobody reads the output any more
+			_ = process.Process.Kill()
+		}
+		return err
+	})
+	read := make(chan error, 1)
+	go func() { read <- group.Wait() }()
+	var problem error
+	select {
+	case problem = <-read:
+	case <-ctx.Done():
+		// Perhaps nobody reads the output any more, so limit the wait.
+		limit, stop := context.WithTimeout(context.WithoutCancel(ctx), lastOutput)
+		defer stop()
+		f.awaitOutput(limit.Done())
+		_ = process.Process.Kill()
+		select {
+		case <-read:
+		case <-limit.Done():
+		}
+		_ = process.Wait()
+		return context.Cause(ctx)
+	}
+	err = process.Wait()
+	if f.last.Result != nil {
+		return nil
+	}
+	if problem != nil {
+		return problem
+	}
+	return fmt.Errorf("ended: %v%s", errOr(err, "without a result"), said.panicked())
+}
+
+func errOr(err error, otherwise string) string {
+	if err == nil {
+		return otherwise
+	}
+	return err.Error()
+}
+
+func (f *followProcess) readEvents(from io.Reader) error {
+	for decoder := json.NewDecoder(from); ; {
+		var event followEvent
+		if err := decoder.Decode(&event); err != nil {
+			return nil // the process has ended, perhaps in the middle of an event
+		}
+		switch {
+		case event.Result != nil:
+			f.last = event
+		case event.Note != "":
+			f.streams.Note(event.Note)
+		case event.Tell != "":
+			f.streams.Tell(event.Tell)
+		case event.Lose != "":
+			f.lost.Add(event.Loss)
+			f.streams.Lose(event.Lose, event.Loss)
+		}
+	}
+}
+
+// readOutput passes output on when the mark after it has arrived.
+func (f *followProcess) readOutput(from io.Reader) error {
+	reader := bufio.NewReaderSize(from, 64<<10)
+	var batch []containerlog.Frame
+	for {
+		frame, err := containerlog.ReadFrame(reader)
+		if err != nil {
+			return nil // the process has ended, perhaps in the middle of a batch
+		}
+		if frame.Kind != containerlog.KindPosition {
+			f.hold(int64(len(frame.Data)))
+			batch = append(batch, frame)
+			continue
+		}
+		var mark followMark
+		if err := json.Unmarshal(frame.Data, &mark); err != nil {
+			return fmt.Errorf("decode a mark: %w", err)
+		}
+		f.mu.Lock()
+		f.behind[mark.Key] = mark.Mark.Behind + int64(len(mark.Mark.Out)+len(mark.Mark.Err))
+		f.mu.Unlock()
+		for _, b := range batch {
+			to := f.streams.Out
+			if b.Kind == containerlog.KindStderr {
+				to = f.streams.Err
+			}
+			if _, err := to.Write(b.Data); err != nil {
+				f.mu.Lock()
+				f.refused = true
+				f.mu.Unlock()
+				return err
+			}
+			f.hold(-int64(len(b.Data)))
+		}
+		batch = batch[:0]
+		f.streams.Progress.Note(mark.Key, mark.Mark)
+	}
+}
+
+// hold adds to the number of bytes that were received and not passed on.
+func (f *followProcess) hold(bytes int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.held += bytes
+	f.heard = time.Now()
+}
+
+// tailBuffer keeps the beginning of a process's standard error.
+type tailBuffer struct{ bytes.Buffer }
+
+func (b *tailBuffer) Write(data []byte) (int, error) {
+	if room := 16<<10 - b.Len(); room > 0 {
+		b.Buffer.Write(data[:min(room, len(data))])
+	}
+	return len(data), nil
+}
+
+// panicked returns the reason of a panic, or the first line of the output.
+func (b *tailBuffer) panicked() string {
+	first := ""
+	for line := range strings.Lines(b.String()) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {
+			return ": " + line
+		}
+		if first == "" && line != "" {
+			first = ": " + line
+		}
+	}
+	return first
+}
+
+// output passes on the output of the workload. When nobody reads it any more, the
+// run ends, as other programs do.
+type output struct {
+	to     io.Writer
+	giveUp context.CancelCauseFunc
+}
+
+func (o *output) Write(data []byte) (int, error) {
+	n, err := o.to.Write(data)
+	switch {
+	case errors.Is(err, syscall.EPIPE):
+		o.giveUp(&exitcode.Error{Code: exitcode.Signal + int(syscall.SIGPIPE), Err: errors.New("nobody reads the output any more")})
+	case err != nil:
+		o.giveUp(&exitcode.Error{Code: exitcode.Output, Err: fmt.Errorf("pass on the workload's output: %w", err)})
+	}
+	return n, err
+}

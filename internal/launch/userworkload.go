@@ -1,0 +1,97 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/kube/workload"
+	"berth.dev/berth/internal/launch/allocation"
+	"berth.dev/berth/internal/launch/command"
+)
+
+// userWorkload is what the user runs on a cluster: objects, and a command or the end of
+// the objects.
+type userWorkload struct {
+	Options
+	// allocation is nil outside Slurm.
+	allocation *allocation.Allocation
+	client     *workload.Client
+	kubeconfig []byte // of client
+	objects    []workload.Object
+	// progress is set if another node may follow the workload after this one.
+	progress *workload.Progress
+	// asked is set when a signal has come and the workload was asked to end.
+	asked   atomic.Bool
+	mu      sync.Mutex
+	command *command.Parent
+}
+
+// connect sets the kubeconfig and a client for it.
+func (w *userWorkload) connect(kubeconfig []byte) (err error) {
+	w.kubeconfig = kubeconfig
+	w.client, err = workload.NewClient(kubeconfig)
+	return err
+}
+
+// runCommand runs the user's command, with further variables for its environment.
+func (w *userWorkload) runCommand(ctx context.Context, tools command.Tools, env map[string]string) (int, error) {
+	return command.Command{
+		Args: w.Spec.Command, Tools: tools, Getenv: w.Getenv, Env: env,
+		Stdin: w.Stdin, Stdout: w.Stdout, Stderr: w.Stderr,
+	}.Run(ctx, func(parent *command.Parent) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.command = parent
+	})
+}
+
+// getCommand returns the parent of the command, or nil.
+func (w *userWorkload) getCommand() *command.Parent {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.command
+}
+
+// follow follows the objects until they have ended. ids describes the user and
+// group ids of pods.
+func (w *userWorkload) follow(ctx context.Context, ids string, giveUp context.CancelCauseFunc) (int, error) {
+	result, err := w.followApart(ctx, w.kubeconfig, w.objects, workload.Streams{NoPull: w.Spec.NoPull, IDs: ids, Progress: w.progress}, giveUp)
+	return w.result(result, w.asked.Load(), err)
+}
+
+// result returns the exit code of a workload and logs the reason of a failure.
+func (o Options) result(result workload.Result, asked bool, err error) (int, error) {
+	var stuck *workload.NeverStarts
+	if errors.As(err, &stuck) {
+		return 0, exitcode.Wrap(exitcode.NeverStarts, err)
+	}
+	if err == nil && result.Code != 0 && !asked {
+		o.Log.Warn(result.Reason)
+	}
+	if err == nil && result.Lost != "" && result.Code == 0 && !asked {
+		return 0, exitcode.Wrap(exitcode.Output, fmt.Errorf("pass on the workload's output: lost: %s; the workload itself has succeeded", result.Lost))
+	}
+	return result.Code, err
+}
+
+// end asks the command to end within grace, and calls pods, which asks the pods. It
+// returns when both have ended, or with ctx.
+func (w *userWorkload) end(ctx context.Context, grace time.Duration, pods func()) {
+	var both sync.WaitGroup
+	if parent := w.getCommand(); parent != nil {
+		parent.End(grace)
+		both.Go(func() {
+			select {
+			case <-parent.Ended():
+			case <-ctx.Done():
+			}
+		})
+	}
+	both.Go(pods)
+	both.Wait()
+}
