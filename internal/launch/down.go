@@ -53,9 +53,3 @@ func (r *run) leaveMembers() {
 		r.apiListener.Close()
 	}
 }
-
-func (r *run) closeControl() {
-	if r.control != nil {
-		r.control.Close()
-	}
-}

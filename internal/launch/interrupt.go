@@ -10,32 +10,20 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/kube/workload"
-	"berth.dev/berth/internal/launch/allocation"
 )
 
 // askToEnd asks pods and the command to end, and waits as long as the cause
 // allows.
 func (r *run) askToEnd(ctx context.Context, cause error) {
 	r.saver.finish()
-	var reason *allocation.Interrupted
 	var told *toldToEnd
-	var over *allocation.TimeUp
-	switch {
-	case errors.As(cause, &reason):
-		r.work.asked.Store(true)
-		allocation.InGrace(ctx, r.Log, reason.Notice(), r.allocation.GraceNow(ctx, reason.Signal), r.endWorkload)
-	case errors.As(cause, &over):
-		r.work.asked.Store(true)
-		allocation.InGrace(ctx, r.Log, over.Error(), over.Grace, r.endWorkload)
-	case errors.As(cause, &told):
-		ctx, cancel := context.WithTimeout(ctx, told.order.Grace)
-		defer cancel()
-		told.answer(r.drain(ctx, told.order.Grace))
+	if !errors.As(cause, &told) {
+		r.work.end(ctx, cause, func(ctx context.Context, grace time.Duration) { r.drain(ctx, grace) })
+		return
 	}
-}
-
-func (r *run) endWorkload(ctx context.Context, grace time.Duration) {
-	r.work.end(ctx, grace, func() { r.drain(ctx, grace) })
+	ctx, cancel := context.WithTimeout(ctx, told.order.Grace)
+	defer cancel()
+	told.answer(r.drain(ctx, told.order.Grace))
 }
 
 // drain asks all pods to end and waits for them.

@@ -59,7 +59,7 @@ func (r *run) takePart(ctx context.Context) (code int, err error) {
 			}
 			code, err = r.takeOver(ctx, signalled, func() { lead(errLeads) }, cancel)
 			return err
-		}, stop: r.closeControl},
+		}, stop: func() { r.control.Close() }},
 	}
 	if err := r.start.run(ctx, func(string) {}); err != nil {
 		if ctx.Err() != nil {

@@ -39,13 +39,12 @@ const (
 	balancerListenerFD = balancerNotifyFD + 1
 )
 
-// replicaRoles returns the roles of a node in a cluster with several control
-// planes. The balancer connects clients to a live API server. A node with a
-// control plane also runs the control plane and, in a separate process, its
-// controllers. The controllers end when they lose an election, which must not end
-// etcd.
+// replicaRoles returns the further roles of a node in a cluster with several control
+// planes. The balancer connects clients to a live API server. The controllers of a
+// control plane are a separate process. They end when they lose an election, which
+// must not end etcd.
 func replicaRoles(plan cluster.Plan, box *sandbox.Sandbox, listener *os.File) []*supervisor.Role {
-	kube, file := filepath.Join(plan.Paths.Libexec, "berth-kube"), plan.Paths.Plan()
+	file := plan.Paths.Plan()
 	way := supervisor.InSandbox(box, &supervisor.Role{
 		Name: "balancer", Path: "/proc/self/exe",
 		Args: []string{BalancerArg, file, strconv.FormatBool(plan.Control())},
@@ -54,18 +53,10 @@ func replicaRoles(plan cluster.Plan, box *sandbox.Sandbox, listener *os.File) []
 		return []*supervisor.Role{way}
 	}
 	way.Passed = []supervisor.Passed{{File: listener}}
-	return []*supervisor.Role{
-		way,
-		supervisor.InSandbox(box, &supervisor.Role{
-			Name: "control", Path: kube,
-			Args: []string{"control", "--plan", file}, NotifyFlag: "--notify-fd",
-			Passed: []supervisor.Passed{{Flag: "--listener-fd", File: box.Listener}},
-		}),
-		supervisor.InSandbox(box, &supervisor.Role{
-			Name: "controllers", Path: kube,
-			Args: []string{"controllers", "--plan", file}, NotifyFlag: "--notify-fd",
-		}),
-	}
+	return []*supervisor.Role{way, supervisor.InSandbox(box, &supervisor.Role{
+		Name: "controllers", Path: filepath.Join(plan.Paths.Libexec, "berth-kube"),
+		Args: []string{"controllers", "--plan", file}, NotifyFlag: "--notify-fd",
+	})}
 }
 
 // Balancer is the main function of the balancer. It returns the exit status.

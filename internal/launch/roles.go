@@ -32,14 +32,17 @@ func (n *node) startRoles(ctx context.Context) error {
 	paths := n.plan.Paths
 	program := func(name string) string { return filepath.Join(paths.Libexec, name) }
 	var roles []*supervisor.Role
-	switch {
-	case n.plan.Replicated():
-		roles = append(roles, replicaRoles(n.plan, n.box, n.apiListener)...)
-	case n.plan.Control():
+	if n.plan.Replicated() {
+		roles = replicaRoles(n.plan, n.box, n.apiListener)
+	}
+	if n.plan.Control() {
 		control := &supervisor.Role{
 			Name: "control", Path: program("berth-kube"),
 			Args: []string{"control", "--plan", paths.Plan()}, NotifyFlag: "--notify-fd",
-			Passed: []supervisor.Passed{{Flag: "--listener-fd", File: n.box.Listener}, {Flag: "--listener-fd", File: n.apiListener}},
+			Passed: []supervisor.Passed{{Flag: "--listener-fd", File: n.box.Listener}},
+		}
+		if !n.plan.Replicated() { // otherwise the balancer has it
+			control.Passed = append(control.Passed, supervisor.Passed{Flag: "--listener-fd", File: n.apiListener})
 		}
 		if n.saver != nil {
 			control.Passed = append(control.Passed, supervisor.Passed{Flag: "--state-fd", File: n.saver.socket})

@@ -132,7 +132,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		{name: "directories", do: r.makeDirectories, undo: func() error { return r.dirs.leave(r.box != nil) }},
 		{name: "state", do: r.openState, undo: func() error { return r.saver.close() }},
 		// A cluster that ends accepts no more requests to end.
-		{name: "control socket", do: func(ctx context.Context) error { return r.listenForDown(ctx, giveUp) }, stop: r.closeControl},
+		{name: "control socket", do: func(ctx context.Context) error { return r.listenForDown(ctx, giveUp) }, stop: func() { r.control.Close() }},
 		// The other nodes begin to end at once, and the API server's clients are
 		// refused when the control plane has ended.
 		{name: "plan", do: r.makePlan, stop: r.leaveMembers, undo: r.dropPlan},

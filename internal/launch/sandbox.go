@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"path/filepath"
+	"strings"
 
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/launch/hostnet"
@@ -105,23 +106,22 @@ func (n *node) sandboxFiles() (map[string]sandbox.File, error) {
 		return nil, err
 	}
 	paths := n.plan.Paths
-	for path, content := range map[string][]byte{
+	readable := map[string][]byte{
 		paths.Plan():                          encoded,
 		paths.ContainerdConfig():              containerdconf.Containerd(n.plan),
 		paths.CNIConfig() + "/berth.conflist": containerdconf.CNI(n.plan),
 		paths.Corefile():                      dnsconf.Corefile(n.plan),
 		paths.ResolvConf():                    resolvConf(n.plan.Addresses.Gateway),
-	} {
+	}
+	maps.Copy(readable, containerdconf.RegistryHosts(n.plan))
+	for name, content := range n.host.devices.Specs {
+		readable[filepath.Join(paths.CDI(), name)] = content
+	}
+	for path, content := range readable {
 		files[path] = sandbox.File{Mode: 0o644, Content: content}
 	}
 	if restored := n.saver.takeRestored(); restored != nil {
 		files[paths.Restore()] = *restored
-	}
-	for name, content := range n.host.devices.Specs {
-		files[filepath.Join(paths.CDI(), name)] = sandbox.File{Mode: 0o644, Content: content}
-	}
-	for path, content := range containerdconf.RegistryHosts(n.plan) {
-		files[path] = sandbox.File{Mode: 0o644, Content: content}
 	}
 	maps.Copy(files, n.pulls.Files(paths.Run))
 	return files, n.dirs.debug.keepConfig(files)
@@ -134,11 +134,7 @@ func resolvConf(gateway netip.Addr) []byte {
 	text := fmt.Sprintf("nameserver %s\n", gateway)
 	resolvers, err := egress.HostResolvers("/etc/resolv.conf")
 	if err == nil && len(resolvers.Search) > 0 {
-		text += "search"
-		for _, domain := range resolvers.Search {
-			text += " " + domain
-		}
-		text += "\n"
+		text += "search " + strings.Join(resolvers.Search, " ") + "\n"
 	}
 	return []byte(text)
 }

@@ -17,10 +17,9 @@ func (r *run) takeImages(ctx context.Context) {
 			return
 		}
 		archives, err := archive.Find(images)
+		err = exitcode.Wrap(exitcode.NoInput, err)
 		if err == nil {
 			err = r.monitor.BringImages(ctx, archives, func() error { return r.importArchives(ctx, archives, archive.Source{}) })
-		} else {
-			err = exitcode.Wrap(exitcode.NoInput, err)
 		}
 		if err != nil {
 			answer(&persistent.Refusal{Code: exitcode.Of(err), Text: err.Error()})

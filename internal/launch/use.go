@@ -242,17 +242,10 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 
 // askToEnd asks the command and the applied objects to end.
 func (u *user) askToEnd(ctx context.Context, cause error) {
-	var reason *allocation.Interrupted
-	if !errors.As(cause, &reason) {
-		return
-	}
-	u.asked.Store(true)
-	allocation.InGrace(ctx, u.Log, reason.Notice(), u.allocation.GraceNow(ctx, reason.Signal), func(ctx context.Context, grace time.Duration) {
-		u.end(ctx, grace, func() {
-			if !u.Keep {
-				_ = u.client.Remove(ctx, u.objects) // leave reports errors
-			}
-		})
+	u.end(ctx, cause, func(ctx context.Context, _ time.Duration) {
+		if !u.Keep {
+			_ = u.client.Remove(ctx, u.objects) // leave reports errors
+		}
 	})
 }
 

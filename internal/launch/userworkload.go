@@ -79,19 +79,31 @@ func (o Options) result(result workload.Result, asked bool, err error) (int, err
 	return result.Code, err
 }
 
-// end asks the command to end within grace, and calls pods, which asks the pods. It
-// returns when both have ended, or with ctx.
-func (w *userWorkload) end(ctx context.Context, grace time.Duration, pods func()) {
-	var both sync.WaitGroup
-	if parent := w.getCommand(); parent != nil {
-		parent.End(grace)
-		both.Go(func() {
-			select {
-			case <-parent.Ended():
-			case <-ctx.Done():
-			}
-		})
+// end asks the command and, by the function pods, the pods to end if a signal or the
+// time limit is the cause. It returns when both have ended, or with the time for it.
+func (w *userWorkload) end(ctx context.Context, cause error, pods func(context.Context, time.Duration)) {
+	both := func(ctx context.Context, grace time.Duration) {
+		var ending sync.WaitGroup
+		if parent := w.getCommand(); parent != nil {
+			parent.End(grace)
+			ending.Go(func() {
+				select {
+				case <-parent.Ended():
+				case <-ctx.Done():
+				}
+			})
+		}
+		ending.Go(func() { pods(ctx, grace) })
+		ending.Wait()
 	}
-	both.Go(pods)
-	both.Wait()
+	var reason *allocation.Interrupted
+	var over *allocation.TimeUp
+	switch {
+	case errors.As(cause, &reason):
+		w.asked.Store(true)
+		allocation.InGrace(ctx, w.Log, reason.Notice(), w.allocation.GraceNow(ctx, reason.Signal), both)
+	case errors.As(cause, &over):
+		w.asked.Store(true)
+		allocation.InGrace(ctx, w.Log, over.Error(), over.Grace, both)
+	}
 }

@@ -146,8 +146,12 @@ func (s *ControlSocket) next(ctx context.Context, from <-chan asked) (asked, err
 	}
 }
 
-// Close stops accepting requests. Clients that wait for an answer get none.
+// Close stops accepting requests. Clients that wait for an answer get none. It does
+// nothing on nil.
 func (s *ControlSocket) Close() {
+	if s == nil {
+		return
+	}
 	s.listener.Close()
 	s.close()
 }
