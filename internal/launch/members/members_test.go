@@ -7,6 +7,8 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/launch/archive"
+	"berth.dev/berth/internal/launch/identity"
 )
 
 func TestARunOnOneNodeHasOneMember(t *testing.T) {
@@ -25,6 +27,17 @@ func TestARunOnOneNodeHasOneMember(t *testing.T) {
 	offers, err := m.Gather(t.Context(), 4)
 	if err != nil || len(offers) != 1 || m.listener != nil {
 		t.Errorf("it waits for %d nodes: %v", len(offers)-1, err)
+	}
+	archives := []archive.Archive{{Path: "/images/a.tar"}}
+	if err := errors.Join(m.UseInterface("no such interface"), m.SendPlans(t.Context(), make([]cluster.Plan, 1), identity.Set{}, archives)); err != nil || m.archives != nil {
+		t.Errorf("it prepares a network, or serves archives to nobody: %v", err)
+	}
+	monitor, imported := m.Monitor(t.Context(), MonitorConfig{}), false
+	if err := monitor.Await(t.Context()); err != nil || !monitor.complete.Load() {
+		t.Errorf("it waits for other nodes: %v", err)
+	}
+	if err := monitor.BringImages(t.Context(), archives, func() error { imported = true; return nil }); err != nil || !imported {
+		t.Errorf("the archives are not imported here: %v", err)
 	}
 	// Nobody waits for this node, so the error stays with it.
 	why := errors.New("no room")
