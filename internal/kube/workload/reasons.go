@@ -210,9 +210,17 @@ type trouble struct {
 	needsPod bool
 }
 
+// diagnosis finds the trouble of a pod by what Kubernetes reports.
+type diagnosis struct {
+	noPull bool
+	// ids describes the node's user and group IDs, such as "0 to 65536". It is
+	// empty if unknown.
+	ids string
+}
+
 // newTrouble returns the trouble of a row, as its message shows it.
-func (s *stuckPods) newTrouble(row kind, reached stage, object, reason, message string) *trouble {
-	t := &trouble{kind: row, stage: reached, err: s.neverStarts(object, reason, message)}
+func (d diagnosis) newTrouble(row kind, reached stage, object, reason, message string) *trouble {
+	t := &trouble{kind: row, stage: reached, err: d.neverStarts(object, reason, message)}
 	if says(message, outOfRange) || says(message, kernelRefuses) {
 		t.effect, t.timeout = certain, noTimeout
 	}
@@ -249,19 +257,19 @@ func stageOf(pod *corev1.Pod) stage {
 }
 
 // troubleOf returns why a pod waits by its status, nil if that does not say it.
-func (s *stuckPods) troubleOf(pod *corev1.Pod) *trouble {
-	if t := s.containerTrouble(pod); t != nil || stageOf(pod) != stageScheduling {
+func (d diagnosis) troubleOf(pod *corev1.Pod) *trouble {
+	if t := d.containerTrouble(pod); t != nil || stageOf(pod) != stageScheduling {
 		return t
 	}
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
-			return s.schedulingTrouble(pod, condition.Reason, condition.Message)
+			return d.schedulingTrouble(pod, condition.Reason, condition.Message)
 		}
 	}
 	return nil
 }
 
-func (s *stuckPods) schedulingTrouble(pod *corev1.Pod, reason, message string) *trouble {
+func (d diagnosis) schedulingTrouble(pod *corev1.Pod, reason, message string) *trouble {
 	row := kind{classNeeds, mendable, otherTimeout}
 	switch {
 	case reason == corev1.PodReasonSchedulingGated:
@@ -277,34 +285,34 @@ func (s *stuckPods) schedulingTrouble(pod *corev1.Pod, reason, message string) *
 	case slices.ContainsFunc(roomReasons, func(words string) bool { return strings.Contains(message, words) }):
 		row = kind{classRoom, crowded, idleTimeout}
 	}
-	t := s.newTrouble(row, stageScheduling, "pod "+pod.Name, reason, message)
+	t := d.newTrouble(row, stageScheduling, "pod "+pod.Name, reason, message)
 	t.tainted, t.tooLarge = row.class == classTaint, row.class == classRoom && isTooLarge(message)
 	return t
 }
 
 // containerTrouble returns why a container cannot be started.
-func (s *stuckPods) containerTrouble(pod *corev1.Pod) *trouble {
+func (d diagnosis) containerTrouble(pod *corev1.Pod) *trouble {
 	for _, status := range pod.Status.InitContainerStatuses {
-		if t := s.troubleOfContainer(pod, &status, true); t != nil {
+		if t := d.troubleOfContainer(pod, &status, true); t != nil {
 			return t
 		}
 	}
 	for _, status := range pod.Status.ContainerStatuses {
-		if t := s.troubleOfContainer(pod, &status, false); t != nil {
+		if t := d.troubleOfContainer(pod, &status, false); t != nil {
 			return t
 		}
 	}
 	return nil
 }
 
-func (s *stuckPods) troubleOfContainer(pod *corev1.Pod, status *corev1.ContainerStatus, init bool) *trouble {
+func (d diagnosis) troubleOfContainer(pod *corev1.Pod, status *corev1.ContainerStatus, init bool) *trouble {
 	name := "pod " + pod.Name
 	if failed := startError(status); failed != nil {
 		if what := missingProgram(failed.Message); what != "" {
-			return s.newTrouble(kind{classProgram, certain, pullTimeout}, stageContainers, name, failed.Reason,
+			return d.newTrouble(kind{classProgram, certain, pullTimeout}, stageContainers, name, failed.Reason,
 				fmt.Sprintf("container %s: image %s %s", status.Name, imageOf(pod, status), what))
 		}
-		return s.newTrouble(kind{classCreate, certain, otherTimeout}, stageContainers, name, failed.Reason,
+		return d.newTrouble(kind{classCreate, certain, otherTimeout}, stageContainers, name, failed.Reason,
 			fmt.Sprintf("container %s: %s", status.Name, plain(failed.Message)))
 	}
 	waiting := status.State.Waiting
@@ -315,11 +323,11 @@ func (s *stuckPods) troubleOfContainer(pod *corev1.Pod, status *corev1.Container
 	if !ok || row.class == classCrash && !init {
 		return nil // the log of a container that ran says more
 	}
-	t := s.newTrouble(row, stageContainers, name, waiting.Reason, fmt.Sprintf("container %s: %s", status.Name, plain(waiting.Message)))
-	if row.class == classPull && (s.noPull || podRemedy(waiting.Message) != "") {
+	t := d.newTrouble(row, stageContainers, name, waiting.Reason, fmt.Sprintf("container %s: %s", status.Name, plain(waiting.Message)))
+	if row.class == classPull && (d.noPull || podRemedy(waiting.Message) != "") {
 		t.timeout = noTimeout
 	}
-	if isPull(waiting.Reason) && s.noPull {
+	if isPull(waiting.Reason) && d.noPull {
 		t.err.Remedy = "no archive holds this image under this name: give it as one (--image FILE or --image NAME=FILE), or leave --no-pull away"
 	}
 	return t
@@ -351,12 +359,12 @@ func startError(status *corev1.ContainerStatus) *corev1.ContainerStateTerminated
 
 // rejected returns why the kubelet refused a pod, nil if it did not or if another
 // pod like this one may be luckier.
-func (s *stuckPods) rejected(pod *corev1.Pod) *trouble {
+func (d diagnosis) rejected(pod *corev1.Pod) *trouble {
 	if !rejections[pod.Status.Reason] {
 		return nil
 	}
 	message := strings.TrimPrefix(pod.Status.Message, "Pod was rejected: ")
-	return s.newTrouble(kind{classRejected, certain, pullTimeout}, stageContainers, "pod "+pod.Name, pod.Status.Reason, message)
+	return d.newTrouble(kind{classRejected, certain, pullTimeout}, stageContainers, "pod "+pod.Name, pod.Status.Reason, message)
 }
 
 // isTooLarge reads the scheduler's message: for a pod that only lacks room, it

@@ -121,12 +121,12 @@ var remedies = []struct{ reasons, words, remedy string }{
 const outOfRange = "cannot setuid to unmapped|cannot setgid to unmapped|setgroups: invalid argument|chown &: invalid argument"
 
 // remedy returns advice for the user.
-func (s *stuckPods) remedy(reason, message string) string {
+func (d diagnosis) remedy(reason, message string) string {
 	switch {
 	case isPull(reason) && podRemedy(message) != "":
 		return podRemedy(message)
 	case says(message, outOfRange):
-		return s.idRemedy()
+		return d.idRemedy()
 	}
 	for _, row := range remedies {
 		if slices.Contains(strings.Split(row.reasons, "|"), reason) && says(message, row.words) {
@@ -147,10 +147,10 @@ func says(message, words string) bool {
 }
 
 // idRemedy is for users and groups that the nodes do not have.
-func (s *stuckPods) idRemedy() string {
+func (d diagnosis) idRemedy() string {
 	has := ""
-	if s.ids != "" {
-		has = ", " + s.ids
+	if d.ids != "" {
+		has = ", " + d.ids
 	}
 	return "set runAsUser, runAsGroup, fsGroup and supplementalGroups to ids that the nodes have" + has +
 		"; they are your own and your subordinate ids (/etc/subuid, /etc/subgid)"

@@ -26,9 +26,9 @@ func (e *NeverStarts) why() string {
 	return fmt.Sprintf("%s: %s; %s", e.Reason, e.Message, e.Remedy)
 }
 
-func (s *stuckPods) neverStarts(object, reason, message string) *NeverStarts {
+func (d diagnosis) neverStarts(object, reason, message string) *NeverStarts {
 	message = plain(message)
-	return &NeverStarts{Object: object, Reason: reason, Message: message, Remedy: s.remedy(reason, message)}
+	return &NeverStarts{Object: object, Reason: reason, Message: message, Remedy: d.remedy(reason, message)}
 }
 
 // waiting is the state of an object that has not started: a pod, or an object whose
@@ -124,17 +124,14 @@ type stuckPods struct {
 	// served is when a server pod last began to run.
 	served time.Time
 	// notes holds messages for the user since the last takeNotes.
-	notes  []string
-	noPull bool
-	// ids describes the node's user and group IDs, such as "0 to 65536". It is
-	// empty if unknown.
-	ids string
+	notes []string
+	diagnosis
 }
 
 func newStuckPods(noPull bool) *stuckPods {
 	return &stuckPods{
 		pods: map[types.UID]*waiting{}, owners: map[types.UID]*waiting{}, deployments: map[types.NamespacedName]types.UID{},
-		attempts: map[types.UID]*waiting{}, started: map[types.UID]time.Time{}, working: map[types.UID]bool{}, noPull: noPull,
+		attempts: map[types.UID]*waiting{}, started: map[types.UID]time.Time{}, working: map[types.UID]bool{}, diagnosis: diagnosis{noPull: noPull},
 	}
 }
 

@@ -70,6 +70,10 @@ func (s *stuckPods) handleUnknownNodes(nodes []corev1.Node, now time.Time) {
 // handleTaints finds the node that will accept the pod soonest. If no taint of a
 // node keeps the pod away, the scheduler will notice that node.
 func (s *stuckPods) handleTaints(w *waiting, nodes []corev1.Node) {
+	pressure := otherTimeout
+	if !s.idleSince.IsZero() {
+		pressure = pressurePatience
+	}
 	var best *NeverStarts
 	var longest time.Duration
 	for _, node := range nodes {
@@ -77,7 +81,7 @@ func (s *stuckPods) handleTaints(w *waiting, nodes []corev1.Node) {
 		if len(against) == 0 {
 			return
 		}
-		timeout, why := s.judgeNode(node.Name, against)
+		timeout, why := judgeNode(node.Name, against, pressure)
 		if best == nil || timeout > longest {
 			longest, best = timeout, why
 		}
@@ -90,12 +94,12 @@ func (s *stuckPods) handleTaints(w *waiting, nodes []corev1.Node) {
 }
 
 // judgeNode returns the time to wait for a node, and names the taint that will stay
-// longest.
-func (s *stuckPods) judgeNode(node string, against []corev1.Taint) (time.Duration, *NeverStarts) {
+// longest. pressure is the time to wait for the end of a pressure.
+func judgeNode(node string, against []corev1.Taint, pressure time.Duration) (time.Duration, *NeverStarts) {
 	var why *NeverStarts
 	var shortest time.Duration
 	for _, taint := range against {
-		timeout, remedy := s.judgeTaint(node, taint)
+		timeout, remedy := judgeTaint(node, taint, pressure)
 		if why == nil || timeout < shortest {
 			shortest = timeout
 			why = &NeverStarts{Message: fmt.Sprintf("node %s has the taint %s", node, taint.ToString()), Remedy: remedy}
@@ -106,11 +110,7 @@ func (s *stuckPods) judgeNode(node string, against []corev1.Taint) (time.Duratio
 
 // judgeTaint returns the time to wait until a taint is removed, and the remedy if
 // it stays.
-func (s *stuckPods) judgeTaint(node string, taint corev1.Taint) (timeout time.Duration, remedy string) {
-	pressure := otherTimeout
-	if !s.idleSince.IsZero() {
-		pressure = pressurePatience
-	}
+func judgeTaint(node string, taint corev1.Taint, pressure time.Duration) (timeout time.Duration, remedy string) {
 	switch taint.Key {
 	case corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable, corev1.TaintNodeNetworkUnavailable:
 		// They stay a while after the node is ready, longer on a slow one.
