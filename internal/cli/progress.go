@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
 	"berth.dev/berth/internal/launch"
@@ -18,27 +19,34 @@ import (
 // progress shows the bring-up of a cluster and berth's own words, on standard
 // error. It is a slog.Handler too, so that both share one place and one lock.
 type progress struct {
-	mu      sync.Mutex
-	to      io.Writer
-	start   time.Time
-	quiet   bool
-	verbose bool
+	mu    sync.Mutex
+	to    io.Writer
+	start time.Time
+	verbosity
 	// without is a step that this run does not have.
 	without string
 	// live shows the steps on a terminal until all are done; nil elsewhere.
 	live *liveSteps
 }
 
+// verbosity selects the messages of a command: only errors, or also details.
+type verbosity struct{ quiet, verbose bool }
+
+func (v *verbosity) addFlags(flags *pflag.FlagSet) {
+	flags.BoolVarP(&v.quiet, "quiet", "q", false, "print only errors")
+	flags.BoolVarP(&v.verbose, "verbose", "v", false, "print details")
+}
+
 // newLines returns a progress that writes a line for each step. It is for commands
 // that bring up no cluster in their own process.
-func newLines(to io.Writer, quiet, verbose bool) *progress {
-	return &progress{to: to, start: time.Now(), quiet: quiet, verbose: verbose}
+func newLines(to io.Writer, v verbosity) *progress {
+	return &progress{to: to, start: time.Now(), verbosity: v}
 }
 
 // newProgress writes to a file; on a terminal the steps are shown live.
-func newProgress(to *os.File, quiet, verbose bool) *progress {
-	p := newLines(to, quiet, verbose)
-	if !quiet && !verbose && term.IsTerminal(int(to.Fd())) && os.Getenv("TERM") != "dumb" {
+func newProgress(to *os.File, v verbosity) *progress {
+	p := newLines(to, v)
+	if v == (verbosity{}) && term.IsTerminal(int(to.Fd())) && os.Getenv("TERM") != "dumb" {
 		p.live = newLiveSteps(to, p.start)
 	}
 	return p

@@ -8,7 +8,7 @@ import (
 func TestAStepThatARunDoesNotHaveIsNotShown(t *testing.T) {
 	for _, verbose := range []bool{false, true} {
 		var out strings.Builder
-		p := &progress{to: &out, verbose: verbose}
+		p := newLines(&out, verbosity{verbose: verbose})
 		p.step("node/ready")
 		p.omit("workload")
 		p.step("workload")

@@ -17,7 +17,7 @@ import (
 
 func newRunCommand() *cobra.Command {
 	var spec cluster.Spec
-	var quiet, verbose bool
+	var shown verbosity
 	var use runFlags
 	command := &cobra.Command{
 		Use:   "run [JOB] [flags] [-f MANIFEST]... [--image ARCHIVE]... [-- COMMAND...]",
@@ -57,9 +57,9 @@ messages go to standard error.`,
 				return err
 			}
 			if job := use.target(preferred.Getenv); job != "" {
-				return runInJob(command, job, spec, use, preferred.Getenv, quiet, verbose)
+				return runInJob(command, job, spec, use, preferred.Getenv, shown)
 			}
-			return run(command.Context(), spec, use, preferred, quiet, verbose)
+			return run(command.Context(), spec, use, preferred, shown)
 		},
 	}
 	flags := command.Flags()
@@ -68,7 +68,7 @@ messages go to standard error.`,
 	addHereFlag(flags, &use.here)
 	flags.BoolVar(&use.own, "own-cluster", false, "start a cluster only for this run, even if 'berth up' has one")
 	flags.BoolVar(&use.keep, "keep", false, "do not delete what the manifests applied to the cluster of 'berth up'")
-	addProgressFlags(flags, &quiet, &verbose)
+	shown.addFlags(flags)
 	return command
 }
 
@@ -96,8 +96,8 @@ func shaping(flags *pflag.FlagSet) []string {
 }
 
 // run does what the spec asks for, and shows how.
-func run(ctx context.Context, spec cluster.Spec, use runFlags, preferred *preferences, quiet, verbose bool) error {
-	err := withProgress(quiet, verbose, func(progress *progress, reporter *crash.Reporter) (int, error) {
+func run(ctx context.Context, spec cluster.Spec, use runFlags, preferred *preferences, shown verbosity) error {
+	err := withProgress(shown, func(progress *progress, reporter *crash.Reporter) (int, error) {
 		return launch.Run(ctx, runOptions(spec, use, preferred.Getenv, progress, reporter, preferred.forbidden["here"]))
 	})
 	return explainOutside(ctx, err, preferred)
@@ -105,11 +105,11 @@ func run(ctx context.Context, spec cluster.Spec, use runFlags, preferred *prefer
 
 // withProgress does something that shows its steps, and returns its exit code as an
 // error. A panic meanwhile is reported in one sentence.
-func withProgress(quiet, verbose bool, do func(*progress, *crash.Reporter) (int, error)) error {
-	if quiet && verbose {
+func withProgress(shown verbosity, do func(*progress, *crash.Reporter) (int, error)) error {
+	if shown.quiet && shown.verbose {
 		return &usageError{errQuietVerbose}
 	}
-	progress := newProgress(os.Stderr, quiet, verbose)
+	progress := newProgress(os.Stderr, shown)
 	reporter, err := crash.Start(crash.BeforeWorkload())
 	if err != nil {
 		slog.New(progress).Debug(err.Error()) // a panic prints its stacks then
@@ -140,11 +140,6 @@ func runOptions(spec cluster.Spec, use runFlags, getenv func(string) string, pro
 
 func addHereFlag(flags *pflag.FlagSet, here *bool) {
 	flags.BoolVar(here, "here", false, "start a cluster on this host even if it belongs to a Slurm cluster and is not in an allocation")
-}
-
-func addProgressFlags(flags *pflag.FlagSet, quiet, verbose *bool) {
-	flags.BoolVarP(quiet, "quiet", "q", false, "print only errors")
-	flags.BoolVarP(verbose, "verbose", "v", false, "print details")
 }
 
 // addSpecFlags adds the flags of the cluster's Spec, which a run and a batch job

@@ -19,7 +19,8 @@ import (
 
 func newUpCommand() *cobra.Command {
 	var spec cluster.Spec
-	var quiet, verbose, foreground, env, here bool
+	var shown verbosity
+	var foreground, env, here bool
 	command := &cobra.Command{
 		Use:   "up [flags] [-f MANIFEST]... [--image ARCHIVE]...",
 		Short: "Start a cluster that stays for the rest of the allocation",
@@ -52,7 +53,7 @@ anyway, if the site permits it.`,
 	addHereFlag(flags, &here)
 	flags.BoolVar(&env, "env", false, "print shell commands that make kubectl and helm use the cluster")
 	flags.BoolVar(&foreground, launch.UpFlag, false, "do not return until the cluster has ended")
-	addProgressFlags(flags, &quiet, &verbose)
+	shown.addFlags(flags)
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		spec.Stay = true
 		changed := changedFlags(flags, "env")
@@ -61,12 +62,12 @@ anyway, if the site permits it.`,
 			return err
 		}
 		if foreground {
-			return run(command.Context(), spec, runFlags{given: given(flags), here: here}, preferred, quiet, verbose)
+			return run(command.Context(), spec, runFlags{given: given(flags), here: here}, preferred, shown)
 		}
-		if quiet && verbose {
+		if shown.quiet && shown.verbose {
 			return &usageError{errQuietVerbose}
 		}
-		progress := newLines(os.Stderr, quiet, verbose) // the process that does the steps shows them
+		progress := newLines(os.Stderr, shown) // the process that does the steps shows them
 		log := slog.New(progress)
 		args := append([]string{"up", "--" + launch.UpFlag}, changed...)
 		facts, err := launch.Up(command.Context(), launch.Options{
@@ -100,7 +101,7 @@ var errQuietVerbose = errors.New("--quiet and --verbose exclude each other")
 
 func newDownCommand() *cobra.Command {
 	var grace time.Duration
-	var quiet, verbose bool
+	var shown verbosity
 	command := &cobra.Command{
 		Use:   "down [JOB]",
 		Short: "End the cluster that 'berth up' has started",
@@ -112,7 +113,7 @@ returns when nothing of it is left. The allocation stays.`,
 			if grace < 0 {
 				return &usageError{fmt.Errorf("--grace %s: give a time such as 10s or 5m", grace)}
 			}
-			progress := newLines(os.Stderr, quiet, verbose)
+			progress := newLines(os.Stderr, shown)
 			code, err := launch.Down(command.Context(), launch.Options{Getenv: os.Getenv, Log: slog.New(progress)}, job, grace)
 			if err != nil && job != "" {
 				// Of a job that nobody can reach into, that is the reason.
@@ -129,7 +130,7 @@ returns when nothing of it is left. The allocation stays.`,
 		},
 	}
 	command.Flags().DurationVar(&grace, "grace", 0, "longest `time` that pods have to end (default: each pod's own grace period)")
-	addProgressFlags(command.Flags(), &quiet, &verbose)
+	shown.addFlags(command.Flags())
 	return command
 }
 

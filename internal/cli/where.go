@@ -45,12 +45,12 @@ func (f runFlags) target(getenv func(string) string) string {
 }
 
 // runInJob runs a workload on the cluster that the user has in a job.
-func runInJob(command *cobra.Command, job string, spec cluster.Spec, use runFlags, getenv func(string) string, quiet, verbose bool) error {
+func runInJob(command *cobra.Command, job string, spec cluster.Spec, use runFlags, getenv func(string) string, shown verbosity) error {
 	ctx := command.Context()
 	if use.own || use.here {
 		return &usageError{errors.New("--own-cluster and --here start a cluster, and a run with JOB uses the one in that job: give one of them")}
 	}
-	return withProgress(quiet, verbose, func(progress *progress, reporter *crash.Reporter) (int, error) {
+	return withProgress(shown, func(progress *progress, reporter *crash.Reporter) (int, error) {
 		options := runOptions(spec, use, getenv, progress, reporter, "")
 		if err := options.CheckUse(); err != nil {
 			return 0, err

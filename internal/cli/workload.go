@@ -12,7 +12,8 @@ import (
 
 func newWorkloadCommand() *cobra.Command {
 	var spec cluster.Spec
-	var quiet, verbose, here bool
+	var shown verbosity
+	var here bool
 	options := pflag.NewFlagSet("", pflag.ContinueOnError)
 	addSpecFlags(options, &spec)
 	addHereFlag(options, &here)
@@ -59,7 +60,7 @@ and from the environment, such as BERTH_IP_FAMILY=dual.`,
 			if err != nil {
 				return err
 			}
-			return run(command.Context(), spec, runFlags{here: here}, preferred, quiet, verbose)
+			return run(command.Context(), spec, runFlags{here: here}, preferred, shown)
 		},
 	}
 	flags := command.Flags()
@@ -68,6 +69,6 @@ and from the environment, such as BERTH_IP_FAMILY=dual.`,
 	for _, name := range []string{"image", "here", "debug-dir"} {
 		flags.AddFlag(options.Lookup(name))
 	}
-	addProgressFlags(flags, &quiet, &verbose)
+	shown.addFlags(flags)
 	return command
 }
