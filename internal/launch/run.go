@@ -48,8 +48,6 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	if inJob && (needsStep(job) || options.Spec.Stay && !isTask(job, options.Getenv)) {
 		return runInStep(ctx, options, job)
 	}
-	ctx, giveUp := context.WithCancelCause(ctx)
-	defer giveUp(nil)
 	slurm.KeepPMI(options.Getenv)
 	if inJob && !job.Acts() {
 		options.Log.Debug("another task of this node does the work; this one idles")
@@ -58,6 +56,13 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		}
 		return 0, idle(ctx, job, options)
 	}
+	return runNode(ctx, options, job, inJob, began)
+}
+
+// runNode runs this node of a cluster.
+func runNode(ctx context.Context, options Options, job slurm.Job, inJob bool, began phases) (code int, err error) {
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
 	order, err := members.ReadLocalConfig(options.Getenv, giveUp)
 	if err != nil {
 		return 0, err
@@ -80,20 +85,10 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	// The sandbox's processes have another working directory.
-	here, err := os.Getwd()
-	if err != nil {
-		return 0, fmt.Errorf("find the working directory: %w", err)
+	if err := resolvePaths(&options, all); err != nil {
+		return 0, err
 	}
-	options.Spec.Absolute(here)
-	if element := options.Getenv("SLURM_ARRAY_TASK_ID"); options.Spec.DebugDir != "" && element != "" {
-		// All elements of an array have the same command line.
-		options.Spec.DebugDir = filepath.Join(options.Spec.DebugDir, element)
-	}
-	if options.Spec.DebugDir != "" && all.Several() {
-		// All nodes may see the same folder.
-		options.Spec.DebugDir = filepath.Join(options.Spec.DebugDir, all.Name())
-	}
+	options.Report = began.note(options.Report)
 	r.Options, r.work.Options = options, options
 	if inJob {
 		r.allocation = allocation.New(job, options.Log)
@@ -107,7 +102,6 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		}
 		go allocation.WatchStepd(ctx, options.Getenv, giveUp)
 	}
-	options.Report = r.began.note(options.Report)
 	r.supervisor = supervisor.New(options.Log, options.Report, giveUp)
 	outlivePipes()
 	r.supervisor.KeepLogs = options.Spec.DebugDir != ""
@@ -119,9 +113,35 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		err = errors.Join(err, r.takeDown())
 		r.allocation.Requeue()
 	}()
-	if !all.Leads() {
-		return r.takePart(ctx)
+	if all.Leads() {
+		return r.lead(ctx, giveUp)
 	}
+	return r.takePart(ctx)
+}
+
+// resolvePaths makes the paths of the options absolute, because the sandbox's
+// processes have another working directory, and gives each node its own directory
+// for debugging.
+func resolvePaths(options *Options, all *members.Members) error {
+	here, err := os.Getwd()
+	if err != nil {
+		return fmt.Errorf("find the working directory: %w", err)
+	}
+	options.Spec.Absolute(here)
+	if options.Spec.DebugDir == "" {
+		return nil
+	}
+	// All elements of an array have the same command line. All nodes may see the
+	// same folder.
+	options.Spec.DebugDir = filepath.Join(options.Spec.DebugDir, options.Getenv("SLURM_ARRAY_TASK_ID"))
+	if all.Several() {
+		options.Spec.DebugDir = filepath.Join(options.Spec.DebugDir, all.Name())
+	}
+	return nil
+}
+
+// lead is a run on the head.
+func (r *run) lead(ctx context.Context, giveUp context.CancelCauseFunc) (code int, err error) {
 	r.start.list = []step{
 		// The other nodes of this host end at the same time as this one.
 		{name: "host", do: r.inspectHost, stop: func() { r.localMembers.End() }},
@@ -144,15 +164,15 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		{name: "cluster", do: r.awaitCluster},
 		{name: "workload", do: r.applyObjects},
 	}
-	if err := r.start.run(ctx, options.Report); err != nil {
+	if err := r.start.run(ctx, r.Report); err != nil {
 		return 0, explain(ctx, r.allocation, err)
 	}
 	r.saver.start(r.plan.RunID)
 	work, end := allocation.WithGrace(ctx, r.askToEnd)
 	switch {
-	case options.Spec.Stay:
+	case r.Spec.Stay:
 		err = r.stayUp(work)
-	case len(options.Spec.Command) > 0:
+	case len(r.Spec.Command) > 0:
 		code, err = r.runCommand(work)
 	default:
 		code, err = r.work.follow(work, r.host.podIDs(), r.supervisor.GiveUp)
