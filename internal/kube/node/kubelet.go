@@ -61,20 +61,10 @@ func (k *nodeKubelet) healthy() error {
 	return nil
 }
 
-// newKubelet makes all that needs neither the API server nor the runtime.
-// Upstream's own constructor of the dependencies is not used: it executes
-// umount(8) to learn its habits, and leaves clients and pod source to a place
-// where they would poll.
-func newKubelet(ctx context.Context, plan cluster.Plan, api *access, filter *policyFilter, log *slog.Logger) (*nodeKubelet, error) {
-	server, err := kubeletServer(plan)
-	if err != nil {
-		return nil, err
-	}
-	for _, dir := range []string{server.RootDirectory, server.PodLogsDir} {
-		if err := os.MkdirAll(dir, 0o750); err != nil {
-			return nil, fmt.Errorf("make the kubelet's directory: %w", err)
-		}
-	}
+// dependencies makes what the kubelet works with. Upstream's own constructor is not
+// used: it executes umount(8) to learn its habits, and leaves clients and pod source
+// to a place where they would poll.
+func dependencies(ctx context.Context, plan cluster.Plan, api *access, server *options.KubeletServer) (*kubelet.Dependencies, error) {
 	plugins, err := app.ProbeVolumePlugins(ctx, utilfeature.DefaultFeatureGate)
 	if err != nil {
 		return nil, fmt.Errorf("list volume plugins: %w", err)
@@ -121,7 +111,24 @@ func newKubelet(ctx context.Context, plan cluster.Plan, api *access, filter *pol
 	d.PodConfig = podconfig.NewPodConfig(d.Recorder, d.PodStartupLatencyTracker)
 	podconfig.NewSourceApiserver(klog.FromContext(ctx), api.client, types.NodeName(plan.Node.Name),
 		func() bool { return api.opened(ctx) }, d.PodConfig.Channel(ctx, kubetypes.ApiserverSource))
+	return d, nil
+}
 
+// newKubelet makes all that needs neither the API server nor the runtime.
+func newKubelet(ctx context.Context, plan cluster.Plan, api *access, filter *policyFilter, log *slog.Logger) (*nodeKubelet, error) {
+	server, err := kubeletServer(plan)
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{server.RootDirectory, server.PodLogsDir} {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return nil, fmt.Errorf("make the kubelet's directory: %w", err)
+		}
+	}
+	d, err := dependencies(ctx, plan, api, server)
+	if err != nil {
+		return nil, err
+	}
 	told := newNotices(plan, d.Recorder)
 	n := &nodeKubelet{server: server, deps: d}
 	d.Options = []kubelet.Option{func(k *kubelet.Kubelet) {
