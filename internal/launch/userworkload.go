@@ -14,8 +14,8 @@ import (
 	"berth.dev/berth/internal/launch/command"
 )
 
-// userWorkload is what the user runs on a cluster: objects, and a command or the end of
-// the objects.
+// userWorkload holds the objects, and perhaps the command, that the user runs on a
+// cluster.
 type userWorkload struct {
 	Options
 	// allocation is nil outside Slurm.
