@@ -14,7 +14,7 @@ import (
 
 	"berth.dev/berth/internal/access/kubectl"
 	"berth.dev/berth/internal/base/heap"
-	_ "berth.dev/berth/internal/base/heap/hurry"
+	_ "berth.dev/berth/internal/base/heap/startup"
 	"berth.dev/berth/internal/kube/control"
 	"berth.dev/berth/internal/kube/node"
 )

@@ -51,8 +51,8 @@ func checkCall(t *testing.T, root *cobra.Command, page, name string, words []str
 	commands := root.Commands()
 	at := slices.IndexFunc(commands, func(c *cobra.Command) bool { return c.Name() == name })
 	if at < 0 {
-		// A process named tunnel-keeper shows up in lists of processes.
-		if !slices.Contains([]string{"completion", "help", "tunnel-keeper"}, name) {
+		// A process named tunnel-server shows up in lists of processes.
+		if !slices.Contains([]string{"completion", "help", "tunnel-server"}, name) {
 			t.Errorf("%s: there is no command %q", page, name)
 		}
 		return

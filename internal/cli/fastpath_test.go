@@ -2,7 +2,7 @@ package cli
 
 import "testing"
 
-func TestTheFastPathIsDescribed(t *testing.T) {
+func TestFastPathDescription(t *testing.T) {
 	for want, counted := range map[string]map[string]int{
 		"7 connections made by the hosts, 0 not":                    {"connected": 7, "accepted": 9},
 		"9 connections made by the hosts (2 to the outside), 0 not": {"connected": 7, "connected to the outside": 2},

@@ -125,8 +125,8 @@ func output(t *testing.T, args ...string) string {
 	return text.String()
 }
 
-// TestHelpOfTheCommandLine checks which help an option asks for.
-func TestHelpOfTheCommandLine(t *testing.T) {
+// TestCommandLineHelp checks which help an option asks for.
+func TestCommandLineHelp(t *testing.T) {
 	for option, all := range map[string]bool{"--help": false, "--help-all": true} {
 		if text := output(t, "run", option); strings.Contains(text, "--carrier") != all || !strings.Contains(text, "--image=") {
 			t.Errorf("berth run %s:\n%s", option, text)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestAStepThatARunDoesNotHaveIsNotShown(t *testing.T) {
+func TestAbsentStepIsNotShown(t *testing.T) {
 	for _, verbose := range []bool{false, true} {
 		var out strings.Builder
 		p := newLines(&out, verbosity{verbose: verbose})

@@ -94,12 +94,12 @@ func TestPrecedence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var told []string
+	var effective []string
 	for _, s := range effects {
-		told = append(told, s.Name+" "+s.Value+" "+filepath.Base(filepath.Dir(s.From))+"/"+filepath.Base(s.From))
+		effective = append(effective, s.Name+" "+s.Value+" "+filepath.Base(filepath.Dir(s.From))+"/"+filepath.Base(s.From))
 	}
-	if !slices.Contains(told, "interface eth1 berth/config.yaml:2") || !slices.Contains(told, "carrier tcp ./BERTH_CARRIER") {
-		t.Errorf("in effect: %q", told)
+	if !slices.Contains(effective, "interface eth1 berth/config.yaml:2") || !slices.Contains(effective, "carrier tcp ./BERTH_CARRIER") {
+		t.Errorf("in effect: %q", effective)
 	}
 }
 
@@ -168,8 +168,8 @@ func TestAllMistakes(t *testing.T) {
 	}
 }
 
-// TestASiteForbids: a user's file can neither forbid nor permit again.
-func TestASiteForbids(t *testing.T) {
+// TestSiteForbidsOptions: a user's file can neither forbid nor permit again.
+func TestSiteForbidsOptions(t *testing.T) {
 	p, err := readPreferences(preferencesIn(t, "options:\n  # here: true\nforbid:\n- here\n", "options: {here: true}\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -249,9 +249,9 @@ func TestSettingsDocumentation(t *testing.T) {
 	t.Errorf("docs/settings.md has other tables than these (-update writes them):\n%s", table.String())
 }
 
-// TestExampleOfASite: what the package installs is right, with and without the
+// TestSiteExample: what the package installs is right, with and without the
 // marks of comments.
-func TestExampleOfASite(t *testing.T) {
+func TestSiteExample(t *testing.T) {
 	content, err := os.ReadFile("../../packaging/config.yaml")
 	if err != nil {
 		t.Fatal(err)

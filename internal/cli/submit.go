@@ -73,7 +73,7 @@ array the highest. Ctrl-C then ends the waiting, not the job.`,
 		_, quiet := line.Get("quiet")
 		progress := newLines(os.Stderr, verbosity{quiet: quiet})
 		code, err := launch.Submit(command.Context(), launch.SubmitOptions{
-			Spec: spec, Line: line, RunFlags: changedFlags(flags, "file", "print"), Print: printOnly,
+			Spec: spec, Arguments: line, RunFlags: changedFlags(flags, "file", "print"), Print: printOnly,
 			CommandLine: append([]string{"berth", "submit"}, args...),
 			Stdin:       os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Environ: os.Environ(), Log: slog.New(progress),
 		})

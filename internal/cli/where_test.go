@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestTheJobAndTheCommandOfARun(t *testing.T) {
+func TestJobAndCommandOfRun(t *testing.T) {
 	for _, c := range []struct {
 		args    []string
 		dash    int
@@ -33,7 +33,7 @@ func TestTheJobAndTheCommandOfARun(t *testing.T) {
 	}
 }
 
-func TestTheVariableNamesTheJobOutsideOfAnAllocationOnly(t *testing.T) {
+func TestVariableNamesJobOnlyOutsideAllocation(t *testing.T) {
 	for _, c := range []struct {
 		flags           runFlags
 		variable, slurm string

@@ -43,7 +43,7 @@ var layers = map[string][]string{
 		"internal/launch", "internal/launch/command", "internal/launch/crash", "internal/launch/netrole", "internal/launch/proof",
 		"internal/node/sandbox",
 	},
-	"cmd/berth-kube": {"internal/access/kubectl", "internal/base/heap", "internal/base/heap/hurry", "internal/kube/control", "internal/kube/node"},
+	"cmd/berth-kube": {"internal/access/kubectl", "internal/base/heap", "internal/base/heap/startup", "internal/kube/control", "internal/kube/node"},
 	"cmd/berth-runc": {"internal/network/fastpath"},
 	"cmd/berthd":     {"internal/site/berthd"},
 
@@ -183,7 +183,7 @@ type goPackage struct {
 	Deps       []string
 }
 
-func TestImportsFlowOneWay(t *testing.T) {
+func TestImportsPointDownwards(t *testing.T) {
 	for _, p := range list(t) {
 		own := strings.TrimPrefix(p.ImportPath, module)
 		for _, imported := range p.Imports {
@@ -228,7 +228,7 @@ func groupOf(name string) (string, bool) {
 	return group, ok
 }
 
-func TestNoRuleIsAboutAPackageThatIsGone(t *testing.T) {
+func TestEveryRuleNamesExistingPackage(t *testing.T) {
 	packages := map[string]bool{}
 	for _, p := range list(t) {
 		packages[strings.TrimPrefix(p.ImportPath, module)] = true

@@ -7,7 +7,7 @@ import (
 	"berth.dev/berth/internal/base/rundir"
 )
 
-func TestAnEpilogWaitsForTheRunsOfItsOwnStep(t *testing.T) {
+func TestEpilogWaitsForRunsOfItsStep(t *testing.T) {
 	base := t.TempDir()
 	env := map[string]string{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}
 	getenv := func(name string) string { return env[name] }

@@ -58,7 +58,7 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 	head := cluster.Head
 	if !ok && job != persistent.Local && options.hops() == 0 {
 		var err error
-		if _, head, err = slurm.StepNamed(ctx, job, UpStep, slurm.AskPatiently); err != nil {
+		if _, head, err = slurm.StepNamed(ctx, job, UpStep, slurm.AskLong); err != nil {
 			return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("look for the cluster of job %s: %w", job, err))
 		}
 	}
@@ -98,7 +98,7 @@ func (o Options) endOn(ctx context.Context, job, head string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("find berth's own file: %w", err)
 	}
-	heterogeneous, err := slurm.HasComponents(ctx, job, slurm.AskPatiently)
+	heterogeneous, err := slurm.HasComponents(ctx, job, slurm.AskLong)
 	if err != nil {
 		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("ask Slurm for job %s: %w", job, err))
 	}

@@ -82,9 +82,9 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 	if r.allocation != nil {
 		go r.allocation.Inquire(ctx, giveUp)
 	}
-	signalled, tell := context.WithCancelCause(signalled)
-	defer tell(nil)
-	if err := r.listenForDown(ctx, tell); err != nil {
+	signalled, requestEnd := context.WithCancelCause(signalled)
+	defer requestEnd(nil)
+	if err := r.listenForDown(ctx, requestEnd); err != nil {
 		return 0, err
 	}
 	work, end := allocation.WithGrace(signalled, r.askToEnd)

@@ -47,7 +47,7 @@ func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []w
 	}
 	streams.Out, streams.Err = &output{o.Stdout, giveUp}, &output{o.Stderr, giveUp}
 	streams.Note = func(text string) { o.Log.Warn(text) }
-	streams.Tell = func(text string) { o.Log.Info(text) }
+	streams.Inform = func(text string) { o.Log.Info(text) }
 	streams.Lose = func(text string, _ containerlog.Loss) { o.Log.Error(text) }
 	f := &followProcess{streams: streams, behind: map[string]int64{}}
 	for n := 1; ; n++ {
@@ -85,9 +85,9 @@ type followProcess struct {
 
 	mu sync.Mutex
 	// held counts the bytes that wait for their mark or for the reader of the
-	// output. heard is the time of the last change.
-	held  int64
-	heard time.Time
+	// output. changed is the time of the last change.
+	held    int64
+	changed time.Time
 	// behind counts the bytes that a node has and has not sent, by container.
 	behind map[string]int64
 	// refused is set if the output cannot be written any more.
@@ -109,7 +109,7 @@ func (f *followProcess) unread() int64 {
 func (f *followProcess) awaitOutput(limit <-chan struct{}) {
 	for began := time.Now(); ; {
 		f.mu.Lock()
-		quiet := time.Since(later(began, f.heard)) > quietOutput
+		quiet := time.Since(later(began, f.changed)) > quietOutput
 		f.mu.Unlock()
 		if quiet && f.unread() == 0 {
 			return
@@ -220,8 +220,8 @@ func (f *followProcess) readEvents(from io.Reader) error {
 			f.last = event
 		case event.Note != "":
 			f.streams.Note(event.Note)
-		case event.Tell != "":
-			f.streams.Tell(event.Tell)
+		case event.Inform != "":
+			f.streams.Inform(event.Inform)
 		case event.Lose != "":
 			f.lost.Add(event.Loss)
 			f.streams.Lose(event.Lose, event.Loss)
@@ -273,7 +273,7 @@ func (f *followProcess) hold(bytes int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.held += bytes
-	f.heard = time.Now()
+	f.changed = time.Now()
 }
 
 // tailBuffer keeps the beginning of a process's standard error.

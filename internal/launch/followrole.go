@@ -46,8 +46,8 @@ type followObject struct {
 
 // followEvent is a message from the process. One field is set.
 type followEvent struct {
-	Note, Tell, Lose string
-	Loss             containerlog.Loss
+	Note, Inform, Lose string
+	Loss               containerlog.Loss
 	// Result ends the events. Stuck or Error comes with it if the workload cannot
 	// start or following it failed.
 	Result *workload.Result
@@ -99,7 +99,7 @@ func followHere() error {
 	result, err := client.Follow(context.Background(), objects, workload.Streams{
 		Out: frameWriter{sender.output, containerlog.KindStdout}, Err: frameWriter{sender.output, containerlog.KindStderr},
 		Note:   func(text string) { sender.send(followEvent{Note: text}) },
-		Tell:   func(text string) { sender.send(followEvent{Tell: text}) },
+		Inform: func(text string) { sender.send(followEvent{Inform: text}) },
 		Lose:   func(text string, loss containerlog.Loss) { sender.send(followEvent{Lose: text, Loss: loss}) },
 		NoPull: config.NoPull, IDs: config.IDs, Logs: selection,
 		Progress: workload.NewProgress(config.Marks, sender.mark),

@@ -13,7 +13,7 @@ import (
 
 // A process that dies leaves an incomplete batch or frame. Another process sends
 // everything after the last mark again.
-func TestOutputIsPassedOnUpToTheLastMark(t *testing.T) {
+func TestOutputIsForwardedUpToLastMark(t *testing.T) {
 	var sent bytes.Buffer
 	for _, text := range []string{"first\n", "second\n"} {
 		if err := (containerlog.Frame{Kind: containerlog.KindStdout, Data: []byte(text)}).Write(&sent); err != nil {
@@ -41,7 +41,7 @@ func TestOutputIsPassedOnUpToTheLastMark(t *testing.T) {
 
 // A reader that stopped, as in "| less", gets no more output. The number of bytes
 // that it does not get is known when the run ends.
-func TestOutputThatIsNotPassedOnIsCounted(t *testing.T) {
+func TestUnforwardedOutputIsCounted(t *testing.T) {
 	var sent bytes.Buffer
 	for i, text := range []string{"passed\n", "stuck\n"} {
 		mark := followMark{"u/main", workload.Mark{Behind: int64(1000 * i), Out: []byte("part")}}
@@ -72,7 +72,7 @@ func TestOutputThatIsNotPassedOnIsCounted(t *testing.T) {
 	}
 }
 
-func TestTheReasonOfAPanicIsFound(t *testing.T) {
+func TestPanicReasonIsFound(t *testing.T) {
 	for said, want := range map[string]string{
 		"": "",
 		"W1124 something\npanic: runtime error: invalid memory address\n\ngoroutine 1": ": panic: runtime error: invalid memory address",

@@ -13,7 +13,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-func TestWhereLayersAreKept(t *testing.T) {
+func TestLayerFolders(t *testing.T) {
 	home, blocked := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(blocked, ".cache"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -44,15 +44,15 @@ func TestWhereLayersAreKept(t *testing.T) {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
 		// The user receives no warning about a default that is unavailable.
-		told, want := said.String(), ""
+		logged, want := said.String(), ""
 		switch {
 		case c.want == own:
 			want = "layers of images are kept in " + own + " from now on"
 		case c.want == "" && filepath.IsAbs(c.asked):
 			want = "layers of images are not kept in " + c.asked
 		}
-		if (told == "") != (want == "") || !strings.Contains(told, want) {
-			t.Errorf("%s: said %q, want %q", c.name, told, want)
+		if (logged == "") != (want == "") || !strings.Contains(logged, want) {
+			t.Errorf("%s: said %q, want %q", c.name, logged, want)
 		}
 	}
 	if info, err := os.Stat(own); err != nil || info.Mode().Perm() != 0o700 {
@@ -61,7 +61,7 @@ func TestWhereLayersAreKept(t *testing.T) {
 }
 
 // If the device exists and is accessible, the error has no remedy.
-func TestWhatHelpsWhereFUSEIsNot(t *testing.T) {
+func TestRemedyWithoutFUSE(t *testing.T) {
 	for err, want := range map[error]bool{unix.ENOENT: true, unix.ENODEV: true, unix.EACCES: true, unix.EMFILE: false, unix.EPERM: false} {
 		if got := withoutDevice(err); !errors.Is(got, err) || strings.Contains(got.Error(), "modprobe") != want {
 			t.Errorf("%v: %v", err, got)
@@ -69,7 +69,7 @@ func TestWhatHelpsWhereFUSEIsNot(t *testing.T) {
 	}
 }
 
-func TestOptionsThatNeedFilesAreNamed(t *testing.T) {
+func TestOptionsWithoutFilesAreNamed(t *testing.T) {
 	for _, c := range []struct {
 		name, want string
 		spec       cluster.Spec

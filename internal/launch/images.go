@@ -87,7 +87,7 @@ func (n *node) importArchives(ctx context.Context, archives []archive.Archive, s
 	defer context.AfterFunc(ctx, func() { reader.Close() })()
 	var problems []error
 	var done atomic.Int32
-	defer tellOfImport(n.Log, &done, len(archives))()
+	defer reportImport(n.Log, &done, len(archives))()
 	seen := map[string]bool{}
 	lines := bufio.NewScanner(reader)
 	for lines.Scan() {
@@ -124,11 +124,11 @@ func (n *node) importArchives(ctx context.Context, archives []archive.Archive, s
 // time until each further report doubles.
 const firstImportReport = 5 * time.Second
 
-// tellOfImport reports the progress of an import until it is stopped.
-func tellOfImport(log *slog.Logger, done *atomic.Int32, all int) (stop func()) {
+// reportImport reports the progress of an import until it is stopped.
+func reportImport(log *slog.Logger, done *atomic.Int32, all int) (stop func()) {
 	began, stopped := time.Now(), make(chan struct{})
-	var telling sync.WaitGroup
-	telling.Go(func() {
+	var reporting sync.WaitGroup
+	reporting.Go(func() {
 		for wait := firstImportReport; ; wait *= 2 {
 			select {
 			case <-stopped:
@@ -140,6 +140,6 @@ func tellOfImport(log *slog.Logger, done *atomic.Int32, all int) (stop func()) {
 	})
 	return func() {
 		close(stopped)
-		telling.Wait()
+		reporting.Wait()
 	}
 }

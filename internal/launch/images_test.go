@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-func TestALongImportIsReported(t *testing.T) {
+func TestLongImportIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said bytes.Buffer
 		var done atomic.Int32
-		stop := tellOfImport(slog.New(slog.NewTextHandler(&said, nil)), &done, 2)
+		stop := reportImport(slog.New(slog.NewTextHandler(&said, nil)), &done, 2)
 		time.Sleep(6 * time.Second)
 		done.Store(1)
 		time.Sleep(10 * time.Second)

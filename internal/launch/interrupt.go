@@ -16,14 +16,14 @@ import (
 // allows.
 func (r *run) askToEnd(ctx context.Context, cause error) {
 	r.saver.finish()
-	var told *toldToEnd
-	if !errors.As(cause, &told) {
+	var request *downRequest
+	if !errors.As(cause, &request) {
 		r.work.end(ctx, cause, func(ctx context.Context, grace time.Duration) { r.drain(ctx, grace) })
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, told.order.Grace)
+	ctx, cancel := context.WithTimeout(ctx, request.Grace)
 	defer cancel()
-	told.answer(r.drain(ctx, told.order.Grace))
+	request.answer(r.drain(ctx, request.Grace))
 }
 
 // drain asks all pods to end and waits for them.

@@ -133,8 +133,8 @@ func (r *run) stay(ctx context.Context, end context.CancelCauseFunc) {
 			r.Log.Warn(err.Error())
 		}
 	}
-	do := func(order members.Errand, answer func(error)) {
-		go func() { answer(r.importArchives(ctx, order.Archives, order.Source)) }()
+	do := func(request members.ImportRequest, answer func(error)) {
+		go func() { answer(r.importArchives(ctx, request.Archives, request.Source)) }()
 	}
 	if err := r.members.Follow(ctx, r.plan.RunID, do); !errors.Is(context.Cause(ctx), errLeads) {
 		end(err)

@@ -48,7 +48,7 @@ func namePublished(ctx context.Context, spec cluster.Spec, job *allocation.Alloc
 	if err != nil {
 		return nil, nil, fmt.Errorf("name %s: %w", namesOf(ports), err)
 	}
-	return held, tellNames(ports, answer), nil
+	return held, describeNames(ports, answer), nil
 }
 
 // namedPorts returns the published ports that have a name.
@@ -132,8 +132,8 @@ func askForNames(ctx context.Context, run, job, names string) (siteconf.Message,
 	return answer, files[0], nil
 }
 
-// tellNames returns a line about each published port and its name.
-func tellNames(ports []cluster.Publish, answer siteconf.Message) []string {
+// describeNames returns a line about each published port and its name.
+func describeNames(ports []cluster.Publish, answer siteconf.Message) []string {
 	var lines []string
 	for _, port := range ports {
 		line := fmt.Sprintf("your jobs and sessions reach port %d of the nodes at %s.%s:%d", port.Node, port.Name, answer.Fields["domain"], port.Host)

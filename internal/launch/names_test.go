@@ -63,7 +63,7 @@ func berthdThat(t *testing.T, answer siteconf.Message, files ...string) (dir str
 	return dir, questions
 }
 
-func TestARunAsksForItsNames(t *testing.T) {
+func TestRunRequestsItsNames(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "held")
 	if err := os.WriteFile(file, []byte("web"), 0o600); err != nil {
 		t.Fatal(err)
@@ -101,7 +101,7 @@ func TestARunAsksForItsNames(t *testing.T) {
 
 // A run waits only for a berthd that is being replaced or serves too many
 // connections.
-func TestARunWaitsForBerthd(t *testing.T) {
+func TestRunWaitsForBerthd(t *testing.T) {
 	refused := errors.New("you have no such job")
 	for name, c := range map[string]struct {
 		answers []error
@@ -154,7 +154,7 @@ func TestARunWaitsForBerthd(t *testing.T) {
 	}
 }
 
-func TestWhereNamesLead(t *testing.T) {
+func TestNameResolution(t *testing.T) {
 	ports, err := namedPorts(cluster.Spec{Publish: []string{"8080:80", "web.default=8081:30080", "api=8443"}})
 	if err != nil || namesOf(ports) != "web.default,api" {
 		t.Fatalf("%v, %v", ports, err)
@@ -164,17 +164,17 @@ func TestWhereNamesLead(t *testing.T) {
 		"your jobs and sessions reach port 30080 of the nodes at web.default.shop.alice.bed:8081",
 		"your jobs and sessions reach port 8443 of the nodes at api.shop.alice.bed:8443",
 	}
-	if lines := tellNames(ports, answer); !slices.Equal(lines, want) {
+	if lines := describeNames(ports, answer); !slices.Equal(lines, want) {
 		t.Errorf("told: %q", lines)
 	}
 	answer.Fields["wait"] = "27"
-	if lines := tellNames(ports, answer); !strings.HasSuffix(lines[1], "api.shop.alice.bed:8443, in about 27 s, as names have just changed") {
+	if lines := describeNames(ports, answer); !strings.HasSuffix(lines[1], "api.shop.alice.bed:8443, in about 27 s, as names have just changed") {
 		t.Errorf("told: %q", lines)
 	}
 }
 
 // In the hosts' network there are no names, and the error names the alternative.
-func TestNamesNeedANetworkOfTheJobsOwn(t *testing.T) {
+func TestNamesNeedJobsOwnNetwork(t *testing.T) {
 	spec := cluster.Spec{Publish: []string{"8080:80"}}
 	getenv := func(name string) string { return map[string]string{hostnet.PodAddress: "192.0.2.1"}[name] }
 	if _, _, err := namePublished(t.Context(), spec, nil, getenv); err != nil {

@@ -59,11 +59,11 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	}
 	options.Crash.Note(crash.Note{Whose: "berth", Lost: lostStep})
 	closeInput()
-	told := make(chan error, 1)
-	go func() { told <- s.watch(ctx) }()
+	watched := make(chan error, 1)
+	go func() { watched <- s.watch(ctx) }()
 	_ = s.srun.Wait() // its exit code reports the error
 	close(s.ended)
-	if err := <-told; err != nil {
+	if err := <-watched; err != nil {
 		options.Log.Warn(err.Error())
 	}
 	code := exitcode.OfStatus(s.srun.ProcessState.Sys().(syscall.WaitStatus))
@@ -94,11 +94,11 @@ func (s *ownStep) watch(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	began := time.Now()
-	hurry := make(chan os.Signal, 1)
-	linux.NotifyUnlessIgnored(hurry, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
-	var patience <-chan time.Time
+	again := make(chan os.Signal, 1)
+	linux.NotifyUnlessIgnored(again, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	var grace <-chan time.Time
 	if allocation.EndingSignal(context.Cause(ctx)) == syscall.SIGINT {
-		patience = time.After(allocation.LocalGrace)
+		grace = time.After(allocation.LocalGrace)
 	}
 	if err := s.end(); err != nil {
 		return err
@@ -107,8 +107,8 @@ func (s *ownStep) watch(ctx context.Context) error {
 		select {
 		case <-s.ended:
 			return nil
-		case <-patience:
-		case <-hurry:
+		case <-grace:
+		case <-again:
 			if time.Since(began) < allocation.SameSignal {
 				continue
 			}
@@ -132,9 +132,9 @@ func (s *ownStep) end() error {
 		}
 	}()
 	for {
-		id, _, err := slurm.StepNamed(ctx, s.job.ID, s.name, slurm.AskPatiently)
+		id, _, err := slurm.StepNamed(ctx, s.job.ID, s.name, slurm.AskLong)
 		if err == nil && id != "" {
-			err = slurm.TerminateStep(ctx, id, slurm.AskPatiently)
+			err = slurm.TerminateStep(ctx, id, slurm.AskLong)
 		}
 		switch {
 		case ctx.Err() != nil || err == nil && id != "":

@@ -119,9 +119,9 @@ func (p *persistentParent) keep() (int, error) {
 // endStep has Slurm end the cluster's step.
 func (p *persistentParent) endStep() {
 	ctx := context.Background()
-	id, _, err := slurm.StepNamed(ctx, p.config.Job, UpStep, slurm.AskPatiently)
+	id, _, err := slurm.StepNamed(ctx, p.config.Job, UpStep, slurm.AskLong)
 	if err == nil && id != "" {
-		err = slurm.TerminateStep(ctx, id, slurm.AskPatiently)
+		err = slurm.TerminateStep(ctx, id, slurm.AskLong)
 	}
 	if err != nil {
 		p.send(parentMessage{Said: "berth: end the step of the cluster: " + err.Error()})
@@ -152,7 +152,7 @@ func (p *persistentParent) freeStep() {
 // receive passes a line from the cluster on. It goes to the command that waits
 // until the cluster is up, and later to standard error.
 func (p *persistentParent) receive(line string) {
-	facts, up := heardUp(line)
+	facts, up := parseUp(line)
 	p.mu.Lock()
 	waiting := p.messages != nil
 	p.mu.Unlock()

@@ -6,7 +6,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-func TestWhoReachesWhatIsPublished(t *testing.T) {
+func TestAccessToPublishedPorts(t *testing.T) {
 	for _, c := range []struct {
 		port string
 		own  bool

@@ -106,8 +106,8 @@ func runNode(ctx context.Context, options Options, job slurm.Job, inJob bool, be
 	outlivePipes()
 	r.supervisor.KeepLogs = options.Spec.DebugDir != ""
 	defer func() {
-		var told *toldToEnd
-		if errors.As(err, &told) {
+		var request *downRequest
+		if errors.As(err, &request) {
 			code, err = 0, nil
 		}
 		err = errors.Join(err, r.takeDown())

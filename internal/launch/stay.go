@@ -25,14 +25,14 @@ const UpStep = "berth-up"
 // noLimit is the shortest remaining time that counts as unlimited.
 const noLimit = 300 * 24 * time.Hour
 
-// toldToEnd is the cause of the end of a persistent cluster that a user
+// downRequest is the cause of the end of a persistent cluster that a user
 // requested.
-type toldToEnd struct {
-	order  persistent.EndRequest
+type downRequest struct {
+	persistent.EndRequest
 	answer func(workload.Drained)
 }
 
-func (t *toldToEnd) Error() string { return "berth down" }
+func (t *downRequest) Error() string { return "berth down" }
 
 // isTask reports whether srun started this process as a task. A program started by
 // a task's shell is not a task.
@@ -50,11 +50,11 @@ func (r *run) listenForDown(ctx context.Context, giveUp context.CancelCauseFunc)
 		return exitcode.Wrap(exitcode.NoSpace, err)
 	}
 	go func() {
-		order, answer, err := r.control.Await(ctx)
+		request, answer, err := r.control.Await(ctx)
 		if err != nil {
 			return // the cluster ends for another reason
 		}
-		giveUp(&toldToEnd{order, func(d workload.Drained) { answer(persistent.Outcome{Asked: d.Asked, Ended: d.Ended}) }})
+		giveUp(&downRequest{request, func(d workload.Drained) { answer(persistent.Outcome{Asked: d.Asked, Ended: d.Ended}) }})
 	}()
 	return nil
 }
@@ -101,8 +101,8 @@ func sayUp(to io.Writer, facts persistent.Facts) error {
 	return err
 }
 
-// heardUp parses such a line.
-func heardUp(line string) (facts persistent.Facts, ok bool) {
+// parseUp parses such a line.
+func parseUp(line string) (facts persistent.Facts, ok bool) {
 	encoded, ok := strings.CutPrefix(line, upMark)
 	return facts, ok && json.Unmarshal([]byte(encoded), &facts) == nil
 }

@@ -25,8 +25,8 @@ import (
 // SubmitOptions are the inputs of a submission from the command line.
 type SubmitOptions struct {
 	Spec cluster.Spec
-	// Line is the parsed command line.
-	Line batch.Line
+	// Arguments is the parsed command line.
+	Arguments batch.Arguments
 	// RunFlags are the flags of berth run for the same Spec, without its
 	// manifests and its command.
 	RunFlags []string
@@ -61,7 +61,7 @@ func Submit(ctx context.Context, options SubmitOptions) (int, error) {
 	}
 	wait := options.waits()
 	job, err := batch.Submit(ctx, sbatch, batch.Submission{
-		Options: options.Line.Options, Env: submitEnv(options.Environ), Script: script, Wait: wait,
+		Options: options.Arguments.Options, Env: submitEnv(options.Environ), Script: script, Wait: wait,
 		Stdout: options.Stdout, Stderr: options.Stderr,
 	})
 	var refused *batch.Refused
@@ -81,7 +81,7 @@ func Submit(ctx context.Context, options SubmitOptions) (int, error) {
 const waitVariable = "SBATCH_WAIT="
 
 func (o SubmitOptions) waits() bool {
-	_, given := o.Line.Get("wait")
+	_, given := o.Arguments.Get("wait")
 	return given || slices.ContainsFunc(o.Environ, func(entry string) bool { return strings.HasPrefix(entry, waitVariable) })
 }
 
@@ -129,7 +129,7 @@ func (o SubmitOptions) script(commands string) ([]byte, error) {
 		args = append(append(args, "--"), o.Spec.Command...)
 	}
 	return batch.Script{
-		Name: o.jobName(), Options: o.Line.Options, Berth: self, Args: args, Commands: commands,
+		Name: o.jobName(), Options: o.Arguments.Options, Berth: self, Args: args, Commands: commands,
 		Input: manifests, CommandLine: o.CommandLine,
 	}.Text(), nil
 }
@@ -137,10 +137,10 @@ func (o SubmitOptions) script(commands string) ([]byte, error) {
 // checkLine refuses options of sbatch that would not work.
 func (o SubmitOptions) checkLine() error {
 	var problems []error
-	if _, given := o.Line.Get("wrap"); given {
+	if _, given := o.Arguments.Get("wrap"); given {
 		problems = append(problems, errors.New("--wrap: give the command after '--' instead"))
 	}
-	if _, given := o.Line.Get("input"); given && len(o.Spec.Manifests) > 0 {
+	if _, given := o.Arguments.Get("input"); given && len(o.Spec.Manifests) > 0 {
 		problems = append(problems, errors.New("--input together with -f: the manifests are the script's input; let the command open the file itself: -- sh -c 'COMMAND <FILE'"))
 	}
 	return errors.Join(problems...)
@@ -153,7 +153,7 @@ func (o SubmitOptions) checkCommand() error {
 		return nil
 	}
 	path := o.Spec.Command[0]
-	if dir, given := o.Line.Get("chdir"); given && !filepath.IsAbs(path) {
+	if dir, given := o.Arguments.Get("chdir"); given && !filepath.IsAbs(path) {
 		path = filepath.Join(dir, path)
 	}
 	if _, err := exec.LookPath(path); err != nil {
@@ -195,7 +195,7 @@ func (o SubmitOptions) await(ctx context.Context, job batch.Job) (int, error) {
 		})
 	}
 	watcher := batch.Watcher{Ask: slurm.AskSlurm, Log: o.Log, Started: func(state batch.State) {
-		if _, array := o.Line.Get("array"); array {
+		if _, array := o.Arguments.Get("array"); array {
 			return // their outputs would be mixed
 		}
 		tail(state.Stdout, o.Stdout)

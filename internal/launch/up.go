@@ -87,7 +87,7 @@ func isUp(ctx context.Context, options Options, job slurm.Job, inJob bool) (pers
 	case ok:
 		return facts, true, nil
 	case inJob && job.Place == slurm.PlaceShell:
-		_, head, err := slurm.StepNamed(ctx, job.ID, UpStep, slurm.AskPatiently)
+		_, head, err := slurm.StepNamed(ctx, job.ID, UpStep, slurm.AskLong)
 		return facts, head != "", exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	return facts, false, nil
@@ -95,7 +95,7 @@ func isUp(ctx context.Context, options Options, job slurm.Job, inJob bool) (pers
 
 // PersistentParentArg starts this program again as the persistent parent, which
 // keeps a cluster. main calls PersistentParent then.
-const PersistentParentArg = "up-keeper"
+const PersistentParentArg = "up-parent"
 
 // parentConfig is the configuration of the persistent parent.
 type parentConfig struct {

@@ -43,7 +43,7 @@ func (o Options) hop() string { return useVariable + "=" + strconv.Itoa(o.hops()
 
 // StepPersistent is reported by a run that uses a cluster that is up, instead of
 // the steps of a start.
-const StepPersistent = "standing"
+const StepPersistent = "persistent"
 
 // persistentLimit bounds the wait for a cluster that is starting, or that has
 // lost its head.
@@ -71,7 +71,7 @@ func usePersistent(ctx context.Context, options Options, job slurm.Job, inJob bo
 		return true, 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("use the cluster of job %s: no cluster of 'berth up' is on this node; it has ended, or it belongs to a 'berth run', which takes neither commands nor images of other runs", job.ID))
 	case !ok && inJob && job.Place == slurm.PlaceShell:
 		// A program under salloc is not on the nodes.
-		if _, head, err = slurm.StepNamed(ctx, job.ID, UpStep, slurm.AskPatiently); err != nil || head == "" {
+		if _, head, err = slurm.StepNamed(ctx, job.ID, UpStep, slurm.AskLong); err != nil || head == "" {
 			return false, 0, exitcode.Wrap(exitcode.Unavailable, err)
 		}
 	case !ok:
@@ -101,7 +101,7 @@ func usePersistent(ctx context.Context, options Options, job slurm.Job, inJob bo
 // head was lost, another node may lead the cluster some seconds later. ok is
 // false if the cluster ended instead.
 func awaitHead(ctx context.Context, options Options, job string, c persistent.Cluster) (found persistent.Cluster, ok bool) {
-	has, err := slurm.JobNodes(ctx, job, slurm.AskPatiently)
+	has, err := slurm.JobNodes(ctx, job, slurm.AskLong)
 	if err != nil || slices.Contains(has, c.Head) {
 		return c, true // srun reports what is wrong
 	}

@@ -117,7 +117,7 @@ func own(said string) string {
 
 // step returns a command that runs berth on the head, as a user of its cluster.
 func (c jobCluster) step(ctx context.Context, args ...string) (*exec.Cmd, error) {
-	heterogeneous, err := slurm.HasComponents(ctx, c.Job, slurm.AskPatiently)
+	heterogeneous, err := slurm.HasComponents(ctx, c.Job, slurm.AskLong)
 	if err != nil {
 		return nil, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("ask Slurm for job %s: %w", c.Job, err))
 	}

@@ -126,24 +126,24 @@ func (c *cacheCommand) image(image layercache.Image) {
 	}})
 }
 
-// keeper puts images into the cache, and reports how much of each has arrived.
-func (c *cacheCommand) keeper() (*imagecache.Keeper, error) {
+// populator puts images into the cache, and reports how much of each has arrived.
+func (c *cacheCommand) populator() (*imagecache.Populator, error) {
 	platform, err := platforms.Parse(c.platform)
 	if err != nil {
 		return nil, fmt.Errorf("parse platform %q (give one such as linux/arm64): %w", c.platform, err)
 	}
 	var mu sync.Mutex
 	var done int64
-	var told time.Time
-	return &imagecache.Keeper{Cache: c.cache, Platform: platform, Chosen: c.platformNamed, Progress: func(more, total int64) {
+	var reported time.Time
+	return &imagecache.Populator{Cache: c.cache, Platform: platform, Chosen: c.platformNamed, Progress: func(more, total int64) {
 		mu.Lock()
 		defer mu.Unlock()
 		if more == 0 {
 			done = 0
 		}
 		done += more
-		if now := time.Now(); more == 0 || done == total || now.Sub(told) > progressEvery {
-			told = now
+		if now := time.Now(); more == 0 || done == total || now.Sub(reported) > progressEvery {
+			reported = now
 			c.print(imagecache.Line{Progress: &[2]int64{done, total}})
 		}
 	}}, nil
@@ -164,7 +164,7 @@ func (c *cacheCommand) each(ctx context.Context, do func(string) error) (err err
 }
 
 func (c *cacheCommand) pull(ctx context.Context) error {
-	keeper, err := c.keeper()
+	populator, err := c.populator()
 	if err != nil {
 		return err
 	}
@@ -179,7 +179,7 @@ func (c *cacheCommand) pull(ctx context.Context) error {
 		}
 	}
 	err = c.each(ctx, func(name string) error {
-		image, err := keeper.Pull(ctx, name, registries)
+		image, err := populator.Pull(ctx, name, registries)
 		if err == nil {
 			c.kept = append(c.kept, image)
 			c.image(image)
@@ -190,7 +190,7 @@ func (c *cacheCommand) pull(ctx context.Context) error {
 }
 
 func (c *cacheCommand) importAll(ctx context.Context) error {
-	keeper, err := c.keeper()
+	populator, err := c.populator()
 	if err != nil {
 		return err
 	}
@@ -199,7 +199,7 @@ func (c *cacheCommand) importAll(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		images, err := keeper.Import(ctx, archive)
+		images, err := populator.Import(ctx, archive)
 		c.kept = append(c.kept, images...)
 		for _, image := range images {
 			c.image(image)
@@ -242,11 +242,11 @@ func (c *cacheCommand) sum(line imagecache.Sum) error {
 func (c *cacheCommand) remove(ctx context.Context) error {
 	var only platforms.Matcher
 	if c.platformNamed {
-		keeper, err := c.keeper()
+		populator, err := c.populator()
 		if err != nil {
 			return err
 		}
-		only = platforms.OnlyStrict(keeper.Platform)
+		only = platforms.OnlyStrict(populator.Platform)
 	}
 	return c.each(ctx, func(arg string) error {
 		name, err := fullName(arg)
@@ -270,11 +270,11 @@ func (c *cacheCommand) export(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	keeper, err := c.keeper()
+	populator, err := c.populator()
 	if err != nil {
 		return err
 	}
-	image, err := keeper.Named(name)
+	image, err := populator.Named(name)
 	if err != nil {
 		return err
 	}
@@ -290,11 +290,11 @@ func (c *cacheCommand) convert(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	keeper, err := c.keeper()
+	populator, err := c.populator()
 	if err != nil {
 		return err
 	}
-	converted, err := keeper.Convert(ctx, c.args[0], form, c.args[1])
+	converted, err := populator.Convert(ctx, c.args[0], form, c.args[1])
 	for _, image := range converted {
 		c.print(imagecache.Line{Image: &imagecache.Image{Name: image.Name, Digest: image.Digest.String(), Bytes: image.Bytes, Layers: image.Layers}})
 	}
@@ -306,11 +306,11 @@ func (c *cacheCommand) bundle(ctx context.Context) error {
 	if len(c.args) != 2 || c.args[0] == "" || c.args[1] == "" {
 		return errors.New(usage)
 	}
-	keeper, err := c.keeper()
+	populator, err := c.populator()
 	if err != nil {
 		return err
 	}
-	image, made, err := keeper.Bundle(ctx, c.args[0], c.args[1], c.folders)
+	image, made, err := populator.Bundle(ctx, c.args[0], c.args[1], c.folders)
 	if err != nil {
 		return err
 	}

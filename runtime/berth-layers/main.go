@@ -28,7 +28,7 @@ func main() {
 func run() error {
 	notifyFD := flag.Int("notify-fd", -1, "descriptor that gets one JSON event per line")
 	requestsFD := flag.Int("requests-fd", -1, "socket on which mounts are asked for")
-	keeperFD := flag.Int("keeper-fd", -1, "socket to whom keeps descriptors")
+	holderFD := flag.Int("holder-fd", -1, "socket to the process that holds descriptors")
 	var refused []netip.Prefix
 	flag.Func("refuse", "range of addresses at which no registry is asked; can be repeated", func(text string) error {
 		prefix, err := netip.ParsePrefix(text)
@@ -44,11 +44,11 @@ func run() error {
 		return err
 	}
 	defer requests.Close()
-	keeper, err := mounts.Conn(*keeperFD)
+	holder, err := mounts.Conn(*holderFD)
 	if err != nil {
 		return err
 	}
-	defer keeper.Close()
+	defer holder.Close()
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	go func() {
@@ -57,7 +57,7 @@ func run() error {
 		cancel(errors.New("the supervisor is gone"))
 	}()
 	notifier := notify.New(*notifyFD)
-	server := mounts.NewServer(requests, keeper, slog.New(slog.NewTextHandler(os.Stderr, nil)), notifier.Notice)
+	server := mounts.NewServer(requests, holder, slog.New(slog.NewTextHandler(os.Stderr, nil)), notifier.Notice)
 	server.Refused = refused
 	if err := server.Resume(); err != nil {
 		return err

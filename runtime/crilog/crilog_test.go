@@ -81,7 +81,7 @@ func expected(output string, maxLine int) []string {
 	return texts
 }
 
-func TestRecordsAreContainerds(t *testing.T) {
+func TestRecordsMatchContainerd(t *testing.T) {
 	a := func(n int) string { return strings.Repeat("a", n) }
 	for _, test := range []struct {
 		output  string
@@ -110,7 +110,7 @@ func TestRecordsAreContainerds(t *testing.T) {
 	}
 }
 
-func TestAnyOutputInAnyPieces(t *testing.T) {
+func TestOutputInArbitraryPieces(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
 		output := make([]byte, random.IntN(300))
@@ -173,7 +173,7 @@ func TestManyLinesTakeOneWrite(t *testing.T) {
 	}
 }
 
-func TestALogThatCannotBeWrittenEndsNoContainer(t *testing.T) {
+func TestUnwritableLogDoesNotEndContainer(t *testing.T) {
 	f := file{fails: errors.New("disk full")}
 	l, c := newLogger(&f, 16)
 	if n, err := io.WriteString(l, "lost\n"); n != 5 || err != nil {
@@ -194,7 +194,7 @@ func TestALogThatCannotBeWrittenEndsNoContainer(t *testing.T) {
 
 // A disk that is full takes the beginning of a record. What follows once it has room is
 // not a part of that record.
-func TestRecordAfterATornOne(t *testing.T) {
+func TestRecordAfterTornRecord(t *testing.T) {
 	full := errors.New("disk full")
 	f := file{fails: full, room: 40}
 	l, _ := newLogger(&f, 16)
@@ -210,7 +210,7 @@ func TestRecordAfterATornOne(t *testing.T) {
 
 // Whoever takes another containerd compares its logger with containerd/_cri, and
 // writes its sum here.
-func TestContainerdsLoggerIsTheOneThatWasReplaced(t *testing.T) {
+func TestContainerdLoggerIsReplaced(t *testing.T) {
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/containerd/containerd/v2").Output()
 	if err != nil {
 		t.Fatal(err)

@@ -149,7 +149,7 @@ func TestBadArchives(t *testing.T) {
 }
 
 // Of an archive whose layers others have converted, the layers are not even read.
-func TestImportWhatOthersHave(t *testing.T) {
+func TestImportLayersOfOtherImages(t *testing.T) {
 	if os.Getenv(snapshotterVariable) != "erofs" {
 		t.Skip("layers are shared by the snapshotter erofs alone")
 	}

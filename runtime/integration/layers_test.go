@@ -116,7 +116,7 @@ func (l *layersRole) start() {
 		l.t.Fatal(err)
 	}
 	defer log.Close()
-	cmd := exec.Command(l.program, "--notify-fd", "3", "--requests-fd", "4", "--keeper-fd", "5")
+	cmd := exec.Command(l.program, "--notify-fd", "3", "--requests-fd", "4", "--holder-fd", "5")
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.ExtraFiles = []*os.File{notifyEnd, l.requests, end}
 	if err := cmd.Start(); err != nil {
@@ -224,7 +224,7 @@ func (n *node) corpusImage() {
 
 // A container sees the same, whether layers were unpacked by containerd or are
 // one file each.
-func TestContainersSeeTheSame(t *testing.T) {
+func TestContainersSeeSameFiles(t *testing.T) {
 	if os.Getenv(snapshotterVariable) != "erofs" {
 		t.Skip("compares the other way with erofs, once")
 	}
@@ -353,12 +353,12 @@ func soak(times string, stop <-chan os.Signal) int {
 		return 0
 	}
 	fmt.Println(soaking)
-	told := make(chan struct{})
+	stopped := make(chan struct{})
 	if rounds == 0 {
 		rounds = math.MaxInt
 		go func() {
 			<-stop
-			close(told)
+			close(stopped)
 		}()
 	}
 	errs := make(chan error, 4)
@@ -366,7 +366,7 @@ func soak(times string, stop <-chan os.Signal) int {
 		go func() {
 			for range rounds {
 				select {
-				case <-told:
+				case <-stopped:
 					errs <- nil
 					return
 				default:

@@ -66,7 +66,7 @@ func (n *node) sifImage() string {
 
 // A container sees the same of a SIF file, whether it was unpacked or is read where
 // it lies; and then nothing was copied.
-func TestContainersSeeTheSameOfASIFFile(t *testing.T) {
+func TestContainersSeeSameFilesOfSIF(t *testing.T) {
 	if os.Getenv(snapshotterVariable) != "erofs" {
 		t.Skip("compares the other way with erofs, once")
 	}
@@ -108,7 +108,7 @@ func TestContainersSeeTheSameOfASIFFile(t *testing.T) {
 
 // Processes that read and execute a SIF file go on while what serves it is killed,
 // again and again, and also when the file has lost its name.
-func TestKillLayersOfASIFFile(t *testing.T) {
+func TestKillLayersOfSIF(t *testing.T) {
 	n := erofsNode(t)
 	path := n.sifImage()
 	p := n.runPod("soak")

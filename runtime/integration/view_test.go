@@ -182,7 +182,7 @@ func memoryBySysinfo(t *testing.T, n *node, id string) uint64 {
 }
 
 // A reader of a view whose server was killed gets an error. It does not wait.
-func TestViewOfADeadServer(t *testing.T) {
+func TestViewOfDeadServer(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.Command("/proc/self/exe", "view", dir)
 	cmd.Args[0] = helperName

@@ -81,8 +81,8 @@ kill_init() {
 	kill_one init 70
 	says a 'sandbox ended'
 }
-kill_keeper() {
-	kill_one keeper 66 70
+kill_parent() {
+	kill_one parent 66 70
 	says a 'the process that watched it was killed'
 }
 
@@ -91,7 +91,7 @@ kill_keeper() {
 kill_all() {
 	berth a -f $here/loop.yaml --image $image -- sh -c 'kubectl wait --for=condition=Ready --timeout=60s pod/loop; echo started; exec sleep 1000'
 	says a started
-	signal KILL supervisor janitor init net keeper
+	signal KILL supervisor janitor init net parent
 	ends a 137
 	no_secret
 	if [[ $mode == local ]]; then
@@ -207,7 +207,7 @@ stop_each() {
 	poll 60 running
 	# Several at once, as each is checked every two seconds: the roles, then their
 	# supervisors.
-	for some in "net dns containerd node control shim" "init janitor keeper"; do
+	for some in "net dns containerd node control shim" "init janitor parent"; do
 		# shellcheck disable=SC2086
 		signal STOP $some
 		for part in $some; do poll 20 awake $part || fail "$part stays stopped"; done
@@ -237,7 +237,7 @@ kill_in_pod() {
 	berth a -f $here/loop.yaml --image $image
 	says a started
 	signal KILL "$1"
-	patience=90 ends a 137 1 143 255
+	timeout=90 ends a 137 1 143 255
 }
 
 pod_is_asked_to_end() {
@@ -265,7 +265,7 @@ second_signal() {
 terminal() {
 	begin a alice n1 script -qec "berth run -f $here/loop.yaml --image $image -- sh -c 'kubectl wait --for=condition=Ready pod/loop --timeout=60s; echo up; sleep 1000'" /dev/null
 	says a up
-	node sh -c "kill -INT \$(pgrep -t \$(ps -o tty= -p $(parts keeper)))"
+	node sh -c "kill -INT \$(pgrep -t \$(ps -o tty= -p $(parts parent)))"
 	ends a 130
 }
 
@@ -280,7 +280,7 @@ closed_pipe() {
 ignored_hangup() {
 	begin a alice n1 nohup berth run -- sh -c 'echo started; sleep 3; exit 6'
 	says a started
-	node sh -c "kill -HUP $(parts supervisor keeper | tr '\n' ' ') \$(pgrep -f '^sleep 3')"
+	node sh -c "kill -HUP $(parts supervisor parent | tr '\n' ' ') \$(pgrep -f '^sleep 3')"
 	ends a 6
 }
 
@@ -290,7 +290,7 @@ storm_of_signals() {
 	node sh -c 'touch /run/storm; while [ -e /run/storm ]; do for each in INT TERM HUP; do
 		pkill -$each -f "containerd-shim-berth-v2|^/pause|cni/(bridge|portmap|loopback)|runc .* (kill|delete|state) "; done; done' &
 	berth a -f $here/loop.yaml --image $image -- bash $here/storm.sh
-	patience=150 ends a 0
+	timeout=150 ends a 0
 	node rm /run/storm
 	wait $!
 	says a 'no pod noticed'
@@ -301,7 +301,7 @@ interrupt_import() {
 	begin a alice n1 /srv/ends/slow-import/bin/berth run -f $here/exit.yaml --image $image
 	poll 60 node pgrep -f '^/bin/sleep 1004' >/dev/null || fail "nothing is imported: $(cat "$out/a")"
 	signal TERM supervisor
-	patience=20 ends a 143
+	timeout=20 ends a 143
 }
 
 # A signal arrives while the cluster is being started.
@@ -465,7 +465,7 @@ no_parts() { [[ -z $(parts supervisor janitor init net control) ]]; }
 
 time_limit() {
 	# Slurm counts limits in minutes, and checks them only from time to time.
-	patience=250
+	timeout=250
 	begin a alice login sbatch -W -o /home/alice/limit.out --time=1 --mem=1500 --wrap "srun env PATH=$PATH /srv/ends/dist/bin/berth run -f $here/loop.yaml --image $image"
 	ends a 0 1 15 143 124 137
 	node cat /home/alice/limit.out >"$out/a"
@@ -523,7 +523,7 @@ small_step() {
 	ends a 0
 	node cat /home/alice/small.out >"$out/a"
 	node rm /home/alice/small.out
-	patience=1 says a 'this step may use only'
+	timeout=1 says a 'this step may use only'
 }
 
 # The shell of salloc is on the login host, where no cluster is started.
@@ -544,7 +544,7 @@ out_of_memory() {
 	berth a -f $here/greedy.yaml --image $image
 	says a started
 	# The kernel kills the pod but not berth, which reports that.
-	patience=90
+	timeout=90
 	ends a 137 1
 	says a 'job greedy failed'
 }
@@ -704,13 +704,13 @@ talk() {
 fast_path() {
 	local node deaths=0
 	span_berth a --image $image -- bash $here/fast.sh
-	patience=200 says a 'connections are being made'
+	timeout=200 says a 'connections are being made'
 	for node in n1 n2 n1; do
 		# The oldest process of that name; another one holds its descriptors.
 		"$bed" run $node sh -c 'kill -KILL $(pgrep -o -f "^berth net-role")' || fail "no net role on $node"
 		poll 10 died $((deaths += 1)) || fail "the net role of $node did not die"
 	done
-	patience=200 ends a 0
+	timeout=200 ends a 0
 	says a '0 and 0 connections failed'
 	says a 'policies hold for connections of the hosts'
 }
@@ -719,7 +719,7 @@ fast_lost() {
 	span_berth a --image $image -- bash $here/lost.sh
 	says a 'pods are there'
 	"$bed" run n2 sh -c 'kill -KILL $(pgrep -f "^berth net-role")' || fail 'no net role on n2'
-	patience=90 ends a 0
+	timeout=90 ends a 0
 	says a 'pods were made anew'
 }
 died() { (($(grep -c 'net ended: killed by signal 9' "$out/a") >= $1)); }
@@ -750,21 +750,21 @@ talk_blocked() {
 
 services() {
 	span_berth a --fast-path "${fast:-off}" --image $image -- bash $here/services.sh
-	patience=200 ends a 0
+	timeout=200 ends a 0
 	says a 'everything reaches everything'
 }
 
 # Traffic policies of Services, source addresses, and published ports on all nodes.
 traffic() {
 	span_berth a --fast-path "${fast:-off}" --publish 8030:30080 --publish 8031:30081 --publish 8088 --image $image -- bash $here/traffic.sh
-	patience=200 ends a 0
+	timeout=200 ends a 0
 	says a 'traffic goes where it may'
 	says a 'can connect to its port 8030, which leads to port 30080 of the node'
 	# The message about a port in use has the port and the option.
 	begin taken bob n2 busybox nc -l -p 8030
 	poll 10 listens n2 8030 || fail 'nobody listens'
 	span_berth b --publish 8030 -- true
-	patience=20 ends b 69
+	timeout=20 ends b 69
 	says b 'publish port 8030 of the nodes'
 	"$bed" run n2 sh -c 'kill $(pgrep -f "nc -l -p 8030")'
 }
@@ -774,7 +774,7 @@ listens() { "$bed" run "$1" ss -Hltn "sport = :$2" | grep -q .; }
 ingress() {
 	span_berth a --publish 8080:80 --publish 8443:443 --image $image --image /srv/ends/images/traefik.tar \
 		-f /srv/ends/examples/traefik.yaml -f /srv/ends/examples/ingress.yaml -- bash $here/ingress.sh
-	patience=200 ends a 0
+	timeout=200 ends a 0
 	says a 'the ingress follows'
 }
 
@@ -858,7 +858,7 @@ no_munge() {
 	ends c 0
 	counts_nodes c 6
 	begin d alice login srun --mpi=pmi2 -N3 --mem=1500 sh -c '[ $SLURMD_NODENAME != n3 ] || exec sleep 5; exec berth run --node-wait 2s -- true'
-	patience=20 ends d 69
+	timeout=20 ends d 69
 	says d 'wait in PMI for all tasks of the step: 2s is the longest wait'
 	"$bed" run --user alice login mkdir meet
 	span_berth e --rendezvous-dir /home/alice/meet -- $nodes
@@ -867,7 +867,7 @@ no_munge() {
 	"$bed" run --user alice login rmdir meet || fail "something is left in the folder"
 	"$bed" run --user alice login sh -c 'mkdir meet; chmod 770 meet'
 	span_berth f --rendezvous-dir /home/alice/meet -- true
-	patience=20 ends f 69
+	timeout=20 ends f 69
 	says f 'chmod go-w'
 	"$bed" run --user alice login rmdir meet
 	key_of_step
@@ -929,23 +929,23 @@ count_nodes() {
 # The head reports a mistake once, and all nodes end at once.
 span_mistakes() {
 	span_berth a --node-wait 50s -f /nothing.yaml
-	patience=20 ends a 66
+	timeout=20 ends a 66
 	span_berth b --nonsense
-	patience=20 ends b 64
+	timeout=20 ends b 64
 	[[ $(grep -c '^berth: unknown' "$out/b") == 1 ]] || fail "not said once: $(cat "$out/b")"
 	begin c alice login srun -N3 --mem=1500 sh -c '[ $SLURMD_NODENAME != n3 ] || exec sleep 5; exec berth run --node-wait 2s -- true'
-	patience=20 ends c 69
+	timeout=20 ends c 69
 	says c 'n3 did not come within 2s'
 	begin d alice login srun -N3 --mem=1500 sh -c 'exec berth run --state-dir /nothing/$SLURMD_NODENAME -- true'
-	patience=20 ends d 73
+	timeout=20 ends d 73
 	# The head does not wait for a node that cannot take part, and prints the reason.
 	# Some faults show before the node has joined, others after it.
 	begin e alice login srun -N3 --mem=1500 sh -c '[ $SLURMD_NODENAME != n3 ] || dir=/nothing; exec berth run ${dir:+--state-dir $dir} -- true'
-	patience=20 ends e 73
+	timeout=20 ends e 73
 	says e 'node n3 cannot take part: no directory on this node'
 	[[ $(grep -c '/nothing' "$out/e") == 1 ]] || fail "not said once: $(cat "$out/e")"
 	begin f alice login srun -N3 --mem=1500 sh -c '[ $SLURMD_NODENAME != n2 ] || exec unshare -c --keep-caps sh -c "echo 0 >/proc/sys/user/max_user_namespaces; exec berth run"; exec berth run -- true'
-	patience=20 ends f 69
+	timeout=20 ends f 69
 	says f 'node n2 cannot take part: make a user namespace'
 	[[ $(grep -c 'make a user namespace' "$out/f") == 1 ]] || fail "not said once: $(cat "$out/f")"
 }
@@ -990,10 +990,10 @@ partition() {
 	span_berth a --image $image -- bash $here/move.sh n2 back
 	says a 'pods on'
 	"$bed" cut n2
-	patience=40 says a 'moved to'
+	timeout=40 says a 'moved to'
 	"$bed" mend n2
-	patience=40 says a 'node n2 is back'
-	patience=60 ends a 0
+	timeout=40 says a 'node n2 is back'
+	timeout=60 ends a 0
 	says a 'here again'
 }
 lose_head() {
@@ -1043,10 +1043,10 @@ ha_partition() {
 	span_berth a --ha --image $image -- bash $here/move.sh n3 back
 	says a 'pods on'
 	"$bed" cut n3
-	patience=40 says a 'moved to'
+	timeout=40 says a 'moved to'
 	"$bed" mend n3
-	patience=40 says a 'node n3 is back'
-	patience=90 ends a 0
+	timeout=40 says a 'node n3 is back'
+	timeout=90 ends a 0
 	says a 'here again'
 }
 # Slurm takes down the first node, which leads the run. Another node takes the run
@@ -1062,7 +1062,7 @@ ha_lose_head() {
 	says a 'which led the run, is lost'
 	poll 20 beside 3 n2 && ! grep -q n1 "$out/asked" || fail "the pods have not moved: $(cat "$out/asked"); $(tail -n 15 "$out/a")"
 	asks 0 'lost: n1' alice status "$(job)"
-	patience=90 ends a 137
+	timeout=90 ends a 137
 	outlived a
 	poll 20 no_tunnel || fail "the tunnel outlives the job"
 	"$bed" run ctl scontrol update nodename=n1 state=resume 2>/dev/null
@@ -1081,7 +1081,7 @@ ha_cut_head() {
 	says a 'which led the run, is lost'
 	"$bed" mend n1
 	# The last output of n1's pod is unknown. srun returns the largest code of its tasks.
-	patience=90 ends a 74
+	timeout=90 ends a 74
 	says a 'task 0: Exited with exit code 69'
 	says a 'is lost (an unknown part): node n1 does not answer'
 	says a 'n2 and n3 are lost, and the cluster cannot go on with 1 of 3 control planes'
@@ -1120,7 +1120,7 @@ ha_lose_majority_with_head() {
 	says a started
 	kill_berth n1
 	kill_berth n2
-	patience=100 ends a 137
+	timeout=100 ends a 137
 	says a 'no other node has taken the run over'
 	swept n1
 	swept n2
@@ -1144,30 +1144,30 @@ kill_berth() { "$bed" run "$1" sh -c 'kill -KILL $(pgrep -f "^[^ ]*berth run ")'
 # If all hosts have IPv6, pods have it, too.
 dual() {
 	span_berth a --fast-path "${fast:-off}" --image $image --image $web_image -- bash $here/dual.sh
-	patience=200 ends a 0
+	timeout=200 ends a 0
 	says a 'everything reaches everything by IPv6'
 }
 dual_tcp() {
 	span_berth a --fast-path "${fast:-off}" --carrier tcp --image $image --image $web_image -- bash $here/dual.sh
-	patience=200 ends a 0
+	timeout=200 ends a 0
 	says a 'everything reaches everything by IPv6'
 }
 # The same, if the hosts make the connections.
 dual_fast() {
 	span_berth a --fast-path auto --image $image --image $web_image -- bash $here/dual_fast.sh
-	patience=200 ends a 0
+	timeout=200 ends a 0
 	says a 'the hosts make connections by IPv6'
 }
 # Network policies, with both IP families.
 policies() {
 	span_berth a --fast-path "${fast:-off}" --image $image --image $web_image -- bash $here/policy.sh
-	patience=200 ends a 0
+	timeout=200 ends a 0
 	says a 'policies hold everywhere'
 }
 # The same, if the hosts make the connections.
 policies_fast() {
 	span_berth a --image $image --image $web_image -- bash $here/policy.sh
-	patience=200 ends a 0
+	timeout=200 ends a 0
 	says a 'policies hold everywhere'
 }
 # With one host without IPv6, all pods have only IPv4, unless the run requires IPv6
@@ -1328,7 +1328,7 @@ mounts() {
 # same allocation.
 mpi() {
 	begin a alice login srun -N3 --mem=1500 berth run --image /srv/ends/images/mpi.tar -- /srv/ends/examples/mpi/mpi.sh
-	patience=200
+	timeout=200
 	ends a 0
 	[[ $(grep -cE '^rank [012] of 3 on mpi-[012]$' "$out/a") == 3 ]] || fail "not three ranks on three pods: $(cat "$out/a")"
 	says a 'the sum of all ranks is 3'
@@ -1346,7 +1346,7 @@ mpi() {
 # A Helm chart with a custom resource and its operator.
 operator() {
 	span_berth a --image /srv/ends/images/operator.tar -- bash $here/operator.sh /srv/ends/chart
-	patience=200
+	timeout=200
 	ends a 0
 	says a 'the operator works'
 }

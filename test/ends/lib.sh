@@ -68,7 +68,7 @@ poll() {
 
 # says NAME TEXT waits until the output contains TEXT.
 says() {
-	poll "${patience:-100}" says_or_ended "$@" && grep -qF -- "$2" "$out/$1" ||
+	poll "${timeout:-100}" says_or_ended "$@" && grep -qF -- "$2" "$out/$1" ||
 		fail "no '$2' in the output of $1: $(tail -n 12 "$out/$1")"
 }
 
@@ -80,7 +80,7 @@ never_says() { ! grep -qF -- "$2" "$out/$1" || fail "'$2' in the output of $1"; 
 ends() {
 	local name=$1 code
 	shift
-	poll "${patience:-100}" ended "$name" || fail "$name does not end: $(tail -n 12 "$out/$name")"
+	poll "${timeout:-100}" ended "$name" || fail "$name does not end: $(tail -n 12 "$out/$name")"
 	wait "${pids[$name]}"
 	code=$?
 	[[ " $* " == *" $code "* ]] || fail "exit code $code of $name, want $*: $(tail -n 12 "$out/$name")"
@@ -98,7 +98,7 @@ parts() {
 		init) node pgrep -f '^berth sandbox-init' ;;
 		nets) node pgrep -f '^berth net-role' ;;
 		net) node pgrep -o -f '^berth net-role' ;; # another process of that name keeps its descriptors
-		keeper) node pgrep -f '^berth command-parent' ;;
+		parent) node pgrep -f '^berth command-parent' ;;
 		control) node pgrep -f 'berth-kube control ' ;;
 		node) node pgrep -f 'berth-kube node ' ;;
 		containerd) node pgrep -f '/containerd --config' ;;
@@ -146,7 +146,7 @@ case_() {
 
 try() { # CASE
 	local left pid
-	failed=no memory='' limit='' patience=''
+	failed=no memory='' limit='' timeout=''
 	declare -gA pids=()
 	"$1"
 	for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null && wait "$pid"; done

@@ -34,7 +34,7 @@ is_ready() {
 job_named() { "$bed" run --user alice login squeue --me -h -n "$1" -o %A; }
 on_login() { "$bed" run login "$@"; }
 tunnels() { "$bed" run ctl squeue -h --steps -o %j | grep -c berth-tunnel; }
-no_tunnel() { ! on_login pgrep -f 'tunnel-keeper|job-door' >/dev/null && [[ $(tunnels) == 0 ]]; }
+no_tunnel() { ! on_login pgrep -f 'tunnel-server|job-end' >/dev/null && [[ $(tunnels) == 0 ]]; }
 
 # questions prints the number of requests to Slurm's controller for jobs or steps
 # since sdiag --reset.
@@ -118,7 +118,7 @@ reach_idle() {
 	asks 0 notebook alice kubectl get pods
 	into f alice kubectl logs -f notebook
 	says f started
-	on_login pkill -KILL -f tunnel-keeper
+	on_login pkill -KILL -f tunnel-server
 	ends f 69 1
 	asks 0 notebook alice kubectl get pods
 	into g alice proxy

@@ -55,7 +55,7 @@ state_requeue() {
 			"$bed" run ctl scontrol update nodename=n2 state=down reason=test
 			;;
 		esac
-		patience=200 ends a 7
+		timeout=200 ends a 7
 		says a 'back on attempt 1'
 		[[ $how == requeue ]] || "$bed" run ctl scontrol update nodename=n2 state=resume 2>/dev/null # unless it is back by itself
 		as_alice rm -r st .config a.out
@@ -94,7 +94,7 @@ preempted() {
 	submit a -N3 --requeue --open-mode=append -p low --state st --image $image -f $here/slow-end.yaml
 	says a started
 	begin b alice login srun -N3 --mem=1500 -p high hostname
-	patience=100 ends b 0
+	timeout=100 ends b 0
 	says a 'ended in order'
 	poll 100 eval "[[ \$(grep -c '^started' $out/a) == 2 ]]" || fail "it does not come back: $(cat "$out/a")"
 	as_alice scancel "$(job)"
@@ -124,7 +124,7 @@ crash_at_end() {
 
 # --grace gives the workload more time to end than Slurm's KillWait.
 limit_grace() {
-	patience=200 limit=1
+	timeout=200 limit=1
 	submit a -N1 -t 1 --grace 20s --image $image -f $here/slow-end.yaml
 	ends a 124
 	says a "the job's time is over in 20s"

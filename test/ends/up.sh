@@ -40,7 +40,7 @@ up_salloc() {
 		! squeue --noheader --steps -o %20j | grep berth-up || exit 103
 		berth up && berth run -- kubectl get nodes -o name
 		exit 7"
-	patience=200 ends a 7
+	timeout=200 ends a 7
 	[[ $(grep -c ^node/ "$out/a") == 6 ]] || fail "not two lists of three nodes: $(cat "$out/a")"
 	for name in hello own sif:own.sif; do
 		[[ $(grep -o "] $name from n[123]" "$out/a" | sort -u | wc -l) == 3 ]] || fail "the image of $name is not on three nodes: $(cat "$out/a")"
@@ -56,7 +56,7 @@ up_batch() {
 			cp $sif /tmp/own.sif && sed \"s/busybox:1.37/own/; s/hello/copied/\" $here/spread.yaml | berth run -f - --image own=/tmp/own.sif && rm /tmp/own.sif &&
 			berth run -f $here/exit.yaml && berth kubectl get nodes -o name
 			eval \"\$(berth up --env)\"; kubectl get nodes -o name; berth run -- sh -c 'exit 6'"
-		patience=150 ends a 6
+		timeout=150 ends a 6
 		[[ $(grep -c ^node/ "$out/a") == $((2 * nodes)) ]] || fail "not twice $nodes nodes: $(cat "$out/a")"
 		[[ $(grep -o 'hello from n[123]' "$out/a" | sort -u | wc -l) == "$nodes" ]] || fail "the image is not on $nodes nodes: $(cat "$out/a")"
 		[[ $(grep -o 'copied from n[123]' "$out/a" | sort -u | wc -l) == "$nodes" ]] || fail "the SIF file is not on $nodes nodes: $(cat "$out/a")"
@@ -92,7 +92,7 @@ up_ends() {
 	poll 60 "$bed" run login grep -qs started /home/alice/c.out || fail "not started: $(cat "$out/c")"
 	"$bed" run --user alice login scancel "$(job)"
 	ends c 143 15 1 0 69 137
-	begin d alice n1 berth cleanup # the keeper in the batch step is killed at once
+	begin d alice n1 berth cleanup # the parent in the batch step is killed at once
 	ends d 0
 }
 
@@ -136,7 +136,7 @@ up_lose_head() {
 		exit 7"
 	says a n1
 	"$bed" run ctl scontrol update nodename=n1 state=down reason=ends
-	patience=110 ends a 7
+	timeout=110 ends a 7
 	says a 'which led the run, is lost'
 	says a 'waiting until another one leads it'
 	"$bed" run ctl scontrol update nodename=n1 state=resume 2>/dev/null
@@ -163,8 +163,8 @@ up_local() {
 	says e 'its pods (1) before it'
 	begin b alice n1 sh -c "berth up && berth kubectl get nodes -o name"
 	ends b 0
-	node pkill -KILL -f '^berth up-keeper'
-	poll 20 no_up || fail "the cluster outlives its keeper: $(node ps -u alice -o args)"
+	node pkill -KILL -f '^berth up-parent'
+	poll 20 no_up || fail "the cluster outlives its parent: $(node ps -u alice -o args)"
 	begin c alice n1 sh -c "berth up && berth kubectl get nodes -o name"
 	ends c 0
 	node pkill -KILL -f '^berth up --foreground'

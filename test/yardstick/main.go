@@ -43,7 +43,7 @@ func main() {
 	if err != nil {
 		fatal(fmt.Errorf("%s: %w", flag.Arg(0), err))
 	}
-	if err := tell(figures); err != nil {
+	if err := printFigures(figures); err != nil {
 		fatal(err)
 	}
 }
@@ -56,8 +56,8 @@ type figure struct {
 	Value  float64 `json:"value"`
 }
 
-// tell prints figures, whose names end with their units.
-func tell(figures map[string]float64) error {
+// printFigures prints figures, whose names end with their units.
+func printFigures(figures map[string]float64) error {
 	for _, name := range slices.Sorted(maps.Keys(figures)) {
 		if err := json.NewEncoder(os.Stdout).Encode(figureOf(name, figures[name])); err != nil {
 			return err

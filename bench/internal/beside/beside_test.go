@@ -105,16 +105,16 @@ func TestRequirementsGiven(t *testing.T) {
 	}
 }
 
-// TestPatienceLeavesTimeForLaterChecks checks that a wait takes only a part of the time.
-func TestPatienceLeavesTimeForLaterChecks(t *testing.T) {
+// TestPodTimeoutLeavesTimeForLaterChecks checks that a wait takes only a part of the time.
+func TestPodTimeoutLeavesTimeForLaterChecks(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Minute)
 	defer cancel()
-	if got := patience(ctx); got != "2m0s" {
+	if got := podTimeout(ctx); got != "2m0s" {
 		t.Errorf("got %s", got)
 	}
 	ctx, cancel = context.WithTimeout(t.Context(), 0)
 	defer cancel()
-	if got := patience(ctx); got != "1s" {
+	if got := podTimeout(ctx); got != "1s" {
 		t.Errorf("got %s", got)
 	}
 }

@@ -229,10 +229,10 @@ func (s Spec) mpiWorkers(ctx context.Context) (first string, err error) {
 	if _, err := s.kubectl(ctx, text, "apply", "-f", "-"); err != nil {
 		return "", err
 	}
-	if _, err := s.kubectl(ctx, "", "rollout", "status", "statefulset/"+workers, "--timeout="+patience(ctx)); err != nil {
+	if _, err := s.kubectl(ctx, "", "rollout", "status", "statefulset/"+workers, "--timeout="+podTimeout(ctx)); err != nil {
 		return "", err
 	}
-	if _, err := s.kubectl(ctx, "", "wait", "--for=condition=Ready", "pod/"+workers+"-launcher", "--timeout="+patience(ctx)); err != nil {
+	if _, err := s.kubectl(ctx, "", "wait", "--for=condition=Ready", "pod/"+workers+"-launcher", "--timeout="+podTimeout(ctx)); err != nil {
 		return "", err
 	}
 	first = workers + "-launcher"

@@ -15,9 +15,9 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// patience returns the time that pods of a running cluster may take to start. It
+// podTimeout returns the time that pods of a running cluster may take to start. It
 // is a part of the time left, so that later checks run, too.
-func patience(ctx context.Context) string {
+func podTimeout(ctx context.Context) string {
 	limit := 2 * time.Minute
 	if deadline, ok := ctx.Deadline(); ok {
 		limit = min(limit, time.Until(deadline)/3)
@@ -114,7 +114,7 @@ func encode(objects ...object) (string, error) {
 }
 
 func (s Spec) ready(ctx context.Context, mark string) error {
-	_, err := s.kubectl(ctx, "", "rollout", "status", "deployment/"+mark, "--timeout="+patience(ctx))
+	_, err := s.kubectl(ctx, "", "rollout", "status", "deployment/"+mark, "--timeout="+podTimeout(ctx))
 	return err
 }
 
@@ -149,7 +149,7 @@ func (s Spec) job(ctx context.Context, mark string) (string, error) {
 	if _, err := s.kubectl(ctx, text, "apply", "-f", "-"); err != nil {
 		return "", err
 	}
-	if _, err := s.kubectl(ctx, "", "wait", "--for=condition=complete", "--timeout="+patience(ctx), "job/"+mark); err != nil {
+	if _, err := s.kubectl(ctx, "", "wait", "--for=condition=complete", "--timeout="+podTimeout(ctx), "job/"+mark); err != nil {
 		return "", err
 	}
 	out, err := s.kubectl(ctx, "", "logs", "job/"+mark)

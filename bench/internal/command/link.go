@@ -48,8 +48,8 @@ the plan's links.`,
 			if err != nil {
 				return err
 			}
-			tell := func(what string) { fmt.Fprintln(os.Stderr, "berth bench:", what) }
-			code, err := link.For(command.Context(), self, p.Links[args[0]], device, pids, args[1:], tell)
+			warn := func(what string) { fmt.Fprintln(os.Stderr, "berth bench:", what) }
+			code, err := link.For(command.Context(), self, p.Links[args[0]], device, pids, args[1:], warn)
 			if err == nil && code != 0 {
 				err = fmt.Errorf("%s: exit code %d", args[1], code)
 			}

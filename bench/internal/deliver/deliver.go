@@ -300,8 +300,8 @@ var pulled = regexp.MustCompile(`in ([0-9.a-zµ]+) \(([0-9.a-zµ]+) including wa
 
 // pulls returns the pull times from the events of a roll-out's pods. The events
 // arrive late.
-func (s Spec) pulls(ctx context.Context, name string, patience time.Duration) ([]float64, error) {
-	for deadline := time.Now().Add(patience); ; {
+func (s Spec) pulls(ctx context.Context, name string, timeout time.Duration) ([]float64, error) {
+	for deadline := time.Now().Add(timeout); ; {
 		text, err := kubectl(ctx, "", "get", "events", "--field-selector=reason=Pulled", "-o", `jsonpath={range .items[*]}{.involvedObject.name}{"\t"}{.message}{"\n"}{end}`)
 		if err != nil {
 			return nil, err
@@ -338,8 +338,8 @@ func readPulls(text, name string) (seconds []float64) {
 
 // events returns the cluster's last events, for an error.
 func (s Spec) events(ctx context.Context) string {
-	const patience, few = 10 * time.Second, 4
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	const timeout, few = 10 * time.Second, 4
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	text, err := kubectl(ctx, "", "get", "events", "--sort-by=.metadata.creationTimestamp", "-o", `jsonpath={range .items[*]}{.message}{"\n"}{end}`)
 	if err != nil {

@@ -121,7 +121,7 @@ func (u Undo) gone(ctx context.Context) bool {
 // ends with this process. pids selects the hosts: the network namespaces of these
 // processes, which may end before the guard has undone everything. Without pids it is
 // this process's namespace.
-func For(ctx context.Context, self string, l plan.Link, device string, pids, argv []string, tell func(string)) (code int, err error) {
+func For(ctx context.Context, self string, l plan.Link, device string, pids, argv []string, warn func(string)) (code int, err error) {
 	var namespaces []*os.File
 	defer func() {
 		for _, namespace := range namespaces {
@@ -148,12 +148,12 @@ func For(ctx context.Context, self string, l plan.Link, device string, pids, arg
 		hosts = []Host{{}}
 	}
 	defer func() { err = errors.Join(err, g.end()) }()
-	if err := Up(ctx, l, device, hosts, g.note, tell); err != nil {
+	if err := Up(ctx, l, device, hosts, g.note, warn); err != nil {
 		return 0, err
 	}
 	held, err := holdAwake(l, wakeFile)
 	if err != nil {
-		tell(fmt.Sprintf("not set: %s: %v", wakeFile, err))
+		warn(fmt.Sprintf("not set: %s: %v", wakeFile, err))
 	}
 	defer held.Close() // nil reports the failure
 	command := exec.CommandContext(ctx, argv[0], argv[1:]...)

@@ -248,7 +248,7 @@ func (h Host) lacks(device string) []string {
 // Up sets up a link on hosts. Before each change, note receives its Undo. A
 // setting that cannot be made is reported and is no error: records hold the
 // settings in effect.
-func Up(ctx context.Context, l plan.Link, device string, hosts []Host, note func(Undo) error, tell func(string)) error {
+func Up(ctx context.Context, l plan.Link, device string, hosts []Host, note func(Undo) error, warn func(string)) error {
 	all, err := settings(l, device)
 	if err != nil {
 		return err
@@ -275,7 +275,7 @@ func Up(ctx context.Context, l plan.Link, device string, hosts []Host, note func
 				return err
 			}
 			if err != nil {
-				tell(fmt.Sprintf("not set: %s: %v", s.what, err))
+				warn(fmt.Sprintf("not set: %s: %v", s.what, err))
 				continue
 			}
 			made++

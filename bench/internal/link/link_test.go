@@ -92,8 +92,8 @@ func TestFor(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "one")
 	write(t, path, "never [always] madvise\n")
-	var told []string
-	tell := func(what string) { told = append(told, what) }
+	var warnings []string
+	warn := func(what string) { warnings = append(warnings, what) }
 	g, err := newGuard(os.Args[0])
 	if err != nil {
 		t.Fatal(err)
@@ -109,9 +109,9 @@ func TestFor(t *testing.T) {
 	if err := g.end(); err != nil || !is(path, "always") {
 		t.Errorf("it is not as before: %v", err)
 	}
-	code, err := For(t.Context(), os.Args[0], plan.Link{}, "lo", nil, []string{"sh", "-c", "exit 3"}, tell)
-	if code != 3 || err != nil || told != nil {
-		t.Errorf("got %d, %v, %q", code, err, told)
+	code, err := For(t.Context(), os.Args[0], plan.Link{}, "lo", nil, []string{"sh", "-c", "exit 3"}, warn)
+	if code != 3 || err != nil || warnings != nil {
+		t.Errorf("got %d, %v, %q", code, err, warnings)
 	}
 }
 
@@ -256,9 +256,9 @@ func TestHostWithoutProcess(t *testing.T) {
 		return said
 	}
 	before := mtu()
-	var told []string
-	tell := func(what string) {
-		told = append(told, what)
+	var warnings []string
+	warn := func(what string) {
+		warnings = append(warnings, what)
 	}
 	dir := t.TempDir()
 	// The command waits until the process of the host has been ended.
@@ -273,9 +273,9 @@ func TestHostWithoutProcess(t *testing.T) {
 		_ = os.WriteFile(filepath.Join(dir, "ended"), nil, 0o600)
 	}()
 	wait := `nsenter --net=` + there.Namespace + ` cat /proc/sys/net/ipv6/conf/d0/mtu >"$1/mtu"; touch "$1/set"; until [ -e "$1/ended" ]; do sleep 0.01; done`
-	code, err := For(t.Context(), os.Args[0], plan.Link{MTU: 1400}, "d0", []string{pid}, []string{"sh", "-c", wait, "sh", dir}, tell)
-	if code != 0 || err != nil || told != nil {
-		t.Fatalf("got %d, %v, %q", code, err, told)
+	code, err := For(t.Context(), os.Args[0], plan.Link{MTU: 1400}, "d0", []string{pid}, []string{"sh", "-c", wait, "sh", dir}, warn)
+	if code != 0 || err != nil || warnings != nil {
+		t.Fatalf("got %d, %v, %q", code, err, warnings)
 	}
 	if !is(filepath.Join(dir, "mtu"), "1400") {
 		t.Error("it was not set")
@@ -309,12 +309,12 @@ func TestDevice(t *testing.T) {
 		}
 	}
 	t.Setenv("PATH", dir)
-	var told []string
-	code, err := For(t.Context(), os.Args[0], plan.Link{Profile: "nic-optimizations"}, "d0", []string{pid}, []string{"true"}, func(what string) { told = append(told, what) })
-	if err == nil || !strings.Contains(err.Error(), "no setting of the link could be made") || len(told) != 4 {
-		t.Errorf("got %d, %v, %q", code, err, told)
+	var warnings []string
+	code, err := For(t.Context(), os.Args[0], plan.Link{Profile: "nic-optimizations"}, "d0", []string{pid}, []string{"true"}, func(what string) { warnings = append(warnings, what) })
+	if err == nil || !strings.Contains(err.Error(), "no setting of the link could be made") || len(warnings) != 4 {
+		t.Errorf("got %d, %v, %q", code, err, warnings)
 	}
-	for _, what := range told {
+	for _, what := range warnings {
 		if !strings.Contains(what, "ethtool: not found") {
 			t.Errorf("without ethtool: %s", what)
 		}
@@ -380,12 +380,12 @@ func TestLossIsSeen(t *testing.T) {
 		if _, err := ask(t.Context(), there.command(`ip link set d0 alias "$1"`, before)); err != nil {
 			t.Fatal(err)
 		}
-		var told []string
+		var warnings []string
 		code, err := For(t.Context(), os.Args[0], plan.Link{Loss: "0.1%"}, "d0", []string{pid},
-			[]string{"sh", "-c", "nsenter --net=" + there.Namespace + ` ip -o link show dev d0 >"$1"`, "sh", seen}, func(what string) { told = append(told, what) })
+			[]string{"sh", "-c", "nsenter --net=" + there.Namespace + ` ip -o link show dev d0 >"$1"`, "sh", seen}, func(what string) { warnings = append(warnings, what) })
 		text, wrong := os.ReadFile(seen)
-		if code != 0 || err != nil || told != nil || wrong != nil || !strings.HasSuffix(string(text), "alias "+record.LossAlias+"0.1%\n") {
-			t.Errorf("got %d, %v, %q: %s %v", code, err, told, text, wrong)
+		if code != 0 || err != nil || warnings != nil || wrong != nil || !strings.HasSuffix(string(text), "alias "+record.LossAlias+"0.1%\n") {
+			t.Errorf("got %d, %v, %q: %s %v", code, err, warnings, text, wrong)
 		}
 		if now := alias(); now != before {
 			t.Errorf("the name is %q, and was %q", now, before)

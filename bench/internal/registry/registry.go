@@ -255,7 +255,7 @@ func (r *Registry) warm(digest string) (size int64, err error) {
 }
 
 // counter counts the sent bytes of blobs. It hides the file from net/http, which would
-// otherwise bypass the line with sendfile(2).
+// otherwise bypass the shaper with sendfile(2).
 type counter struct {
 	http.ResponseWriter
 	registry *Registry

@@ -136,8 +136,8 @@ type one struct{ net.Listener }
 
 func (one) Accept() (net.Conn, error) { return nowhere{}, nil }
 
-// TestLine: all connections share one rate, and each begins with a delay.
-func TestLine(t *testing.T) {
+// TestShaper: all connections share one rate, and each begins with a delay.
+func TestShaper(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLine(one{}, 1<<20, time.Second)
 		start := time.Now()

@@ -12,9 +12,9 @@ import (
 // listening is the line that a step prints when its program listens.
 const listening = "berth-bench-listening"
 
-// tellListening waits until a program on this machine has the port, and for TCP until
+// reportListening waits until a program on this machine has the port, and for TCP until
 // it listens. Then it reports that.
-func tellListening(port int) {
+func reportListening(port int) {
 	for {
 		for path, state := range map[string]string{"/proc/net/tcp": listen, "/proc/net/tcp6": listen, "/proc/net/udp": unconnected, "/proc/net/udp6": unconnected} {
 			if has(read(path), port, state) {

@@ -83,7 +83,7 @@ func run(args []string) (int, error) {
 		}
 	}
 	if *port != 0 {
-		go tellListening(*port)
+		go reportListening(*port)
 	}
 	if *through >= flags.NArg() {
 		return 0, fmt.Errorf("there is no program among %q", flags.Args())

@@ -169,9 +169,9 @@ var phase = regexp.MustCompile(`(?m)^berth: +([0-9.]+)s  (\S.* (?:ready|imported
 // phases returns the steps of a start that berth has printed.
 func phases(said string) []record.Value {
 	var values []record.Value
-	for _, told := range phase.FindAllStringSubmatch(said, -1) {
-		if seconds, err := strconv.ParseFloat(told[1], 64); err == nil {
-			values = append(values, record.Value{Name: "until " + told[2], Unit: "s", Better: "lower", Value: seconds})
+	for _, match := range phase.FindAllStringSubmatch(said, -1) {
+		if seconds, err := strconv.ParseFloat(match[1], 64); err == nil {
+			values = append(values, record.Value{Name: "until " + match[2], Unit: "s", Better: "lower", Value: seconds})
 		}
 	}
 	return values

@@ -74,8 +74,8 @@ func TestJob(t *testing.T) {
 	}
 }
 
-// TestWhatSequencesTell: a trial's record has what its sequence reports besides figures.
-func TestWhatSequencesTell(t *testing.T) {
+// TestRecordsKeepNotesOfSequences: a trial's record has what its sequence reports besides figures.
+func TestRecordsKeepNotesOfSequences(t *testing.T) {
 	place := submits(t, atOnce)
 	if err := os.WriteFile(place.Self, []byte("#!/bin/sh\necho '"+`{"mpi": "mpirun (Open MPI) 5.0.7", "left_to_overlay": {"policy": 2}}`+"'\n"), 0o755); err != nil {
 		t.Fatal(err)

@@ -66,13 +66,13 @@ func stepName(number string) string {
 }
 
 // find returns the one cluster of a job whose API server is on this node.
-func find(ctx context.Context, places []string, node string, order tunnel.Order) (*tunnel.Cluster, error) {
+func find(ctx context.Context, places []string, node string, request tunnel.Request) (*tunnel.Cluster, error) {
 	var heads []run
 	for deadline := time.Now().Add(startLimit); ; {
 		var elsewhere string
 		starting := false
 		heads = nil
-		for _, r := range runs(places, order.Job, order.Step) {
+		for _, r := range runs(places, request.Job, request.Step) {
 			head, err := os.ReadFile(filepath.Join(r.path, rundir.HeadFile))
 			_, missing := os.Stat(filepath.Join(r.path, rundir.KubeconfigFile))
 			switch {
@@ -98,7 +98,7 @@ func find(ctx context.Context, places []string, node string, order tunnel.Order)
 	}
 	switch len(heads) {
 	case 0:
-		return nil, &tunnel.Refusal{Reason: tunnel.None, Text: fmt.Sprintf("no cluster of job %s on node %s", order.Job, node)}
+		return nil, &tunnel.Refusal{Reason: tunnel.None, Text: fmt.Sprintf("no cluster of job %s on node %s", request.Job, node)}
 	case 1:
 		return open(heads[0], node)
 	}
@@ -108,7 +108,7 @@ func find(ctx context.Context, places []string, node string, order tunnel.Order)
 	}
 	return nil, &tunnel.Refusal{
 		Reason: tunnel.Several, Steps: steps,
-		Text: fmt.Sprintf("job %s has %d clusters on node %s, in its steps %s", order.Job, len(heads), node, strings.Join(steps, ", ")),
+		Text: fmt.Sprintf("job %s has %d clusters on node %s, in its steps %s", request.Job, len(heads), node, strings.Join(steps, ", ")),
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 
 // Arg is the argument that makes the program the far end of a tunnel. A step
 // starts it so; main calls Main.
-const Arg = "job-door"
+const Arg = "job-end"
 
 // Main is the far end over standard input and output. It returns its exit
 // status.
@@ -31,8 +31,8 @@ func Main() int {
 		node := nodeName(os.Getenv)
 		places := rundir.MemoryPlaces(os.Getenv)
 		err = tunnel.Serve(context.Background(), stream, tunnel.Answer{Version: cluster.Version(), Node: node},
-			func(ctx context.Context, order tunnel.Order) (*tunnel.Cluster, error) {
-				return find(ctx, places, node, order)
+			func(ctx context.Context, request tunnel.Request) (*tunnel.Cluster, error) {
+				return find(ctx, places, node, request)
 			})
 	}
 	if err != nil {

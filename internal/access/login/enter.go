@@ -31,8 +31,8 @@ func (e *entryError) Unwrap() error { return e.error }
 
 // entrance searches for a node that reaches the cluster.
 type entrance struct {
-	order tunnelServerConfig
-	ask   slurm.Ask
+	config tunnelServerConfig
+	ask    slurm.Ask
 	// tried lists nodes without a cluster and nodes that did not answer.
 	tried []string
 	// heterogeneous reports whether the job is heterogeneous. It is set after
@@ -49,7 +49,7 @@ type entrance struct {
 func (e *entrance) enter(ctx context.Context) (*tunnel.Tunnel, *step, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, enterLimit, errNoAnswer)
 	defer cancel()
-	for _, node := range e.order.Nodes {
+	for _, node := range e.config.Nodes {
 		if t, s, err := e.tryBriefly(ctx, node); err == nil {
 			return t, s, nil
 		}
@@ -59,7 +59,7 @@ func (e *entrance) enter(ctx context.Context) (*tunnel.Tunnel, *step, error) {
 	if err == nil || errors.As(err, &refusal) && refusal.Reason != tunnel.None {
 		return t, s, err
 	}
-	nodes, unknown := slurm.StepNodes(ctx, e.order.Target.Job, cluster.ControlNodes, e.ask)
+	nodes, unknown := slurm.StepNodes(ctx, e.config.Target.Job, cluster.ControlNodes, e.ask)
 	if unknown != nil {
 		nodes = nil
 	}
@@ -88,11 +88,11 @@ func (e *entrance) tryBriefly(ctx context.Context, node string) (*tunnel.Tunnel,
 func (e *entrance) try(ctx context.Context, node string) (*tunnel.Tunnel, *step, error) {
 	redirected := false
 	for {
-		s, err := startStep(e.order.Program, e.order.Target.Job, node, e.heterogeneous)
+		s, err := startStep(e.config.Program, e.config.Target.Job, node, e.heterogeneous)
 		if err != nil {
 			return nil, nil, err
 		}
-		t, err := tunnel.Open(ctx, s, tunnel.Order{Version: cluster.Version(), Job: e.order.Target.Job, Step: e.order.Target.Step})
+		t, err := tunnel.Open(ctx, s, tunnel.Request{Version: cluster.Version(), Job: e.config.Target.Job, Step: e.config.Target.Step})
 		if err == nil {
 			return t, s, nil
 		}

@@ -204,7 +204,7 @@ func TestManyCommandsShareOneStep(t *testing.T) {
 	}
 }
 
-func TestManyCommandsWithoutAJobQuerySlurmOnce(t *testing.T) {
+func TestManyCommandsWithoutJobQuerySlurmOnce(t *testing.T) {
 	s := newSite(t)
 	session := s.connect(t)
 	for range 20 {
@@ -218,7 +218,7 @@ func TestManyCommandsWithoutAJobQuerySlurmOnce(t *testing.T) {
 	}
 }
 
-func TestNothingOfATunnelIsForOthers(t *testing.T) {
+func TestTunnelIsPrivate(t *testing.T) {
 	s := newSite(t)
 	session := s.connect(t)
 	content, err := os.ReadFile(session.Kubeconfig)
@@ -237,9 +237,9 @@ func TestNothingOfATunnelIsForOthers(t *testing.T) {
 	}
 }
 
-// TestTunnelsOfOtherUsersAreNotUsed: in a folder that anyone may write to, another
+// TestForeignTunnelsAreNotUsed: in a folder that anyone may write to, another
 // user may have created the files of a tunnel.
-func TestTunnelsOfOtherUsersAreNotUsed(t *testing.T) {
+func TestForeignTunnelsAreNotUsed(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	s := newSite(t)
 	home := rundir.Home(s.base)
@@ -264,7 +264,7 @@ func TestTunnelsOfOtherUsersAreNotUsed(t *testing.T) {
 	}
 }
 
-func TestAnUnusedTunnelCloses(t *testing.T) {
+func TestUnusedTunnelCloses(t *testing.T) {
 	s := newSite(t)
 	s.idle = 100 * time.Millisecond
 	session := s.connect(t)
@@ -278,7 +278,7 @@ func TestAnUnusedTunnelCloses(t *testing.T) {
 	}
 }
 
-func TestCommandsLearnOfTheEndOfTheCluster(t *testing.T) {
+func TestCommandsAreNotifiedOfClusterEnd(t *testing.T) {
 	s := newSite(t)
 	session := s.connect(t)
 	s.run.Lock.Close()
@@ -298,7 +298,7 @@ func TestCommandsLearnOfTheEndOfTheCluster(t *testing.T) {
 	wants(t, err, codeUnavailable, "no cluster of job 12 on node n1")
 }
 
-func TestCommandsLearnOfTheEndOfTheJob(t *testing.T) {
+func TestCommandsAreNotifiedOfJobEnd(t *testing.T) {
 	s := newSite(t)
 	session := s.connect(t)
 	if err := session.CheckJob(); err != nil {
@@ -311,7 +311,7 @@ func TestCommandsLearnOfTheEndOfTheJob(t *testing.T) {
 	wants(t, session.CheckJob(), codeUnavailable, "job 12 is ending")
 }
 
-func TestAKilledTunnelServerIsReplaced(t *testing.T) {
+func TestKilledTunnelServerIsReplaced(t *testing.T) {
 	s := newSite(t)
 	session := s.connect(t)
 	if err := unix.Kill(tunnelServerOf(t, session), unix.SIGKILL); err != nil {
@@ -323,7 +323,7 @@ func TestAKilledTunnelServerIsReplaced(t *testing.T) {
 	}
 }
 
-func TestACommandAfterTheLossOfATunnelOpensAnother(t *testing.T) {
+func TestCommandReopensLostTunnel(t *testing.T) {
 	s := newSite(t)
 	session := s.connect(t)
 	steps, err := linux.Descendants(tunnelServerOf(t, session))
@@ -408,7 +408,7 @@ func TestProblemsAreReported(t *testing.T) {
 	wants(t, err, codeUnavailable, "PATH")
 }
 
-func TestAnotherClusterOfTheJobMakesItUnclear(t *testing.T) {
+func TestTwoClustersInJobAreAmbiguous(t *testing.T) {
 	s := newSite(t)
 	other, err := rundir.Create(filepath.Dir(filepath.Dir(s.run.Path)), "job-12-4-100"+rundir.PrivateSuffix)
 	if err != nil {
@@ -427,7 +427,7 @@ func TestAnotherClusterOfTheJobMakesItUnclear(t *testing.T) {
 	session.Close()
 }
 
-func TestTheJobFollowsFromThePlaceOfTheCommand(t *testing.T) {
+func TestJobFollowsFromPlace(t *testing.T) {
 	s := newSite(t)
 	for _, c := range []struct {
 		job, slurm, name string

@@ -43,7 +43,7 @@ type Place struct {
 
 // NewPlace returns the place of this process.
 func NewPlace(getenv func(string) string) (*Place, error) {
-	p := &Place{getenv: getenv, ask: slurm.AskPatiently, base: rundir.Memory(getenv), idle: defaultIdle}
+	p := &Place{getenv: getenv, ask: slurm.AskLong, base: rundir.Memory(getenv), idle: defaultIdle}
 	if p.base == "" {
 		return nil, problem(codeUnavailable, "find a place in memory for sockets: neither XDG_RUNTIME_DIR nor %s can be written", "/dev/shm")
 	}

@@ -106,7 +106,7 @@ func (p *Place) job(ctx context.Context, is func(slurm.Queued) bool) (slurm.Queu
 // jobs that it knows to have none.
 func (p *Place) Jobs(ctx context.Context, fresh bool, without []string) ([]slurm.Queued, []string, error) {
 	for _, target := range p.open() {
-		ctx, cancel := context.WithTimeout(ctx, patientLimit)
+		ctx, cancel := context.WithTimeout(ctx, serverTimeout)
 		defer cancel()
 		conn, err := p.dial(ctx, target)
 		if err != nil {
@@ -127,9 +127,9 @@ func (p *Place) Jobs(ctx context.Context, fresh bool, without []string) ([]slurm
 	return jobs, without, nil
 }
 
-// patientLimit bounds a request to the process that keeps a tunnel, which may have
+// serverTimeout bounds a request to the process that keeps a tunnel, which may have
 // to query Slurm.
-const patientLimit = 35 * time.Second
+const serverTimeout = 35 * time.Second
 
 // only returns the user's only cluster.
 func (p *Place) only(ctx context.Context) (Target, error) {

@@ -198,11 +198,11 @@ func (p *Place) start(ctx context.Context, target Target, nodes []string) error 
 	if _, err := exec.LookPath("srun"); err != nil {
 		return problem(codeUnavailable, "reach into job %s: %v; load Slurm's module, or add the directory of its commands to PATH", target, err)
 	}
-	order, err := json.Marshal(tunnelServerConfig{Target: target, Program: p.program, Idle: p.idle, Nodes: nodes})
+	config, err := json.Marshal(tunnelServerConfig{Target: target, Program: p.program, Idle: p.idle, Nodes: nodes})
 	if err != nil {
 		return err
 	}
-	input, err := linux.MemoryFile("order", order)
+	input, err := linux.MemoryFile("config", config)
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ import (
 
 // TunnelServerArg is the argument that makes the program the process that keeps a
 // tunnel. Then main calls TunnelServer.
-const TunnelServerArg = "tunnel-keeper"
+const TunnelServerArg = "tunnel-server"
 
 // The replies to the command that started the process. Any other reply is an error.
 const (
@@ -63,9 +63,9 @@ type tunnelServerConfig struct {
 
 // tunnelServer keeps one tunnel, for all commands of this user on this host.
 type tunnelServer struct {
-	order tunnelServerConfig
-	place *Place
-	dir   *rundir.Dir
+	config tunnelServerConfig
+	place  *Place
+	dir    *rundir.Dir
 
 	// ready is closed when the tunnel is open or has failed; over is closed when
 	// it has ended. problem holds the reason before either is closed.
@@ -139,15 +139,15 @@ func (k *tunnelServer) conclude(why *Problem) {
 
 // claim creates the tunnel's directory, unless another process has it.
 func (k *tunnelServer) claim() (*net.UnixListener, error) {
-	if err := json.NewDecoder(os.Stdin).Decode(&k.order); err != nil {
-		return nil, fmt.Errorf("read the order: %w", err)
+	if err := json.NewDecoder(os.Stdin).Decode(&k.config); err != nil {
+		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
 	os.Stdin.Close()
 	var err error
 	if k.place, err = NewPlace(os.Getenv); err != nil {
 		return nil, err
 	}
-	if k.dir, err = rundir.Claim(k.place.base, dirName(k.order.Target)); err != nil {
+	if k.dir, err = rundir.Claim(k.place.base, dirName(k.config.Target)); err != nil {
 		return nil, err
 	}
 	syscall.Umask(0o077)
@@ -218,7 +218,7 @@ func (k *tunnelServer) serveLoopback() {
 func (k *tunnelServer) beginIdle() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.idle = time.AfterFunc(k.order.Idle, func() { k.finish(k.unused()) })
+	k.idle = time.AfterFunc(k.config.Idle, func() { k.finish(k.unused()) })
 	if k.users > 0 {
 		k.idle.Stop()
 	}
@@ -236,13 +236,13 @@ func (k *tunnelServer) use() func() {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		if k.users--; k.users == 0 && k.idle != nil {
-			k.idle.Reset(k.order.Idle)
+			k.idle.Reset(k.config.Idle)
 		}
 	}
 }
 
 func (k *tunnelServer) unused() *Problem {
-	return problem(codeUnavailable, "the tunnel into job %s was closed: nobody has used it for %s", k.order.Target, k.order.Idle)
+	return problem(codeUnavailable, "the tunnel into job %s was closed: nobody has used it for %s", k.config.Target, k.config.Idle)
 }
 
 // listen answers commands.
@@ -386,13 +386,13 @@ func (k *tunnelServer) takeDown(listener *net.UnixListener) {
 	// First remove the directory, so that the next command opens a new tunnel.
 	_ = k.dir.Remove()
 	listener.Close()
-	told := make(chan struct{})
+	finished := make(chan struct{})
 	go func() {
 		k.commands.Wait()
-		close(told)
+		close(finished)
 	}()
 	select {
-	case <-told:
+	case <-finished:
 	case <-time.After(partingLimit):
 	}
 	if k.listener != nil {

@@ -37,7 +37,7 @@ func (k *tunnelServer) enter(ctx context.Context) (*tunnel.Tunnel, *step, error)
 		}
 	})
 	defer slow.Stop()
-	way := entrance{order: k.order, ask: k.place.ask, leave: func(s *step) { k.leaving.Go(s.end) }}
+	way := entrance{config: k.config, ask: k.place.ask, leave: func(s *step) { k.leaving.Go(s.end) }}
 	t, s, err := way.enter(entering)
 	if err == nil {
 		return t, s, nil
@@ -47,7 +47,7 @@ func (k *tunnelServer) enter(ctx context.Context) (*tunnel.Tunnel, *step, error)
 
 // explain returns an error with the reason why there is no tunnel.
 func (k *tunnelServer) explain(ctx context.Context, err error) error {
-	target := k.order.Target
+	target := k.config.Target
 	var known *Problem
 	if errors.As(err, &known) {
 		return known
@@ -87,7 +87,7 @@ func (k *tunnelServer) explain(ctx context.Context, err error) error {
 }
 
 func (k *tunnelServer) jobProblem(ctx context.Context) *Problem {
-	return k.place.jobProblem(ctx, k.order.Target.Job)
+	return k.place.jobProblem(ctx, k.config.Target.Job)
 }
 
 // JobProblem returns the reason why a job cannot be reached. It returns nil if the
@@ -196,7 +196,7 @@ func (k *tunnelServer) silence() string { return "node " + k.reply.Node + " no l
 func (k *tunnelServer) elsewhere() []string { return k.tunnel.Answer.Others }
 
 func (k *tunnelServer) lost(why string) *Problem {
-	lost := problem(codeUnavailable, "the tunnel into job %s was lost: %s", k.order.Target, why)
+	lost := problem(codeUnavailable, "the tunnel into job %s was lost: %s", k.config.Target, why)
 	lost.Elsewhere = k.elsewhere()
 	return lost
 }
@@ -232,5 +232,5 @@ func (k *tunnelServer) check(ctx context.Context) error {
 		k.finish(lost)
 		return lost
 	}
-	return problem(codeUnavailable, "reach into job %s: node %s does not answer", k.order.Target, k.reply.Node)
+	return problem(codeUnavailable, "reach into job %s: node %s does not answer", k.config.Target, k.reply.Node)
 }

@@ -65,7 +65,7 @@ func client(t *testing.T, listener *Listener, uid int) int {
 	return command.ProcessState.ExitCode()
 }
 
-func TestTheOwnUserGetsIn(t *testing.T) {
+func TestOwnUserIsAdmitted(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		listener, refused := serve(t, address)
 		if code := client(t, listener, os.Getuid()); code != 0 {
@@ -74,7 +74,7 @@ func TestTheOwnUserGetsIn(t *testing.T) {
 	}
 }
 
-func TestAnotherUserDoesNot(t *testing.T) {
+func TestOtherUserIsRefused(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		listener, refused := serve(t, address)
@@ -92,7 +92,7 @@ func TestAnotherUserDoesNot(t *testing.T) {
 	}
 }
 
-func TestAClosedConnectionHasNoOwner(t *testing.T) {
+func TestClosedConnectionHasNoOwner(t *testing.T) {
 	listener, err := Listen(netip.MustParseAddrPort("127.0.0.1:0"))
 	if err != nil {
 		t.Fatal(err)
@@ -142,7 +142,7 @@ func TestOwnerOfAConnection(t *testing.T) {
 	}
 }
 
-func TestOnlyTheLoopbackIsServed(t *testing.T) {
+func TestOnlyLoopbackIsServed(t *testing.T) {
 	if listener, err := Listen(netip.MustParseAddrPort("0.0.0.0:0")); err == nil {
 		listener.Close()
 		t.Error("it listens on all addresses")

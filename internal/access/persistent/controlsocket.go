@@ -17,7 +17,7 @@ import (
 const (
 	// controlFile is the control socket in a cluster's directory. It accepts
 	// requests.
-	controlFile = "door"
+	controlFile = "control"
 	// questionLimit bounds the time for a client to send its request.
 	questionLimit = 10 * time.Second
 )

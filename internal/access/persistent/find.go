@@ -85,7 +85,7 @@ func all(places []string, job string) []Cluster {
 	for _, place := range places {
 		for _, path := range rundir.Live(place) {
 			name, private := strings.CutSuffix(filepath.Base(path), rundir.PrivateSuffix)
-			if _, err := os.Stat(filepath.Join(path, rundir.StandingFile)); err != nil || !private || !strings.HasPrefix(name, prefix) {
+			if _, err := os.Stat(filepath.Join(path, rundir.PersistentFile)); err != nil || !private || !strings.HasPrefix(name, prefix) {
 				continue
 			}
 			c := Cluster{Path: path}
@@ -121,7 +121,7 @@ func (c Cluster) AwaitReady(ctx context.Context) (Facts, error) {
 }
 
 func (c Cluster) facts() (facts Facts, err error) {
-	content, err := os.ReadFile(filepath.Join(c.Path, rundir.StandingFile))
+	content, err := os.ReadFile(filepath.Join(c.Path, rundir.PersistentFile))
 	if err != nil {
 		return facts, err
 	}
@@ -142,7 +142,7 @@ func (c Cluster) Ended() <-chan struct{} {
 // Mark marks a run's directory as belonging to a persistent cluster that is not
 // ready yet.
 func Mark(dir string) error {
-	if err := os.WriteFile(filepath.Join(dir, rundir.StandingFile), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, rundir.PersistentFile), nil, 0o600); err != nil {
 		return fmt.Errorf("mark the cluster as one that stays: %w", err)
 	}
 	return nil
@@ -154,7 +154,7 @@ func MarkReady(dir string, facts Facts) error {
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(dir, rundir.StandingFile)
+	path := filepath.Join(dir, rundir.PersistentFile)
 	if err = os.WriteFile(path+".new", content, 0o600); err == nil {
 		err = os.Rename(path+".new", path)
 	}

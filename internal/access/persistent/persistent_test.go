@@ -26,7 +26,7 @@ func start(t *testing.T, base, name string) *rundir.Dir {
 	return dir
 }
 
-func TestTheClusterOfAJobIsFound(t *testing.T) {
+func TestJobClusterIsFound(t *testing.T) {
 	base := t.TempDir()
 	places := []string{filepath.Join(base, "none"), base}
 	if _, ok := Find(places, "12"); ok {
@@ -56,7 +56,7 @@ func TestTheClusterOfAJobIsFound(t *testing.T) {
 	}
 }
 
-func TestAClusterIsWaitedFor(t *testing.T) {
+func TestWaitForCluster(t *testing.T) {
 	base := t.TempDir()
 	dir := start(t, base, "local-1")
 	c, _ := Find([]string{base}, Local)
@@ -71,7 +71,7 @@ func TestAClusterIsWaitedFor(t *testing.T) {
 	if facts, err := c.AwaitReady(t.Context()); err != nil || !slices.Equal(facts.Nodes, []string{"a"}) {
 		t.Errorf("a cluster that is ready: %+v, %v", facts, err)
 	}
-	if err := os.Remove(filepath.Join(dir.Path, rundir.StandingFile)); err != nil {
+	if err := os.Remove(filepath.Join(dir.Path, rundir.PersistentFile)); err != nil {
 		t.Fatal(err)
 	}
 	dir.Lock.Close()
@@ -80,7 +80,7 @@ func TestAClusterIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestAClusterIsToldToEnd(t *testing.T) {
+func TestEndRequest(t *testing.T) {
 	base := t.TempDir()
 	dir := start(t, base, "local-1")
 	socket, err := Listen(dir.Path)
@@ -99,9 +99,9 @@ func TestAClusterIsToldToEnd(t *testing.T) {
 			ends <- end{outcome, err}
 		}()
 	}
-	order, answer, err := socket.Await(t.Context())
-	if err != nil || order.Grace != time.Minute {
-		t.Fatalf("order %+v, %v", order, err)
+	request, answer, err := socket.Await(t.Context())
+	if err != nil || request.Grace != time.Minute {
+		t.Fatalf("request %+v, %v", request, err)
 	}
 	answer(Outcome{Asked: 3, Ended: 2})
 	socket.Close()
@@ -121,7 +121,7 @@ func TestAClusterIsToldToEnd(t *testing.T) {
 	}
 }
 
-func TestAClusterIsGivenImages(t *testing.T) {
+func TestClusterReceivesImages(t *testing.T) {
 	base := t.TempDir()
 	dir := start(t, base, "local-1")
 	socket, err := Listen(dir.Path)

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestNothingIsAskedOfATerminal starts this test, which links Bubbletea, in a
+// TestTerminalIsNotPrompted starts this test, which links Bubbletea, in a
 // new terminal.
-func TestNothingIsAskedOfATerminal(t *testing.T) {
+func TestTerminalIsNotPrompted(t *testing.T) {
 	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// greetLimit bounds the far end's wait for the near end's order.
+	// greetLimit bounds the far end's wait for the near end's request.
 	greetLimit = 30 * time.Second
 	// partingLimit limits how long the near end may take to end the stream after a
 	// refusal or a farewell.
@@ -32,11 +32,11 @@ type Cluster struct {
 	Ended <-chan struct{}
 }
 
-// Find returns the cluster for an order. A *Refusal tells the near end which other
+// Find returns the cluster for a request. A *Refusal tells the near end which other
 // node or step to try.
-type Find func(ctx context.Context, order Order) (*Cluster, error)
+type Find func(ctx context.Context, request Request) (*Cluster, error)
 
-// Serve is the far end. It answers the near end's order over the stream, and
+// Serve is the far end. It answers the near end's request over the stream, and
 // forwards connections to the cluster until the cluster, the stream or the context
 // ends. self has the node and the version of the far end's berth.
 func Serve(ctx context.Context, stream io.ReadWriteCloser, self Answer, find Find) error {
@@ -48,15 +48,15 @@ func Serve(ctx context.Context, stream io.ReadWriteCloser, self Answer, find Fin
 		return fmt.Errorf("start the tunnel's multiplexer: %w", err)
 	}
 	defer session.Close()
-	control, order, err := awaitOrder(session)
+	control, request, err := awaitRequest(session)
 	if err != nil {
 		return err
 	}
 	self.Protocol = Protocol
-	cluster, err := find(ctx, order)
+	cluster, err := find(ctx, request)
 	if err == nil {
 		self.Cluster, self.Others = cluster.Name, cluster.Others
-		self.Sealed, err = seal(order.Key, cluster.Credentials)
+		self.Sealed, err = seal(request.Key, cluster.Credentials)
 	}
 	if err != nil {
 		var refusal *Refusal
@@ -104,18 +104,18 @@ func Serve(ctx context.Context, stream io.ReadWriteCloser, self Answer, find Fin
 	}
 }
 
-func awaitOrder(session *yamux.Session) (net.Conn, Order, error) {
+func awaitRequest(session *yamux.Session) (net.Conn, Request, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), greetLimit)
 	defer cancel()
 	control, err := session.AcceptStreamWithContext(ctx)
 	if err != nil {
-		return nil, Order{}, fmt.Errorf("wait for the near end of the tunnel: %w", err)
+		return nil, Request{}, fmt.Errorf("wait for the near end of the tunnel: %w", err)
 	}
-	var order Order
-	if err := newDecoder(control).Decode(&order); err != nil {
-		return nil, Order{}, fmt.Errorf("read what the near end of the tunnel wants: %w", err)
+	var request Request
+	if err := newDecoder(control).Decode(&request); err != nil {
+		return nil, Request{}, fmt.Errorf("read what the near end of the tunnel wants: %w", err)
 	}
-	return control, order, nil
+	return control, request, nil
 }
 
 // awaitClose gives the near end time to read the last message.

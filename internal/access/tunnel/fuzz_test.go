@@ -53,7 +53,7 @@ func FuzzOpen(f *testing.F) {
 	f.Add(bytes.Repeat([]byte("\n"), openingLimit+1))
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		fuzzbound.Watch(t)
-		opened, err := open(received{bytes.NewReader(stream)}, Order{})
+		opened, err := open(received{bytes.NewReader(stream)}, Request{})
 		if err == nil {
 			t.Errorf("opened, with the answer %+v", opened.Answer)
 		}
@@ -67,7 +67,7 @@ func FuzzServe(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		fuzzbound.Watch(t)
 		// Do not refuse: after a refusal the far end waits for the near end.
-		find := func(context.Context, Order) (*Cluster, error) {
+		find := func(context.Context, Request) (*Cluster, error) {
 			ended := make(chan struct{})
 			return &Cluster{Ended: ended, Dial: func(context.Context) (net.Conn, error) { return nil, errors.New("nobody") }}, nil
 		}
@@ -104,12 +104,12 @@ func FuzzMessages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		fuzzbound.Watch(t)
 		var answer Answer
-		var order Order
+		var request Request
 		decoder := newDecoder(bytes.NewReader(text))
 		for decoder.Decode(&answer) == nil {
 		}
-		if json.Unmarshal(text, &order) == nil {
-			_, _ = seal(order.Key, Credentials{Key: text})
+		if json.Unmarshal(text, &request) == nil {
+			_, _ = seal(request.Key, Credentials{Key: text})
 		}
 		if credentials, err := unseal(key, answer.Sealed); err == nil {
 			t.Errorf("unsealed %+v", credentials)
@@ -119,8 +119,8 @@ func FuzzMessages(f *testing.F) {
 
 func TestEndlessMessageIsRefused(t *testing.T) {
 	from := &endless{}
-	var order Order
-	if err := newDecoder(from).Decode(&order); err == nil || from.sent > 4*messageLimit {
+	var request Request
+	if err := newDecoder(from).Decode(&request); err == nil || from.sent > 4*messageLimit {
 		t.Errorf("%d bytes were read, %v", from.sent, err)
 	}
 }

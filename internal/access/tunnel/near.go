@@ -29,10 +29,10 @@ type Tunnel struct {
 // Open greets the far end over the stream, and returns once the far end has found a
 // cluster. A *Refusal is an error from the far end. io.EOF means that the stream
 // ended before an answer. The tunnel closes the stream.
-func Open(ctx context.Context, stream io.ReadWriteCloser, order Order) (*Tunnel, error) {
+func Open(ctx context.Context, stream io.ReadWriteCloser, request Request) (*Tunnel, error) {
 	stop := context.AfterFunc(ctx, func() { stream.Close() })
 	defer stop()
-	t, err := open(stream, order)
+	t, err := open(stream, request)
 	if err != nil {
 		stream.Close()
 		if ctx.Err() != nil {
@@ -43,7 +43,7 @@ func Open(ctx context.Context, stream io.ReadWriteCloser, order Order) (*Tunnel,
 	return t, nil
 }
 
-func open(stream io.ReadWriteCloser, order Order) (*Tunnel, error) {
+func open(stream io.ReadWriteCloser, request Request) (*Tunnel, error) {
 	reader := bufio.NewReader(stream)
 	if err := skipTo(reader, opening, openingLimit); err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ func open(stream io.ReadWriteCloser, order Order) (*Tunnel, error) {
 	if err != nil {
 		return nil, err
 	}
-	order.Protocol, order.Key = Protocol, key.PublicKey().Bytes()
+	request.Protocol, request.Key = Protocol, key.PublicKey().Bytes()
 	session, err := yamux.Client(buffered{reader, stream}, settings())
 	if err != nil {
 		return nil, fmt.Errorf("start the tunnel's multiplexer: %w", err)
@@ -62,7 +62,7 @@ func open(stream io.ReadWriteCloser, order Order) (*Tunnel, error) {
 	if err != nil {
 		return nil, fmt.Errorf("greet the far end of the tunnel: %w", err)
 	}
-	if err := json.NewEncoder(control).Encode(order); err != nil {
+	if err := json.NewEncoder(control).Encode(request); err != nil {
 		return nil, fmt.Errorf("greet the far end of the tunnel: %w", err)
 	}
 	answers := newDecoder(control)
@@ -73,7 +73,7 @@ func open(stream io.ReadWriteCloser, order Order) (*Tunnel, error) {
 	case t.Answer.Refusal != nil:
 		err = t.Answer.Refusal
 	case t.Answer.Protocol != Protocol:
-		err = fmt.Errorf("the far end is berth %s, which speaks version %d of the tunnel's protocol; berth %s here speaks %d", t.Answer.Version, t.Answer.Protocol, order.Version, Protocol)
+		err = fmt.Errorf("the far end is berth %s, which speaks version %d of the tunnel's protocol; berth %s here speaks %d", t.Answer.Version, t.Answer.Protocol, request.Version, Protocol)
 	default:
 		t.Credentials, err = unseal(key, t.Answer.Sealed)
 	}

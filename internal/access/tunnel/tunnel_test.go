@@ -23,7 +23,7 @@ func far(t *testing.T, ended chan struct{}, find Find) net.Conn {
 		}
 		t.Cleanup(func() { listener.Close() })
 		go upper(listener)
-		find = func(context.Context, Order) (*Cluster, error) {
+		find = func(context.Context, Request) (*Cluster, error) {
 			return &Cluster{
 				Name: "job-1-0-1", Ended: ended,
 				Credentials: Credentials{Authority: []byte("authority"), Cert: []byte("cert"), Key: []byte("very secret")},
@@ -79,10 +79,10 @@ func (r *recorder) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func TestConnectionsPassAndTheKeyIsSealed(t *testing.T) {
+func TestConnectionsPassAndKeyIsSealed(t *testing.T) {
 	stream := far(t, make(chan struct{}), nil)
 	record := &recorder{Conn: stream}
-	tunnel, err := Open(t.Context(), record, Order{Job: "1", Version: "v1"})
+	tunnel, err := Open(t.Context(), record, Request{Job: "1", Version: "v1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,21 +121,21 @@ func TestEarlierOutputIsSkipped(t *testing.T) {
 	t.Cleanup(func() { near.Close() })
 	go func() {
 		_, _ = io.WriteString(other, "welcome to the site\n\x00berth\n")
-		_ = Serve(t.Context(), other, Answer{}, func(context.Context, Order) (*Cluster, error) {
+		_ = Serve(t.Context(), other, Answer{}, func(context.Context, Request) (*Cluster, error) {
 			return nil, &Refusal{Reason: Elsewhere, Head: "n7", Text: "it is on n7"}
 		})
 	}()
-	_, err := Open(t.Context(), near, Order{})
+	_, err := Open(t.Context(), near, Request{})
 	var refusal *Refusal
 	if !errors.As(err, &refusal) || refusal.Head != "n7" {
 		t.Errorf("error %v, want a refusal that names n7", err)
 	}
 }
 
-func TestTheEndOfTheClusterHasAReason(t *testing.T) {
+func TestClusterEndHasReason(t *testing.T) {
 	ended := make(chan struct{})
 	stream := far(t, ended, nil)
-	tunnel, err := Open(t.Context(), stream, Order{})
+	tunnel, err := Open(t.Context(), stream, Request{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,13 +146,13 @@ func TestTheEndOfTheClusterHasAReason(t *testing.T) {
 	}
 }
 
-func TestAStreamThatEndsAtOnceIsEndOfFile(t *testing.T) {
+func TestEmptyStreamIsEndOfFile(t *testing.T) {
 	near, other := net.Pipe()
 	go func() {
 		_, _ = io.WriteString(other, "execve: no such file\n")
 		other.Close()
 	}()
-	if _, err := Open(t.Context(), near, Order{}); !errors.Is(err, io.EOF) {
+	if _, err := Open(t.Context(), near, Request{}); !errors.Is(err, io.EOF) {
 		t.Errorf("error %v, want io.EOF", err)
 	}
 }
@@ -162,7 +162,7 @@ func TestOpeningEndsWithItsContext(t *testing.T) {
 	cause := errors.New("too slow")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	if _, err := Open(ctx, near, Order{}); !errors.Is(err, cause) {
+	if _, err := Open(ctx, near, Request{}); !errors.Is(err, cause) {
 		t.Errorf("error %v, want %v", err, cause)
 	}
 }

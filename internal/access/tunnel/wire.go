@@ -30,8 +30,8 @@ func newDecoder(from io.Reader) *json.Decoder {
 	return json.NewDecoder(io.LimitReader(from, messageLimit))
 }
 
-// Order is the near end's request.
-type Order struct {
+// Request is the near end's request.
+type Request struct {
 	Protocol int
 	// Version is the near end's version of berth.
 	Version string
@@ -42,7 +42,7 @@ type Order struct {
 	Key []byte
 }
 
-// Answer is the far end's answer to an Order.
+// Answer is the far end's answer to a Request.
 type Answer struct {
 	Protocol int
 	Version  string

@@ -25,7 +25,7 @@ func TestAddressesAvoidTheHostsRoutes(t *testing.T) {
 	}
 }
 
-func TestAddressesOfOneClusterDoNotMeet(t *testing.T) {
+func TestClusterAddressesDoNotOverlap(t *testing.T) {
 	for _, index := range []int{0, 1, 7, 249, 250, 255} {
 		a := addressesIn(candidates()[0], index)
 		if !a.Pods.Contains(a.NodePods.Addr()) || a.NodePods.Masked() != a.NodePods {

@@ -48,7 +48,7 @@ func TestUnlikeOwnersAreReported(t *testing.T) {
 	}
 }
 
-func TestThreeNodesHaveAControlPlaneOfSeveral(t *testing.T) {
+func TestThreeNodesShareControlPlane(t *testing.T) {
 	offers := make([]Offer, 4)
 	for i := range offers {
 		offers[i].Node.Name = fmt.Sprintf("n%d", i+1)

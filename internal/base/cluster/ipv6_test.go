@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestWhichClustersHaveIPv6(t *testing.T) {
+func TestClustersWithIPv6(t *testing.T) {
 	full := []netip.Prefix{netip.MustParsePrefix("fc00::/7"), netip.MustParsePrefix("::/0")}
 	node := func(name string, reach Reach, used ...netip.Prefix) Offer {
 		return Offer{Host: name, RunID: name, IPv6: reach, Used: used}
@@ -83,7 +83,7 @@ func TestIPv6AddressesAvoidTheHostsRoutes(t *testing.T) {
 	}
 }
 
-func TestIPv6AddressesOfOneClusterDoNotMeet(t *testing.T) {
+func TestClusterIPv6AddressesDoNotOverlap(t *testing.T) {
 	block := ulaBlock("job-1-0", 0)
 	if !netip.MustParsePrefix("fd00::/8").Contains(block.Addr()) || block.Masked() != block {
 		t.Errorf("%s is no block of unique local addresses", block)

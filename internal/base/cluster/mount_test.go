@@ -23,7 +23,7 @@ func TestParseMount(t *testing.T) {
 	}
 }
 
-func TestMountsAreOfTheUsersDirectory(t *testing.T) {
+func TestMountsComeFromUsersDirectory(t *testing.T) {
 	spec := Spec{Mounts: []string{"data:/data", "/scratch:ro", "."}}
 	spec.Absolute("/home/alice")
 	want := []FolderMount{{"/home/alice/data", "/data", false}, {"/scratch", "/scratch", true}, {"/home/alice", "/home/alice", false}}

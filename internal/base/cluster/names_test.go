@@ -20,7 +20,7 @@ func TestNodeName(t *testing.T) {
 	}
 }
 
-func TestNodesGetNamesOfTheirOwn(t *testing.T) {
+func TestNodesGetTheirOwnNames(t *testing.T) {
 	long := strings.Repeat("x", 70)
 	for _, test := range []struct{ hosts, want []string }{
 		{[]string{"n1", "n2"}, []string{"n1", "n2"}},

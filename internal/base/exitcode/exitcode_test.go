@@ -20,7 +20,7 @@ func TestInnermostCodeIsKept(t *testing.T) {
 	}
 }
 
-func TestOfStatusIsAShells(t *testing.T) {
+func TestOfStatusMatchesShell(t *testing.T) {
 	for status, want := range map[syscall.WaitStatus]int{
 		0: 0, 7 << 8: 7, syscall.WaitStatus(syscall.SIGKILL): 137,
 	} {

@@ -1,5 +1,5 @@
 // Package heap sets how much memory the garbage collector of a Kubernetes role
-// may spend. It allows much during the start (package hurry), to save processor time
+// may spend. It allows much during the start (package startup), to save processor time
 // that all roles need at that moment, and little afterwards.
 package heap
 

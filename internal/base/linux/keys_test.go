@@ -51,7 +51,7 @@ func TestThreadHasItsOwnSessionKeyringAndThenNoKeys(t *testing.T) {
 	}
 }
 
-func TestFilterDeniesKeysOfEveryArchitecture(t *testing.T) {
+func TestFilterDeniesKeysOnAllArchitectures(t *testing.T) {
 	var raw []bpf.RawInstruction
 	for _, i := range keyFilter() {
 		raw = append(raw, bpf.RawInstruction{Op: i.Code, Jt: i.Jt, Jf: i.Jf, K: i.K})

@@ -30,7 +30,7 @@ func TestOnlyCleanPagesOfTheProgramAreForgotten(t *testing.T) {
 	}
 }
 
-func TestTheProgramGoesOnAfterItWasForgotten(t *testing.T) {
+func TestProgramContinuesAfterPagesDropped(t *testing.T) {
 	bytes, err := ForgetProgram()
 	if err != nil || bytes == 0 {
 		t.Errorf("%d bytes, %v", bytes, err)

@@ -48,7 +48,7 @@ func TestEventsArriveInOrder(t *testing.T) {
 	}
 }
 
-func TestNobodyListens(t *testing.T) {
+func TestNoListenerAtHead(t *testing.T) {
 	New(-1).Ready()
 	var none *Notifier
 	none.Phase("x")

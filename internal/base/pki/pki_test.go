@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestIssuedCertificateIsTrustedForItsNamesOnly(t *testing.T) {
+func TestCertificateIsTrustedOnlyForItsNames(t *testing.T) {
 	authority, err := NewAuthority("test-ca")
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +68,7 @@ func TestAuthoritiesDoNotTrustEachOther(t *testing.T) {
 	}
 }
 
-func TestAKubeconfigWithAKeyFileIsReadBack(t *testing.T) {
+func TestKubeconfigWithKeyFileRoundTrip(t *testing.T) {
 	content := KubeconfigWithKeyFile("berth", "https://127.0.0.1:4711", []byte("authority"), []byte("cert"), "/proc/1/fd/9")
 	client, err := ReadKubeconfig(content)
 	if err != nil {

@@ -144,7 +144,7 @@ func TestCPUs(t *testing.T) {
 	}
 }
 
-func TestContainerSeesItsOwnGroupAsRoot(t *testing.T) {
+func TestContainerSeesItsCgroupAsRoot(t *testing.T) {
 	mount := "30 24 0:27 /kubepods/pod1 /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
 	h := machine{files: map[string]string{"/proc/self/mountinfo": mount, "/proc/self/cgroup": "0::/kubepods/pod1/c1\n"}}.host()
 	if got, want := h.cgroupDirs(""), []string{"/sys/fs/cgroup/c1", "/sys/fs/cgroup"}; !slices.Equal(got, want) {

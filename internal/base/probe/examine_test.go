@@ -76,7 +76,7 @@ func TestExamineHere(t *testing.T) {
 }
 
 // A trial that could not be made is no yes.
-func TestOutcomesOfTheFUSETrial(t *testing.T) {
+func TestFUSETrialOutcomes(t *testing.T) {
 	refused := exec.Command("false").Run()
 	for _, c := range []struct {
 		name, said string
@@ -223,8 +223,8 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// TestRefusalsOfARunAreRequired: berth run refuses hosts that lack these.
-func TestRefusalsOfARunAreRequired(t *testing.T) {
+// TestRunRefusalsAreRequired: berth run refuses hosts that lack these.
+func TestRunRefusalsAreRequired(t *testing.T) {
 	few := machine{files: map[string]string{"/proc/sys/fs/inotify/max_user_instances": strconv.Itoa(HeadWatchers - 1)}}.host()
 	least := Memory{Bytes: HeadMemory + SmallPod}
 	less := Memory{Bytes: least.Bytes - 1}
@@ -268,7 +268,7 @@ func TestKernelVersion(t *testing.T) {
 }
 
 // A child that says nothing and does not end must not hang the report.
-func TestTrialsGiveUp(t *testing.T) {
+func TestTrialsTimeOut(t *testing.T) {
 	testutil.Require(t, testutil.UserNS)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()

@@ -8,7 +8,7 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-func TestWhyRulesForIPv6AreRefused(t *testing.T) {
+func TestIPv6RulesAreRefusedWithReason(t *testing.T) {
 	testutil.Require(t, testutil.UserNS)
 	dir := t.TempDir()
 	program := func(name, text string) string {

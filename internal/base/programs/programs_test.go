@@ -54,7 +54,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-func TestListNothing(t *testing.T) {
+func TestListEmpty(t *testing.T) {
 	if _, err := List(filepath.Join(t.TempDir(), "none")); err == nil {
 		t.Error("a directory that is not there: no error")
 	}

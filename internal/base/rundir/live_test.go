@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-func TestALiveDirectoryIsListedUntilItsLockGoes(t *testing.T) {
+func TestDirectoryIsListedWhileLocked(t *testing.T) {
 	base := t.TempDir()
 	dir, err := Create(base, "job-1")
 	if err != nil {
@@ -37,7 +37,7 @@ func TestALiveDirectoryIsListedUntilItsLockGoes(t *testing.T) {
 	}
 }
 
-func TestOneOfSeveralClaimsAName(t *testing.T) {
+func TestOneOfSeveralClaimsName(t *testing.T) {
 	base := t.TempDir()
 	dead, err := Create(base, "tunnel")
 	if err != nil {

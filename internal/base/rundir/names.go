@@ -10,9 +10,9 @@ const (
 	KubeconfigFile = "kubeconfig"
 	// ControlNodesFile exists on nodes with one of several control planes. It
 	// contains the names of their hosts.
-	ControlNodesFile = "doors"
+	ControlNodesFile = "control-nodes"
 	// HeadFile exists on the other nodes. It contains the name of the head.
 	HeadFile = "head"
-	// StandingFile exists on all nodes of a persistent cluster.
-	StandingFile = "standing"
+	// PersistentFile exists on all nodes of a persistent cluster.
+	PersistentFile = "persistent"
 )

@@ -12,7 +12,7 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-func TestARunningRunIsNotStale(t *testing.T) {
+func TestRunningRunIsNotStale(t *testing.T) {
 	base := t.TempDir()
 	dir, err := Create(base, "job-1")
 	if err != nil {
@@ -37,7 +37,7 @@ func TestARunningRunIsNotStale(t *testing.T) {
 	}
 }
 
-func TestTheHomeIsClosedToOthers(t *testing.T) {
+func TestHomeIsClosedToOthers(t *testing.T) {
 	base := t.TempDir()
 	if err := os.Mkdir(Home(base), 0o755); err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func TestTheHomeIsClosedToOthers(t *testing.T) {
 
 // Who is first to make what would be this user's directory gains nothing, and
 // keeps nobody from working, whatever names he takes.
-func TestAnothersHomeIsPassedBy(t *testing.T) {
+func TestForeignHomeIsSkipped(t *testing.T) {
 	base := t.TempDir()
 	elsewhere := t.TempDir()
 	if err := os.Symlink(elsewhere, Home(base)); err != nil {
@@ -95,7 +95,7 @@ func TestAnothersHomeIsPassedBy(t *testing.T) {
 }
 
 // A name that another user owns is not a directory of this user's.
-func TestAnotherUsersHomeIsPassedBy(t *testing.T) {
+func TestOtherUsersHomeIsSkipped(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	base := t.TempDir()
 	for _, name := range []string{"", ".1", ".x"} {

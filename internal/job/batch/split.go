@@ -9,8 +9,8 @@ import (
 // the option takes a value.
 type Own func(name string) (takesValue, ok bool)
 
-// Line is a command line, split into its parts.
-type Line struct {
+// Arguments holds a command line, split into its parts.
+type Arguments struct {
 	// Own holds berth's options; Command holds the words after "--".
 	Own, Command []string
 	// Options holds the options of sbatch, in order.
@@ -29,7 +29,7 @@ type Option struct {
 }
 
 // Get returns the value of the last option of a name.
-func (l Line) Get(name string) (value string, given bool) {
+func (l Arguments) Get(name string) (value string, given bool) {
 	for _, option := range l.Options {
 		if option.Name == name {
 			value, given = option.Value, true
@@ -43,7 +43,7 @@ func (l Line) Get(name string) (value string, given bool) {
 // option takes a value if the next word is not an option, because a command comes
 // only after "--". The two are then joined with "=", so that sbatch does not take
 // the value for the script.
-func Split(args []string, own Own) (Line, error) {
+func Split(args []string, own Own) (Arguments, error) {
 	s := splitter{rest: args, own: own}
 	for len(s.rest) > 0 {
 		word := s.rest[0]
@@ -56,14 +56,14 @@ func Split(args []string, own Own) (Line, error) {
 			s.add(":", "", word)
 		case strings.HasPrefix(word, "--"):
 			if err := s.long(word); err != nil {
-				return Line{}, err
+				return Arguments{}, err
 			}
 		case len(word) > 1 && word[0] == '-':
 			if err := s.short(word); err != nil {
-				return Line{}, err
+				return Arguments{}, err
 			}
 		default:
-			return Line{}, fmt.Errorf("unexpected argument %q: manifests are given with -f, and a command comes after '--'", word)
+			return Arguments{}, fmt.Errorf("unexpected argument %q: manifests are given with -f, and a command comes after '--'", word)
 		}
 	}
 	return s.line, nil
@@ -72,7 +72,7 @@ func Split(args []string, own Own) (Line, error) {
 type splitter struct {
 	rest []string
 	own  Own
-	line Line
+	line Arguments
 }
 
 func (s *splitter) add(name, value string, words ...string) {

@@ -18,7 +18,7 @@ func own(name string) (takesValue, ok bool) {
 	return false, false
 }
 
-func words(line Line) []string {
+func words(line Arguments) []string {
 	var all []string
 	for _, option := range line.Options {
 		all = append(all, option.Words...)
@@ -74,7 +74,7 @@ func TestSplitRefuses(t *testing.T) {
 	}
 }
 
-func TestGetKnowsAnOptionByAllItsNames(t *testing.T) {
+func TestGetAcceptsAllNamesOfOption(t *testing.T) {
 	for _, args := range []string{"-a1-2", "-a 1-2", "--array=1-2", "--array 1-2", "--arr=1-2", "-a9 -a1-2", "-Ha1-2"} {
 		line, err := Split(strings.Fields(args), own)
 		if got, given := line.Get("array"); err != nil || !given || got != "1-2" {

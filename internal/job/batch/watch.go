@@ -27,10 +27,10 @@ type Watcher struct {
 	// Started is called once, when the files of the job's output are known.
 	Started func(State)
 
-	states  []State
-	started bool
-	failing bool
-	told    string
+	states   []State
+	started  bool
+	failing  bool
+	reported string
 }
 
 // Watch waits until all of a job has ended, and returns the states of its
@@ -111,8 +111,8 @@ func (w *Watcher) report(job Job) {
 		slices.Sort(parts)
 		text = strings.Join(parts, ", ")
 	}
-	if text != w.told {
+	if text != w.reported {
 		w.Log.Info(fmt.Sprintf("job %s: %s", job.ID, text))
 	}
-	w.told = text
+	w.reported = text
 }

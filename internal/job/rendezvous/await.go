@@ -49,7 +49,7 @@ func (e *MissingError) Error() string {
 	if len(e.Refused) > 0 {
 		return text + "; of those who tried: " + strings.Join(e.Refused, "; ")
 	}
-	return text + "; nothing of them was heard: see with `scontrol show node " + e.Nodes[0] +
+	return text + "; no message came from them: see with `scontrol show node " + e.Nodes[0] +
 		"` whether it is up, and let it reach the ports of --port-range on the step's first node"
 }
 

@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
-func TestCandidatesFollowFromTheStep(t *testing.T) {
+func TestCandidatesOfStep(t *testing.T) {
 	step := Step{Cluster: "c", Job: "12", Step: 3}
 	ports := Candidates(step, DefaultPorts(), 8)
 	// Nodes may run different builds of one version, so the ports must never

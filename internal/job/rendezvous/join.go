@@ -230,22 +230,22 @@ func (j *joining) introduce(ctx context.Context, conn *tls.Conn, binding []byte)
 func (j *joining) failure(cause error) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	var told, closed []string
+	var reasons, closed []string
 	for target, problem := range j.problems {
 		if errors.Is(problem, syscall.ECONNREFUSED) {
 			closed = append(closed, target.String())
 			continue
 		}
-		told = append(told, fmt.Sprintf("%s: %v", target, problem))
+		reasons = append(reasons, fmt.Sprintf("%s: %v", target, problem))
 	}
-	slices.Sort(told)
+	slices.Sort(reasons)
 	slices.Sort(closed)
-	if len(told) > maxNotes {
-		told = append(told[:maxNotes], fmt.Sprintf("and %d more", len(told)-maxNotes))
+	if len(reasons) > maxNotes {
+		reasons = append(reasons[:maxNotes], fmt.Sprintf("and %d more", len(reasons)-maxNotes))
 	}
 	if len(closed) > 0 {
-		told = append(told, "nobody listens at "+strings.Join(closed, ", "))
+		reasons = append(reasons, "nobody listens at "+strings.Join(closed, ", "))
 	}
 	return fmt.Errorf("join the head %s of step %s within %s: %w (%s); is the head's task alive, and do the nodes reach each other's ports %s? choose others with --port-range, another network with --interface",
-		j.cfg.head(), j.cfg.Step, time.Since(j.start).Round(time.Second/10), cause, strings.Join(told, "; "), j.cfg.Ports)
+		j.cfg.head(), j.cfg.Step, time.Since(j.start).Round(time.Second/10), cause, strings.Join(reasons, "; "), j.cfg.Ports)
 }

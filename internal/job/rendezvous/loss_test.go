@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-func TestAProcessThatDies(t *testing.T) {
+func TestProcessDies(t *testing.T) {
 	of := fixture(t, "n1", "n2")
 	head := startHead(t, of("n1"))
 	worker, atHead := startWorker(t, of("n2")), accepted(t, head)
@@ -38,9 +38,9 @@ func TestAProcessThatDies(t *testing.T) {
 	accepted(t, head)
 }
 
-// TestANetworkThatDies connects two nodes through a relay. At some time the relay
+// TestNetworkDies connects two nodes through a relay. At some time the relay
 // stops forwarding, but keeps its connections open.
-func TestANetworkThatDies(t *testing.T) {
+func TestNetworkDies(t *testing.T) {
 	of := fixture(t, "n1", "n2")
 	quick := func(node string) Config {
 		cfg := of(node)
@@ -106,7 +106,7 @@ func TestANetworkThatDies(t *testing.T) {
 	}
 }
 
-func TestAPeerThatBreaksTheProtocol(t *testing.T) {
+func TestPeerBreaksProtocol(t *testing.T) {
 	of := fixture(t, "n1", "n2")
 	head := startHead(t, of("n1"))
 	worker, atHead := startWorker(t, of("n2")), accepted(t, head)
@@ -115,7 +115,7 @@ func TestAPeerThatBreaksTheProtocol(t *testing.T) {
 	wantWords(t, atHead.Receive(within(t, long), &text), "unknown kind")
 }
 
-func TestTheHeadEnds(t *testing.T) {
+func TestHeadEnds(t *testing.T) {
 	of := fixture(t, "n1", "n2", "n3")
 	head := startHead(t, of("n1"))
 	known := startWorker(t, of("n2"))

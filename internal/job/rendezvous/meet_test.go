@@ -17,7 +17,7 @@ type note struct {
 	Number int
 }
 
-func TestNodesMeetAndTalk(t *testing.T) {
+func TestNodesMeetAndExchangeMessages(t *testing.T) {
 	of := fixture(t, "n1", "n2", "n3", "n4")
 	// The workers start before their head.
 	joined := make(chan *Peer)
@@ -77,7 +77,7 @@ func TestNodesMeetAndTalk(t *testing.T) {
 	}
 }
 
-func TestTheReasonOfACloseArrives(t *testing.T) {
+func TestCloseReasonArrives(t *testing.T) {
 	of := fixture(t, "n1", "n2")
 	head := startHead(t, of("n1"))
 	worker, atHead := startWorker(t, of("n2")), accepted(t, head)
@@ -135,7 +135,7 @@ func TestMessagesAreBounded(t *testing.T) {
 	wantWords(t, atHead.Receive(within(t, long), &number), "at most 4096")
 }
 
-func TestASenderWaitsForASlowReceiver(t *testing.T) {
+func TestSenderWaitsForSlowReceiver(t *testing.T) {
 	of := fixture(t, "n1", "n2")
 	quick := func(node string) Config {
 		cfg := of(node)
@@ -168,7 +168,7 @@ func TestASenderWaitsForASlowReceiver(t *testing.T) {
 	}
 }
 
-func TestPortsThatOthersHold(t *testing.T) {
+func TestPortsHeldByOthers(t *testing.T) {
 	of := fixture(t, "n1", "n2")
 	cfg := of("n2")
 	cfg.Handshake = 5 * time.Second
@@ -209,7 +209,7 @@ func (c Config) withDefaultsOrFail(t *testing.T) Config {
 	return c
 }
 
-func TestNodesThatDoNotCome(t *testing.T) {
+func TestNodesThatDoNotJoin(t *testing.T) {
 	of := fixture(t, "n1", "n2", "n3", "n4")
 	cfg := of("n1")
 	cfg.Addresses = func(_ context.Context, node string) ([]netip.Addr, error) {
@@ -234,7 +234,7 @@ func TestNodesThatDoNotCome(t *testing.T) {
 	wantWords(t, (&MissingError{Nodes: []string{"n3"}}), "scontrol show node n3")
 }
 
-func TestNobodyIsTheHead(t *testing.T) {
+func TestNoHead(t *testing.T) {
 	of := fixture(t, "n1", "n2")
 	wantWords(t, refusedWorker(t, of("n2"), 300*time.Millisecond), "join the head n1", "nobody listens at 127.0.0.1:", "--port-range", "21000-28999")
 }
@@ -255,7 +255,7 @@ func TestOneNodeWithTwoTasks(t *testing.T) {
 	}
 }
 
-func TestAHeadWithSeveralAddressesIsJoinedOnce(t *testing.T) {
+func TestHeadWithSeveralAddressesIsJoinedOnce(t *testing.T) {
 	of := fixture(t, "n1", "n2")
 	cfg := of("n1")
 	cfg.Bind = netip.Addr{}

@@ -85,7 +85,7 @@ func someClaim() Claim {
 	return Claim{Protocol: protocol, Role: RoleWorker, Step: Step{Cluster: "c", Job: "12", Step: 3}, Node: "n2", Binding: []byte("binding")}
 }
 
-func TestMungeVouchesForTheUser(t *testing.T) {
+func TestMungeIdentifiesUser(t *testing.T) {
 	socket := daemon(t, randomKey())
 	prover := mungeAt(t, socket)
 	claim := someClaim()
@@ -141,7 +141,7 @@ func made(t *testing.T, socket string, uid int, options ...string) []byte {
 	return credential
 }
 
-func TestMungeCredentialsThatDoNotCount(t *testing.T) {
+func TestInvalidMungeCredentials(t *testing.T) {
 	socket := daemon(t, randomKey())
 	prover := mungeAt(t, socket)
 	own := "--restrict-uid=" + strconv.Itoa(os.Getuid())

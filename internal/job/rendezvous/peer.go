@@ -75,8 +75,8 @@ type Peer struct {
 	leave    sync.Once
 	running  sync.WaitGroup
 
-	heard   atomic.Uint64 // counts the received bytes
-	stalled atomic.Bool   // the reader waits for Receive, not for the peer
+	received atomic.Uint64 // counts the received bytes
+	stalled  atomic.Bool   // the reader waits for Receive, not for the peer
 }
 
 // newPeer takes over an authenticated connection. It sends the greeting, if any,
@@ -189,12 +189,12 @@ func (p *Peer) Receive(ctx context.Context, into any) error {
 // Close sends the reason to the other side, and ends the connection once earlier
 // messages have been sent. It reports whether the other side has received the
 // reason. It takes at most a few seconds, and may be called twice.
-func (p *Peer) Close(reason string) (heard bool) {
+func (p *Peer) Close(reason string) (received bool) {
 	p.leave.Do(func() {
 		p.farewell = &ClosedError{Node: p.name, Reason: reason, Here: true}
 		close(p.leaving)
-		patience := time.NewTimer(closeWait)
-		defer patience.Stop()
+		timeout := time.NewTimer(closeWait)
+		defer timeout.Stop()
 		select {
 		case p.writing <- struct{}{}:
 			_ = p.conn.SetWriteDeadline(time.Now().Add(closeWait)) // if this fails, Write fails, too
@@ -205,18 +205,18 @@ func (p *Peer) Close(reason string) (heard bool) {
 				_ = p.conn.CloseWrite()
 				select {
 				case <-p.done:
-					heard = errors.Is(p.err, p.farewell)
-				case <-patience.C:
+					received = errors.Is(p.err, p.farewell)
+				case <-timeout.C:
 				}
 			}
 			<-p.writing
-		case <-patience.C: // a write is blocked
+		case <-timeout.C: // a write is blocked
 		case <-p.done:
 		}
 		p.finish(p.farewell)
 	})
 	p.running.Wait()
-	return heard
+	return received
 }
 
 // Drop ends the connection without a farewell, as if this node were lost. The other
@@ -282,7 +282,7 @@ type countingReader struct{ *Peer }
 func (r *countingReader) Read(into []byte) (int, error) {
 	n, err := r.conn.Read(into)
 	if n > 0 {
-		r.heard.Add(1)
+		r.received.Add(1)
 	}
 	return n, err
 }
@@ -322,7 +322,7 @@ func (p *Peer) watch() {
 	interval := p.cfg.Loss / ticksPerLoss
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
-	last, heard, silence := time.Now(), p.heard.Load(), time.Duration(0)
+	last, received, silence := time.Now(), p.received.Load(), time.Duration(0)
 	for {
 		select {
 		case <-p.done:
@@ -332,12 +332,12 @@ func (p *Peer) watch() {
 		now := time.Now()
 		silence += min(now.Sub(last), 2*interval)
 		last = now
-		if count := p.heard.Load(); count != heard || p.stalled.Load() {
-			heard, silence = count, 0
+		if count := p.received.Load(); count != received || p.stalled.Load() {
+			received, silence = count, 0
 		}
 		// One interval early, so that the loss is noticed within Loss.
 		if silence+interval > p.cfg.Loss {
-			p.finish(&LostError{p.name, fmt.Errorf("%w: nothing was heard for %s; its processes, its node or the network between died", errSilent, p.cfg.Loss)})
+			p.finish(&LostError{p.name, fmt.Errorf("%w: no message came for %s; its processes, its node or the network between died", errSilent, p.cfg.Loss)})
 			return
 		}
 	}

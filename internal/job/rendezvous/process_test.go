@@ -112,21 +112,21 @@ func startTasks(t *testing.T) (head, worker *task) {
 	return head, worker
 }
 
-func TestATaskThatIsKilled(t *testing.T) {
+func TestTaskIsKilled(t *testing.T) {
 	head, worker := startTasks(t)
 	worker.signal(t, syscall.SIGKILL)
 	head.expect(t, "lost true false")
 }
 
-func TestATaskThatHangs(t *testing.T) {
+func TestTaskHangs(t *testing.T) {
 	head, worker := startTasks(t)
 	worker.signal(t, syscall.SIGSTOP)
 	head.expect(t, "lost true true")
 }
 
-// TestTasksThatAreSuspended does what `scontrol suspend` and `resume` do. All tasks
+// TestSuspendedTasks does what `scontrol suspend` and `resume` do. All tasks
 // stop for much longer than a peer may be silent, and none may lose the other.
-func TestTasksThatAreSuspended(t *testing.T) {
+func TestSuspendedTasks(t *testing.T) {
 	head, worker := startTasks(t)
 	for range 2 {
 		head.signal(t, syscall.SIGSTOP)

@@ -55,7 +55,7 @@ func TestNodesMeetByTheirKeys(t *testing.T) {
 	}
 }
 
-func TestANodeCannotPassForAnother(t *testing.T) {
+func TestNodeCannotImpersonateAnother(t *testing.T) {
 	of := fixture(t, "n1", "n2", "n3")
 	keys := newKeyring(t, "n1", "n2", "n3")
 	cfg := of("n1")
@@ -99,7 +99,7 @@ func TestSignedCredentials(t *testing.T) {
 }
 
 // The source of a key is gone when its node returns.
-func TestAProvenKeyIsKept(t *testing.T) {
+func TestProvenKeyIsKept(t *testing.T) {
 	keys := newKeyring(t, "n1")
 	gone := false
 	prover := NewSigned(keys["n1"], func(ctx context.Context, node string) (ed25519.PublicKey, error) {
@@ -130,7 +130,7 @@ func openFolder(t *testing.T, path string, step Step) *Folder {
 	return folder
 }
 
-func TestFolderPassesKeysOn(t *testing.T) {
+func TestFolderForwardsKeys(t *testing.T) {
 	keys, path, step := newKeyring(t, "n1", "n2"), t.TempDir(), Step{Cluster: "c", Job: "7"}
 	head, worker := openFolder(t, path, step), openFolder(t, path, step)
 	other := openFolder(t, path, Step{Cluster: "c", Job: "8"})
@@ -161,7 +161,7 @@ func TestFolderPassesKeysOn(t *testing.T) {
 	}
 }
 
-func TestFolderOfOthersIsRefused(t *testing.T) {
+func TestForeignFolderIsRefused(t *testing.T) {
 	keys, step := newKeyring(t, "n1"), Step{Job: "7"}
 	parent := t.TempDir()
 	open := filepath.Join(parent, "open")

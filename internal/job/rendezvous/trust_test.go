@@ -140,16 +140,16 @@ func TestWrongWorkers(t *testing.T) {
 	startWorker(t, of("n2"))
 }
 
-// TestSomebodyInBetween relays between a worker and the real head, with TLS on both
+// TestManInTheMiddle relays between a worker and the real head, with TLS on both
 // sides. A program that has bound a candidate port can do this.
-func TestSomebodyInBetween(t *testing.T) {
+func TestManInTheMiddle(t *testing.T) {
 	of := fixture(t, "n1", "n2")
 	cfg := of("n2").withDefaultsOrFail(t)
 	secrets, err := serverTLS()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var told atomic.Int64
+	var sent atomic.Int64
 	var head *Head
 	ready := make(chan struct{})
 	occupy(t, cfg.candidates()[0], func(raw net.Conn) {
@@ -166,7 +166,7 @@ func TestSomebodyInBetween(t *testing.T) {
 		var running sync.WaitGroup
 		running.Go(func() { io.Copy(worker, real) })
 		n, _ := io.Copy(real, worker)
-		told.Add(n)
+		sent.Add(n)
 		real.Close()
 		running.Wait()
 	})
@@ -175,13 +175,13 @@ func TestSomebodyInBetween(t *testing.T) {
 	// This worker can reach only the relay.
 	cfg.Candidates = 1
 	wantWords(t, refusedWorker(t, cfg, time.Second), "somebody sits in between")
-	if told.Load() > 0 {
-		t.Errorf("the worker told somebody in between %d bytes", told.Load())
+	if sent.Load() > 0 {
+		t.Errorf("the worker told somebody in between %d bytes", sent.Load())
 	}
 	startWorker(t, of("n2"))
 }
 
-func TestAddressesThatAreNotOfTheStep(t *testing.T) {
+func TestAddressesOutsideStep(t *testing.T) {
 	of := fixture(t, "n1", "n2")
 	var known atomic.Bool
 	var asked atomic.Int64
@@ -255,7 +255,7 @@ func TestForeignConnectionsDoNotKeepMembersOut(t *testing.T) {
 	}
 }
 
-func TestASlowOneIsEnded(t *testing.T) {
+func TestSlowProcessIsKilled(t *testing.T) {
 	of := fixture(t, "n1", "n2")
 	cfg := of("n1")
 	cfg.Handshake = 200 * time.Millisecond

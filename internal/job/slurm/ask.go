@@ -15,8 +15,8 @@ import (
 
 // askLimit bounds a request to the controller: a busy one can take minutes.
 const (
-	askLimit     = 3 * time.Second
-	patientLimit = 30 * time.Second
+	askLimit  = 3 * time.Second
+	longLimit = 30 * time.Second
 )
 
 // Ask runs a Slurm command and returns its output. It is a parameter so that tests
@@ -28,10 +28,10 @@ func AskSlurm(ctx context.Context, command ...string) ([]byte, error) {
 	return askWithin(ctx, askLimit, command...)
 }
 
-// AskPatiently is AskSlurm with a longer limit, for callers that cannot continue
+// AskLong is AskSlurm with a longer limit, for callers that cannot continue
 // without an answer.
-func AskPatiently(ctx context.Context, command ...string) ([]byte, error) {
-	return askWithin(ctx, patientLimit, command...)
+func AskLong(ctx context.Context, command ...string) ([]byte, error) {
+	return askWithin(ctx, longLimit, command...)
 }
 
 func askWithin(ctx context.Context, limit time.Duration, command ...string) ([]byte, error) {

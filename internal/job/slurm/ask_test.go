@@ -99,7 +99,7 @@ func TestNodeMemory(t *testing.T) {
 	}
 }
 
-func TestTheJobLimitsMemoryIfNothingElseDoes(t *testing.T) {
+func TestJobLimitsMemoryByDefault(t *testing.T) {
 	answer := answering("MinMemoryNode=300M", nil)
 	for _, c := range []struct {
 		limit probe.Memory

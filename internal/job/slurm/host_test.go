@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestTheJobOfControlGroupsIsFound(t *testing.T) {
+func TestJobOfCgroupIsFound(t *testing.T) {
 	for groups, want := range map[string]uint32{
 		"11:memory:/slurm/uid_1001/job_7/step_extern/task_4294967295\n1:name=systemd:/daemons\n0::/daemons\n": 7,
 		"12:devices:/\n11:memory:/slurm_n1/uid_1001/job_4294967295/step_extern\n":                             4294967295,
@@ -23,7 +23,7 @@ func TestTheJobOfControlGroupsIsFound(t *testing.T) {
 	}
 }
 
-func TestAHostBelongsToAClusterWhereItsConfigurationIs(t *testing.T) {
+func TestHostBelongsToClusterWithItsConfiguration(t *testing.T) {
 	here := filepath.Join(t.TempDir(), "slurm.conf")
 	if err := os.WriteFile(here, nil, 0o600); err != nil {
 		t.Fatal(err)

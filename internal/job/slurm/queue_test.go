@@ -34,7 +34,7 @@ func TestQueueParsesSqueue(t *testing.T) {
 	}
 }
 
-func TestAnUnknownJobIsNone(t *testing.T) {
+func TestUnknownJob(t *testing.T) {
 	_, ok, err := QueuedJob(t.Context(), "99", func(context.Context, ...string) ([]byte, error) {
 		return nil, errors.New("run squeue: exit status 1: slurm_load_jobs error: Invalid job id specified")
 	})
@@ -43,13 +43,13 @@ func TestAnUnknownJobIsNone(t *testing.T) {
 	}
 }
 
-func TestAnUnexpectedLineIsAnError(t *testing.T) {
+func TestUnexpectedLineIsAnError(t *testing.T) {
 	if _, err := parseQueued("squeue: something"); err == nil {
 		t.Error("no error")
 	}
 }
 
-func TestTheStepIntoAJobForgetsTheCallersOwn(t *testing.T) {
+func TestStepIntoJobDropsCallersStep(t *testing.T) {
 	env := IntoEnv([]string{"SLURM_CONF=/etc/s", "SLURM_JOB_ID=3", "SRUN_DEBUG=3", "PATH=/bin", "SLURMD_NODENAME=n1"})
 	if got := strings.Join(env, " "); got != "SLURM_CONF=/etc/s PATH=/bin" {
 		t.Errorf("%s", got)
@@ -60,7 +60,7 @@ func TestTheStepIntoAJobForgetsTheCallersOwn(t *testing.T) {
 	}
 }
 
-func TestTheFirstNodesOfStepsAreListedOnce(t *testing.T) {
+func TestFirstNodesOfStepsAreListedOnce(t *testing.T) {
 	nodes, err := StepNodes(t.Context(), "12", 2, func(context.Context, ...string) ([]byte, error) {
 		return []byte("n[3-4]\nn1\nn[1-4]\n"), nil
 	})
@@ -86,7 +86,7 @@ func TestSpansAreWrittenAsSlurmDoes(t *testing.T) {
 	}
 }
 
-func TestTheHeadOfAStepIsANodeThatTheJobStillHas(t *testing.T) {
+func TestHeadOfStepIsRemainingNode(t *testing.T) {
 	for has, want := range map[string]string{"n[1-3]\n": "n1", "n2\nn3\n": "n2", "x\n": "n1"} {
 		id, head, err := StepNamed(t.Context(), "12", "wanted", func(_ context.Context, command ...string) ([]byte, error) {
 			if slices.Contains(command, "--steps") {

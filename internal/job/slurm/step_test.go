@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestStepEnvLeavesTheAllocationsShapeOut(t *testing.T) {
+func TestStepEnvOmitsAllocationShape(t *testing.T) {
 	env := []string{"PATH=/bin", "SLURM_JOB_ID=1", "SLURM_MEM_PER_CPU=100", "SLURM_NTASKS=4", "SLURM_JOB_NODELIST=n1", "SLURM_CPU_BIND_TYPE=mask_cpu:", "SLURM_EXPORT_ENV=NONE"}
 	if got, want := StepEnv(env), []string{"PATH=/bin", "SLURM_JOB_ID=1", "SLURM_JOB_NODELIST=n1"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
@@ -14,7 +14,7 @@ func TestStepEnvLeavesTheAllocationsShapeOut(t *testing.T) {
 
 // srun would take the first Ctrl-C for a question, and a second one for an order
 // to kill.
-func TestTheFirstInterruptIsForTheProgram(t *testing.T) {
+func TestFirstInterruptIsForProgram(t *testing.T) {
 	for _, command := range [][]string{StepCommand(Job{}, "", false, "berth"), BesideCommand(Job{}, "n1", "name", "berth")} {
 		if !slices.Contains(command, "--disable-status") {
 			t.Errorf("%q lets srun ask", command)

@@ -18,7 +18,7 @@ import (
 
 // The kernel makes an event for a write only while a reader waits for one. Events
 // for all writes would slow down a container that writes many lines.
-func TestAWriteCausesAnEventOnlyWhileAReaderWaits(t *testing.T) {
+func TestWriteCausesEventOnlyForWaitingReader(t *testing.T) {
 	root := t.TempDir()
 	log := newRuntime(t, root)
 	log.open(0)
@@ -95,7 +95,7 @@ func writesWatched(t *testing.T, w *Watcher) bool {
 }
 
 // A container's directory may be deleted and made again while a reader waits.
-func TestADirectoryThatIsMadeAgainIsFollowed(t *testing.T) {
+func TestRecreatedDirectoryIsFollowed(t *testing.T) {
 	root := t.TempDir()
 	log := newRuntime(t, root)
 	log.open(0)

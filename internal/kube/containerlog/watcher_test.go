@@ -180,7 +180,7 @@ func (c *client) toEnd(want string) {
 	}
 }
 
-func TestALogIsFollowedToItsEnd(t *testing.T) {
+func TestLogIsFollowedToItsEnd(t *testing.T) {
 	r := newRuntime(t, t.TempDir())
 	_, server := startWatcher(t, r.root)
 	r.open(0)
@@ -199,7 +199,7 @@ func TestALogIsFollowedToItsEnd(t *testing.T) {
 }
 
 // A pod is deleted with its log while its reader is behind.
-func TestADeletedLogIsReadToItsEnd(t *testing.T) {
+func TestDeletedLogIsReadToItsEnd(t *testing.T) {
 	r := newRuntime(t, t.TempDir())
 	_, server := startWatcher(t, r.root)
 	r.open(0)
@@ -308,7 +308,7 @@ func TestCompressedLogsAreReadAfterARestart(t *testing.T) {
 	connect(t, server, Position{}, true).toEnd("one\ntwo\nthree\nfour\nfive\nsix\n")
 }
 
-func TestACompressedLogThatTheSpoolCannotHoldIsCounted(t *testing.T) {
+func TestCompressedLogTooLargeForSpoolIsCounted(t *testing.T) {
 	r := newRuntime(t, t.TempDir())
 	r.open(0)
 	r.write("stdout F one", "stdout F two")
@@ -351,7 +351,7 @@ func awaitTrue(t *testing.T, w *Watcher, what string, is func(*container) bool) 
 	}
 }
 
-func TestOverflowOfTheSpoolIsCounted(t *testing.T) {
+func TestSpoolOverflowIsCounted(t *testing.T) {
 	r := newRuntime(t, t.TempDir())
 	w, server := startWatcher(t, r.root)
 	r.open(0)
@@ -380,7 +380,7 @@ func TestOverflowOfTheSpoolIsCounted(t *testing.T) {
 	}
 }
 
-func TestUnreadFilesStayForAWhile(t *testing.T) {
+func TestUnreadFilesAreKeptForAWhile(t *testing.T) {
 	r := newRuntime(t, t.TempDir())
 	w, server := startWatcher(t, r.root)
 	r.open(0)
@@ -454,7 +454,7 @@ func descriptors(t *testing.T, is func(target string) bool) int {
 
 // A Job of many pods takes descriptors and watches for the pods that exist, and
 // for those deleted within the grace.
-func TestDescriptorsAreBoundedByThePodsThatExist(t *testing.T) {
+func TestDescriptorsAreBoundedByPods(t *testing.T) {
 	const rounds, atOnce = 4, 250
 	root := t.TempDir()
 	w, server := startWatcher(t, root)
@@ -495,7 +495,7 @@ func TestDescriptorsAreBoundedByThePodsThatExist(t *testing.T) {
 	}
 }
 
-func TestALogIsUnknown(t *testing.T) {
+func TestUnknownLog(t *testing.T) {
 	r := newRuntime(t, t.TempDir())
 	if err := os.RemoveAll(filepath.Dir(r.dir)); err != nil {
 		t.Fatal(err)

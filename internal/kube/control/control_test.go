@@ -362,9 +362,9 @@ func testAsCreated(t *testing.T, c *testCluster) {
 	same(class.Name, seededClass, madeClass)
 }
 
-// TestAPIServiceIsUpstreams holds the seed's Service kubernetes against the one that
+// TestAPIServiceMatchesUpstream holds the seed's Service kubernetes against the one that
 // upstream's controller creates where there is none.
-func TestAPIServiceIsUpstreams(t *testing.T) {
+func TestAPIServiceMatchesUpstream(t *testing.T) {
 	plan := cluster.Plan{Addresses: cluster.Addresses{APIService: netip.MustParseAddr("10.96.0.1"), APIPort: 6443}}
 	client := fake.NewClientset()
 	controller := kubernetesservice.New(kubernetesservice.Config{

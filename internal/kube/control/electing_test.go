@@ -8,7 +8,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-func TestRequestsOutliveAnElection(t *testing.T) {
+func TestRequestsOutliveElection(t *testing.T) {
 	broken := errors.New("broken")
 	for name, test := range map[string]struct {
 		answers []error

@@ -15,7 +15,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-func TestPodsAndNamespacesSayWhetherTheyHaveTheFastPath(t *testing.T) {
+func TestFastPathAnnotations(t *testing.T) {
 	annotated := func(value string) metav1.ObjectMeta {
 		meta := metav1.ObjectMeta{Name: "here"}
 		if value != "" {

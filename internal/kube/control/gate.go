@@ -33,19 +33,19 @@ func newGate(behind authorizer.Authorizer) *gate {
 }
 
 func (g *gate) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-	door := g.writable
+	ready := g.writable
 	if a.IsReadOnly() {
-		door = g.open
+		ready = g.open
 	}
-	if err := pass(ctx, door, a.GetUser()); err != nil {
+	if err := pass(ctx, ready, a.GetUser()); err != nil {
 		return authorizer.DecisionNoOpinion, "", err
 	}
 	return g.Authorizer.Authorize(ctx, a)
 }
 
-func pass(ctx context.Context, door <-chan struct{}, u user.Info) error {
+func pass(ctx context.Context, ready <-chan struct{}, u user.Info) error {
 	select {
-	case <-door:
+	case <-ready:
 		return nil
 	default:
 	}
@@ -53,7 +53,7 @@ func pass(ctx context.Context, door <-chan struct{}, u user.Info) error {
 		return nil
 	}
 	select {
-	case <-door:
+	case <-ready:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("wait for the authorizers: %w", context.Cause(ctx))

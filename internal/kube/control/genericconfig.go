@@ -36,7 +36,7 @@ import (
 // 300 ms of a core, which cannot be turned off or replaced from outside. The
 // function that makes them is called by one that only puts public pieces
 // together, so here they are put together with a key that takes 0.1 ms.
-// TestGenericConfigIsUpstreams compares the result with upstream's.
+// TestGenericConfigMatchesUpstream compares the result with upstream's.
 func newConfig(opts options.CompletedOptions, loopback *loopback) (*app.Config, error) {
 	generic, versioned, storage, err := newGenericConfig(opts, loopback)
 	if err != nil {

@@ -17,9 +17,9 @@ import (
 	generatedopenapi "k8s.io/kubernetes/pkg/generated/openapi"
 )
 
-// TestGenericConfigIsUpstreams fails when upstream configures something that
+// TestGenericConfigMatchesUpstream fails when upstream configures something that
 // newGenericConfig forgets, as it may after an upgrade.
-func TestGenericConfigIsUpstreams(t *testing.T) {
+func TestGenericConfigMatchesUpstream(t *testing.T) {
 	c := newTestCluster(t)
 	complete := func() options.CompletedOptions {
 		opts, err := parseAPIServerOptions(c.plan, c.listeners[0])

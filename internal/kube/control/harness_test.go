@@ -226,9 +226,9 @@ type testRole struct {
 	exited  chan struct{}
 	err     error
 
-	mu     sync.Mutex
-	events []timedEvent
-	heard  chan struct{} // closed and replaced at each event
+	mu      sync.Mutex
+	events  []timedEvent
+	changed chan struct{} // closed and replaced at each event
 }
 
 type timedEvent struct {
@@ -242,7 +242,7 @@ func (c *testCluster) start(t testing.TB) *testRole {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &testRole{log: &bytes.Buffer{}, exited: make(chan struct{}), heard: make(chan struct{})}
+	r := &testRole{log: &bytes.Buffer{}, exited: make(chan struct{}), changed: make(chan struct{})}
 	args := []string{"--plan", c.plan.Paths.Plan(), "--notify-fd", "3"}
 	files := []*os.File{write}
 	for i, l := range c.listeners {
@@ -274,7 +274,7 @@ func (c *testCluster) start(t testing.TB) *testRole {
 		f.Close()
 	}
 	go func() {
-		err := notify.Read(read, r.hear)
+		err := notify.Read(read, r.receive)
 		read.Close()
 		r.err = r.command.Wait()
 		if r.err == nil && err != nil {
@@ -292,12 +292,12 @@ func (c *testCluster) start(t testing.TB) *testRole {
 	return r
 }
 
-func (r *testRole) hear(e notify.Event) {
+func (r *testRole) receive(e notify.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.events = append(r.events, timedEvent{e, time.Since(r.began)})
-	close(r.heard)
-	r.heard = make(chan struct{})
+	close(r.changed)
+	r.changed = make(chan struct{})
 }
 
 // await returns when the role has reported e.
@@ -309,7 +309,7 @@ func (r *testRole) await(t testing.TB, e notify.Event) time.Duration {
 		i := slices.IndexFunc(r.events, func(had timedEvent) bool {
 			return had.Event.Event == e.Event && had.Name == e.Name && had.Error == e.Error
 		})
-		heard := r.heard
+		changed := r.changed
 		var after time.Duration
 		if i >= 0 {
 			after = r.events[i].after
@@ -319,7 +319,7 @@ func (r *testRole) await(t testing.TB, e notify.Event) time.Duration {
 			return after
 		}
 		select {
-		case <-heard:
+		case <-changed:
 		case <-r.exited:
 			t.Fatalf("the role ended (%v) before %+v", r.err, e)
 		case <-deadline:

@@ -56,7 +56,7 @@ func (c *testCluster) restore(t testing.TB, facts savedstate.Facts, records []sa
 	writeFile(t, c.plan.Paths.Restore(), []byte(content.String()))
 }
 
-func TestObjectsComeBackInAnotherCluster(t *testing.T) {
+func TestObjectsReturnInAnotherCluster(t *testing.T) {
 	first := newTestCluster(t)
 	path := first.keepState(t)
 	role := first.start(t)

@@ -34,7 +34,7 @@ func apiServer(t *testing.T) (kubeconfig string, asked *atomic.Int32) {
 	return kubeconfig, asked
 }
 
-func TestRequestsWaitAtTheGate(t *testing.T) {
+func TestRequestsWaitAtGate(t *testing.T) {
 	kubeconfig, asked := apiServer(t)
 	a, err := newAccess(kubeconfig)
 	if err != nil {
@@ -71,7 +71,7 @@ func TestRequestsWaitAtTheGate(t *testing.T) {
 	}
 }
 
-func TestWaitingEndsWithTheContext(t *testing.T) {
+func TestWaitEndsWithContext(t *testing.T) {
 	kubeconfig, asked := apiServer(t)
 	a, err := newAccess(kubeconfig)
 	if err != nil {

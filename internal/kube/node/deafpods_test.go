@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-func TestPodsThatCannotConnectAreReplaced(t *testing.T) {
+func TestPodsWithoutConnectionAreReplaced(t *testing.T) {
 	pod := func(name, address string, hostNetwork bool) *v1.Pod {
 		return &v1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: name, UID: "1"},

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestForbiddenIsTriedAgain(t *testing.T) {
+func TestForbiddenIsRetried(t *testing.T) {
 	for name, c := range map[string]struct {
 		method, path string
 		forbidden    int // answers before the first that is not

@@ -129,12 +129,12 @@ func newKubelet(ctx context.Context, plan cluster.Plan, api *access, filter *pol
 	if err != nil {
 		return nil, err
 	}
-	told := newNotices(plan, d.Recorder)
+	podNotices := newNotices(plan, d.Recorder)
 	n := &nodeKubelet{server: server, deps: d}
 	d.Options = []kubelet.Option{func(k *kubelet.Kubelet) {
 		n.running.Store(k)
-		k.AddPodSyncHandler(told)
-		if err := errors.Join(hurryVolumes(k), hurryWork(ctx, k)); err != nil {
+		k.AddPodSyncHandler(podNotices)
+		if err := errors.Join(installPromptVolumes(k), installPromptQueue(ctx, k)); err != nil {
 			log.Warn("Pods start and end at upstream's pace", "error", err)
 		}
 		if err := serveContainerLogs(k, plan.Paths.LogSocket(), log); err != nil {
@@ -143,7 +143,7 @@ func newKubelet(ctx context.Context, plan cluster.Plan, api *access, filter *pol
 		left := leftNotices{plan.Paths.Notices(), d.Recorder}
 		go followContainers(ctx, plan.Paths.ContainerdSocket(), log, func(pod types.UID) {
 			k.RequestPodRelist(pod)
-			left.tell()
+			left.report()
 		})
 	}}
 

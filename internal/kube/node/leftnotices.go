@@ -27,8 +27,8 @@ type left struct {
 	}
 }
 
-// tell makes events of the files that there are, and removes them.
-func (l leftNotices) tell() {
+// report makes events of the files that there are, and removes them.
+func (l leftNotices) report() {
 	paths, _ := filepath.Glob(filepath.Join(l.dir, "*.json"))
 	for _, path := range paths {
 		text, err := os.ReadFile(path)

@@ -21,7 +21,7 @@ func TestLeftNotices(t *testing.T) {
 	}
 	recorder := record.NewFakeRecorder(3)
 	for range 2 {
-		leftNotices{dir, recorder}.tell()
+		leftNotices{dir, recorder}.report()
 	}
 	close(recorder.Events)
 	var events []string

@@ -70,7 +70,7 @@ func Main(ctx context.Context, args []string) error {
 	planPath := flags.String("plan", "/run/berth/plan.json", "`file` that says what the cluster looks like")
 	notifyFD := flags.Int("notify-fd", -1, "`descriptor` for events")
 	fastPathFD := flags.Int("fast-path-fd", -1, "`descriptor` at which the fast path asks about pods")
-	directoryFD := flags.Int("directory-fd", -1, "`descriptor` at which the fast path is told of Services and policies")
+	directoryFD := flags.Int("directory-fd", -1, "`descriptor` on which the fast path receives Services and policies")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -129,14 +129,14 @@ func Run(ctx context.Context, plan cluster.Plan, o Options) error {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	var told *serviceSender
+	var sender *serviceSender
 	if o.Directory != nil {
-		told = newServiceSender(plan.Node.Name, o.Directory)
+		sender = newServiceSender(plan.Node.Name, o.Directory)
 	}
 	r := &role{
-		told: told, plan: plan, o: o, began: time.Now(), nodes: nodes,
+		sender: sender, plan: plan, o: o, began: time.Now(), nodes: nodes,
 		ready: ready, made: make(chan struct{}), synced: make(chan struct{}), equipped: make(chan struct{}),
-		filter: newPolicyFilter(plan, o, told),
+		filter: newPolicyFilter(plan, o, sender),
 	}
 	group.Go(func() error {
 		closeLater(later, ready, ctx.Done())
@@ -176,7 +176,7 @@ type role struct {
 	began  time.Time
 	nodes  informers.SharedInformerFactory
 	filter *policyFilter
-	told   *serviceSender // nil without a fast path
+	sender *serviceSender // nil without a fast path
 	ready  chan struct{}  // closed when the Node is Ready
 
 	made    chan struct{} // closed when kubelet is set
@@ -230,14 +230,14 @@ func (r *role) runKubelet(ctx context.Context, api *access) error {
 // serveFastPath does for the fast path what takes capabilities over pods, and a
 // way to the API.
 func (r *role) serveFastPath(ctx context.Context, group *errgroup.Group, api *access) {
-	if r.told == nil {
+	if r.sender == nil {
 		return
 	}
 	context.AfterFunc(ctx, func() { r.o.FastPath.Close() })
 	group.Go(func() error { return unlessDone(ctx, fastpath.ServeInside(r.o.FastPath)) })
-	group.Go(func() error { return r.told.run(ctx) })
+	group.Go(func() error { return r.sender.run(ctx) })
 	deaf := deafPods{node: r.plan.Node.Name, client: api.client, log: r.o.Log}
-	group.Go(func() error { return r.told.answer(ctx, deaf.replace) })
+	group.Go(func() error { return r.sender.answer(ctx, deaf.replace) })
 }
 
 func (r *role) runProxy(ctx context.Context, api *access) error {
@@ -245,7 +245,7 @@ func (r *role) runProxy(ctx context.Context, api *access) error {
 	if err != nil {
 		return err
 	}
-	p.told = r.told
+	p.sender = r.sender
 	if err := p.start(ctx, r.nodes); err != nil {
 		return err
 	}

@@ -76,7 +76,7 @@ func TestWatchNodeReportsOnce(t *testing.T) {
 	select {
 	case <-ready:
 	case <-time.After(10 * time.Second):
-		t.Fatal("nobody told that the node is ready")
+		t.Fatal("nobody reported that the node is ready")
 	}
 }
 
@@ -102,7 +102,7 @@ func TestPodCgroupConfigHasNoNil(t *testing.T) {
 	}
 }
 
-func TestAResizeIsNoticed(t *testing.T) {
+func TestResizeIsNoticed(t *testing.T) {
 	plan := testPlan()
 	plan.CgroupsDelegated = false
 	recorder := record.NewFakeRecorder(10)

@@ -29,27 +29,27 @@ type notices struct {
 	recorder        record.EventRecorder
 
 	mu sync.Mutex
-	// told holds the last notices about each pod.
-	told map[types.UID][]notice
+	// reported holds the last notices about each pod.
+	reported map[types.UID][]notice
 }
 
 func newNotices(plan cluster.Plan, recorder record.EventRecorder) *notices {
-	return &notices{oneUID: plan.OneUID, cgroups: plan.CgroupsDelegated, recorder: recorder, told: map[types.UID][]notice{}}
+	return &notices{oneUID: plan.OneUID, cgroups: plan.CgroupsDelegated, recorder: recorder, reported: map[types.UID][]notice{}}
 }
 
-// toldMost bounds the memory of reported pods. Beyond it a running pod may be
+// maxReported bounds the memory of reported pods. Beyond it a running pod may be
 // reported again, and the recorder merges the two events.
-const toldMost = 10_000
+const maxReported = 10_000
 
 // ShouldEvict evicts nothing; see notices.
 func (n *notices) ShouldEvict(pod *v1.Pod) lifecycle.ShouldEvictResponse {
 	now := n.about(pod)
 	n.mu.Lock()
-	before, known := n.told[pod.UID]
-	if !known && len(n.told) >= toldMost {
-		clear(n.told)
+	before, known := n.reported[pod.UID]
+	if !known && len(n.reported) >= maxReported {
+		clear(n.reported)
 	}
-	n.told[pod.UID] = now
+	n.reported[pod.UID] = now
 	n.mu.Unlock()
 	for _, e := range now {
 		if !slices.Contains(before, e) {

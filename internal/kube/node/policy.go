@@ -36,7 +36,7 @@ type policyFilter struct {
 	plan   cluster.Plan
 	log    *slog.Logger
 	notice func(string)
-	told   *serviceSender // nil without a fast path
+	sender *serviceSender // nil without a fast path
 	// nft executes a file.
 	nft   func(ctx context.Context, path string) error
 	hints policy.Hints
@@ -52,8 +52,8 @@ type policyFilter struct {
 	said string
 }
 
-func newPolicyFilter(plan cluster.Plan, o Options, told *serviceSender) *policyFilter {
-	return &policyFilter{told: told, plan: plan, log: o.Log, notice: o.Notifier.Notice, nft: runNft, changed: make(chan struct{})}
+func newPolicyFilter(plan cluster.Plan, o Options, sender *serviceSender) *policyFilter {
+	return &policyFilter{sender: sender, plan: plan, log: o.Log, notice: o.Notifier.Notice, nft: runNft, changed: make(chan struct{})}
 }
 
 func runNft(ctx context.Context, path string) error {
@@ -85,8 +85,8 @@ func (f *policyFilter) script() string { return filepath.Join(f.plan.Paths.Run, 
 // enforce puts a State into force. While not all is known, what was in force
 // stays, but nothing new may start.
 func (f *policyFilter) enforce(ctx context.Context, s *policy.State) error {
-	if f.told != nil {
-		f.told.permit(s)
+	if f.sender != nil {
+		f.sender.permit(s)
 	}
 	if !s.Pending {
 		text := s.Ruleset(f.plan.Node.Name)

@@ -55,7 +55,7 @@ func (b *policyBench) expect(t *testing.T, s *policy.State, runs int) {
 	}
 }
 
-func TestRulesAreLoadedOnlyWhereTheyDiffer(t *testing.T) {
+func TestOnlyChangedRulesAreLoaded(t *testing.T) {
 	b := newPolicyBench(t)
 	b.expect(t, &policy.State{}, 0)
 	b.expect(t, isolating("a"), 1)
@@ -68,7 +68,7 @@ func TestRulesAreLoadedOnlyWhereTheyDiffer(t *testing.T) {
 	b.expect(t, &policy.State{}, 0)
 }
 
-func TestRulesOfAnEarlierLifeAreReplaced(t *testing.T) {
+func TestRulesOfEarlierProcessAreReplaced(t *testing.T) {
 	b := newPolicyBench(t)
 	b.expect(t, isolating("a"), 1)
 	b.look() // as a new life does
@@ -79,7 +79,7 @@ func TestRulesOfAnEarlierLifeAreReplaced(t *testing.T) {
 	b.expect(t, &policy.State{}, 0)
 }
 
-func TestRulesThatAreRefusedAreTriedAgain(t *testing.T) {
+func TestRefusedRulesAreRetried(t *testing.T) {
 	b := newPolicyBench(t)
 	b.expect(t, &policy.State{}, 0)
 	b.fail = errors.New("no such kernel")
@@ -95,7 +95,7 @@ func TestRulesThatAreRefusedAreTriedAgain(t *testing.T) {
 	b.expect(t, isolating("a"), 1)
 }
 
-func TestContainersWaitForThePoliciesOfTheirPod(t *testing.T) {
+func TestContainersWaitForPodPolicies(t *testing.T) {
 	b := newPolicyBench(t)
 	asked := 0
 	addresses := func(context.Context) ([]netip.Addr, error) { asked++; return []netip.Addr{ownPod}, nil }

@@ -33,7 +33,7 @@ func TestVolumeManagerIsAsExpected(t *testing.T) {
 	if _, err := hidden(reflect.ValueOf(&kubelet.Kubelet{}).Elem(), "volumeManager"); err != nil {
 		t.Error(err)
 	}
-	if err := hurryVolumes(&kubelet.Kubelet{}); err == nil {
+	if err := installPromptVolumes(&kubelet.Kubelet{}); err == nil {
 		t.Error("a kubelet without a volume manager was accepted")
 	}
 	real := volumemanager.NewVolumeManager(true, "n1", kubepod.NewBasicPodManager(), nil, fake.NewClientset(),
@@ -139,7 +139,7 @@ func TestFollowContainers(t *testing.T) {
 	}
 }
 
-func TestFollowContainersGivesUpOnAnOldRuntime(t *testing.T) {
+func TestFollowContainersStopsOnOldRuntime(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)
 	if err != nil {

@@ -60,8 +60,8 @@ func unmountVolumes(reconciler unsafe.Pointer, logger klog.Logger)
 //go:linkname mountOrAttachVolumes k8s.io/kubernetes/pkg/kubelet/volumemanager/reconciler.(*reconciler).mountOrAttachVolumes
 func mountOrAttachVolumes(reconciler unsafe.Pointer, logger klog.Logger)
 
-// hurryVolumes puts promptVolumes into a kubelet that is being made.
-func hurryVolumes(k *kubelet.Kubelet) error {
+// installPromptVolumes puts promptVolumes into a kubelet that is being made.
+func installPromptVolumes(k *kubelet.Kubelet) error {
 	field, err := hidden(reflect.ValueOf(k).Elem(), "volumeManager")
 	if err != nil {
 		return err

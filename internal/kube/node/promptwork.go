@@ -37,8 +37,8 @@ func (q *promptQueue) Enqueue(item types.UID, delay time.Duration) {
 	}
 }
 
-// hurryWork puts a promptQueue into a kubelet that is being made.
-func hurryWork(ctx context.Context, k *kubelet.Kubelet) error {
+// installPromptQueue puts a promptQueue into a kubelet that is being made.
+func installPromptQueue(ctx context.Context, k *kubelet.Kubelet) error {
 	return setQueue(k, k.RequestPodRelist, func(uid types.UID) {
 		for _, pod := range k.GetPods() {
 			if pod.UID == uid {

@@ -50,7 +50,7 @@ type serviceProxy struct {
 	api     *access
 	proxier proxy.Provider
 	health  *healthcheck.ProxyHealthServer
-	told    *serviceSender // of the same changes; nil without a fast path
+	sender  *serviceSender // of the same changes; nil without a fast path
 }
 
 // openServices checks that the API server lets kube-proxy read, which it does
@@ -149,8 +149,8 @@ func (p *serviceProxy) start(ctx context.Context, nodes informers.SharedInformer
 	cidrs.RegisterEventHandler(p.proxier)
 	topology := proxyconfig.NewNodeTopologyConfig(ctx, nodes.Core().V1().Nodes(), 0)
 	topology.RegisterEventHandler(p.proxier)
-	if p.told != nil {
-		topology.RegisterEventHandler(p.told)
+	if p.sender != nil {
+		topology.RegisterEventHandler(p.sender)
 	}
 	for _, f := range []informers.SharedInformerFactory{services, slices, others, nodes} {
 		f.Start(ctx.Done())
@@ -176,8 +176,8 @@ func (p *serviceProxy) start(ctx context.Context, nodes informers.SharedInformer
 		return errors.New("program nftables rules for IPv6: nft refused them, its words are in the log above; " +
 			"the kernel may need 'modprobe -a nft_fib_ipv6 nft_reject_ipv6' by an administrator; --ip-family ipv4 does without")
 	}
-	if p.told != nil {
-		p.told.OnServiceSynced()
+	if p.sender != nil {
+		p.sender.OnServiceSynced()
 	}
 	go p.proxier.SyncLoop()
 	return nil
@@ -198,16 +198,16 @@ type serviceListener interface {
 }
 
 func (p *serviceProxy) serviceListeners() []serviceListener {
-	if p.told == nil {
+	if p.sender == nil {
 		return []serviceListener{p.proxier}
 	}
-	return []serviceListener{p.proxier, p.told}
+	return []serviceListener{p.proxier, p.sender}
 }
 
 func serviceEvents(all ...serviceListener) cache.ResourceEventHandler {
-	each := func(tell func(serviceListener)) {
+	each := func(call func(serviceListener)) {
 		for _, h := range all {
-			tell(h)
+			call(h)
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
@@ -225,9 +225,9 @@ func serviceEvents(all ...serviceListener) cache.ResourceEventHandler {
 
 func sliceEvents(all ...serviceListener) cache.ResourceEventHandler {
 	type slice = *discoveryv1.EndpointSlice
-	each := func(tell func(serviceListener)) {
+	each := func(call func(serviceListener)) {
 		for _, h := range all {
-			tell(h)
+			call(h)
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{

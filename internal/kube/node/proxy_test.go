@@ -9,7 +9,7 @@ import (
 )
 
 // What the node itself opens to a Service keeps its port, as what pods open does.
-func TestTheNodesConnectionsKeepTheirPorts(t *testing.T) {
+func TestNodeConnectionsKeepTheirPorts(t *testing.T) {
 	for want, family := range map[string]cluster.Family{
 		"ip saddr != { 10.1.0.0/16, 10.9.0.2 }":   {Pods: netip.MustParsePrefix("10.1.0.0/16"), Node: netip.MustParseAddr("10.9.0.2")},
 		"ip6 saddr != { fd00:1::/56, fd00:9::2 }": {Pods: netip.MustParsePrefix("fd00:1::/56"), Node: netip.MustParseAddr("fd00:9::2")},

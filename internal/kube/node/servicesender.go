@@ -25,8 +25,8 @@ const sendMerge = 20 * time.Millisecond
 // kube-proxy's rules.
 type serviceSender struct {
 	node string
-	line *servicemap.Conn
-	// dirty is full when there is something to tell.
+	conn *servicemap.Conn
+	// dirty is full when there is something to send.
 	dirty chan struct{}
 
 	families []*tracked
@@ -46,8 +46,8 @@ type tracked struct {
 	backing proxy.EndpointsMap
 }
 
-func newServiceSender(node string, line *servicemap.Conn) *serviceSender {
-	t := &serviceSender{node: node, line: line, dirty: make(chan struct{}, 1)}
+func newServiceSender(node string, conn *servicemap.Conn) *serviceSender {
+	t := &serviceSender{node: node, conn: conn, dirty: make(chan struct{}, 1)}
 	// Where a cluster has no IPv6, its Services have none.
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		t.families = append(t.families, &tracked{
@@ -122,7 +122,7 @@ func (t *serviceSender) run(ctx context.Context) error {
 			return nil
 		}
 		if state := t.state(); state != nil {
-			if err := t.line.Send(state); err != nil {
+			if err := t.conn.Send(state); err != nil {
 				return unlessDone(ctx, err)
 			}
 		}
@@ -189,13 +189,13 @@ func serviceOf(port proxy.ServicePort, endpoints []proxy.Endpoint) (s servicemap
 	return s
 }
 
-// answer tells everything again to a net role that has just begun, until ctx
+// answer sends everything again to a net role that has just begun, until ctx
 // ends. What it has lost is to be replaced.
 func (t *serviceSender) answer(ctx context.Context, replace func(context.Context, []netip.Addr)) error {
-	stop := context.AfterFunc(ctx, func() { t.line.Close() })
+	stop := context.AfterFunc(ctx, func() { t.conn.Close() })
 	defer stop()
 	for {
-		lost, err := t.line.AwaitRequest()
+		lost, err := t.conn.AwaitRequest()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}

@@ -18,7 +18,7 @@ import (
 
 const servicePort = "100.66.0.7:80"
 
-func told(t *testing.T, service *v1.Service, endpoints ...discoveryv1.Endpoint) servicemap.Service {
+func sentService(t *testing.T, service *v1.Service, endpoints ...discoveryv1.Endpoint) servicemap.Service {
 	t.Helper()
 	sender := newServiceSender("n1", nil)
 	service.ObjectMeta = metav1.ObjectMeta{Namespace: "a", Name: "s"}
@@ -36,13 +36,13 @@ func told(t *testing.T, service *v1.Service, endpoints ...discoveryv1.Endpoint) 
 		Ports: []discoveryv1.EndpointPort{{Name: ptr.To("p"), Port: ptr.To[int32](8080), Protocol: ptr.To(v1.ProtocolTCP)}},
 	})
 	if sender.state() != nil {
-		t.Error("it tells before it knows all")
+		t.Error("it sends before it knows all")
 	}
 	sender.OnServiceSynced()
 	sender.permit(&policy.State{})
 	state := sender.state()
 	if state == nil {
-		t.Fatal("it tells nothing")
+		t.Fatal("it sends nothing")
 	}
 	found := state.Services[netip.MustParseAddrPort(servicePort)]
 	slices.SortFunc(found.Endpoints, netip.AddrPort.Compare)
@@ -102,7 +102,7 @@ func TestServicesFollowKubeProxy(t *testing.T) {
 		"of this node alone":           {local, []discoveryv1.Endpoint{ready, here}, at("100.64.1.1")},
 		"of this node, where none are": {local, []discoveryv1.Endpoint{ready}, servicemap.Service{}},
 	} {
-		if got := told(t, &v1.Service{Spec: c.service}, c.endpoints...); !reflect.DeepEqual(got, c.want) {
+		if got := sentService(t, &v1.Service{Spec: c.service}, c.endpoints...); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
@@ -110,12 +110,12 @@ func TestServicesFollowKubeProxy(t *testing.T) {
 	gone.OnServiceSynced()
 	gone.permit(&policy.State{})
 	if state := gone.state(); state == nil || len(state.Services) != 0 {
-		t.Errorf("without Services it tells %v", state)
+		t.Errorf("without Services it sends %v", state)
 	}
 }
 
-// TestADualStackServiceIsSentOncePerFamily has the same name for both.
-func TestADualStackServiceIsSentOncePerFamily(t *testing.T) {
+// TestDualStackServiceIsSentOncePerFamily has the same name for both.
+func TestDualStackServiceIsSentOncePerFamily(t *testing.T) {
 	const other = "fd66::7"
 	sender := newServiceSender("n1", nil)
 	sender.OnServiceAdd(&v1.Service{
@@ -141,6 +141,6 @@ func TestADualStackServiceIsSentOncePerFamily(t *testing.T) {
 		netip.MustParseAddrPort("[" + other + "]:80"): {Endpoints: []netip.AddrPort{netip.MustParseAddrPort("[fd64::2:1]:8080")}},
 	}
 	if state := sender.state(); state == nil || !reflect.DeepEqual(state.Services, want) {
-		t.Errorf("it tells %v, want %v", state, want)
+		t.Errorf("it sends %v, want %v", state, want)
 	}
 }

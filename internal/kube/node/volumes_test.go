@@ -22,7 +22,7 @@ func claim() *v1.PersistentVolumeClaim {
 	}}
 }
 
-func TestVolumeLivesAndDies(t *testing.T) {
+func TestVolumeLifecycle(t *testing.T) {
 	v := &volumes{node: "n1", dir: t.TempDir()}
 	o := controller.ProvisionOptions{
 		PVName: "pvc-1", PVC: claim(), SelectedNodeName: "n1",
@@ -107,7 +107,7 @@ func TestOnlyClaimsOfThisNode(t *testing.T) {
 	}
 }
 
-func TestSharedVolumeIsFoundAgainAndKept(t *testing.T) {
+func TestSharedVolumeIsReusedAndKept(t *testing.T) {
 	s := sharedVolumes{t.TempDir()}
 	asked := claim()
 	asked.Namespace, asked.Name = "team", "data"

@@ -14,7 +14,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-func TestALostNodeAndItsReturn(t *testing.T) {
+func TestLostNodeReturns(t *testing.T) {
 	other := corev1.Taint{Key: "mine", Effect: corev1.TaintEffectNoSchedule}
 	pod := func(name string, phase corev1.PodPhase) *corev1.Pod {
 		return &corev1.Pod{
@@ -60,7 +60,7 @@ func TestALostNodeAndItsReturn(t *testing.T) {
 	}
 }
 
-func TestNodesThatTakePods(t *testing.T) {
+func TestSchedulableNodes(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)

@@ -54,7 +54,7 @@ func keysOf(records []savedstate.Record) []string {
 	return keys
 }
 
-func TestObjectsOfNodesAndKeysDoNotLast(t *testing.T) {
+func TestNodeObjectsAndKeysAreNotSaved(t *testing.T) {
 	owned := &corev1.Pod{ObjectMeta: meta("owned"), Status: corev1.PodStatus{Phase: corev1.PodRunning}}
 	owned.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "j", Controller: ptr.To(true)}}
 	ending := &corev1.Pod{ObjectMeta: meta("ending")}

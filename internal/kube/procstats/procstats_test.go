@@ -175,7 +175,7 @@ func TestMemoryCountsSharedPagesOnce(t *testing.T) {
 	}
 }
 
-func TestCPUNeverFallsAndHasARate(t *testing.T) {
+func TestCPUIsMonotonicAndHasRate(t *testing.T) {
 	h := newHost(t)
 	h.run(10, 1, "a", 100, 1, 1)
 	h.run(11, 10, "a", 1000, 1, 1)

@@ -185,7 +185,7 @@ func TestEndlessFactsAreRefused(t *testing.T) {
 	}
 }
 
-func TestFilesThatOthersCanAccessAreRefused(t *testing.T) {
+func TestFilesAccessibleToOthersAreRefused(t *testing.T) {
 	f := openFolder(t, key)
 	if err := f.Save(snapshot()); err != nil {
 		t.Fatal(err)
@@ -227,7 +227,7 @@ func TestFilesThatOthersCanAccessAreRefused(t *testing.T) {
 	}
 }
 
-func TestOneRunHasAFolder(t *testing.T) {
+func TestOneRunOwnsFolder(t *testing.T) {
 	path := t.TempDir()
 	if err := os.Chmod(path, 0o700); err != nil {
 		t.Fatal(err)
@@ -286,7 +286,7 @@ func TestOneRunHasAFolder(t *testing.T) {
 	}
 }
 
-func TestOfManyRunsOneGetsAFolder(t *testing.T) {
+func TestOnlyOneRunGetsFolder(t *testing.T) {
 	path := t.TempDir()
 	if err := os.Chmod(path, 0o700); err != nil {
 		t.Fatal(err)
@@ -316,7 +316,7 @@ func TestOfManyRunsOneGetsAFolder(t *testing.T) {
 	}
 }
 
-func TestTheKeyIsMadeOnce(t *testing.T) {
+func TestKeyIsMadeOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a", "state.key")
 	var all sync.WaitGroup
 	made := make(chan string, 8)

@@ -197,8 +197,8 @@ func podMetrics(pod *corev1.Pod, r readings) (measured metrics.PodMetrics, known
 			continue
 		}
 		earlier, had := r.base.containers[key]
-		u, told := between(earlier, later, had)
-		if !told {
+		u, measurable := between(earlier, later, had)
+		if !measurable {
 			return measured, false
 		}
 		measured.Containers = append(measured.Containers, metrics.ContainerMetrics{Name: c.Name, Usage: u.resources()})

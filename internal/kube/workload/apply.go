@@ -18,11 +18,11 @@ import (
 
 const (
 	fieldManager = "berth"
-	// applyPatience bounds how long an object is tried again for a reason
+	// applyTimeout bounds how long an object is tried again for a reason
 	// that passes: a definition not yet served, a namespace's service account
 	// not yet made, a webhook's pod not yet up.
-	applyPatience = 25 * time.Second
-	applyPause    = 10 * time.Millisecond
+	applyTimeout = 25 * time.Second
+	applyPause   = 10 * time.Millisecond
 	// maxApplyPause keeps the retries of a slow reason cheap.
 	maxApplyPause = 500 * time.Millisecond
 )
@@ -37,7 +37,7 @@ func (c *Client) Apply(ctx context.Context, objects []Object) ([]Object, error) 
 	var before earlier
 	for _, object := range ordered {
 		before.definitions = before.definitions || defines(object)
-		result, created, err := c.applyPatiently(ctx, object, before)
+		result, created, err := c.applyRetrying(ctx, object, before)
 		if err != nil {
 			return applied, fmt.Errorf("apply %s from %s: %w", object.Name(), object.Source, err)
 		}
@@ -74,10 +74,10 @@ func defines(object Object) bool {
 	return object.GetKind() == "CustomResourceDefinition" || object.GetKind() == "APIService"
 }
 
-// applyPatiently applies an object, again while the reason against it may pass.
+// applyRetrying applies an object, again while the reason against it may pass.
 // An unknown kind may only where some have been defined just before.
-func (c *Client) applyPatiently(ctx context.Context, object Object, before earlier) (*unstructured.Unstructured, bool, error) {
-	deadline := time.Now().Add(applyPatience)
+func (c *Client) applyRetrying(ctx context.Context, object Object, before earlier) (*unstructured.Unstructured, bool, error) {
+	deadline := time.Now().Add(applyTimeout)
 	for pause := applyPause; ; pause = min(2*pause, maxApplyPause) {
 		result, created, err := c.applyOnce(ctx, object)
 		if err == nil || !passes(err, before) || time.Now().After(deadline) {

@@ -27,8 +27,8 @@ type Streams struct {
 	// Lose receives a message about output that cannot be passed on, and how
 	// much it was.
 	Lose func(string, containerlog.Loss)
-	// Tell is Note for what is no reason to look at anything.
-	Tell func(string)
+	// Inform is Note for messages that need no attention.
+	Inform func(string)
 	// NoPull says that no image can come from the network, so that waiting
 	// for one is of no use.
 	NoPull bool
@@ -84,7 +84,7 @@ func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) 
 		client: c, targets: found, streams: streams,
 		logs:  newLogs(c, streams, streams.Logs.plain(found)),
 		stuck: newStuckPods(streams.NoPull),
-		pulls: newPullReports(time.Now(), streams.Tell),
+		pulls: newPullReports(time.Now(), streams.Inform),
 	}
 	f.stuck.others, f.stuck.ids = slices.ContainsFunc(objects, makesPods), streams.IDs
 	f.stuck.expect(found)

@@ -108,7 +108,7 @@ func testClient(t *testing.T, server string) *Client {
 	return client
 }
 
-func TestFollowAPodToItsEnd(t *testing.T) {
+func TestFollowPodToItsEnd(t *testing.T) {
 	for _, test := range []struct {
 		phase string
 		code  int
@@ -140,7 +140,7 @@ func TestFollowAPodToItsEnd(t *testing.T) {
 	}
 }
 
-func TestLinesOfSeveralContainersCarryTheirNames(t *testing.T) {
+func TestLinesAreLabelledByContainer(t *testing.T) {
 	var out syncBuffer
 	s := &stream{logs: newLogs(nil, Streams{Out: &out}, false), pod: "p", container: "c"}
 	for _, part := range []string{"one\ntw", "o\n", "", "three"} {
@@ -154,7 +154,7 @@ func TestLinesOfSeveralContainersCarryTheirNames(t *testing.T) {
 	}
 }
 
-func TestTheRunEndsWithAPodThatIsDeleted(t *testing.T) {
+func TestRunEndsWithDeletedPod(t *testing.T) {
 	for name, status := range map[string]map[string]any{
 		"before it starts": {"phase": "Pending"},
 		// The pod's node is lost: nobody reports how its container ended, and its
@@ -185,7 +185,7 @@ func TestTheRunEndsWithAPodThatIsDeleted(t *testing.T) {
 	}
 }
 
-func TestFailureOfAnEvictedPod(t *testing.T) {
+func TestEvictedPodFailure(t *testing.T) {
 	pod := &corev1.Pod{Status: corev1.PodStatus{
 		Phase: corev1.PodFailed, Reason: "Evicted", Message: "The node was low on resource: ephemeral-storage. ",
 		ContainerStatuses: []corev1.ContainerStatus{{
@@ -227,7 +227,7 @@ func jobObject(status map[string]any) map[string]any {
 	}
 }
 
-func TestAJobThatFailedReportsItsPod(t *testing.T) {
+func TestFailedJobReportsItsPod(t *testing.T) {
 	pod := endedPod("Failed", 3)
 	pod["metadata"].(map[string]any)["ownerReferences"] = []any{map[string]any{"kind": "Job", "name": "train", "uid": "j1", "controller": true}}
 	status := pod["status"].(map[string]any)["containerStatuses"].([]any)[0].(map[string]any)

@@ -26,7 +26,7 @@ var kubeletTexts = []string{
 	`unable to retrieve container logs for c`,
 }
 
-func TestTheKubeletsErrorsAreNotOutput(t *testing.T) {
+func TestKubeletErrorsAreNotOutput(t *testing.T) {
 	const whole = "one\ntwo\nthree, without an end"
 	pods := []map[string]any{knownPod("u", runningStatus("c"))}
 	for i, text := range kubeletTexts {
@@ -56,7 +56,7 @@ func TestTheKubeletsErrorsAreNotOutput(t *testing.T) {
 }
 
 // A container's own words pass, whatever they are like.
-func TestWordsLikeTheKubeletsPass(t *testing.T) {
+func TestLinesLikeKubeletErrorsPass(t *testing.T) {
 	for _, text := range []string{
 		"failed to ",
 		"failed to open log file ",
@@ -86,7 +86,7 @@ func testStream() *stream {
 }
 
 // The text may arrive in parts. What cannot be the kubelet's is not kept back.
-func TestTheKubeletsErrorsInParts(t *testing.T) {
+func TestKubeletErrorsInParts(t *testing.T) {
 	for _, text := range kubeletTexts {
 		for cut := range len(text) - shortestBegin {
 			cut += shortestBegin
@@ -137,7 +137,7 @@ func errorsOf(t *testing.T, file, function string) []string {
 	return found
 }
 
-func TestErrorsOfTheKubelet(t *testing.T) {
+func TestKubeletErrors(t *testing.T) {
 	kubernetes := moduleDir(t, "k8s.io/kubernetes")
 	logs := filepath.Join(moduleDir(t, "k8s.io/cri-client"), "pkg/logs/logs.go")
 	source := slices.Concat(errorsOf(t, logs, "ReadLogs"), errorsOf(t, logs, "waitLogs"),

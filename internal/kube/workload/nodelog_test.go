@@ -126,7 +126,7 @@ func (n *node) followPodTo(t *testing.T, end *corev1.Pod, streams Streams, plain
 }
 
 // The kubelet no longer knows the containers of a pod that it has evicted.
-func TestTheLogOfAnEvictedPodEnds(t *testing.T) {
+func TestLogOfEvictedPodEnds(t *testing.T) {
 	n := newNode(t, "default_p_u")
 	want := n.writeLog(t, "0.log", 0, 10)
 	evicted := podOnNode(corev1.PodFailed)
@@ -139,7 +139,7 @@ func TestTheLogOfAnEvictedPodEnds(t *testing.T) {
 	}
 }
 
-func TestConnectionsToANodeBreakWithoutLossOrRepetition(t *testing.T) {
+func TestBrokenConnectionsLoseAndRepeatNothing(t *testing.T) {
 	n := newNode(t, "default_p_u")
 	want := n.writeLog(t, "0.log", 0, 30_000) + n.writeLog(t, "1.log", 30_000, 60_000)
 	n.breakAfter.Store(700_000) // more than one batch
@@ -151,7 +151,7 @@ func TestConnectionsToANodeBreakWithoutLossOrRepetition(t *testing.T) {
 }
 
 // Another process goes on from the marks of the first, also within a line.
-func TestAnotherProcessGoesOn(t *testing.T) {
+func TestAnotherProcessContinues(t *testing.T) {
 	n := newNode(t, "default_p_u")
 	n.writeLog(t, "0.log", 0, 1000)
 	var first syncBuffer
@@ -166,7 +166,7 @@ func TestAnotherProcessGoesOn(t *testing.T) {
 	}
 }
 
-func TestALossIsReportedAndPartOfTheResult(t *testing.T) {
+func TestLossIsReportedAndInResult(t *testing.T) {
 	n := newNode(t, "default_another_pod")
 	var said string
 	l := n.followPod(t, Streams{Lose: func(text string, _ containerlog.Loss) { said = text }}, true)
@@ -177,7 +177,7 @@ func TestALossIsReportedAndPartOfTheResult(t *testing.T) {
 
 // A node is lost after it has sent a part of a log and announced the rest. The API
 // server then deletes the pod.
-func TestWhatALostNodeAnnouncedIsCounted(t *testing.T) {
+func TestOutputAnnouncedByLostNodeIsCounted(t *testing.T) {
 	n := newNode(t, "default_p_u")
 	n.writeLog(t, "0.log", 0, 30_000)
 	n.breakAfter.Store(100_000) // more than one batch, less than two
@@ -210,7 +210,7 @@ func TestWhatALostNodeAnnouncedIsCounted(t *testing.T) {
 
 // A lost node does not answer at all, and its pod is set to failed before it is
 // deleted. That is no node without the role, whose logs the API server has.
-func TestALostNodeIsNoNodeWithoutTheRole(t *testing.T) {
+func TestLostNodeStillHasItsRole(t *testing.T) {
 	n := newNode(t, "default_p_u")
 	n.writeLog(t, "0.log", 0, 30_000)
 	n.breakAfter.Store(100_000)
@@ -252,7 +252,7 @@ func TestALostNodeIsNoNodeWithoutTheRole(t *testing.T) {
 
 // A container that writes when its node is lost has written more than the node had
 // announced. One that the node has called idle perhaps has not.
-func TestALostNodeMayHaveAnnouncedEverything(t *testing.T) {
+func TestLostNodeThatAnnouncedEverything(t *testing.T) {
 	for _, idle := range []bool{false, true} {
 		frames := func(w io.Writer) error {
 			err := errors.Join(
@@ -296,7 +296,7 @@ type writerFunc func()
 
 func (f writerFunc) Write(data []byte) (int, error) { f(); return len(data), nil }
 
-func TestLogsComeFromTheAPIServerIfTheNodeHasNone(t *testing.T) {
+func TestLogsFallBackToAPIServer(t *testing.T) {
 	n := newNode(t, "default_p_u")
 	n.instead.Store(http.StatusMethodNotAllowed)
 	api := &brokenLog{answers: []answer{{"one\n", "clean"}}, pods: []map[string]any{knownPod("u", runningStatus("c"))}}

@@ -14,22 +14,22 @@ import (
 // pullReports passes on what nodes say of pulls that take long: for each image
 // that of one pod at a time, as many may wait for it.
 type pullReports struct {
-	since time.Time // what was said before is another run's
-	tell  func(string)
+	since    time.Time // what was said before is another run's
+	progress func(string)
 	// pods holds the pods that have been reported to wait for an image, by the
 	// image's name.
 	pods map[string]types.UID
 }
 
-func newPullReports(since time.Time, tell func(string)) *pullReports {
-	return &pullReports{since, tell, map[string]types.UID{}}
+func newPullReports(since time.Time, progress func(string)) *pullReports {
+	return &pullReports{since, progress, map[string]types.UID{}}
 }
 
 func (p *pullReports) handle(event *corev1.Event) {
 	pod := event.InvolvedObject.UID
 	if event.Reason != cluster.PullProgress {
-		for image, teller := range p.pods {
-			if teller == pod {
+		for image, reported := range p.pods {
+			if reported == pod {
 				delete(p.pods, image) // it has ended, or failed
 			}
 		}
@@ -41,5 +41,5 @@ func (p *pullReports) handle(event *corev1.Event) {
 		return
 	}
 	p.pods[image] = pod
-	p.tell(fmt.Sprintf("%s, for pod %s on %s", event.Message, event.InvolvedObject.Name, event.Source.Host))
+	p.progress(fmt.Sprintf("%s, for pod %s on %s", event.Message, event.InvolvedObject.Name, event.Source.Host))
 }

@@ -25,7 +25,7 @@ const (
 type effect int
 
 const (
-	// certain troubles end it after their patience, whatever else goes on.
+	// certain troubles end it after their timeout, whatever else goes on.
 	certain effect = iota
 	// mendable troubles may be mended by a server of the workload, an operator
 	// for example: the clock does not run while one is starting.
@@ -37,7 +37,7 @@ const (
 	reported
 )
 
-// Patience with troubles that may pass by themselves, each well below the 30 s
+// Timeouts for troubles that may pass by themselves, each well below the 30 s
 // within which a workload that can never start ends the run.
 const (
 	noTimeout    = 0

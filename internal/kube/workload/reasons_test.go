@@ -94,7 +94,7 @@ func keys[V any](table map[string]V) map[string]bool {
 	return set
 }
 
-func TestEventsOfTheKubelet(t *testing.T) {
+func TestKubeletEvents(t *testing.T) {
 	source := texts(t, filepath.Join(moduleDir(t, "k8s.io/kubernetes"), "pkg/kubelet/events/event.go"))
 	table := keys(podEvents)
 	table[failedEvent] = true
@@ -112,7 +112,7 @@ func TestEventsOfTheKubelet(t *testing.T) {
 	)
 }
 
-func TestReasonsOfContainersThatWait(t *testing.T) {
+func TestReasonsOfWaitingContainers(t *testing.T) {
 	kubernetes := moduleDir(t, "k8s.io/kubernetes")
 	var source []string
 	for _, file := range []string{
@@ -134,7 +134,7 @@ func TestReasonsOfContainersThatWait(t *testing.T) {
 	)
 }
 
-func TestWordsOfTheScheduler(t *testing.T) {
+func TestSchedulerMessages(t *testing.T) {
 	plugins := filepath.Join(moduleDir(t, "k8s.io/kubernetes"), "pkg/scheduler/framework/plugins")
 	var source []string
 	all := ""
@@ -179,7 +179,7 @@ func TestWordsOfTheScheduler(t *testing.T) {
 	)
 }
 
-func TestReasonsOfControllersAndOfAdmission(t *testing.T) {
+func TestReasonsOfControllersAndAdmission(t *testing.T) {
 	kubernetes := moduleDir(t, "k8s.io/kubernetes")
 	for name, file := range map[string]string{
 		"FailedCreatePodReason": "pkg/controller/controller_utils.go",

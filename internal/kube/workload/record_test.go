@@ -14,7 +14,7 @@ import (
 	"berth.dev/berth/internal/kube/containerlog"
 )
 
-func TestAnotherProcessFollowsTheSameWithoutSecrets(t *testing.T) {
+func TestFollowerProcessSeesNoSecrets(t *testing.T) {
 	objects, err := Parse("app.yaml", []byte(`
 apiVersion: v1
 kind: Secret
@@ -90,7 +90,7 @@ func TestLogsResumeAfterAnotherProcess(t *testing.T) {
 	}
 }
 
-func TestProgressOfNothingIsTheBeginning(t *testing.T) {
+func TestEmptyProgressIsBeginning(t *testing.T) {
 	var none *Progress
 	none.Note("c/Stdout", offset(3))
 	for _, p := range []*Progress{none, ReadProgress(""), ReadProgress("nonsense"), ReadProgress(none.String())} {

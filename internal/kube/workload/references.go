@@ -13,10 +13,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// missingPatience is for a pod that lacks an object which nothing is there to
+// missingTimeout is for a pod that lacks an object which nothing is there to
 // create. Objects of the manifests are there before anything is followed; this
 // is for controllers to make pods of them.
-const missingPatience = 2 * time.Second
+const missingTimeout = 2 * time.Second
 
 // reference is an object of its namespace that a pod cannot start without, and
 // what has to be in it, if that is said.
@@ -109,7 +109,7 @@ func (s *stuckPods) lacking(now time.Time) []*waiting {
 	for _, group := range s.groups() {
 		for _, w := range group {
 			t := w.current()
-			if t == nil || !w.followed || t.effect != mendable || t.timeout == noTimeout || now.Sub(w.since) < missingPatience {
+			if t == nil || !w.followed || t.effect != mendable || t.timeout == noTimeout || now.Sub(w.since) < missingTimeout {
 				continue
 			}
 			switch t.class {
@@ -121,7 +121,7 @@ func (s *stuckPods) lacking(now time.Time) []*waiting {
 	return all
 }
 
-// lookAtReferences ends the patience with pods that lack an object, when that
+// lookAtReferences ends the wait for pods that lack an object, when that
 // is certain. An answer that does not come in time leaves things as they are.
 func (f *follower) lookAtReferences(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, stuckPeriod)

@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func TestReferencesOfAPod(t *testing.T) {
+func TestPodReferences(t *testing.T) {
 	var spec corev1.PodSpec
 	if err := yaml.UnmarshalStrict([]byte(`
 serviceAccountName: account
@@ -54,7 +54,7 @@ volumes:
 
 func TestMissingReferencesAreReportedOnlyIfNothingElseRuns(t *testing.T) {
 	start := time.Unix(1000, 0)
-	later := start.Add(missingPatience)
+	later := start.Add(missingTimeout)
 	see := func(s *stuckPods, pods ...*corev1.Pod) {
 		for _, pod := range pods {
 			s.notePod(pod, start)

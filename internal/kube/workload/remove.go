@@ -32,7 +32,7 @@ func (c *Client) Remove(ctx context.Context, objects []Object) error {
 	}
 	var problems []error
 	// Send the deletions even when there is no time left to wait.
-	ordering, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyPatience)
+	ordering, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyTimeout)
 	defer cancel()
 	for _, object := range created {
 		if err := c.remove(ordering, object); err != nil && !apierrors.IsNotFound(err) {

@@ -98,7 +98,7 @@ func TestRemoveDeletesCreatedObjects(t *testing.T) {
 	}
 }
 
-func TestRemoveDeletesWithoutTimeToWait(t *testing.T) {
+func TestRemoveDeletesWithoutWaiting(t *testing.T) {
 	s := &podServer{pods: map[string]string{"first": "1", "second": "2"}, stays: true}
 	client := newPodClient(t, s)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)

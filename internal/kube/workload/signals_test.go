@@ -262,7 +262,7 @@ func (c *scene) send(a signal, now time.Time) time.Time {
 			given.Spec.NodeName = "n1"
 			if c.pod == "" {
 				c.handle(given, now)
-				now = now.Add(missingPatience + time.Millisecond)
+				now = now.Add(missingTimeout + time.Millisecond)
 			} else if c.last.stage == stageScheduling {
 				c.handle(given, now)
 			}

@@ -88,7 +88,7 @@ func (b *brokenLog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func TestABrokenLogIsContinued(t *testing.T) {
+func TestBrokenLogIsContinued(t *testing.T) {
 	const whole = "one\ntwo\nthree, without an end"
 	for name, test := range map[string]struct {
 		answers []answer
@@ -154,7 +154,7 @@ func TestABrokenLogIsContinued(t *testing.T) {
 	}
 }
 
-func TestTheLogOfADeletedPod(t *testing.T) {
+func TestLogOfDeletedPod(t *testing.T) {
 	for name, test := range map[string]struct {
 		answers []answer
 		want    string
@@ -201,7 +201,7 @@ func TestTheLogOfADeletedPod(t *testing.T) {
 	}
 }
 
-func TestTheLogOfALaterContainerIsAnother(t *testing.T) {
+func TestLaterContainerHasAnotherLog(t *testing.T) {
 	later := map[string]any{
 		"name": "main", "containerID": "later", "state": map[string]any{"running": map[string]any{}},
 		"lastState": map[string]any{"terminated": map[string]any{"containerID": "c"}},
@@ -245,7 +245,7 @@ func TestTheLogOfALaterContainerIsAnother(t *testing.T) {
 	}
 }
 
-func TestTheLogOfALaterContainerComesLater(t *testing.T) {
+func TestLogOfLaterContainerComesLater(t *testing.T) {
 	first := corev1.ContainerStatus{Name: "main", ContainerID: "c"}
 	second := corev1.ContainerStatus{Name: "main", ContainerID: "later"}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"}}
@@ -299,7 +299,7 @@ func TestTheLogOfALaterContainerComesLater(t *testing.T) {
 	}
 }
 
-func TestBytesPassUnaltered(t *testing.T) {
+func TestBytesPassUnchanged(t *testing.T) {
 	// Longer than the runtime's and the copy's buffers, no text, no end of line.
 	whole := strings.Repeat("\x00\xff\r long ", 10000) + "\n\n" + strings.Repeat("x", 100000)
 	for _, cut := range []int{0, 1, 16384, len(whole) / 2, len(whole) - 1, len(whole)} {

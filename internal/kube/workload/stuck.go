@@ -155,7 +155,7 @@ func (s *stuckPods) overdue(now time.Time) error {
 			}
 			t := w.current()
 			if t.effect == reported || w.replicated && s.hasRunningSibling(w) || s.isSuccessor(w) && now.Sub(began) < successorTimeout {
-				s.tell(w, t)
+				s.report(w, t)
 				continue
 			}
 			if worst == nil || began.Before(since) || began.Equal(since) && t.err.Object < worst.Object {
@@ -207,8 +207,8 @@ func (s *stuckPods) late(w *waiting, now time.Time) (time.Time, bool) {
 	return since, now.Sub(since) >= timeout
 }
 
-// tell adds one note per object with the reason why it waits.
-func (s *stuckPods) tell(w *waiting, t *trouble) {
+// report adds one note per object with the reason why it waits.
+func (s *stuckPods) report(w *waiting, t *trouble) {
 	if !w.reported {
 		w.reported = true
 		s.notes = append(s.notes, t.err.Object+" waits: "+t.err.why())

@@ -41,7 +41,7 @@ func runningPod(uid string) *corev1.Pod {
 	}
 }
 
-func TestTimeoutDependsOnTheReason(t *testing.T) {
+func TestTimeoutDependsOnReason(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for name, test := range map[string]struct {
 		pod    *corev1.Pod
@@ -76,7 +76,7 @@ func TestTimeoutDependsOnTheReason(t *testing.T) {
 	}
 }
 
-func TestAPodThatDoesNotFitWaitsForThoseThatRun(t *testing.T) {
+func TestPodWithoutRoomWaitsForRunningPods(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := newStuckPods(false)
 	s.handlePod(runningPod("first"), start)
@@ -95,7 +95,7 @@ func TestAPodThatDoesNotFitWaitsForThoseThatRun(t *testing.T) {
 	}
 }
 
-func TestAPodThatHasANodeTakesRoomBeforeItRuns(t *testing.T) {
+func TestScheduledPodCountsBeforeItRuns(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := newStuckPods(false)
 	first := pendingPod("first", "ContainerCreating")
@@ -111,7 +111,7 @@ func TestAPodThatHasANodeTakesRoomBeforeItRuns(t *testing.T) {
 	}
 }
 
-func TestAPodThatNeverFitsDoesNotWaitForOthers(t *testing.T) {
+func TestPodThatNeverFitsDoesNotWait(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for message, waits := range map[string]bool{
 		"0/1 nodes are available: 1 Insufficient memory. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.":              false,
@@ -127,7 +127,7 @@ func TestAPodThatNeverFitsDoesNotWaitForOthers(t *testing.T) {
 	}
 }
 
-func TestADeletedPodIsNotAwaited(t *testing.T) {
+func TestDeletedPodIsNotAwaited(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := newStuckPods(false)
 	s.handlePod(unschedulablePod("a", "Insufficient cpu"), start)
@@ -137,7 +137,7 @@ func TestADeletedPodIsNotAwaited(t *testing.T) {
 	}
 }
 
-func TestTheBackOffOfAPullKeepsItsClock(t *testing.T) {
+func TestPullBackOffKeepsItsClock(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := newStuckPods(false)
 	s.handlePod(pendingPod("a", "ErrImagePull"), start)
@@ -147,7 +147,7 @@ func TestTheBackOffOfAPullKeepsItsClock(t *testing.T) {
 	}
 }
 
-func TestAVolumeThatCannotBeMountedShowsInEventsOnly(t *testing.T) {
+func TestFailedMountShowsInEventsOnly(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := newStuckPods(false)
 	s.handlePod(pendingPod("a", "ContainerCreating"), start)
@@ -165,7 +165,7 @@ func TestAVolumeThatCannotBeMountedShowsInEventsOnly(t *testing.T) {
 }
 
 // A file that is gone is not the specification's fault.
-func TestRemedyOfASIFFile(t *testing.T) {
+func TestSIFRemedy(t *testing.T) {
 	got := newStuckPods(false).remedy("CreateContainerError", "container main: serve mount: open layer: open layer of a SIF file: open /project/x.sif: no such file or directory")
 	if !strings.Contains(got, "put the SIF file back") {
 		t.Error(got)

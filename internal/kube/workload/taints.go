@@ -12,10 +12,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// pressurePatience is the wait for a node that the workload's own pods have
+// pressureTimeout is the wait for a node that the workload's own pods have
 // exhausted: the kubelet takes 30 s (berth's setting) to report that the pressure
 // is over.
-const pressurePatience = time.Minute
+const pressureTimeout = time.Minute
 
 // isTainted parses the scheduler's message, which does not name the taint.
 func isTainted(message string) bool { return strings.Contains(message, "untolerated taint") }
@@ -49,7 +49,7 @@ func (s *stuckPods) handleNodes(nodes []corev1.Node) {
 func (s *stuckPods) unanswered(now time.Time) []*waiting {
 	var all []*waiting
 	for _, w := range s.pods {
-		if w.followed && w.node != "" && w.current() == nil && now.Sub(w.seen) > missingPatience {
+		if w.followed && w.node != "" && w.current() == nil && now.Sub(w.seen) > missingTimeout {
 			all = append(all, w)
 		}
 	}
@@ -72,7 +72,7 @@ func (s *stuckPods) handleUnknownNodes(nodes []corev1.Node, now time.Time) {
 func (s *stuckPods) handleTaints(w *waiting, nodes []corev1.Node) {
 	pressure := otherTimeout
 	if !s.idleSince.IsZero() {
-		pressure = pressurePatience
+		pressure = pressureTimeout
 	}
 	var best *NeverStarts
 	var longest time.Duration

@@ -20,7 +20,7 @@ func taintedNode(name string, keys ...string) corev1.Node {
 	return node
 }
 
-func TestTimeoutDependsOnTheTaint(t *testing.T) {
+func TestTimeoutDependsOnTaint(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for name, test := range map[string]struct {
 		nodes []corev1.Node
@@ -104,7 +104,7 @@ func TestTimeoutDependsOnTheTaint(t *testing.T) {
 	}
 }
 
-func TestAPodThatWasKeptAwayGetsItsTurn(t *testing.T) {
+func TestRepelledPodIsScheduledLater(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := newStuckPods(false)
 	s.handlePod(unschedulablePod("a", taintedMessage), start)
@@ -118,7 +118,7 @@ func TestAPodThatWasKeptAwayGetsItsTurn(t *testing.T) {
 	}
 }
 
-func TestANodeThatDoesNotExist(t *testing.T) {
+func TestNonexistentNode(t *testing.T) {
 	start := time.Unix(1000, 0)
 	later := start.Add(3 * time.Second)
 	for name, test := range map[string]struct {

@@ -50,9 +50,9 @@ func TestEveryReasonAfterEveryOther(t *testing.T) {
 	t.Logf("%d ordered pairs", pairs)
 }
 
-// TestAJobIsSuspendedAgain: the controller deletes the pods of the job, which take
+// TestJobIsSuspendedTwice: the controller deletes the pods of the job, which take
 // some time to end.
-func TestAJobIsSuspendedAgain(t *testing.T) {
+func TestJobIsSuspendedTwice(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := stuckOwner("Job")
 	pod := creatingPod("Job")
@@ -73,8 +73,8 @@ func TestAJobIsSuspendedAgain(t *testing.T) {
 	}
 }
 
-// TestAnotherNodeAcceptsThePod: the kubelet of one node has refused it.
-func TestAnotherNodeAcceptsThePod(t *testing.T) {
+// TestAnotherNodeAcceptsPod: the kubelet of one node has refused it.
+func TestAnotherNodeAcceptsPod(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for _, owner := range owners[1:] {
 		c := &scene{s: stuckOwner(owner), owner: owner}
@@ -93,9 +93,9 @@ func TestAnotherNodeAcceptsThePod(t *testing.T) {
 	}
 }
 
-// TestAnEventMayArriveBeforeItsPod: the watches of pods and events are not
+// TestEventArrivesBeforeItsPod: the watches of pods and events are not
 // synchronized.
-func TestAnEventMayArriveBeforeItsPod(t *testing.T) {
+func TestEventArrivesBeforeItsPod(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for _, owner := range owners {
 		for _, a := range signals() {
@@ -118,9 +118,9 @@ func unscheduled(owner string) *corev1.Pod {
 	return signal{reason: "Unschedulable", message: "no nodes available to schedule pods"}.pod(owner)
 }
 
-// TestProgressEndsATrouble: a reason that no longer applies is forgotten, here
+// TestProgressEndsTrouble: a reason that no longer applies is forgotten, here
 // because the pod pulls an image for minutes.
-func TestProgressEndsATrouble(t *testing.T) {
+func TestProgressEndsTrouble(t *testing.T) {
 	start := time.Unix(1000, 0)
 	ready := creatingPod("Pod")
 	ready.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReadyToStartContainers, Status: corev1.ConditionTrue}}
@@ -144,9 +144,9 @@ func TestProgressEndsATrouble(t *testing.T) {
 	}
 }
 
-// TestProgressClearsTheSchedulersMessage: the kubelet has the pod, and the
+// TestProgressClearsSchedulerMessage: the kubelet has the pod, and the
 // scheduler's report arrives late.
-func TestProgressClearsTheSchedulersMessage(t *testing.T) {
+func TestProgressClearsSchedulerMessage(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := stuckOwner("Pod")
 	signal{reason: "Unschedulable", message: "0/1 nodes are available: 1 Insufficient cpu."}.send(s, "Pod", start)
@@ -156,9 +156,9 @@ func TestProgressClearsTheSchedulersMessage(t *testing.T) {
 	}
 }
 
-// TestAnOlderEventDoesNotSupersedeALaterOne: a list has events in the order of
+// TestOlderEventDoesNotReplaceLaterOne: a list has events in the order of
 // their names.
-func TestAnOlderEventDoesNotSupersedeALaterOne(t *testing.T) {
+func TestOlderEventDoesNotReplaceLaterOne(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := stuckOwner("Pod")
 	s.handlePod(creatingPod("Pod"), start)
@@ -169,7 +169,7 @@ func TestAnOlderEventDoesNotSupersedeALaterOne(t *testing.T) {
 	}
 }
 
-func TestASysctlThatTheKernelRefuses(t *testing.T) {
+func TestSysctlRefusedByKernel(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := stuckOwner("Job")
 	s.handlePod(creatingPod("Job"), start)
@@ -180,7 +180,7 @@ func TestASysctlThatTheKernelRefuses(t *testing.T) {
 	}
 }
 
-func TestIdsThatTheNodesLack(t *testing.T) {
+func TestIDsMissingOnNodes(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := stuckOwner("Pod")
 	s.ids = "0 to 65536"
@@ -191,9 +191,9 @@ func TestIdsThatTheNodesLack(t *testing.T) {
 	}
 }
 
-// TestATroubleThatIsNotRepeatedGetsMoreTime: a mount failed once and was repaired,
+// TestUnrepeatedTroubleGetsMoreTime: a mount failed once and was repaired,
 // and the sandbox is slow on a full node.
-func TestATroubleThatIsNotRepeatedGetsMoreTime(t *testing.T) {
+func TestUnrepeatedTroubleGetsMoreTime(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := stuckOwner("Pod")
 	s.handlePod(creatingPod("Pod"), start)
@@ -212,7 +212,7 @@ func TestATroubleThatIsNotRepeatedGetsMoreTime(t *testing.T) {
 	}
 }
 
-func TestAReplicaThatCannotStartIsReportedWhileAnotherRuns(t *testing.T) {
+func TestBlockedReplicaIsReportedWhileAnotherRuns(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for owner, ends := range map[string]bool{"Job": true, "Deployment": false, "StatefulSet": false, "DaemonSet": false} {
 		s := stuckOwner(owner)
@@ -235,7 +235,7 @@ func TestAReplicaThatCannotStartIsReportedWhileAnotherRuns(t *testing.T) {
 	}
 }
 
-func TestAPodThatComesAfterOneThatRanGetsMoreTime(t *testing.T) {
+func TestSuccessorOfRunningPodGetsMoreTime(t *testing.T) {
 	start := time.Unix(1000, 0)
 	later := start.Add(19 * time.Hour)
 	for after, timeout := range map[time.Duration]time.Duration{time.Second: pullTimeout, 19 * time.Hour: successorTimeout} {
@@ -259,7 +259,7 @@ func TestAPodThatComesAfterOneThatRanGetsMoreTime(t *testing.T) {
 	}
 }
 
-func TestAControllerThatCreatesNoPod(t *testing.T) {
+func TestControllerThatCreatesNoPod(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for _, owner := range owners[1:] {
 		refuse := func(s *stuckPods, now time.Time, reason, message string) {
@@ -301,9 +301,9 @@ func TestAControllerThatCreatesNoPod(t *testing.T) {
 	}
 }
 
-// TestTheClockStandsWhileAServerStarts: an operator may create the missing object
+// TestClockStopsWhileServerStarts: an operator may create the missing object
 // once it runs.
-func TestTheClockStandsWhileAServerStarts(t *testing.T) {
+func TestClockStopsWhileServerStarts(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := stuckOwner("Job")
 	signal{reason: "CreateContainerConfigError", stage: stageContainers}.send(s, "Job", start)
@@ -323,7 +323,7 @@ func TestTheClockStandsWhileAServerStarts(t *testing.T) {
 	}
 }
 
-func TestServersMakeNoRoom(t *testing.T) {
+func TestServersNeverFreeCapacity(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := stuckOwner("Job")
 	server := creatingPod("Deployment")
@@ -352,7 +352,7 @@ func failedStart(owner, uid string) *corev1.Pod {
 	return pod
 }
 
-func TestAProgramThatIsNotInTheImage(t *testing.T) {
+func TestProgramMissingFromImage(t *testing.T) {
 	start := time.Unix(1000, 0)
 	const want = `pod a cannot start: StartError: container main: image busybox:1.37 has no program "nothere" in its PATH; correct the container's command, or use an image that has the program`
 

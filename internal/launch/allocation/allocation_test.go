@@ -32,7 +32,7 @@ func newAllocation(end string) *Allocation {
 	}
 }
 
-func TestJobThatIsNearlyOverIsRefused(t *testing.T) {
+func TestNearlyFinishedJobIsRefused(t *testing.T) {
 	a := newAllocation("2026-01-01T12:00:03")
 	var given error
 	a.Inquire(t.Context(), func(err error) { given = err })
@@ -49,7 +49,7 @@ func TestJobThatIsNearlyOverIsRefused(t *testing.T) {
 
 // inquire repeats its question to a controller that was too busy at the start.
 // Otherwise --grace would have no effect.
-func TestSlurmIsAskedAgain(t *testing.T) {
+func TestSlurmQueryIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAllocation("2026-01-01T14:00:00")
 		answer := a.Ask
@@ -68,7 +68,7 @@ func TestSlurmIsAskedAgain(t *testing.T) {
 }
 
 // Slurm sends the same signal ahead of the end, when more time is left.
-func TestGraceAheadOfTheEnd(t *testing.T) {
+func TestGraceBeforeEnd(t *testing.T) {
 	for _, test := range []struct {
 		name, job string
 		want      time.Duration

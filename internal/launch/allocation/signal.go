@@ -73,16 +73,16 @@ func WithGrace(ctx context.Context, ask func(ctx context.Context, cause error)) 
 func InGrace(ctx context.Context, log *slog.Logger, why string, grace time.Duration, do func(context.Context, time.Duration)) {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
-	hurry := make(chan os.Signal, 1)
-	linux.NotifyUnlessIgnored(hurry, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer signal.Stop(hurry)
+	again := make(chan os.Signal, 1)
+	linux.NotifyUnlessIgnored(again, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(again)
 	began := time.Now()
 	go func() {
 		for {
 			select {
 			case <-ctx.Done():
 				return
-			case <-hurry:
+			case <-again:
 				if time.Since(began) > SameSignal {
 					cancel()
 				}

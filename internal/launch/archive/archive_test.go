@@ -21,7 +21,7 @@ import (
 // gzipped is the beginning of a file that is accepted as an archive.
 const gzipped = "\x1f\x8b"
 
-func TestANodeGetsAnArchiveThatItLacks(t *testing.T) {
+func TestNodeFetchesMissingArchive(t *testing.T) {
 	head, node := t.TempDir(), t.TempDir()
 	content := append([]byte(gzipped), bytes.Repeat([]byte("layer"), 1<<18)...)
 	path := filepath.Join(head, "my app.tar")
@@ -98,7 +98,7 @@ func serveOne(t *testing.T, size int) (*Server, []byte) {
 }
 
 // Many nodes ask at once. The head sends the archive to only two of them.
-func TestNodesPassAnArchiveOn(t *testing.T) {
+func TestNodesRelayArchive(t *testing.T) {
 	server, content := serveOne(t, 8<<20)
 	var copies sync.WaitGroup
 	for range 7 {
@@ -125,7 +125,7 @@ func TestNodesPassAnArchiveOn(t *testing.T) {
 }
 
 // If all ports are taken, a node passes nothing on but receives the archive.
-func TestANodeWithoutAPortGetsAnArchive(t *testing.T) {
+func TestNodeWithoutPortFetchesArchive(t *testing.T) {
 	server, content := serveOne(t, 1000)
 	node := NewRelay(server.Source, netip.MustParseAddr("127.0.0.1"), rendezvous.PortRange{First: server.Source.Port, Last: server.Source.Port})
 	t.Cleanup(node.Close)
@@ -140,7 +140,7 @@ func TestANodeWithoutAPortGetsAnArchive(t *testing.T) {
 
 // What another node does not send comes from the head, whether that node is gone
 // from the beginning or fails in the middle.
-func TestANodeThatPassesOnIsLost(t *testing.T) {
+func TestRelayingNodeIsLost(t *testing.T) {
 	server, content := serveOne(t, 1<<20)
 	loopback := netip.MustParseAddr("127.0.0.1")
 	half := NewRelay(server.Source, loopback, rendezvous.DefaultPorts())
@@ -168,7 +168,7 @@ func TestANodeThatPassesOnIsLost(t *testing.T) {
 	}
 }
 
-func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
+func TestArchiveIsLocalOnlyIfIdentical(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "app.tar")
 	if err := os.WriteFile(path, []byte(gzipped+"one"), 0o600); err != nil {
 		t.Fatal(err)

@@ -58,7 +58,7 @@ spec:
 	}
 }
 
-func TestNameFilesWithoutAName(t *testing.T) {
+func TestNameFilesWithoutName(t *testing.T) {
 	for _, image := range []string{"sif:", "sif://"} {
 		objects, err := workload.Read([]string{"-"}, strings.NewReader(`
 apiVersion: v1

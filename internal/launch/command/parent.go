@@ -24,7 +24,7 @@ const ParentArg = "command-parent"
 
 // Names of the files of the command's parent.
 const (
-	fdOrder  = "order"  // receives the time for the command to end; end of file is the order to end
+	fdEnd    = "end"    // receives the time for the command to end; end of file is the order to end
 	fdResult = "result" // carries an outcome
 )
 
@@ -59,21 +59,21 @@ type outcome struct {
 // even if the supervisor is killed.
 type Parent struct {
 	process *exec.Cmd
-	order   *os.File
+	end     *os.File
 	result  chan outcome
 	ended   chan struct{}
 }
 
 // start starts the command's parent, which starts the command.
 func start(started program, env []string, stdin io.Reader, stdout, stderr io.Writer) (*Parent, error) {
-	orderReader, orderWriter, err := os.Pipe()
+	endReader, endWriter, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("make pipe: %w", err)
 	}
-	defer orderReader.Close()
+	defer endReader.Close()
 	resultReader, resultWriter, err := os.Pipe()
 	if err != nil {
-		orderWriter.Close()
+		endWriter.Close()
 		return nil, fmt.Errorf("make pipe: %w", err)
 	}
 	defer resultWriter.Close()
@@ -84,14 +84,14 @@ func start(started program, env []string, stdin io.Reader, stdout, stderr io.Wri
 	// Go's pipes would stay open as long as any process has them.
 	process.WaitDelay = OrphanGrace
 	var fds linux.FDTable
-	fds.Add(fdOrder, orderReader)
+	fds.Add(fdEnd, endReader)
 	fds.Add(fdResult, resultWriter)
 	if err := fds.Start(process, started); err != nil {
-		orderWriter.Close()
+		endWriter.Close()
 		resultReader.Close()
-		return nil, fmt.Errorf("start the keeper of the command: %w", err)
+		return nil, fmt.Errorf("start the parent of the command: %w", err)
 	}
-	k := &Parent{process: process, order: orderWriter, result: make(chan outcome, 1), ended: make(chan struct{})}
+	k := &Parent{process: process, end: endWriter, result: make(chan outcome, 1), ended: make(chan struct{})}
 	go func() {
 		defer resultReader.Close()
 		var result outcome
@@ -107,8 +107,8 @@ func start(started program, env []string, stdin io.Reader, stdout, stderr io.Wri
 // End asks the command and its descendants to end within grace. Further calls
 // have no effect.
 func (p *Parent) End(grace time.Duration) {
-	_, _ = fmt.Fprintln(p.order, grace)
-	p.order.Close()
+	_, _ = fmt.Fprintln(p.end, grace)
+	p.end.Close()
 }
 
 // Ended is closed when the command has ended.
@@ -133,8 +133,8 @@ func ParentMain() int {
 	linux.NotifyUnlessIgnored(make(chan os.Signal, 1), unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
 	// The parent-death signal of the command is tied to the thread that forked.
 	runtime.LockOSThread()
-	var told program
-	files, err := linux.ReceiveFiles(&told, fdOrder, fdResult)
+	var config program
+	files, err := linux.ReceiveFiles(&config, fdEnd, fdResult)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "berth:", err)
 		return 1
@@ -144,7 +144,7 @@ func ParentMain() int {
 	}
 	var command *os.Process
 	if err = linux.BecomeSubreaper(); err == nil {
-		command, err = os.StartProcess(told.Path, told.Args, &os.ProcAttr{
+		command, err = os.StartProcess(config.Path, config.Args, &os.ProcAttr{
 			Env: os.Environ(), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 			// The supervisor and this process may be killed at the same time.
 			Sys: &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL},
@@ -157,7 +157,7 @@ func ParentMain() int {
 	ended, none := make(chan unix.WaitStatus, 1), make(chan struct{})
 	go reapAll(command.Pid, ended, none)
 	ordered := make(chan time.Duration, 1)
-	go func() { ordered <- readOrder(files[fdOrder]) }()
+	go func() { ordered <- readGrace(files[fdEnd]) }()
 	grace := OrphanGrace
 	select {
 	case status := <-ended:
@@ -173,10 +173,10 @@ func ParentMain() int {
 	return 0
 }
 
-// readOrder returns when the supervisor wants the command to end, or is gone. It
+// readGrace returns when the supervisor wants the command to end, or is gone. It
 // returns the time for that.
-func readOrder(order *os.File) time.Duration {
-	content, _ := io.ReadAll(order)
+func readGrace(end *os.File) time.Duration {
+	content, _ := io.ReadAll(end)
 	var text string
 	if _, err := fmt.Sscan(string(content), &text); err != nil {
 		return OrphanGrace

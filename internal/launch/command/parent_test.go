@@ -49,7 +49,7 @@ func (p *Parent) answer(t *testing.T) outcome {
 	}
 }
 
-func TestParentPassesTheExitCode(t *testing.T) {
+func TestParentReturnsExitCode(t *testing.T) {
 	for script, want := range map[string]int{"exit 0": 0, "exit 7": 7, "kill -9 $$": 137} {
 		k := keep(t, script)
 		if got := k.answer(t); got.Code != want || got.Error != "" {
@@ -59,7 +59,7 @@ func TestParentPassesTheExitCode(t *testing.T) {
 	}
 }
 
-func TestParentSaysWhyACommandDoesNotStart(t *testing.T) {
+func TestParentReportsStartError(t *testing.T) {
 	k, err := start(program{Path: filepath.Join(t.TempDir(), "none"), Args: []string{"none"}}, nil, nil, nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +70,7 @@ func TestParentSaysWhyACommandDoesNotStart(t *testing.T) {
 	k.Wait()
 }
 
-func TestParentEndsWhatTheCommandLeaves(t *testing.T) {
+func TestParentKillsOrphansOfCommand(t *testing.T) {
 	pids := filepath.Join(t.TempDir(), "pids")
 	k := keep(t, "sleep 1000 & echo $! >>"+pids+"; (trap '' TERM; exec sleep 1000) & echo $! >>"+pids+"; exit 3")
 	if got := k.answer(t); got.Code != 3 {
@@ -96,7 +96,7 @@ func TestParentEndsWhatTheCommandLeaves(t *testing.T) {
 	}
 }
 
-func TestParentEndsACommandThatDoesNotWantTo(t *testing.T) {
+func TestParentKillsStubbornCommand(t *testing.T) {
 	k := keep(t, "trap '' TERM; while :; do sleep 0.01; done")
 	k.End(0)
 	k.Wait()
@@ -107,7 +107,7 @@ func TestParentEndsACommandThatDoesNotWantTo(t *testing.T) {
 	}
 }
 
-func TestOrphansOfAKilledParentEnd(t *testing.T) {
+func TestOrphansOfKilledParentEnd(t *testing.T) {
 	if err := linux.BecomeSubreaper(); err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestOrphansOfAKilledParentEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := k.answer(t); !strings.Contains(got.Error, "killed") {
-		t.Errorf("%+v, want word of the keeper's death", got)
+		t.Errorf("%+v, want the error of the parent's death", got)
 	}
 	k.Wait()
 	EndOrphans(0)
@@ -138,7 +138,7 @@ func TestOrphansOfAKilledParentEnd(t *testing.T) {
 	}
 }
 
-func TestEndOrphansSparesTheGivenChild(t *testing.T) {
+func TestEndOrphansSparesGivenChild(t *testing.T) {
 	process := exec.Command("sleep", "1000")
 	if err := process.Start(); err != nil {
 		t.Fatal(err)

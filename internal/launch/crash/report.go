@@ -78,16 +78,16 @@ func lastNote(note Note, notes *os.File) Note {
 func report(output io.Reader, stderr io.Writer, lastNote func() Note) error {
 	var text []byte
 	var keep *os.File
-	told := false
+	printed := false
 	for buffer := make([]byte, pipeBytes); ; {
 		n, err := output.Read(buffer)
-		if !told {
+		if !printed {
 			text = append(text, buffer[:n]...)
 			var reason, stack []byte
-			if reason, stack, told = findPanic(text, err != nil); told {
+			if reason, stack, printed = findPanic(text, err != nil); printed {
 				note := lastNote()
 				keep = note.open()
-				tell(stderr, note, keep != nil, reason, stack)
+				printCrash(stderr, note, keep != nil, reason, stack)
 				buffer, n = append(buffer[:0], text...), len(text)
 			}
 			text = text[max(0, len(text)-searchedBytes):]
@@ -131,7 +131,7 @@ func (n Note) open() *os.File {
 	return file
 }
 
-func tell(stderr io.Writer, note Note, kept bool, reason, stack []byte) {
+func printCrash(stderr io.Writer, note Note, kept bool, reason, stack []byte) {
 	remedy := "keep what follows, and report it"
 	if kept {
 		remedy = "report it with " + note.Keep

@@ -10,7 +10,7 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-func TestNodesInANetworkOfTheJobsOwn(t *testing.T) {
+func TestNodesInJobsOwnNetwork(t *testing.T) {
 	here := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("10.128.0.9")}
 	asked := ""
 	look := lookup(func(_ context.Context, name string) ([]netip.Addr, error) {

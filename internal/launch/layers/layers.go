@@ -43,9 +43,9 @@ type keptMount struct {
 	files []*os.File
 }
 
-// keptMessage is a message between the role and its keeper, with descriptors. A
+// keptMessage is a message between the role and its holder, with descriptors. A
 // message from the role with descriptors keeps a mount, and Data belongs to the
-// role. A message with only an ID forgets the mount. The keeper sends all mounts
+// role. A message with only an ID forgets the mount. The holder sends all mounts
 // to a new role, and then an empty message.
 type keptMessage struct {
 	ID   string
@@ -72,7 +72,7 @@ func (l *Layers) Role(c *supervisor.Supervisor, libexec string, env []string, re
 		Start: func(r *supervisor.Role, files []*os.File) error {
 			// Read the last messages of the previous life first.
 			keeping.Wait()
-			conn, end, err := linux.PacketPair("keeper")
+			conn, end, err := linux.PacketPair("holder")
 			if err != nil {
 				return err
 			}
@@ -83,7 +83,7 @@ func (l *Layers) Role(c *supervisor.Supervisor, libexec string, env []string, re
 				return fmt.Errorf("open log: %w", err)
 			}
 			defer logFile.Close()
-			command := exec.Command(r.Path, append(r.Arguments(), "--keeper-fd", strconv.Itoa(supervisor.NotifyFD+len(files)))...)
+			command := exec.Command(r.Path, append(r.Arguments(), "--holder-fd", strconv.Itoa(supervisor.NotifyFD+len(files)))...)
 			for _, prefix := range refused {
 				command.Args = append(command.Args, "--refuse", prefix.String())
 			}

@@ -13,7 +13,7 @@ import (
 // ends the life.
 func live(t *testing.T, l *Layers) (role *net.UnixConn, end func()) {
 	t.Helper()
-	conn, file, err := linux.PacketPair("keeper")
+	conn, file, err := linux.PacketPair("holder")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func receive(t *testing.T, role *net.UnixConn) (keptMessage, int) {
 	return message, len(files)
 }
 
-func TestMountsOutliveTheRole(t *testing.T) {
+func TestMountsOutliveRole(t *testing.T) {
 	l, err := New()
 	if err != nil {
 		t.Fatal(err)

@@ -4,7 +4,7 @@
 // and the workload do not belong here.
 //
 // Read members.go first. gather.go is the head's view until the plans are sent,
-// follow.go that of the other nodes. monitor.go and errands.go are the head's view
+// follow.go that of the other nodes. monitor.go and importrequests.go are the head's view
 // while the cluster runs, and failover.go is about its successor. local.go has the
 // members that share a host.
 package members

@@ -34,7 +34,7 @@ func testMembers(node string, s *failover) *Members {
 	}
 }
 
-func TestNodesFindTheSuccessorOfTheHead(t *testing.T) {
+func TestNodesFindSuccessorOfHead(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	s, err := newFailover([]cluster.Offer{{RunID: "a"}, {RunID: "b"}, {RunID: "c"}, {RunID: "d"}})
@@ -73,7 +73,7 @@ func TestNodesFindTheSuccessorOfTheHead(t *testing.T) {
 	}
 }
 
-func TestTheRunEndsWithTheMajorityOfTheControlPlanes(t *testing.T) {
+func TestRunEndsWithControlPlaneMajority(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	a := &Monitor{

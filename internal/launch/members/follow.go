@@ -96,15 +96,15 @@ func (m *Members) introduce(ctx context.Context, said hello) (answer Welcome, er
 	return answer, err
 }
 
-// Follow receives errands from the head and calls do with each, which must not
+// Follow receives import requests from the head and calls do with each, which must not
 // block, and with the function that answers it. If the connection is lost, it
 // reconnects as the process with this run ID. It returns the error when the head
 // closes the connection or stays lost.
-func (m *Members) Follow(ctx context.Context, runID string, do func(order Errand, answer func(error))) error {
+func (m *Members) Follow(ctx context.Context, runID string, do func(request ImportRequest, answer func(error))) error {
 	again := hello{Version: cluster.Version(), Offer: cluster.Offer{RunID: runID}, Returning: true}
 	for {
-		var order Errand
-		err := m.head().Receive(ctx, &order)
+		var request ImportRequest
+		err := m.head().Receive(ctx, &request)
 		var lost *rendezvous.LostError
 		if errors.As(err, &lost) {
 			if m.reconnect(ctx, again, lost) == nil {
@@ -119,8 +119,8 @@ func (m *Members) Follow(ctx context.Context, runID string, do func(order Errand
 			return err
 		}
 		head := m.head()
-		do(order, func(err error) {
-			answer := report{Number: order.Number}
+		do(request, func(err error) {
+			answer := report{Number: request.Number}
 			if err != nil {
 				answer.Problem, answer.Code = err.Error(), exitcode.Of(err)
 			}

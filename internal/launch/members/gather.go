@@ -88,7 +88,7 @@ func (m *Members) collectOffers(ctx context.Context, others []string) error {
 		select {
 		case <-arrived:
 		case <-ctx.Done():
-			return fmt.Errorf("hear of the other nodes: %w", context.Cause(ctx))
+			return fmt.Errorf("wait for the other nodes: %w", context.Cause(ctx))
 		}
 	}
 	return nil

@@ -73,9 +73,9 @@ func StartLocal(first LocalConfig, count int) (*Local, error) {
 	defer reader.Close()
 	s := &Local{lifeline: writer}
 	for i := range count {
-		told := first
-		told.Index = i + 1
-		if err := s.start(told, reader); err != nil {
+		config := first
+		config.Index = i + 1
+		if err := s.start(config, reader); err != nil {
 			s.End()
 			return nil, fmt.Errorf("start another node on this host: %w", err)
 		}
@@ -83,14 +83,14 @@ func StartLocal(first LocalConfig, count int) (*Local, error) {
 	return s, nil
 }
 
-func (l *Local) start(told LocalConfig, lifeline *os.File) error {
+func (l *Local) start(config LocalConfig, lifeline *os.File) error {
 	command := exec.Command("/proc/self/exe", os.Args[1:]...)
 	command.Args[0] = os.Args[0]
-	command.Env = append(os.Environ(), localVariable+"="+strconv.Itoa(told.Index))
+	command.Env = append(os.Environ(), localVariable+"="+strconv.Itoa(config.Index))
 	command.Stderr = os.Stderr
 	var fds linux.FDTable
 	fds.Add(fdLifeline, lifeline)
-	if err := fds.Start(command, told); err != nil {
+	if err := fds.Start(command, config); err != nil {
 		return err
 	}
 	l.started = append(l.started, command)

@@ -125,7 +125,7 @@ type statusMessage struct {
 	// Ready is set when the node's control plane, if it has one, and its kubelet
 	// are ready.
 	Ready bool
-	// Report is the result of an errand.
+	// Report is the result of an import request.
 	Report *report `json:",omitempty"`
 }
 

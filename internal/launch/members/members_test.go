@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/internal/launch/identity"
 )
 
-func TestARunOnOneNodeHasOneMember(t *testing.T) {
+func TestSingleNodeRunHasOneMember(t *testing.T) {
 	m, err := New(t.Context(), slurm.Job{NodeName: "n1"}, Options{
 		Spec: cluster.Spec{NodesPerHost: 1}, Getenv: func(string) string { return "" }, Log: slog.New(slog.DiscardHandler),
 	}, &LocalConfig{})

@@ -44,9 +44,9 @@ type Monitor struct {
 	lost map[string]bool
 	// complete is set when all nodes have been ready. A node that dies earlier
 	// ends the run, which has not begun.
-	complete atomic.Bool
-	ready    chan struct{}
-	errands  errands
+	complete       atomic.Bool
+	ready          chan struct{}
+	importRequests importRequests
 	// expected counts the nodes that a new head waits for.
 	expected sync.WaitGroup
 }
@@ -182,10 +182,10 @@ func (m *Monitor) takeOutOfService(ctx context.Context, w *member, why error) {
 // reportLoss reports a lost node to the user, once.
 func (m *Members) reportLoss(node string) {
 	m.mu.Lock()
-	text, untold := m.unreported[node]
+	text, unreported := m.unreported[node]
 	delete(m.unreported, node)
 	m.mu.Unlock()
-	if untold {
+	if unreported {
 		m.log.Warn(text)
 	}
 }
@@ -209,13 +209,13 @@ func (m *Monitor) returnToService(ctx context.Context, w *member) {
 // awaitExpected returns when a new head expects no more nodes: each one has
 // connected or is lost.
 func (m *Monitor) awaitExpected(ctx context.Context) error {
-	heard := make(chan struct{})
+	complete := make(chan struct{})
 	go func() {
-		defer close(heard)
+		defer close(complete)
 		m.expected.Wait()
 	}()
 	select {
-	case <-heard:
+	case <-complete:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -226,14 +226,14 @@ func (m *Monitor) awaitExpected(ctx context.Context) error {
 // error.
 func (m *Monitor) receive(ctx context.Context, w *member, peer *rendezvous.Peer) error {
 	for {
-		var told statusMessage
-		if err := peer.Receive(ctx, &told); err != nil {
+		var status statusMessage
+		if err := peer.Receive(ctx, &status); err != nil {
 			return err
 		}
-		if told.Report != nil {
-			m.errands.deliver(w.name, *told.Report)
+		if status.Report != nil {
+			m.importRequests.deliver(w.name, *status.Report)
 		}
-		if told.Ready && !w.ready {
+		if status.Ready && !w.ready {
 			w.ready = true
 			m.ready <- struct{}{}
 		}

@@ -7,9 +7,9 @@ import (
 	"berth.dev/berth/internal/network/egress"
 )
 
-// TestCountsAreKnown checks that each counter has a description. Others would not
+// TestKnownCounts checks that each counter has a description. Others would not
 // be shown.
-func TestCountsAreKnown(t *testing.T) {
+func TestKnownCounts(t *testing.T) {
 	known := map[string]bool{}
 	for _, family := range metrics.Families() {
 		known[family.Name] = true

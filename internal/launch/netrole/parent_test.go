@@ -10,7 +10,7 @@ import (
 
 // The child takes what the parent passes: all that belongs to a Switch, and
 // nothing else.
-func TestTheSwitchTakesWhatIsHeld(t *testing.T) {
+func TestSwitchTakesHeldDescriptors(t *testing.T) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)

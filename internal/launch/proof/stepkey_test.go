@@ -8,7 +8,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-func TestLittleInputGoesToAllNodes(t *testing.T) {
+func TestShortInputGoesToAllNodes(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name string, size int64) *os.File {
 		t.Helper()
@@ -48,7 +48,7 @@ func TestLittleInputGoesToAllNodes(t *testing.T) {
 	}
 }
 
-func TestWhoReadsInput(t *testing.T) {
+func TestInputReader(t *testing.T) {
 	for name, test := range map[string]struct {
 		spec cluster.Spec
 		want bool

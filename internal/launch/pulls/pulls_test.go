@@ -15,7 +15,7 @@ func environment(vars map[string]string) func(string) string {
 	return func(name string) string { return vars[name] }
 }
 
-func TestPasswordsOfAllFilesTheFirstWins(t *testing.T) {
+func TestFirstPasswordFileWins(t *testing.T) {
 	dir := t.TempDir()
 	write := func(path, text string) {
 		t.Helper()

@@ -122,7 +122,7 @@ func TestInotifyShortageIsReportedAsUnavailable(t *testing.T) {
 	}
 }
 
-func TestCauseOfACrashIsSaid(t *testing.T) {
+func TestCrashCauseIsReported(t *testing.T) {
 	s := newStage(t)
 	r := s.play(t, &Role{Name: "node"})
 	stacks := strings.Repeat("main.go:1\n", 2*tailBytes/10)
@@ -162,7 +162,7 @@ func TestRestartsAreBounded(t *testing.T) {
 	}
 }
 
-func TestRestartsAreForgivenInTime(t *testing.T) {
+func TestRestartsAreForgottenOverTime(t *testing.T) {
 	s := newStage(t)
 	s.play(t, &Role{Name: "dns", Silent: true})
 	for range 3 * maxRestarts {
@@ -207,7 +207,7 @@ func TestHungRoleIsReplaced(t *testing.T) {
 	}
 }
 
-func TestSilenceIsForgivenAfterAStop(t *testing.T) {
+func TestSilenceAfterStopIsForgiven(t *testing.T) {
 	s := newStage(t)
 	r := s.play(t, &Role{Name: "node"})
 	s.comeUp(t, r)
@@ -242,7 +242,7 @@ func TestStoppedRoleIsContinued(t *testing.T) {
 	}
 }
 
-func TestLateWordsOfAnEarlierLifeDoNotCount(t *testing.T) {
+func TestLateMessagesOfEarlierLifeAreIgnored(t *testing.T) {
 	s := newStage(t)
 	r := s.play(t, &Role{Name: "control"})
 	s.Ended("control", killed())
@@ -268,7 +268,7 @@ func TestDismissedRolesMayEnd(t *testing.T) {
 	}
 }
 
-func TestRoleSaysWhyItFails(t *testing.T) {
+func TestRoleReportsFailure(t *testing.T) {
 	s := newStage(t)
 	r := s.play(t, &Role{Name: "control"})
 	reader, writer, err := os.Pipe()

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-const patience = 20 * time.Second
+const timeout = 20 * time.Second
 
 // fakes are servers that greet with their names, as long as they are up.
 type fakes struct {
@@ -87,7 +87,7 @@ func (f *fakes) startWith(cfg Config) (connect func() net.Conn) {
 			f.t.Fatal(err)
 		}
 		f.t.Cleanup(func() { conn.Close() })
-		_ = conn.SetDeadline(time.Now().Add(patience))
+		_ = conn.SetDeadline(time.Now().Add(timeout))
 		return conn
 	}
 }
@@ -105,7 +105,7 @@ func greeting(conn net.Conn) string {
 // reaches connects until the server with the name is at the other end.
 func reaches(t *testing.T, connect func() net.Conn, name string) net.Conn {
 	t.Helper()
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(timeout); time.Now().Before(deadline); {
 		conn := connect()
 		if greeting(conn) == name {
 			return conn
@@ -116,14 +116,14 @@ func reaches(t *testing.T, connect func() net.Conn, name string) net.Conn {
 	return nil
 }
 
-func TestPreferredServerIsTaken(t *testing.T) {
+func TestPreferredServerIsUsed(t *testing.T) {
 	f := newFakes(t, "a", "b", "c")
 	if got := greeting(f.start("b", "c", "a")()); got != "b" {
 		t.Errorf("connected to %q", got)
 	}
 }
 
-func TestConnectionsWaitForAServer(t *testing.T) {
+func TestConnectionsWaitForServer(t *testing.T) {
 	f := newFakes(t)
 	conn := f.start("a", "b")()
 	f.set("b", true)
@@ -133,7 +133,7 @@ func TestConnectionsWaitForAServer(t *testing.T) {
 }
 
 // A server that listens before it can answer must not keep others waiting.
-func TestASilentServerIsNotWaitedFor(t *testing.T) {
+func TestSilentServerIsSkipped(t *testing.T) {
 	f := newFakes(t, "b")
 	check := func(ctx context.Context, name string) error {
 		if name == "a" {
@@ -165,7 +165,7 @@ func TestLossMovesNewConnectionsAndEndsOldOnes(t *testing.T) {
 
 // Connections to a server that was in use before, and which dies later, must not
 // hang over a network that swallows their packets.
-func TestLossEndsConnectionsThatStayed(t *testing.T) {
+func TestLossEndsOpenConnections(t *testing.T) {
 	f := newFakes(t, "b")
 	connect := f.start("a", "b")
 	stayed := reaches(t, connect, "b")
@@ -177,7 +177,7 @@ func TestLossEndsConnectionsThatStayed(t *testing.T) {
 	}
 }
 
-func TestWithoutAnyOtherTheServerStays(t *testing.T) {
+func TestLastServerStays(t *testing.T) {
 	f := newFakes(t, "a")
 	connect := f.start("a", "b")
 	conn := reaches(t, connect, "a")

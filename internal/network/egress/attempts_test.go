@@ -122,9 +122,9 @@ func newTestAttempts(most int) *attempts {
 	return newAttempts(e)
 }
 
-// TestShortageIsNoRefusal: when berth lacks descriptors, a pod gets no refusal, so
+// TestShortageIsNotRefusal: when berth lacks descriptors, a pod gets no refusal, so
 // its kernel tries again.
-func TestShortageIsNoRefusal(t *testing.T) {
+func TestShortageIsNotRefusal(t *testing.T) {
 	for _, err := range []error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM} {
 		if new(engine).reject(netip.AddrPort{}, netip.AddrPort{}, 0, fmt.Errorf("dial: %w", err)) {
 			t.Errorf("a connection is reset because of %v", err)

@@ -52,8 +52,8 @@ func TestUDPEcho(t *testing.T) {
 // hears each from its own address.
 func TestUDPPortIsStable(t *testing.T) {
 	l := newLab(t)
-	tellPort := func(_ []byte, from net.Addr) []byte { return []byte(from.String()) }
-	servers := []netip.AddrPort{listenUDP(t, on(hostAddr), tellPort), listenUDP(t, on(hostAddr), tellPort)}
+	echoPort := func(_ []byte, from net.Addr) []byte { return []byte(from.String()) }
+	servers := []netip.AddrPort{listenUDP(t, on(hostAddr), echoPort), listenUDP(t, on(hostAddr), echoPort)}
 	var socket net.PacketConn
 	var err error
 	l.onNode(func() { socket, err = net.ListenPacket("udp4", on(podAddr)) })

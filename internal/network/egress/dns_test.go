@@ -128,7 +128,7 @@ func TestDNSNextServer(t *testing.T) {
 	}
 }
 
-func TestDNSNobodyAnswers(t *testing.T) {
+func TestDNSWithoutAnswer(t *testing.T) {
 	listenUDP(t, dnsAt("127.0.0.58"), answerWith("", codeRefused))
 	l := newLab(t, resolvConf(t, "127.0.0.99", "127.0.0.58"))
 	if got := l.ask(1); got != "code 5" {

@@ -88,7 +88,7 @@ func TestConfigNamesAllProblems(t *testing.T) {
 
 // Services of the host that only its own users can reach stay out of reach of
 // pods, whatever a pod writes into its packets.
-func TestLoopbackIsOutOfReach(t *testing.T) {
+func TestLoopbackIsUnreachable(t *testing.T) {
 	l := newLab(t)
 	served := make(chan string, 100)
 	secret := func(conn *net.TCPConn) {

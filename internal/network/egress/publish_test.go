@@ -52,8 +52,8 @@ func TestPublish(t *testing.T) {
 	l := newLab(t, onAddress, onLoopback)
 	serveOnNode(l, service)
 	long := strings.Repeat("hello", 100_000)
-	for door, client := range map[netip.AddrPort]netip.Addr{open: hostAddr, local: gateway} {
-		conn, err := net.Dial("tcp", door.String())
+	for address, client := range map[netip.AddrPort]netip.Addr{open: hostAddr, local: gateway} {
+		conn, err := net.Dial("tcp", address.String())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +63,7 @@ func TestPublish(t *testing.T) {
 		answer, err := io.ReadAll(conn)
 		conn.Close()
 		if want := client.String() + " says " + long; err != nil || string(answer) != want {
-			t.Errorf("through %v: read %.40q of %d bytes, %v; want %.40q", door, answer, len(answer), err, want)
+			t.Errorf("through %v: read %.40q of %d bytes, %v; want %.40q", address, answer, len(answer), err, want)
 		}
 	}
 	testutil.Eventually(t, "connections end", func() bool { return l.stats().ConnectionsOpen == 0 })
@@ -71,9 +71,9 @@ func TestPublish(t *testing.T) {
 
 // TestPublishNothing: a client receives a reset where nothing listens on the node.
 func TestPublishNothing(t *testing.T) {
-	door, option := published(t, on(hostAddr), netip.AddrPortFrom(podAddr, 8081))
+	address, option := published(t, on(hostAddr), netip.AddrPortFrom(podAddr, 8081))
 	newLab(t, option)
-	conn, err := net.Dial("tcp", door.String())
+	conn, err := net.Dial("tcp", address.String())
 	if err == nil {
 		conn.SetDeadline(time.Now().Add(20 * time.Second))
 		_, err = conn.Read(make([]byte, 1))

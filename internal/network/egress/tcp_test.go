@@ -199,9 +199,9 @@ func TestTCPManyConnections(t *testing.T) {
 	testutil.Eventually(t, "connections end", func() bool { return l.stats().ConnectionsOpen == 0 })
 }
 
-// TestTCPPortsComeBack checks that a pod can use a port again at once when the
+// TestTCPPortsAreReused checks that a pod can use a port again at once when the
 // outside has closed the connection before: many short ones come to that.
-func TestTCPPortsComeBack(t *testing.T) {
+func TestTCPPortsAreReused(t *testing.T) {
 	const ports, connections, few = 512, 500, 10
 	l := newLab(t)
 	server := listenTCP(t, on(hostAddr), func(*net.TCPConn) {})

@@ -31,7 +31,7 @@ func expect(t *testing.T, text string, local, peer netip.Addr, network string) {
 	}
 }
 
-func TestEveryKindOfClientAndServerIsSwitched(t *testing.T) {
+func TestAllClientsAndServersAreSwitched(t *testing.T) {
 	_, client, server := pair(t, labConfig{})
 	clients := []string{
 		"", "nonblock poll", "nonblock select", "nonblock epoll", "nonblock epoll edge", "nonblock epoll before",
@@ -67,8 +67,8 @@ func TestEveryKindOfClientAndServerIsSwitched(t *testing.T) {
 	}
 }
 
-// TestNothingIsKeptOpen: what a program closes after a call is closed.
-func TestNothingIsKeptOpen(t *testing.T) {
+// TestNothingStaysOpen: what a program closes after a call is closed.
+func TestNothingStaysOpen(t *testing.T) {
 	_, _, server := pair(t, labConfig{})
 	if said := server.run("relisten", server.at(5000), "2000"); said != "done" {
 		t.Error(said)
@@ -93,7 +93,7 @@ func (p *labPod) counts(t *testing.T, what count, want uint64) {
 	}
 }
 
-func TestWhatIsNotCertainStaysOnTheOverlay(t *testing.T) {
+func TestUncertainConnectionsStayOnOverlay(t *testing.T) {
 	l, client, server := pair(t, labConfig{denied: []string{"10.42.1.20:5001"}})
 	t.Run("a policy does not permit it", func(t *testing.T) {
 		serving := server.serve("serve", "5001")
@@ -174,7 +174,7 @@ func TestOneSideMayEndFirst(t *testing.T) {
 	serving.wait()
 }
 
-func TestASocketThatAChildSharesStaysOnTheOverlay(t *testing.T) {
+func TestSocketSharedWithChildStaysOnOverlay(t *testing.T) {
 	_, client, server := pair(t, labConfig{})
 	serving := server.serve("serve", "5000")
 	expect(t, client.run("sharedbefore", server.at(5000)), client.address, server.address, "overlay")
@@ -182,7 +182,7 @@ func TestASocketThatAChildSharesStaysOnTheOverlay(t *testing.T) {
 	client.counts(t, countDuplicated, 1)
 }
 
-func TestAnAcceptThatSignalsInterruptStillGetsItsConnection(t *testing.T) {
+func TestInterruptedAcceptGetsItsConnection(t *testing.T) {
 	for _, old := range []bool{false, true} {
 		t.Run(fmt.Sprintf("old=%v", old), func(t *testing.T) {
 			_, client, server := pair(t, labConfig{old: old})
@@ -197,7 +197,7 @@ func TestAnAcceptThatSignalsInterruptStillGetsItsConnection(t *testing.T) {
 	}
 }
 
-func TestTheListenerOfAKilledProgramIsClosed(t *testing.T) {
+func TestListenerOfKilledProgramIsClosed(t *testing.T) {
 	_, client, server := pair(t, labConfig{})
 	for _, mode := range []string{"", "nonblock epoll"} {
 		for range 3 {
@@ -208,7 +208,7 @@ func TestTheListenerOfAKilledProgramIsClosed(t *testing.T) {
 	}
 }
 
-func TestWhatNobodyAcceptsIsResetWithItsListener(t *testing.T) {
+func TestUnacceptedConnectionIsResetWithListener(t *testing.T) {
 	_, client, server := pair(t, labConfig{})
 	serving := server.serve("deaf", "5000")
 	asking := client.serve("awaitreset", server.at(5000))
@@ -243,7 +243,7 @@ func TestLinux514(t *testing.T) {
 	}
 }
 
-func TestANewPolicyCutsConnections(t *testing.T) {
+func TestNewPolicyClosesConnections(t *testing.T) {
 	const service = "10.96.0.7:80"
 	for i, side := range []string{"the client's", "the server's"} {
 		t.Run(side, func(t *testing.T) {

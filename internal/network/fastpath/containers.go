@@ -55,16 +55,16 @@ func (s *Switch) takeDelivery(fd int) error {
 	if err != nil {
 		return fmt.Errorf("receive a container's filter: %w", err)
 	}
-	var told processState
-	if err := json.Unmarshal(message[:n], &told); err != nil {
+	var state processState
+	if err := json.Unmarshal(message[:n], &state); err != nil {
 		sock.CloseAll(fds...)
 		return fmt.Errorf("read the state of a container: %w", err)
 	}
 	var about Metadata
-	err = about.UnmarshalText([]byte(told.Metadata))
-	if err != nil || len(fds) != 1 || len(told.Fds) != 1 || told.Fds[0] != filterName {
+	err = about.UnmarshalText([]byte(state.Metadata))
+	if err != nil || len(fds) != 1 || len(state.Fds) != 1 || state.Fds[0] != filterName {
 		sock.CloseAll(fds...)
-		return fmt.Errorf("use a container's filter (%d descriptors %q, metadata %q): %w", len(fds), told.Fds, told.Metadata, unix.EBADMSG)
+		return fmt.Errorf("use a container's filter (%d descriptors %q, metadata %q): %w", len(fds), state.Fds, state.Metadata, unix.EBADMSG)
 	}
 	if s.pods.answersFor(fds[0], about.Address) {
 		sock.CloseAll(fds...) // a predecessor has taken it

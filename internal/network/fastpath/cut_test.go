@@ -10,7 +10,7 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-func TestBothEndsOfABrokenConnectionAreToldOfAnError(t *testing.T) {
+func TestBrokenConnectionReportsErrorToBothEnds(t *testing.T) {
 	if err := testutil.SetUpLink("lo"); err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,7 @@ func TestOnlyManyConnectionsAreJudged(t *testing.T) {
 	}
 }
 
-func TestShortConnectionsAreLeftToTheOverlay(t *testing.T) {
+func TestShortConnectionsStayOnOverlay(t *testing.T) {
 	_, client, server := pair(t, labConfig{busy: 50})
 	serving := server.serve("serve", "5000", "quiet", "n=1000000")
 	// How many it takes is the machine's.

@@ -80,12 +80,12 @@ func (i *inside) ask(what question, about int) (text []byte, fds []int, err erro
 		answer, rights := make([]byte, ticketLen+maxAnswer), make([]byte, unix.CmsgSpace(bellsAtOnce*4))
 		n, rightsLen, _, _, err := i.conn.ReadMsgUnix(answer, rights)
 		if err != nil || n < ticketLen {
-			return nil, nil, fmt.Errorf("hear from inside: %w", errors.Join(err, io.EOF))
+			return nil, nil, fmt.Errorf("receive from inside: %w", errors.Join(err, io.EOF))
 		}
 		fds, err := passed(rights[:rightsLen])
 		switch {
 		case err != nil:
-			return nil, nil, fmt.Errorf("hear from inside: %w", err)
+			return nil, nil, fmt.Errorf("receive from inside: %w", err)
 		case !bytes.Equal(answer[:ticketLen], ticket[:]):
 			sock.CloseAll(fds...)
 		default:

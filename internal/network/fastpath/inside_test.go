@@ -12,9 +12,9 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// TestAProcessIsLookedAtFromInside asks about this process what the Switch
+// TestProcessIsInspectedFromInside asks about this process what the Switch
 // reads itself where it may.
-func TestAProcessIsLookedAtFromInside(t *testing.T) {
+func TestProcessIsInspectedFromInside(t *testing.T) {
 	own, theirs, err := linux.PacketPair("inside")
 	if err != nil {
 		t.Fatal(err)

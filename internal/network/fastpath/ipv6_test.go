@@ -14,9 +14,9 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// TestEveryKindOfClientAndServerIsSwitchedByIPv6 is for pods that use IPv6, and
+// TestAllClientsAndServersAreSwitchedByIPv6 is for pods that use IPv6, and
 // for hosts that do.
-func TestEveryKindOfClientAndServerIsSwitchedByIPv6(t *testing.T) {
+func TestAllClientsAndServersAreSwitchedByIPv6(t *testing.T) {
 	for _, hosts6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("hosts6=%v", hosts6), func(t *testing.T) { testKinds(t, hosts6) })
 	}
@@ -64,7 +64,7 @@ func testKinds(t *testing.T, hosts6 bool) {
 	}
 }
 
-func TestWhatIsNotCertainStaysOnTheOverlayByIPv6(t *testing.T) {
+func TestUncertainIPv6ConnectionsStayOnOverlay(t *testing.T) {
 	l, client, server := pair(t, labConfig{denied: []string{"[fd42:0:0:1::20]:5001"}})
 	t.Run("a policy does not permit it", func(t *testing.T) {
 		serving := server.serve("serve", "5001", "v6")
@@ -163,9 +163,9 @@ func TestOneListenerHasBothFamilies(t *testing.T) {
 	server.counts(t, countAccepted, 2*n)
 }
 
-// TestOptionsOfIPv6AreKnown has programs that set them before and after a
+// TestIPv6OptionsAreKnown has programs that set them before and after a
 // connect or accept.
-func TestOptionsOfIPv6AreKnown(t *testing.T) {
+func TestIPv6OptionsAreKnown(t *testing.T) {
 	_, client, server := pair(t, labConfig{})
 	for i, to := range []string{server.at6(5000), "[::ffff:" + server.address.String() + "]:5001"} {
 		serving := server.serve("serve", fmt.Sprint(5000+i), "v6", "tclass")
@@ -213,7 +213,7 @@ func options6(args []string) error {
 }
 
 // sixonly ADDRESS: connects a socket that accepts only IPv6.
-func sixOnly(args []string) error {
+func ipv6Only(args []string) error {
 	fd, err := newSocket(unix.AF_INET6, 0)
 	if err != nil {
 		return err
@@ -278,7 +278,7 @@ func TestServicesByIPv6(t *testing.T) {
 	})
 }
 
-func TestSocketsThatWereSteeredByIPv6AreForgotten(t *testing.T) {
+func TestSteeredIPv6SocketsAreForgotten(t *testing.T) {
 	const service, n = "[fd96::7]:80", minKnown + 200
 	l, client, plain := pair(t, labConfig{services: map[string]Route{service: route(0, "[fd42:0:0:1::20]:5000")}})
 	plain.plain = true
@@ -300,7 +300,7 @@ func TestSocketsThatWereSteeredByIPv6AreForgotten(t *testing.T) {
 	}
 }
 
-func TestANewPolicyCutsConnectionsByIPv6(t *testing.T) {
+func TestNewPolicyClosesIPv6Connections(t *testing.T) {
 	for _, hosts6 := range []bool{false, true} {
 		for i, side := range []string{"the client's", "the server's"} {
 			t.Run(fmt.Sprintf("hosts6=%v,%s", hosts6, side), func(t *testing.T) {
@@ -321,7 +321,7 @@ func TestANewPolicyCutsConnectionsByIPv6(t *testing.T) {
 	}
 }
 
-func TestWhatNobodyAcceptsIsResetWithItsListenerByIPv6(t *testing.T) {
+func TestUnacceptedIPv6ConnectionIsResetWithListener(t *testing.T) {
 	_, client, server := pair(t, labConfig{})
 	serving := server.serve("deaf", "5000", "v6")
 	asking := client.serve("awaitreset", server.at6(5000))
@@ -329,7 +329,7 @@ func TestWhatNobodyAcceptsIsResetWithItsListenerByIPv6(t *testing.T) {
 	asking.wait()
 }
 
-func TestTheOutsideIsReachedByTheHostByIPv6(t *testing.T) {
+func TestOutsideIsReachedByHostByIPv6(t *testing.T) {
 	l := newLab(t, labConfig{hostsIPv6: true})
 	client := l.hosts[0].addPod(10)
 	address, from := l.echoOutside(t)
@@ -419,7 +419,7 @@ func TestAttacksOfPodsByIPv6(t *testing.T) {
 	}
 }
 
-func TestAPodCannotTakeAnothersConnectionByIPv6(t *testing.T) {
+func TestPodCannotTakeForeignConnectionByIPv6(t *testing.T) {
 	for _, check := range []bool{true, false} {
 		t.Run(fmt.Sprintf("check=%v", check), func(t *testing.T) {
 			l, client, server := pair(t, labConfig{without: without{Namespace: !check}})
@@ -435,8 +435,8 @@ func TestAPodCannotTakeAnothersConnectionByIPv6(t *testing.T) {
 	}
 }
 
-// TestANodeIsHeldToItsPodsByIPv6 also has one that mixes families.
-func TestANodeIsHeldToItsPodsByIPv6(t *testing.T) {
+// TestNodeMayOnlySendFromItsPodsByIPv6 also has one that mixes families.
+func TestNodeMayOnlySendFromItsPodsByIPv6(t *testing.T) {
 	key := []byte("a key for tests that no job has.")
 	four, ipv6, target := netip.MustParseAddrPort("10.42.0.10:4711"), netip.MustParseAddrPort("[fd42::10]:4711"), netip.MustParseAddrPort("[fd42:0:0:1::20]:5000")
 	for name, c := range map[string]struct {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestMetadataSaysWhichPodItIs(t *testing.T) {
+func TestMetadataNamesPod(t *testing.T) {
 	four, ipv6 := netip.MustParseAddr("10.42.0.7"), netip.MustParseAddr("fd42::7")
 	for text, want := range map[string]Metadata{
 		"10.42.0.7 4711":         {Address: four, Network: 4711},

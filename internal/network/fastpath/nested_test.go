@@ -12,9 +12,9 @@ import (
 	"berth.dev/berth/internal/network/fastpath/filter"
 )
 
-// TestAProgramMayHaveFiltersOfItsOwn has a program filter itself as runtimes do
+// TestProgramWithItsOwnFilters has a program filter itself as runtimes do
 // with their default profile, and ask for a listener as container engines do.
-func TestAProgramMayHaveFiltersOfItsOwn(t *testing.T) {
+func TestProgramWithItsOwnFilters(t *testing.T) {
 	_, client, server := pair(t, labConfig{})
 	serving := server.serve("serve", "5000")
 	expect(t, client.run("nested", server.at(5000)), client.address, server.address, "switched")

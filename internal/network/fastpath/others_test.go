@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestProgramsOfOthers runs programs that are installed on the machine, because their
+// TestForeignPrograms runs programs that are installed on the machine, because their
 // libraries wait for connections in different ways.
-func TestProgramsOfOthers(t *testing.T) {
+func TestForeignPrograms(t *testing.T) {
 	_, client, server := pair(t, labConfig{})
 	need := func(t *testing.T, name string) {
 		if _, err := exec.LookPath(name); err != nil {

@@ -41,7 +41,7 @@ func (l *lab) echoOutside(t *testing.T) (address string, from chan netip.Addr) {
 	return listener.Addr().String(), from
 }
 
-func TestTheOutsideIsReachedByTheHost(t *testing.T) {
+func TestOutsideIsReachedByHost(t *testing.T) {
 	l := newLab(t, labConfig{})
 	client := l.hosts[0].addPod(10)
 	address, from := l.echoOutside(t)
@@ -117,7 +117,7 @@ func unanswered(args []string) error {
 	return nil
 }
 
-func TestWhatPolicyDoesNotPermitOutside(t *testing.T) {
+func TestOutsidePolicyDenies(t *testing.T) {
 	l := newLab(t, labConfig{})
 	client := l.hosts[0].addPod(10)
 	address, _ := l.echoOutside(t)
@@ -132,9 +132,9 @@ func TestWhatPolicyDoesNotPermitOutside(t *testing.T) {
 	client.counts(t, countPolicy, 1)
 }
 
-// TestADeadSwitchFailsNoConnectToTheOutside: there is no overlay to the outside in
+// TestOutsideConnectSucceedsWithDeadSwitch: there is no overlay to the outside in
 // the lab, so each of them has to go on.
-func TestADeadSwitchFailsNoConnectToTheOutside(t *testing.T) {
+func TestOutsideConnectSucceedsWithDeadSwitch(t *testing.T) {
 	l := newLab(t, labConfig{})
 	address, _ := l.echoOutside(t)
 	const each = 500
@@ -153,7 +153,7 @@ func TestADeadSwitchFailsNoConnectToTheOutside(t *testing.T) {
 	}
 }
 
-func TestASocketOfTheOutsideCannotBeUsedOtherwise(t *testing.T) {
+func TestOutsideSocketHasNoOtherUse(t *testing.T) {
 	l := newLab(t, labConfig{})
 	client := l.hosts[0].addPod(10)
 	address, _ := l.echoOutside(t)

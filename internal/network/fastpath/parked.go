@@ -165,7 +165,7 @@ func (in *inbound) removeParked(which func(*incoming) bool, f func(*incoming)) (
 // ringAgain rings for parked connections whose listener has closed. It returns how many
 // were parked.
 func (in *inbound) ringAgain(now time.Time) int {
-	return in.removeParked(func(c *incoming) bool { return c.unheard(now) }, (*incoming).ring)
+	return in.removeParked(func(c *incoming) bool { return c.unanswered(now) }, (*incoming).ring)
 }
 
 // forbid resets the parked connections that are not permitted any more.
@@ -180,8 +180,8 @@ func (in *inbound) podEnded(p *pod) {
 	in.removeParked(func(c *incoming) bool { return c.pod == p }, (*incoming).reset)
 }
 
-// unheard reports whether the bell was closed before the pod accepted it.
-func (c *incoming) unheard(now time.Time) bool {
+// unanswered reports whether the bell was closed before the pod accepted it.
+func (c *incoming) unanswered(now time.Time) bool {
 	if now.Sub(c.since) < sweepEvery {
 		return false
 	}

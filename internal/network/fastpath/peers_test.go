@@ -6,7 +6,7 @@ import (
 )
 
 // One late answer is a lost packet, several in a row are a lost node.
-func TestAPeerThatIsLateOnceIsStillAsked(t *testing.T) {
+func TestPeerThatIsLateOnceIsStillAsked(t *testing.T) {
 	avoided := func(p *peer) bool { return time.Now().Before(p.avoid) }
 	p := &peer{}
 	for range 3 {

@@ -28,7 +28,7 @@ func runProgram() error {
 		"duplicate": duplicate, "forked": forked, "udp": udp, "udpserve": udpServe, "half": half, "many": many,
 		"interrupted": interrupted, "boundelsewhere": boundElsewhere, "sharedbefore": sharedBefore, "deaf": deaf, "awaitreset": awaitReset,
 		"slow": slow, "owntable": ownTable, "who": who, "whois": whoIs, "keep": keep, "hold": hold, "namesinrain": namesInRain, "acceptinrain": acceptInRain, "signalled": signalled,
-		"connectinrain": connectInRain, "nested": nested, "options6": options6, "sixonly": sixOnly, "unanswered": unanswered, "memory": memory,
+		"connectinrain": connectInRain, "nested": nested, "options6": options6, "sixonly": ipv6Only, "unanswered": unanswered, "memory": memory,
 	}
 	for name, attack := range attacks {
 		programs[name] = attack

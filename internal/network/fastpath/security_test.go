@@ -57,9 +57,9 @@ func TestAttacksOfPods(t *testing.T) {
 	}
 }
 
-// TestAPodCannotTakeAnothersConnection has a pod with capabilities over its own
+// TestPodCannotTakeForeignConnection has a pod with capabilities over its own
 // namespace pretend to be another one.
-func TestAPodCannotTakeAnothersConnection(t *testing.T) {
+func TestPodCannotTakeForeignConnection(t *testing.T) {
 	for _, check := range []bool{true, false} {
 		t.Run(fmt.Sprintf("check=%v", check), func(t *testing.T) {
 			l, client, server := pair(t, labConfig{without: without{Namespace: !check}})
@@ -104,7 +104,7 @@ func (l *lab) ask(t *testing.T, key []byte, p preamble) (net.Conn, verdict, erro
 	return conn, verdict(answer[0]), nil
 }
 
-func TestOnlyNodesOfTheJobAreHeard(t *testing.T) {
+func TestOnlyNodesOfTheJobMayConnect(t *testing.T) {
 	jobKey, otherKey := []byte("a key for tests that no job has."), []byte("a key of another job's, or a guess")
 	source, target := netip.MustParseAddrPort("10.42.0.10:4711"), netip.MustParseAddrPort("10.42.1.20:5000")
 	for _, attack := range []struct {
@@ -141,8 +141,8 @@ func TestOnlyNodesOfTheJobAreHeard(t *testing.T) {
 	}
 }
 
-// TestAnImpostorIsNotBelieved has somebody else listen where a node did.
-func TestAnImpostorIsNotBelieved(t *testing.T) {
+// TestImpostorIsRejected has somebody else listen where a node did.
+func TestImpostorIsRejected(t *testing.T) {
 	l, client, server := pair(t, labConfig{})
 	impostor := l.hosts[1]
 	impostor.kill()

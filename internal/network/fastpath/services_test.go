@@ -18,7 +18,7 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-func TestAServiceIsResolvedWhenItIsConnectedTo(t *testing.T) {
+func TestServiceIsResolvedOnConnect(t *testing.T) {
 	const service = "10.96.0.7:80"
 	l, client, server := pair(t, labConfig{services: map[string]Route{service: route(0, "10.42.1.20:5000")}})
 	serving := server.serve("serve", "5000")
@@ -37,7 +37,7 @@ func route(sticky time.Duration, targets ...string) Route {
 	return r
 }
 
-func TestAServiceMayHaveAPodOnTheClientsNode(t *testing.T) {
+func TestServiceWithPodOnClientsNode(t *testing.T) {
 	const service = "10.96.0.7:80"
 	l, client, _ := pair(t, labConfig{services: map[string]Route{service: route(0, "10.42.0.21:5000")}})
 	near := l.hosts[0].addPod(21)
@@ -48,9 +48,9 @@ func TestAServiceMayHaveAPodOnTheClientsNode(t *testing.T) {
 	serving.wait()
 }
 
-// TestAServiceMayStickToAPod connects to a Service of two pods, which answer with their
+// TestServiceSessionAffinity connects to a Service of two pods, which answer with their
 // names: switched and on the overlay, with a Switch that dies in between.
-func TestAServiceMayStickToAPod(t *testing.T) {
+func TestServiceSessionAffinity(t *testing.T) {
 	const sticky, brief, loose = "10.96.0.7:80", "10.96.0.8:80", "10.96.0.9:80"
 	targets := []string{"10.42.1.20:5000", "10.42.0.21:5000"}
 	l, client, server := pair(t, labConfig{services: map[string]Route{
@@ -82,9 +82,9 @@ func TestAServiceMayStickToAPod(t *testing.T) {
 	}
 }
 
-// TestPodsThatCannotBeSwitchedGetTheirShare asks a Service of two pods, one of
+// TestUnswitchedPodsGetTheirShare asks a Service of two pods, one of
 // which has no filter.
-func TestPodsThatCannotBeSwitchedGetTheirShare(t *testing.T) {
+func TestUnswitchedPodsGetTheirShare(t *testing.T) {
 	const service, n = "10.96.0.7:80", 200
 	l, client, server := pair(t, labConfig{services: map[string]Route{service: route(0, "10.42.1.20:5000", "10.42.1.21:5000")}})
 	plain := l.hosts[1].addPod(21)
@@ -104,7 +104,7 @@ func TestPodsThatCannotBeSwitchedGetTheirShare(t *testing.T) {
 	}
 }
 
-func TestSocketsThatWereSteeredAreForgotten(t *testing.T) {
+func TestSteeredSocketsAreForgotten(t *testing.T) {
 	const service, n = "10.96.0.7:80", minKnown + 200
 	l, client, plain := pair(t, labConfig{services: map[string]Route{service: route(0, "10.42.1.20:5000")}})
 	plain.plain = true

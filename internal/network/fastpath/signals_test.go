@@ -19,9 +19,9 @@ import (
 	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
-// TestMemoryIsNotWrittenWhenACallIsOver has signals interrupt calls whose answer
+// TestMemoryIsNotWrittenAfterCallEnds has signals interrupt calls whose answer
 // is an address.
-func TestMemoryIsNotWrittenWhenACallIsOver(t *testing.T) {
+func TestMemoryIsNotWrittenAfterCallEnds(t *testing.T) {
 	for _, handler := range []string{"restart", "end"} {
 		t.Run(handler, func(t *testing.T) {
 			_, client, server := pair(t, labConfig{})
@@ -35,7 +35,7 @@ func TestMemoryIsNotWrittenWhenACallIsOver(t *testing.T) {
 	}
 }
 
-func TestASignalComesWhileAnAcceptWaits(t *testing.T) {
+func TestSignalDuringAccept(t *testing.T) {
 	for _, handler := range []string{"restart", "end", "restart limited"} {
 		t.Run(handler, func(t *testing.T) {
 			_, client, server := pair(t, labConfig{})
@@ -46,7 +46,7 @@ func TestASignalComesWhileAnAcceptWaits(t *testing.T) {
 	}
 }
 
-func TestASignalComesWhileAConnectWaits(t *testing.T) {
+func TestSignalDuringConnect(t *testing.T) {
 	for _, handler := range []string{"restart", "end"} {
 		t.Run(handler, func(t *testing.T) {
 			l, client, server := pair(t, labConfig{})

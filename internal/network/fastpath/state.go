@@ -26,7 +26,7 @@ type kind uint32
 
 const (
 	kindFree kind = iota
-	// kindKeeper: fd refers to the descriptor holder.
+	// kindFDHolder: fd refers to the descriptor holder.
 	kindFDHolder
 	// kindContainer: fd is a filter's listener, local its pod's address of IPv4,
 	// peer that of IPv6, :: where it has none.

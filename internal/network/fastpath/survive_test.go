@@ -9,9 +9,9 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// TestADeadSwitchFailsNoConnect kills the Switches of both hosts in turn while
+// TestConnectSucceedsWithDeadSwitch kills the Switches of both hosts in turn while
 // connections are made, each with a successor.
-func TestADeadSwitchFailsNoConnect(t *testing.T) {
+func TestConnectSucceedsWithDeadSwitch(t *testing.T) {
 	l, _, _ := pair(t, labConfig{})
 	const each = 500
 	var serving, asking []*app
@@ -43,7 +43,7 @@ func TestADeadSwitchFailsNoConnect(t *testing.T) {
 	}
 }
 
-func TestAnEstablishedConnectionOutlivesItsSwitches(t *testing.T) {
+func TestEstablishedConnectionOutlivesItsSwitches(t *testing.T) {
 	l, client, server := pair(t, labConfig{})
 	serving := server.serve("serve", "5000")
 	asking := client.serve("slow", server.at(5000))
@@ -58,7 +58,7 @@ func TestAnEstablishedConnectionOutlivesItsSwitches(t *testing.T) {
 	waiting.wait()
 }
 
-func TestAKilledDescriptorHolderIsReplaced(t *testing.T) {
+func TestKilledDescriptorHolderIsReplaced(t *testing.T) {
 	l, client, server := pair(t, labConfig{})
 	serving := server.serve("serve", "5000", "n=2")
 	client.run("ask", server.at(5000))
@@ -85,7 +85,7 @@ func (h *host) fdHolder(t *testing.T) int32 {
 			return r.fd
 		}
 	}
-	t.Fatal("no keeper")
+	t.Fatal("no descriptor holder")
 	return 0
 }
 
@@ -108,7 +108,7 @@ func (h *host) descriptors(t *testing.T) int {
 	return len(all)
 }
 
-func TestNothingLeaksWithThousandsOfConnects(t *testing.T) {
+func TestThousandsOfConnectsLeakNothing(t *testing.T) {
 	l, client, server := pair(t, labConfig{})
 	const n = 2*minKnown + 1000
 	serving := server.serve("serve", "5000", "quiet", "nonblock", "epoll", fmt.Sprintf("n=%d", n))
@@ -142,9 +142,9 @@ func TestNothingLeaksWithThousandsOfConnects(t *testing.T) {
 	}
 }
 
-// TestNothingLeaksWithThousandsOfOpenConnections has 10,000 at once, of programs
+// TestThousandsOfOpenConnectionsLeakNothing has 10,000 at once, of programs
 // with few enough descriptors.
-func TestNothingLeaksWithThousandsOfOpenConnections(t *testing.T) {
+func TestThousandsOfOpenConnectionsLeakNothing(t *testing.T) {
 	l, client, server := pair(t, labConfig{})
 	const programs, each = 40, 250
 	most := 30 + 64 + maxIdle + programs*4 // the Switch's own, besides its connections
@@ -180,9 +180,9 @@ func TestNothingLeaksWithThousandsOfOpenConnections(t *testing.T) {
 	}
 }
 
-// TestPortsOfTheHostMayRunOut has a client whose host has few ports, each of
+// TestHostPortsRunOut has a client whose host has few ports, each of
 // which is taken for a minute after a connection.
-func TestPortsOfTheHostMayRunOut(t *testing.T) {
+func TestHostPortsRunOut(t *testing.T) {
 	l, client, server := pair(t, labConfig{})
 	l.hosts[0].ns.try(t, func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40001 40200"), 0)

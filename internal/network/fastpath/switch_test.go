@@ -59,19 +59,19 @@ func (p *labPolicy) deny(target string) {
 
 // runSwitch is the process of a Switch.
 func runSwitch() error {
-	var told switchConfig
-	if err := json.Unmarshal([]byte(os.Getenv("CONFIG")), &told); err != nil {
+	var config switchConfig
+	if err := json.Unmarshal([]byte(os.Getenv("CONFIG")), &config); err != nil {
 		return err
 	}
 	if os.Getenv("CONFINED") == "" {
-		return confineSwitch(told.Old)
+		return confineSwitch(config.Old)
 	}
 	c := Default()
-	c.Nodes, c.Self, c.Key = told.Nodes, told.Self, []byte("a key for tests that no job has.")
-	policy := &labPolicy{denied: told.Denied}
-	c.ServiceMap, c.Policy = labServiceMap(told.Services), policy
+	c.Nodes, c.Self, c.Key = config.Nodes, config.Self, []byte("a key for tests that no job has.")
+	policy := &labPolicy{denied: config.Denied}
+	c.ServiceMap, c.Policy = labServiceMap(config.Services), policy
 	c.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
-	c.Busy = told.Busy
+	c.Busy = config.Busy
 	c.NonblockTimeout = labTimeout // the machine may be busy
 	c.Timeout = labTimeout
 	next := 2
@@ -95,7 +95,7 @@ func runSwitch() error {
 	}
 	c.Containers = containers.(*net.UnixListener)
 	c.State, c.Lifeline = inherited("state"), inherited("lifeline")
-	s, err := newSwitch(c, told.Without)
+	s, err := newSwitch(c, config.Without)
 	if err != nil {
 		return err
 	}
@@ -178,12 +178,12 @@ func refuseNewCalls() error {
 func (h *host) startSwitch() {
 	t := h.lab
 	t.Helper()
-	told := switchConfig{Self: h.index, Services: t.config.services, Denied: t.config.denied, Without: t.config.without, Old: t.config.old, Busy: t.config.busy}
+	config := switchConfig{Self: h.index, Services: t.config.services, Denied: t.config.denied, Without: t.config.without, Old: t.config.old, Busy: t.config.busy}
 	for _, other := range t.hosts {
 		pods := other.prefixes()
-		told.Nodes = append(told.Nodes, Node{Endpoints: other.endpoints, Prefixes: pods[:]})
+		config.Nodes = append(config.Nodes, Node{Endpoints: other.endpoints, Prefixes: pods[:]})
 	}
-	encoded, err := json.Marshal(told)
+	encoded, err := json.Marshal(config)
 	if err != nil {
 		t.Fatal(err)
 	}

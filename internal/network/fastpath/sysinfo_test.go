@@ -10,7 +10,7 @@ import (
 // labMemory is the memory of a container of the lab, in bytes.
 const labMemory = 64 << 20
 
-func TestSysinfoTellsOfTheContainer(t *testing.T) {
+func TestSysinfoReportsContainer(t *testing.T) {
 	_, limited, other := pair(t, labConfig{})
 	limited.memory = true
 	if got, want := limited.run("memory"), fmt.Sprint(labMemory, " true true"); got != want {

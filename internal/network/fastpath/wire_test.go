@@ -17,7 +17,7 @@ func somePreamble() preamble {
 
 func keysOf(key []byte) func(int) []byte { return func(int) []byte { return key } }
 
-func TestAPreambleSaysWhatWasAskedFor(t *testing.T) {
+func TestPreambleNamesDestination(t *testing.T) {
 	key := bytes.Repeat([]byte("k"), 32)
 	want := somePreamble()
 	b := want.encode(key)
@@ -27,7 +27,7 @@ func TestAPreambleSaysWhatWasAskedFor(t *testing.T) {
 	}
 }
 
-func TestAPreambleIsGoodOnceAndAsItIs(t *testing.T) {
+func TestPreambleIsValidOnceAndUnchanged(t *testing.T) {
 	key := bytes.Repeat([]byte("k"), 32)
 	p := somePreamble()
 	b := p.encode(key)
@@ -49,7 +49,7 @@ func TestAPreambleIsGoodOnceAndAsItIs(t *testing.T) {
 	}
 }
 
-func TestAnAnswerIsToItsPreamble(t *testing.T) {
+func TestAnswerMatchesItsPreamble(t *testing.T) {
 	key := bytes.Repeat([]byte("k"), 32)
 	p := somePreamble()
 	asked := p.encode(key)
@@ -71,7 +71,7 @@ func TestAnAnswerIsToItsPreamble(t *testing.T) {
 	}
 }
 
-func TestEachDirectionHasAKeyOfItsOwn(t *testing.T) {
+func TestEachDirectionHasItsOwnKey(t *testing.T) {
 	a, err1 := pairKey(make([]byte, 32), 1, 2)
 	b, err2 := pairKey(make([]byte, 32), 2, 1)
 	if err1 != nil || err2 != nil || bytes.Equal(a, b) {

@@ -49,7 +49,7 @@ func TestPureAck(t *testing.T) {
 	}
 }
 
-func TestAcknowledgementsOfMuchDataAreHeld(t *testing.T) {
+func TestBulkAcknowledgementsAreDelayed(t *testing.T) {
 	to := new(peer)
 	for _, ipv6 := range []bool{false, true} {
 		h := new(ackHolder)

@@ -326,7 +326,7 @@ func FuzzCut(f *testing.F) {
 	})
 }
 
-func TestNothingIsAllocatedForAPacket(t *testing.T) {
+func TestPacketsAreNotAllocated(t *testing.T) {
 	sender, receiver := twoNodes(t)
 	s := testSender(sender)
 	frame := append(make([]byte, headroom), superPacket(false, 1400, noise(60000))...)

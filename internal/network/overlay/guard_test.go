@@ -179,7 +179,7 @@ func TestDatagramsFromOthersAreDropped(t *testing.T) {
 		t.Errorf("packets were delivered from %v", strangers)
 	}
 	// Control: the same datagram from the right address, once.
-	hear := func() {
+	receive := func() {
 		t.Helper()
 		defer func() {
 			if from := delivered.sources(t); !slices.Equal(from, []netip.Addr{own.Addr()}) {
@@ -193,7 +193,7 @@ func TestDatagramsFromOthersAreDropped(t *testing.T) {
 		}
 	}
 	sockets[0].WriteToUDPAddrPort(sealed, at)
-	hear()
+	receive()
 	for i, again := range [][]byte{sealed, as.hello, sealed} {
 		replayed := counters().Replayed
 		sockets[0].WriteToUDPAddrPort(again, at)
@@ -213,16 +213,16 @@ func TestDatagramsFromOthersAreDropped(t *testing.T) {
 	testutil.Eventually(t, "a datagram from before is counted", func() bool { return counters().Foreign > 0 })
 	as.agree()
 	sockets[0].WriteToUDPAddrPort(as.seal(good), at)
-	hear()
+	receive()
 	if received := counters().ReceivedPackets; received != 1 {
 		t.Errorf("%d packets were delivered after the start, want 1", received)
 	}
 }
 
-// TestPeerMayComeBack restarts a node at its old address with the same sockets, as
+// TestPeerMayReconnect restarts a node at its old address with the same sockets, as
 // after a cut or a crash of the overlay. Nodes that go on sending to it establish a
 // new session by themselves.
-func TestPeerMayComeBack(t *testing.T) {
+func TestPeerMayReconnect(t *testing.T) {
 	l := newLab(t, labConfig{mtus: []int{1500, 1500}, offloads: true, queues: 2})
 	a, b := l.members[0], l.members[1]
 	ping(t, a, b.nodeAddr)
@@ -241,7 +241,7 @@ func TestPeerMayComeBack(t *testing.T) {
 	}
 }
 
-func TestPeerMayComeBackElsewhere(t *testing.T) {
+func TestPeerMayReconnectElsewhere(t *testing.T) {
 	l := newLab(t, labConfig{mtus: []int{1500, 1500}, offloads: true})
 	a, b := l.members[0], l.members[1]
 	ping(t, a, b.nodeAddr)
@@ -328,7 +328,7 @@ func TestEndOfTheDevice(t *testing.T) {
 	gone.err = nil
 }
 
-func TestMulticastsAreNobodys(t *testing.T) {
+func TestMulticastIsDropped(t *testing.T) {
 	for to, want := range map[string]bool{"10.1.2.3": false, "224.0.0.1": true, "255.255.255.255": true, "fd00::1": false, "ff02::2": true} {
 		address := netip.MustParseAddr(to)
 		packet := make([]byte, ipv6Header)

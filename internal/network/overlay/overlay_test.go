@@ -140,7 +140,7 @@ func TestManyFlowsAtOnce(t *testing.T) {
 	flows.Wait()
 }
 
-func TestSuperPacketsStayWhole(t *testing.T) {
+func TestSuperPacketsAreNotSplit(t *testing.T) {
 	const bytes = 30 << 20
 	for _, mtu := range []int{1500, 9000} {
 		t.Run(fmt.Sprint(mtu), func(t *testing.T) {
@@ -157,9 +157,9 @@ func TestSuperPacketsStayWhole(t *testing.T) {
 	}
 }
 
-// TestSuperDatagramsStayWhole sends many datagrams in one call. All arrive, and the
+// TestSuperDatagramsAreNotSplit sends many datagrams in one call. All arrive, and the
 // overlay carries few packets.
-func TestSuperDatagramsStayWhole(t *testing.T) {
+func TestSuperDatagramsAreNotSplit(t *testing.T) {
 	l := newLab(t, labConfig{mtus: []int{1500, 1500}, offloads: true})
 	from, to := l.members[0], l.members[1]
 	var socket net.PacketConn

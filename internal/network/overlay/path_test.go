@@ -50,7 +50,7 @@ func (l *lab) isBy(carrier string) func() bool {
 	}
 }
 
-func TestTCPWhereUDPDoesNotGetThrough(t *testing.T) {
+func TestTCPWhereUDPIsBlocked(t *testing.T) {
 	link := &badLink{}
 	link.closed.Store(true)
 	l := throughLink(t, link, labConfig{mtus: []int{1500, 1500}, offloads: true, queues: 2, streams: true})
@@ -89,7 +89,7 @@ func TestTCPWhereUDPDoesNotGetThrough(t *testing.T) {
 	}
 }
 
-func TestNodeThatBeginsLaterIsNotTakenForOneWithoutUDP(t *testing.T) {
+func TestLateNodeIsNotTakenForNodeWithoutUDP(t *testing.T) {
 	l := newLab(t, labConfig{mtus: []int{1500, 1500}, offloads: true, queues: 2, streams: true, late: true})
 	ping(t, l.members[0], l.members[1].nodeAddr)
 	for i, m := range l.members {
@@ -99,7 +99,7 @@ func TestNodeThatBeginsLaterIsNotTakenForOneWithoutUDP(t *testing.T) {
 	}
 }
 
-func TestNarrowerPathThatDoesNotSaySo(t *testing.T) {
+func TestSilentlyNarrowerPath(t *testing.T) {
 	for _, most := range []int{8000, 1472, 1300} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
 			link := &badLink{}
@@ -132,7 +132,7 @@ func narrowest(l *lab) int {
 	return least
 }
 
-func TestPathThatBecomesNarrower(t *testing.T) {
+func TestPathMTUDecreases(t *testing.T) {
 	link := &badLink{}
 	l := throughLink(t, link, labConfig{mtus: []int{9000, 9000}, offloads: true})
 	a, b := l.members[0], l.members[1]
@@ -143,9 +143,9 @@ func TestPathThatBecomesNarrower(t *testing.T) {
 	echoUDP(t, a, b.serveUDP(t, b.nodeAddr), noise(8000))
 }
 
-// TestStreamsOfStrangersEnd opens streams that do not authenticate as the node at
+// TestForeignStreamsEnd opens streams that do not authenticate as the node at
 // their address. They are closed and counted.
-func TestStreamsOfStrangersEnd(t *testing.T) {
+func TestForeignStreamsEnd(t *testing.T) {
 	l := newLab(t, labConfig{mtus: []int{1500, 1500, 1500}, offloads: true, carrier: CarrierTCP, streams: true})
 	target, peer, other := l.members[0], l.members[1], l.members[2]
 	key, _ := controlKey(testKey, 1, 0)

@@ -62,7 +62,7 @@ func runRole(role string) error {
 	return fmt.Errorf("no role %q", role)
 }
 
-type told struct {
+type processConfig struct {
 	Nodes   []Node
 	Self    int
 	Queues  int
@@ -72,7 +72,7 @@ type told struct {
 
 // carryUntilEnd runs an overlay until its standard input ends.
 func carryUntilEnd() error {
-	var t told
+	var t processConfig
 	if err := json.Unmarshal([]byte(os.Getenv("CONFIG")), &t); err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func carryUntilEnd() error {
 // of its namespace's thread.
 func (m *member) carryElsewhere(t testing.TB, self int, nodes []Node) {
 	t.Helper()
-	config, err := json.Marshal(told{Nodes: nodes, Self: self, Queues: len(m.tuns), Carrier: m.carrier, Streams: m.listener != nil})
+	config, err := json.Marshal(processConfig{Nodes: nodes, Self: self, Queues: len(m.tuns), Carrier: m.carrier, Streams: m.listener != nil})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -45,7 +45,7 @@ func TestTagIsTheHashAndThePad(t *testing.T) {
 	}
 }
 
-func TestSessionsAreDifferent(t *testing.T) {
+func TestSessionsDiffer(t *testing.T) {
 	head := noise(wireLen + 40)
 	if testSession(t, "one").tag(5, head, 100) == testSession(t, "another").tag(5, head, 100) {
 		t.Error("two sessions give the same tag")

@@ -19,8 +19,8 @@ const (
 	wa       = "10.0.1.1"
 	wb       = "10.0.1.2"
 	za       = "10.0.2.1"
-	zaSix    = "fd00::2:1"
-	waSix    = "fd00::1:1"
+	zaIPv6   = "fd00::2:1"
+	waIPv6   = "fd00::1:1"
 	dns      = "10.0.255.53"
 	hosted   = "192.168.0.1" // a pod in its node's network
 	finished = "10.0.0.9"
@@ -56,7 +56,7 @@ func testCluster(t *testing.T, policies string) Objects {
 				corev1.ContainerPort{Name: "https", ContainerPort: 443},
 				corev1.ContainerPort{Name: "sync", ContainerPort: 80, Protocol: corev1.ProtocolUDP}),
 			withPorts(podOf("x", "b", xb), corev1.ContainerPort{Name: "http", ContainerPort: 8080}),
-			podOf("w", "a", wa, waSix), podOf("w", "b", wb), podOf("z", "a", za, zaSix),
+			podOf("w", "a", wa, waIPv6), podOf("w", "b", wb), podOf("z", "a", za, zaIPv6),
 			onNode, ended,
 		},
 		StandIns: []StandIn{{

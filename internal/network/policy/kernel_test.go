@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestKernelAgrees has the kernel decide what TestPolicyPermitsWhatTheAPISays
+// TestMatchesKernel has the kernel decide what TestPolicyFollowsAPI
 // has asked a State.
-func TestKernelAgrees(t *testing.T) {
-	l := newLab(t, []string{xa}, []string{xb}, []string{wa, waSix}, []string{wb}, []string{za, zaSix},
+func TestMatchesKernel(t *testing.T) {
+	l := newLab(t, []string{xa}, []string{xb}, []string{wa, waIPv6}, []string{wb}, []string{za, zaIPv6},
 		[]string{hosted}, []string{finished}, []string{outside, "fd00::1:2", "fd00::9", "2001:db8::5"})
 	for _, p := range promises() {
 		o := testCluster(t, p.policies)
@@ -97,9 +97,9 @@ func sctpInit(port uint16) []byte {
 	return p
 }
 
-// TestServicesAreJudgedByWhatIsBehindThem: the address of a Service is in no
+// TestServicesAreJudgedByEndpoints: the address of a Service is in no
 // policy, and the port of it is not that of the pod.
-func TestServicesAreJudgedByWhatIsBehindThem(t *testing.T) {
+func TestServicesAreJudgedByEndpoints(t *testing.T) {
 	l := newLab(t, []string{xa}, []string{wa}, []string{za})
 	const service = "10.96.0.1"
 	nft(t, `table inet services {
@@ -118,9 +118,9 @@ func TestServicesAreJudgedByWhatIsBehindThem(t *testing.T) {
 	nft(t, Removal()+"delete table inet services\n")
 }
 
-// TestConnectionsEndThatAreNotPermittedAnyMore, in both directions, and go on
+// TestForbiddenConnectionsEnd, in both directions, and go on
 // where they still are.
-func TestConnectionsEndThatAreNotPermittedAnyMore(t *testing.T) {
+func TestForbiddenConnectionsEnd(t *testing.T) {
 	l := newLab(t, []string{xa}, []string{wa})
 	var listener net.Listener
 	l.at[netip.MustParseAddr(wa)].try(t, func() (err error) {

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestBlockAgreesWithItsDefinition compares ranges with prefixes, address by
+// TestBlockMatchesItsDefinition compares ranges with prefixes, address by
 // address.
-func TestBlockAgreesWithItsDefinition(t *testing.T) {
+func TestBlockMatchesItsDefinition(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, base := range []string{"10.0.0.0", "255.255.255.0", "0.0.0.0", "fd00::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ff00"} {
 		first := netip.MustParseAddr(base)

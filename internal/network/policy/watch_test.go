@@ -79,8 +79,8 @@ func (f *fakeAPI) watched(resource string) chan<- any {
 	return f.watching[resource]
 }
 
-// tell sends an event to whoever watches a resource.
-func (f *fakeAPI) tell(t *testing.T, resource string, kind watch.EventType, object runtime.Object) {
+// send sends an event to whoever watches a resource.
+func (f *fakeAPI) send(t *testing.T, resource string, kind watch.EventType, object runtime.Object) {
 	t.Helper()
 	testutil.Eventually(t, resource+" are watched", func() bool { return f.watched(resource) != nil })
 	f.watched(resource) <- map[string]any{"type": kind, "object": object}
@@ -162,25 +162,25 @@ func TestPodsAreWatchedWhileThereArePolicies(t *testing.T) {
 	if !w.last().None() || w.watched("pods") != nil || w.watched("namespaces") != nil {
 		t.Fatalf("without policies the state is %+v, pods are watched: %t", w.last(), w.watched("pods") != nil)
 	}
-	w.tell(t, "networkpolicies", watch.Added, examplePolicy())
-	w.tell(t, "pods", watch.Added, examplePod())
+	w.send(t, "networkpolicies", watch.Added, examplePolicy())
+	w.send(t, "pods", watch.Added, examplePod())
 	testutil.Eventually(t, "the pod is isolated", func() bool { return isolates(w.last()) })
-	w.tell(t, "networkpolicies", watch.Deleted, examplePolicy())
+	w.send(t, "networkpolicies", watch.Deleted, examplePolicy())
 	testutil.Eventually(t, "pods are not watched any more", func() bool {
 		return w.last().None() && w.watched("pods") == nil && w.watched("namespaces") == nil
 	})
-	w.tell(t, "networkpolicies", watch.Added, examplePolicy())
-	w.tell(t, "pods", watch.Added, examplePod())
+	w.send(t, "networkpolicies", watch.Added, examplePolicy())
+	w.send(t, "pods", watch.Added, examplePod())
 	testutil.Eventually(t, "the pod is isolated again", func() bool { return isolates(w.last()) })
 }
 
-func TestStateIsPendingUntilAllIsKnown(t *testing.T) {
+func TestStateIsPendingUntilComplete(t *testing.T) {
 	w := startWatching(t)
 	w.fakeAPI.mu.Lock()
 	w.silent = "namespaces"
 	w.fakeAPI.mu.Unlock()
-	w.tell(t, "networkpolicies", watch.Added, examplePolicy())
-	w.tell(t, "pods", watch.Added, examplePod())
+	w.send(t, "networkpolicies", watch.Added, examplePolicy())
+	w.send(t, "pods", watch.Added, examplePod())
 	testutil.Eventually(t, "a state that is pending", func() bool { return w.last() != nil && w.last().Pending })
 	if isolates(w.last()) {
 		t.Error("a state was made without namespaces")
@@ -189,14 +189,14 @@ func TestStateIsPendingUntilAllIsKnown(t *testing.T) {
 
 func TestHintsCountUntilThePodIsDeleted(t *testing.T) {
 	w := startWatching(t)
-	w.tell(t, "networkpolicies", watch.Added, examplePolicy())
+	w.send(t, "networkpolicies", watch.Added, examplePolicy())
 	bare := examplePod()
 	bare.Status.PodIPs = nil
-	w.tell(t, "pods", watch.Added, bare)
+	w.send(t, "pods", watch.Added, bare)
 	testutil.Eventually(t, "a state without the pod", func() bool { return w.last() != nil && !w.last().Pending })
 	w.hints.Give("uid-a", []netip.Addr{netip.MustParseAddr(xa)})
 	testutil.Eventually(t, "the pod is isolated", func() bool { return isolates(w.last()) })
-	w.tell(t, "pods", watch.Deleted, bare)
+	w.send(t, "pods", watch.Deleted, bare)
 	testutil.Eventually(t, "the hint is forgotten", func() bool {
 		w.hints.mu.Lock()
 		defer w.hints.mu.Unlock()
@@ -204,13 +204,13 @@ func TestHintsCountUntilThePodIsDeleted(t *testing.T) {
 	})
 }
 
-func TestStateIsHandedOverAgainThatWasNotTaken(t *testing.T) {
+func TestUntakenStateIsHandedOverAgain(t *testing.T) {
 	w := startWatching(t)
 	w.mu.Lock()
 	w.fail = errors.New("not now")
 	w.mu.Unlock()
-	w.tell(t, "networkpolicies", watch.Added, examplePolicy())
-	w.tell(t, "pods", watch.Added, examplePod())
+	w.send(t, "networkpolicies", watch.Added, examplePolicy())
+	w.send(t, "pods", watch.Added, examplePod())
 	testutil.Eventually(t, "three attempts with the pod isolated", func() bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()

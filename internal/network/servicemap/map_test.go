@@ -22,7 +22,7 @@ func newDirectory() *Map {
 	return New([]netip.Prefix{netip.MustParsePrefix("100.64.0.0/15"), netip.MustParsePrefix("fd00::/64")})
 }
 
-func TestAServiceIsAnyOfItsEndpoints(t *testing.T) {
+func TestPolicyForServiceCoversAnyEndpoint(t *testing.T) {
 	d := newDirectory()
 	if _, ok := d.Resolve(service); ok {
 		t.Error("a Service is resolved before anything is known")
@@ -38,7 +38,7 @@ func TestAServiceIsAnyOfItsEndpoints(t *testing.T) {
 	}
 }
 
-func TestAnAddressOfAServiceIsNotOutside(t *testing.T) {
+func TestServiceAddressIsNotOutside(t *testing.T) {
 	d := newDirectory()
 	external, outside := netip.MustParseAddr("203.0.113.5"), netip.MustParseAddrPort("203.0.113.6:80")
 	if !d.Claims(outside.Addr()) || d.PermitsOutside(client, outside) {
@@ -70,40 +70,40 @@ func TestOnlyPodsAreCertain(t *testing.T) {
 	}
 }
 
-func TestTheLineCarriesMoreThanAPacket(t *testing.T) {
+func TestConnCarriesLargeState(t *testing.T) {
 	own, other, err := linux.PacketPair("line")
 	if err != nil {
 		t.Fatal(err)
 	}
-	told, err := NewConn(other)
+	receiver, err := NewConn(other)
 	if err != nil {
 		t.Fatal(err)
 	}
-	teller := &Conn{own}
+	sender := &Conn{own}
 	said := &State{Services: map[netip.AddrPort]Service{}, Policy: &policy.State{}}
 	for i := range 20000 {
 		address := netip.AddrFrom4([4]byte{100, 66, byte(i >> 8), byte(i)})
 		said.Services[netip.AddrPortFrom(address, 80)] = Service{Endpoints: []netip.AddrPort{netip.AddrPortFrom(client, uint16(i))}}
 	}
-	if err := teller.Send(said); err != nil {
+	if err := sender.Send(said); err != nil {
 		t.Fatal(err)
 	}
-	heard, err := told.Receive()
+	received, err := receiver.Receive()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if fmt.Sprint(heard.Services) != fmt.Sprint(said.Services) {
-		t.Errorf("%d Services were heard, not the %d that were told", len(heard.Services), len(said.Services))
+	if fmt.Sprint(received.Services) != fmt.Sprint(said.Services) {
+		t.Errorf("%d Services were heard, not the %d that were told", len(received.Services), len(said.Services))
 	}
 	for _, lost := range [][]netip.Addr{nil, {client}} {
-		asked := told.Request(lost)
-		if named, err := teller.AwaitRequest(); err != nil || asked != nil || !slices.Equal(named, lost) {
+		asked := receiver.Request(lost)
+		if named, err := sender.AwaitRequest(); err != nil || asked != nil || !slices.Equal(named, lost) {
 			t.Errorf("%v, %v, of %v: %v", asked, err, lost, named)
 		}
 	}
-	teller.Close()
-	if _, err := told.Receive(); !errors.Is(err, io.EOF) {
+	sender.Close()
+	if _, err := receiver.Receive(); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
 	}
-	told.Close()
+	receiver.Close()
 }

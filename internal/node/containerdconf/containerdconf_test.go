@@ -86,7 +86,7 @@ func TestSeveralNodesShareLayers(t *testing.T) {
 	}
 }
 
-func TestAllowanceFitsTheReserve(t *testing.T) {
+func TestAllowanceFitsReserve(t *testing.T) {
 	for reserved, want := range map[uint64]uint64{
 		0:         64 << 20,
 		512 << 20: 128 << 20,

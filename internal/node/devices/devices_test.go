@@ -110,7 +110,7 @@ func nvidia(t *testing.T) fake {
 	return f
 }
 
-func TestGPUsOfTheJob(t *testing.T) {
+func TestJobGPUs(t *testing.T) {
 	f := nvidia(t)
 	for _, test := range []struct {
 		name    string
@@ -144,7 +144,7 @@ func TestGPUsOfTheJob(t *testing.T) {
 	}
 }
 
-func TestNodesOfOneMachineShareItsGPUs(t *testing.T) {
+func TestNodesOnOneMachineShareGPUs(t *testing.T) {
 	f := nvidia(t)
 	var all []string
 	for part := range 3 {
@@ -156,7 +156,7 @@ func TestNodesOfOneMachineShareItsGPUs(t *testing.T) {
 	}
 }
 
-func TestDriverOfNVIDIA(t *testing.T) {
+func TestNVIDIADriver(t *testing.T) {
 	f := nvidia(t)
 	spec := f.spec(f.find(Wish{}), "berth-nvidia.json")
 	if spec.Kind != "berth.dev/nvidia" || len(spec.Devices) != 4 {
@@ -214,7 +214,7 @@ func TestDriverElsewhere(t *testing.T) {
 	}
 }
 
-func TestWithoutADriver(t *testing.T) {
+func TestNoDriver(t *testing.T) {
 	f := newFake(t)
 	f.devices("/dev/nvidia0", "/dev/nvidiactl")
 	found := f.find(Wish{})

@@ -48,8 +48,8 @@ func (m Machine) nvidiaGPUs() []gpu {
 		}
 	}
 	// What the driver says of each is not there in every container.
-	told, _ := filepath.Glob(m.at("/proc/driver/nvidia/gpus/*/information"))
-	for _, path := range told {
+	reports, _ := filepath.Glob(m.at("/proc/driver/nvidia/gpus/*/information"))
+	for _, path := range reports {
 		minor, uuid := information(path)
 		i := slices.IndexFunc(all, func(g gpu) bool { return g.number == minor })
 		if i < 0 {

@@ -74,9 +74,9 @@ func TestForeignProcessIsNotMoved(t *testing.T) {
 	}
 }
 
-// TestCgroupsOfTwoRuns follows an unrelated process in a delegated group, such as
+// TestTwoRunsHaveSeparateCgroups follows an unrelated process in a delegated group, such as
 // a shell, while two runs use the group.
-func TestCgroupsOfTwoRuns(t *testing.T) {
+func TestTwoRunsHaveSeparateCgroups(t *testing.T) {
 	delegated := testutil.ControlGroup(t)
 	stranger := startIn(t, delegated)
 

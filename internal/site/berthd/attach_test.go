@@ -21,7 +21,7 @@ import (
 
 // If a job's number now belongs to another user, nothing of the former job is
 // entered.
-func TestAPodIsNotAnotherUsers(t *testing.T) {
+func TestPodsOfOtherUsersAreIgnored(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	dir := t.TempDir()
 	program := filepath.Join(dir, "berth-pod")
@@ -90,7 +90,7 @@ func TestAPodIsNotAnotherUsers(t *testing.T) {
 
 // All of berthd's limits for etcd in sequence end two seconds before the plugin's
 // limit for berthd.
-func TestThePluginWaitsLongerThanBerthd(t *testing.T) {
+func TestPluginWaitsLongerThanBerthd(t *testing.T) {
 	text, err := os.ReadFile("../../../spank/client.c")
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-func TestTheAuditLogSaysWhoHadWhat(t *testing.T) {
+func TestAuditLogRecordsAddresses(t *testing.T) {
 	var said strings.Builder
 	path := filepath.Join(t.TempDir(), "audit.log")
 	a := &audit{path: path, node: "n1", log: slog.New(slog.NewTextHandler(&said, nil)), now: func() time.Time { return time.Unix(100, 0) }}

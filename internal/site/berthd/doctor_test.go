@@ -16,7 +16,7 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-func TestTheImageOfSessionsHasPlaces(t *testing.T) {
+func TestSessionImageHasMountpoints(t *testing.T) {
 	image, home := t.TempDir(), t.TempDir()
 	sessions := siteconf.Sessions{Image: image, Mounts: []string{home}}
 	for _, path := range []string{"proc", "sys", "dev", "tmp", strings.TrimPrefix(home, "/")} {
@@ -42,7 +42,7 @@ func TestTheImageOfSessionsHasPlaces(t *testing.T) {
 	}
 }
 
-func TestTheDoctorSaysAllThatIsWrong(t *testing.T) {
+func TestDoctorReportsAllProblems(t *testing.T) {
 	good := check{"a", func(context.Context) error { return nil }}
 	bad := check{"b", func(context.Context) error { return errors.New("missing: install it") }}
 	var said strings.Builder
@@ -60,7 +60,7 @@ func TestTheDoctorSaysAllThatIsWrong(t *testing.T) {
 
 // berthd also removes rules with nft if plugins connect pods, and does not start
 // without it.
-func TestNftIsAskedForWithCNI(t *testing.T) {
+func TestCNINeedsNft(t *testing.T) {
 	for _, list := range []string{"", "/site.conflist"} {
 		config := siteconf.Default()
 		config.CNI.List = list
@@ -72,7 +72,7 @@ func TestNftIsAskedForWithCNI(t *testing.T) {
 
 // A user who can open the tunnel port keeps the kernel from starting tunnels. A user
 // who can send from a port of tunnels can inject packets into all of them.
-func TestPortsOfUsersAreReported(t *testing.T) {
+func TestUserPortsAreReported(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "first")
 	for _, c := range []struct {
 		first, says string
@@ -157,7 +157,7 @@ func TestTooFewConnectionsAreReported(t *testing.T) {
 
 // A name server of the host on all addresses occupies the port of the pods' name
 // server; one on a single address does not.
-func TestANameServerOnAllAddressesIsReported(t *testing.T) {
+func TestNameServerOnAllAddressesIsReported(t *testing.T) {
 	own, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -186,7 +186,7 @@ func TestANameServerOnAllAddressesIsReported(t *testing.T) {
 	}
 }
 
-func TestIPv6IsAskedForWherePodsHaveIt(t *testing.T) {
+func TestIPv6IsRequestedForIPv6Pods(t *testing.T) {
 	for _, pods := range []netip.Prefix{{}, netip.MustParsePrefix("fd42::/96")} {
 		config := siteconf.Default()
 		config.IPv6.Pods = pods
@@ -197,7 +197,7 @@ func TestIPv6IsAskedForWherePodsHaveIt(t *testing.T) {
 	}
 }
 
-func TestFilesAreLookedAt(t *testing.T) {
+func TestFilesAreInspected(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
 	for text, wrong := range map[string]bool{
 		"hosts: files dns\n":                                    false,

@@ -10,7 +10,7 @@ import (
 
 // docs/pcocc.md names the test of each sentence of the paper, and marks the tests
 // that `make test` does not run.
-func TestThePageSaysWhatOnlyTheLongFormRuns(t *testing.T) {
+func TestPageMarksChecksOfLongForm(t *testing.T) {
 	script, err := os.ReadFile("../../../test/site/run")
 	if err != nil {
 		t.Fatal(err)

@@ -4,7 +4,7 @@ import "testing"
 
 // A requeued job keeps its number. It may get addresses here before this node learns
 // that its former ones are free.
-func TestALaterAllocationStaysWhenTheFormerOneIsFreed(t *testing.T) {
+func TestFreeingOldAllocationKeepsNewOne(t *testing.T) {
 	w := newWired(t)
 	former := w.allocate(1, 1000)
 	f := w.following("1000")
@@ -30,7 +30,7 @@ func TestALaterAllocationStaysWhenTheFormerOneIsFreed(t *testing.T) {
 	}
 }
 
-func TestAnAllocationIsForgottenWithItsAddresses(t *testing.T) {
+func TestAllocationIsForgottenWithItsAddresses(t *testing.T) {
 	w := newWired(t)
 	a := w.allocate(1, 1000)
 	f := w.following("1000")

@@ -8,7 +8,7 @@ import (
 )
 
 // Changes of all jobs in a network share a pause, which ends with the last of them.
-func TestJobsOfANetworkShareAPause(t *testing.T) {
+func TestJobsOfNetworkSharePause(t *testing.T) {
 	n := &jobNames{jobs: map[string]*namedJob{}, changed: map[string]time.Time{}}
 	mine := []siteconf.Allocation{{Job: 1, UID: 1000}, {Job: 2, UID: 1000}}
 	wait := func(a siteconf.Allocation) bool {

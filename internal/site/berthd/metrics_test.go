@@ -12,7 +12,7 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-func TestMetricsAreAsWritten(t *testing.T) {
+func TestMetricsFormat(t *testing.T) {
 	m := &metrics{pods: func() (jobs, sessions int) { return 3, 1 }}
 	m.etcdUp.Store(true)
 	for _, took := range []time.Duration{5 * time.Millisecond, 25 * time.Millisecond, 30 * time.Millisecond, time.Minute} {

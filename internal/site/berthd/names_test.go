@@ -13,7 +13,7 @@ import (
 )
 
 // A user can name his own job while it runs, and no job of others.
-func TestUsersNameTheirJobs(t *testing.T) {
+func TestJobsNamedByUsers(t *testing.T) {
 	w := newWired(t)
 	a, other := w.allocate(1, 1000), w.allocate(2, 1001)
 	w.pods.put(&localPod{Allocation: a, ready: true})

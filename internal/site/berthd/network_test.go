@@ -221,7 +221,7 @@ func TestNewAddressesOfPodsArePublished(t *testing.T) {
 
 // A pod whose address cannot be published runs no steps, and does not affect other
 // jobs.
-func TestAnUnpublishedPodAffectsNoOther(t *testing.T) {
+func TestUnpublishedPodAffectsNoOther(t *testing.T) {
 	w := newWired(t)
 	theirs, mine := w.allocate(1, 1000), w.allocate(2, 1001)
 	address := netip.MustParseAddr("10.128.0.7")
@@ -253,7 +253,7 @@ func TestAnUnpublishedPodAffectsNoOther(t *testing.T) {
 }
 
 // After a restart of berthd, steps of existing jobs need no etcd.
-func TestAPodOfThePreviousDaemonIsPublished(t *testing.T) {
+func TestPodOfPreviousDaemonIsPublished(t *testing.T) {
 	w := newWired(t)
 	a := w.allocate(1, 1000)
 	w.pods.put(&localPod{Allocation: a})
@@ -271,7 +271,7 @@ func TestAPodOfThePreviousDaemonIsPublished(t *testing.T) {
 
 // A step continues when the names of its pod are known, or returns the error. It does
 // not matter which goroutine learned first that the plugins have finished.
-func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
+func TestStepWaitsForPodNames(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		w := newWired(t)
 		a := w.allocate(1, 1000)
@@ -325,7 +325,7 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 
 // The outage that cut off etcd may have removed the host's routes. Changes without an
 // outage are no reason for a full check.
-func TestAllIsLookedAtWhenEtcdIsBack(t *testing.T) {
+func TestFullResyncWhenEtcdReturns(t *testing.T) {
 	w := newWired(t)
 	w.network.plugins.cni = nil
 	var applied, looked atomic.Int64
@@ -353,7 +353,7 @@ func TestAllIsLookedAtWhenEtcdIsBack(t *testing.T) {
 
 // A host that reaches all pods keeps the routes of the previous daemon until etcd,
 // which may be unavailable, has answered.
-func TestWaysStayUntilEtcdAnswers(t *testing.T) {
+func TestRoutesStayUntilEtcdAnswers(t *testing.T) {
 	w := newWired(t)
 	w.network.plugins.cni = nil
 	w.network.led = []vxlan.Peer{{Address: netip.MustParseAddr("10.128.0.9"), Via: netip.MustParseAddr("192.168.0.9")}}

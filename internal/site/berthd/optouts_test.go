@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestAJobDoesWithoutANetworkWhereThatIsAllowed(t *testing.T) {
+func TestJobWithoutNetworkWhereAllowed(t *testing.T) {
 	for _, allowed := range []bool{true, false} {
 		o := &optOuts{dir: t.TempDir(), allowed: allowed, log: slog.New(slog.DiscardHandler)}
 		if declined, err := o.covers(7, 1001); declined || err != nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func TestThePluginIsLookedForInPlugstack(t *testing.T) {
+func TestPluginIsFoundInPlugstack(t *testing.T) {
 	folder := t.TempDir()
 	file := func(name, text string) string {
 		path := filepath.Join(folder, name)
@@ -44,7 +44,7 @@ func TestThePluginIsLookedForInPlugstack(t *testing.T) {
 	}
 }
 
-func TestPlugstackIsThatOfThisHost(t *testing.T) {
+func TestPlugstackOfThisHost(t *testing.T) {
 	folder := t.TempDir()
 	own, other := filepath.Join(folder, "plugstack.conf"), filepath.Join(folder, "other.conf")
 	config := map[string]string{"SLURM_CONF": filepath.Join(folder, "slurm.conf"), "PlugStackConfig": "(null)"}
@@ -67,7 +67,7 @@ func TestPlugstackIsThatOfThisHost(t *testing.T) {
 	}
 }
 
-func TestAPluginSaysForWhichSlurmItIs(t *testing.T) {
+func TestPluginStatesItsSlurmVersion(t *testing.T) {
 	path := filepath.Join(t.TempDir(), pluginName)
 	for name, want := range map[string]string{"plugin_version": "22.05", "another_version": ""} {
 		if err := os.WriteFile(path, library(t, name, 22<<16|5<<8|8), 0o644); err != nil {

@@ -12,7 +12,7 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-func TestSessionsAreInTheJobThatHasAdoptedThem(t *testing.T) {
+func TestSessionsBelongToAdoptingJob(t *testing.T) {
 	p := &pods{local: map[string]*localPod{}}
 	for _, a := range []siteconf.Allocation{{Job: 7, UID: 1001, After: 7}, {Job: 8, UID: 1001, After: 8}, {Job: 9, UID: 1002, After: 9}, {Login: "n1", UID: 1001, After: 10}} {
 		p.local[a.ID()] = &localPod{Allocation: a, ready: true}
@@ -29,7 +29,7 @@ func TestSessionsAreInTheJobThatHasAdoptedThem(t *testing.T) {
 }
 
 // A new daemon knows the pods of the previous one, and removes what belongs to no pod.
-func TestPodsOutliveTheDaemon(t *testing.T) {
+func TestPodsOutliveDaemon(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	dir := t.TempDir()
 	newPods := func() *pods {

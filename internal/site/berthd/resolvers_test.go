@@ -8,7 +8,7 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-func TestTasksAskTheNameServerOfPods(t *testing.T) {
+func TestTasksUsePodNameServer(t *testing.T) {
 	r := &resolvers{config: siteconf.Default(), dir: t.TempDir(), address: netip.MustParseAddr("10.128.0.1")}
 	r.config.Cluster, r.config.DNS.Search = "site", []string{"example.org"}
 	a := siteconf.Allocation{Job: 7, UID: 1000, User: "alice", Name: "shop"}
@@ -25,7 +25,7 @@ func TestTasksAskTheNameServerOfPods(t *testing.T) {
 	}
 }
 
-func TestTheLastSearchLineCounts(t *testing.T) {
+func TestLastSearchLineCounts(t *testing.T) {
 	for text, want := range map[string]int{"": 0, "search a b\n": 2, "search a b\nnameserver 10.0.0.1\ndomain c\n": 1, "search\n": 0} {
 		if found := searchOf(text); len(found) != want {
 			t.Errorf("%q: %v, want %d domains", text, found, want)

@@ -89,7 +89,7 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	if err != nil {
 		return err
 	}
-	if err := tellManager(); err != nil {
+	if err := notifySystemd(); err != nil {
 		log.Warn("tell the service manager that berthd is ready", "error", err)
 	}
 	log.Info("berthd is ready", "node", node, "address", host, "pods", d.pods.len())
@@ -156,9 +156,9 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, shared *sto
 	return d
 }
 
-// tellManager tells systemd that berthd is ready, if systemd waits for that
+// notifySystemd tells systemd that berthd is ready, if systemd waits for that
 // (sd_notify(3)). systemd then starts slurmd.
-func tellManager() error {
+func notifySystemd() error {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {
 		return nil

@@ -16,7 +16,7 @@ func TestReadinessIsReported(t *testing.T) {
 	}
 	defer manager.Close()
 	t.Setenv("NOTIFY_SOCKET", path)
-	if err := tellManager(); err != nil {
+	if err := notifySystemd(); err != nil {
 		t.Fatal(err)
 	}
 	said := make([]byte, 100)
@@ -27,13 +27,13 @@ func TestReadinessIsReported(t *testing.T) {
 	if left, there := os.LookupEnv("NOTIFY_SOCKET"); there {
 		t.Errorf("what berthd starts has NOTIFY_SOCKET=%s", left)
 	}
-	if err := tellManager(); err != nil {
+	if err := notifySystemd(); err != nil {
 		t.Errorf("without a service manager: %v", err)
 	}
 }
 
 // By this exit code the units know that a restart would change nothing.
-func TestWrongConfigurationHasAStatusOfItsOwn(t *testing.T) {
+func TestWrongConfigurationHasItsOwnStatus(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "site.yaml")
 	if err := os.WriteFile(path, []byte("clutser: alps\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -101,7 +101,7 @@ func (w *wired) changedAt(owner string, when time.Time) {
 }
 
 // Names of a run exist beside all others, and are removed when it ends.
-func TestNamesOfRunsGoWithThem(t *testing.T) {
+func TestRunNamesAreRemovedWithRun(t *testing.T) {
 	w, a := newServing(t)
 	w.pods.put(&localPod{Allocation: w.allocate(2, 1001), ready: true})
 	f := w.following("1000")
@@ -159,7 +159,7 @@ func TestNamesOfRunsGoWithThem(t *testing.T) {
 
 // A new daemon reads from the files which names runs hold, and writes them again if
 // etcd has lost them.
-func TestNamesOfRunsOutliveDaemonsAndEtcd(t *testing.T) {
+func TestRunNamesOutliveDaemonsAndEtcd(t *testing.T) {
 	w, a := newServing(t)
 	f := w.following("1000")
 	has := func(names ...string) {
@@ -235,7 +235,7 @@ func TestRunsWithNamesAreLimited(t *testing.T) {
 
 // A run that releases its lock and keeps its file open cannot use up memory. Each
 // file of a job exists only once, and a later run rewrites it.
-func TestRunsThatKeepTheirFilesFillNothing(t *testing.T) {
+func TestKeptRunFilesAreBounded(t *testing.T) {
 	w, a := newServing(t)
 	f := w.following("1000")
 	files := map[uint64]bool{}
@@ -278,7 +278,7 @@ func TestRunsThatKeepTheirFilesFillNothing(t *testing.T) {
 
 // An unreadable file keeps only its own job from getting new names. Existing names
 // stay.
-func TestAFileOfARunThatCannotBeRead(t *testing.T) {
+func TestUnreadableRunFile(t *testing.T) {
 	w, a := newServing(t)
 	w.pods.put(&localPod{Allocation: w.allocate(2, 1000), ready: true})
 	f := w.following("1000")
@@ -304,7 +304,7 @@ func TestAFileOfARunThatCannotBeRead(t *testing.T) {
 
 // Of the jobs in a network, the one that has waited longest gets its names first, and
 // each learns how long it has to wait.
-func TestNamesOfRunsWaitInLine(t *testing.T) {
+func TestRunNamesAreQueued(t *testing.T) {
 	w, _ := newServing(t)
 	f := w.following("1000")
 	for job := uint32(2); job <= 4; job++ {
@@ -339,7 +339,7 @@ func TestNamesOfRunsWaitInLine(t *testing.T) {
 }
 
 // Useless files are removed, even if a run holds them.
-func TestUselessFilesOfRunsGo(t *testing.T) {
+func TestUselessRunFilesAreRemoved(t *testing.T) {
 	w, a := newServing(t)
 	w.beginRun("web")
 	w.write(servedDir+"/stray", "web", 0o600)
@@ -385,7 +385,7 @@ func TestRunsWithoutNames(t *testing.T) {
 
 // The name server resolves a name from a run to the pod on the run's node, and a name
 // of the job to all pods.
-func TestNamesOfRunsLeadToTheirNodes(t *testing.T) {
+func TestRunNamesResolveToNodes(t *testing.T) {
 	a := siteconf.Allocation{Job: 7, UID: 1000, User: "alice", Name: "shop", After: 9}
 	for i, node := range []string{"n0", "n1", "n2"} {
 		a.Pods = append(a.Pods, siteconf.Pod{Node: node, Address: netip.AddrFrom4([4]byte{10, 128, 0, byte(i + 2)})})

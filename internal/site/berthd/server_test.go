@@ -24,7 +24,7 @@ import (
 
 // Requests that users can repeat at will are not logged: their own requests, requests
 // of berth-session, which is root, and invalid messages.
-func TestUsersDoNotFillTheLog(t *testing.T) {
+func TestUsersCannotFillLog(t *testing.T) {
 	for _, question := range []struct {
 		text   []byte
 		uid    uint32
@@ -62,7 +62,7 @@ func TestUsersDoNotFillTheLog(t *testing.T) {
 }
 
 // A user who starts sessions endlessly blocks only his own.
-func TestAUserCannotKeepOthersSessionsOut(t *testing.T) {
+func TestUserCannotBlockOthersSessions(t *testing.T) {
 	d := newDaemon(siteconf.Config{}, "n1", netip.Addr{}, nil, nil, slog.New(slog.DiscardHandler))
 	login := func(uid string) error {
 		_, err := d.do(t.Context(), &unix.Ucred{Pid: int32(os.Getpid())}, siteconf.Message{Verb: siteconf.VerbLogin, Fields: map[string]string{"uid": uid}}, map[string]string{})
@@ -89,7 +89,7 @@ func TestAUserCannotKeepOthersSessionsOut(t *testing.T) {
 
 // Set-user-ID programs connect as root but count for their user. Only a limited
 // number of silent ones is kept.
-func TestBerthSessionsThatSayNothingAreCounted(t *testing.T) {
+func TestSilentSessionsAreCounted(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	run := t.TempDir()
 	listener, err := listen(run)
@@ -171,7 +171,7 @@ func beSilent(path string) error {
 	return nil
 }
 
-func TestTheLogHasAComplaintOnceAMinute(t *testing.T) {
+func TestComplaintIsLoggedOncePerMinute(t *testing.T) {
 	var said complaint
 	begin := time.Now()
 	full, other := errors.New("too many open files"), errors.New("no memory")

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestASessionThatCannotBeginHoldsNothing(t *testing.T) {
+func TestFailedSessionHoldsNothing(t *testing.T) {
 	s := &sessions{dir: t.TempDir()}
 	if err := os.Symlink("/dev/full", s.file("1001")); err != nil {
 		t.Fatal(err)
@@ -44,7 +44,7 @@ func TestSessionsKeepTheirGroup(t *testing.T) {
 }
 
 // Sessions of one user start while the end of another's waits for etcd.
-func TestUsersDoNotWaitForTheEndOfOthersSessions(t *testing.T) {
+func TestUsersDoNotWaitForOthersSessions(t *testing.T) {
 	s := &sessions{dir: t.TempDir()}
 	defer s.hold("1001")()
 	session, err := s.begin("1002", "")

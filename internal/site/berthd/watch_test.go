@@ -10,7 +10,7 @@ import (
 
 // A network is followed while it has a pod here or a request waits for it, and only after the
 // start.
-func TestANetworkIsFollowedWhileItHasUsers(t *testing.T) {
+func TestNetworkIsWatchedWhileUsed(t *testing.T) {
 	d := newDaemon(siteconf.Config{}, "n0", netip.Addr{}, newStore(t, testConfig()), nil, slog.New(slog.DiscardHandler))
 	follows := func(when string, want bool) {
 		t.Helper()

@@ -13,7 +13,7 @@ type attempt struct {
 	done    chan struct{}
 	outcome Outcome
 	// told: Apply has returned outcome to its caller.
-	told bool
+	reported bool
 }
 
 func (a *attempt) running() bool {
@@ -35,8 +35,8 @@ func (n *Network) outcome(ctx context.Context, pod Pod, check bool) Outcome {
 		switch {
 		case a.running():
 			return Outcome{Pending: true}
-		case !a.told:
-			a.told = true
+		case !a.reported:
+			a.reported = true
 			return a.outcome
 		case a.outcome.Err != nil && !pod.Again && !check:
 			// If two pods fail, the end of one must not start the next attempt of the

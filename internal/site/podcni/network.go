@@ -204,7 +204,7 @@ func (p Pod) runtime() *libcni.RuntimeConf {
 
 // fail returns the outcome of a pod that could not be connected.
 func (n *Network) fail(pod Pod, err error) Outcome {
-	return Outcome{Err: fmt.Errorf("connect %s by CNI (list %s): %w", pod.ID, n.list.Name, told(err))}
+	return Outcome{Err: fmt.Errorf("connect %s by CNI (list %s): %w", pod.ID, n.list.Name, withKillReason(err))}
 }
 
 // kept returns the list that connected a pod, or nil if no attempt was begun. It also
@@ -367,8 +367,8 @@ func addressOf(result types.Result) (netip.Addr, error) {
 	return netip.Addr{}, errors.New("the plugins have given it no IPv4 address: give the list a plugin with ipam")
 }
 
-// told adds the reason to the error of a plugin that was killed.
-func told(err error) error {
+// withKillReason adds the reason to the error of a plugin that was killed.
+func withKillReason(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("the plugins have not ended in time: %w", err)
 	}

@@ -168,7 +168,7 @@ func TestPodsAreConnectedOnce(t *testing.T) {
 	}
 }
 
-func TestWhatIsBrokenIsMadeAgain(t *testing.T) {
+func TestBrokenFileIsRecreated(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
 	b.apply(n, false, pods("job-1"))
@@ -201,7 +201,7 @@ func (b *bench) reads(got Outcome) {
 
 // A job keeps its network when its plugin is killed, crashes, hangs, or is too busy
 // to answer.
-func TestAPluginThatCannotSayBreaksNothing(t *testing.T) {
+func TestPluginWithoutVersionIsHarmless(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
 	b.apply(n, false, pods("job-1"))
@@ -234,7 +234,7 @@ func TestAPluginThatCannotSayBreaksNothing(t *testing.T) {
 }
 
 // Jobs start while plugins fail to disconnect other pods.
-func TestAPodThatHangsHoldsNobodyUp(t *testing.T) {
+func TestHangingPodDelaysNoOther(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
 	b.apply(n, false, pods("job-1"))
@@ -259,7 +259,7 @@ func TestAPodThatHangsHoldsNobodyUp(t *testing.T) {
 
 // Pods whose plugins hang while connecting or checking hold up no other pod. They are
 // removed when nobody wants them any more.
-func TestAPluginThatHangsIsItsPodsMatter(t *testing.T) {
+func TestHangingPluginAffectsOnlyItsPod(t *testing.T) {
 	for _, command := range []string{"ADD", "CHECK"} {
 		b := newBench(t)
 		n := b.open()
@@ -296,7 +296,7 @@ func TestAPluginThatHangsIsItsPodsMatter(t *testing.T) {
 
 // A plugin is blocked on a hanging mount, where no signal reaches it, and its pod is
 // removed. Other pods do not wait, and its work is undone once it has ended.
-func TestAPluginThatNothingEndsIsItsPodsMatter(t *testing.T) {
+func TestUnkillablePluginAffectsOnlyItsPod(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
 	b.apply(n, false, pods("job-1"))
@@ -330,7 +330,7 @@ func TestAPluginThatNothingEndsIsItsPodsMatter(t *testing.T) {
 
 // If plugins fail for two pods, the end of one attempt does not start the next
 // attempt of the other.
-func TestWhatFailsIsNotTriedForEver(t *testing.T) {
+func TestRetriesAreBounded(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
 	b.write("DIE-ADD", "", 0o644)
@@ -352,7 +352,7 @@ func TestWhatFailsIsNotTriedForEver(t *testing.T) {
 
 // A job that returns uses the same path for its namespace. Apply ends the removal of
 // the former pod, and the next removal does not receive that path.
-func TestAPodThatComesAgainKeepsItsInterface(t *testing.T) {
+func TestReturningPodKeepsItsInterface(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
 	b.apply(n, false, pods("job-1"))
@@ -372,7 +372,7 @@ func TestAPodThatComesAgainKeepsItsInterface(t *testing.T) {
 }
 
 // The disk was full, or the node lost power while a file was written.
-func TestWhatWasNotWrittenIsNotBelieved(t *testing.T) {
+func TestUnwrittenRecordIsIgnored(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
 	b.apply(n, false, nil)
@@ -423,7 +423,7 @@ func TestWhatWasNotWrittenIsNotBelieved(t *testing.T) {
 }
 
 // Plugins run as root.
-func TestPluginsAreRootsAlone(t *testing.T) {
+func TestOnlyRootOwnsPlugins(t *testing.T) {
 	for name, mode := range map[string]os.FileMode{"site.conflist": 0o664, "fake": 0o757, ".": 0o775} {
 		b := newBench(t)
 		path := filepath.Join(b.dir, name)
@@ -446,14 +446,14 @@ func TestPluginsAreRootsAlone(t *testing.T) {
 	}
 }
 
-func TestPluginsGetNothingOfTheDaemonsEnvironment(t *testing.T) {
+func TestPluginsDoNotInheritDaemonsEnvironment(t *testing.T) {
 	if got := theirs([]string{"PATH=/bin", "SECRET=1", "CNI_COMMAND=ADD", "PATHS=1"}); !slices.Equal(got, []string{"PATH=/bin", "CNI_COMMAND=ADD"}) {
 		t.Errorf("got %v", got)
 	}
 }
 
 // The daemon or the node stopped while plugins ran.
-func TestWhatWasBegunIsUndone(t *testing.T) {
+func TestStartedStepsAreUndone(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
 	if _, err := b.settle(n, false, nil); err != nil {
@@ -470,7 +470,7 @@ func TestWhatWasBegunIsUndone(t *testing.T) {
 	}
 }
 
-func TestAPodThatFailsIsAlone(t *testing.T) {
+func TestFailingPodAffectsNoOther(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
 	b.write("FAIL-ADD-job-1", "no addresses are left", 0o644)
@@ -503,7 +503,7 @@ func TestAPodThatFailsIsAlone(t *testing.T) {
 }
 
 // A child of the plugin keeps its output open.
-func TestAPluginThatHangsIsEnded(t *testing.T) {
+func TestHangingPluginIsKilled(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
 	b.write("HANG-ADD", "", 0o644)
@@ -519,7 +519,7 @@ func TestAPluginThatHangsIsEnded(t *testing.T) {
 	}
 }
 
-func TestMistakesInTheListAreSaid(t *testing.T) {
+func TestListMistakesAreReported(t *testing.T) {
 	for text, reason := range map[string]string{
 		`{`: "site.conflist",
 		`{"cniVersion":"1.0.0","name":"site","plugins":[]}`:                  "plugins",

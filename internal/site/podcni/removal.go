@@ -9,11 +9,11 @@ import (
 )
 
 const (
-	// patience bounds the time that new pods wait for removals. A pod that is already
+	// removalWait bounds the time that new pods wait for removals. A pod that is already
 	// connected has a working interface, and addresses are rarely all in use.
-	patience = 2 * time.Second
-	// impatience replaces patience while plugins hang.
-	impatience = patience / 20
+	removalWait = 2 * time.Second
+	// hungRemovalWait replaces removalWait while plugins hang.
+	hungRemovalWait = removalWait / 20
 	// longestPause is the longest pause between two attempts to disconnect a pod.
 	longestPause = 5 * time.Minute
 )
@@ -29,7 +29,7 @@ type removal struct {
 	// namespace is the path that the plugins received.
 	namespace string
 	// told: Apply has returned err to its caller.
-	told bool
+	reported bool
 	// ended is when the last attempt failed. The next one starts no earlier than
 	// pause after that.
 	ended time.Time
@@ -53,11 +53,11 @@ func (r *removal) due() bool { return !r.running() && r.err != nil && time.Since
 // removeAll starts to disconnect pods, and waits briefly for those whose plugins did
 // not hang before. The caller holds the mutex.
 func (n *Network) removeAll(ctx context.Context, ids []string, inUse map[string]bool) error {
-	wait := patience
+	wait := removalWait
 	for id, r := range n.removals {
 		switch {
 		case r.running():
-			wait = impatience
+			wait = hungRemovalWait
 		case r.err == nil:
 			delete(n.removals, id)
 		}
@@ -81,7 +81,7 @@ func (n *Network) removeAll(ctx context.Context, ids []string, inUse map[string]
 			// The second attempt comes with the next call; after that the pauses
 			// grow.
 			r.pause = min(max(2*former.pause, limit), longestPause)
-			problems = append(problems, former.tell())
+			problems = append(problems, former.takeError())
 		}
 		n.removals[id] = r
 	}
@@ -104,25 +104,25 @@ func (n *Network) removeAll(ctx context.Context, ids []string, inUse map[string]
 	}
 	for _, r := range n.removals {
 		if !r.running() {
-			problems = append(problems, r.tell())
+			problems = append(problems, r.takeError())
 		}
 	}
 	return errors.Join(problems...)
 }
 
-// tell returns why an attempt that has ended failed, once.
-func (r *removal) tell() error {
-	if r.told {
+// takeError returns why an attempt that has ended failed, once.
+func (r *removal) takeError() error {
+	if r.reported {
 		return nil
 	}
-	r.told = true
+	r.reported = true
 	return r.err
 }
 
 // remove starts to disconnect a pod, by the same list that connected it. It continues
 // after the caller's context ends, because the pod is gone in any case.
 func (n *Network) remove(ctx context.Context, id string, inUse map[string]bool) (*removal, error) {
-	fail := func(err error) error { return fmt.Errorf("disconnect %s by CNI: %w", id, told(err)) }
+	fail := func(err error) error { return fmt.Errorf("disconnect %s by CNI: %w", id, withKillReason(err)) }
 	list, kept, err := n.begun(id)
 	if err != nil {
 		return nil, fail(err)
@@ -177,10 +177,10 @@ func (n *Network) interrupt(wanted map[string]Pod) {
 // end cancels a removal that is still running. The caller tries again and knows the
 // reason for the failure. Like an attempt, the removal is waited for only briefly.
 func (r *removal) end() {
-	if !r.running() || r.told {
+	if !r.running() || r.reported {
 		return
 	}
-	r.told = true
+	r.reported = true
 	r.cancel()
 	select {
 	case <-r.done:

@@ -66,7 +66,7 @@ func TestRangesOfAddressesAreRead(t *testing.T) {
 }
 
 // A range may end at the last address of IPv4.
-func TestAddressesOfARangeAreCounted(t *testing.T) {
+func TestRangeAddressesAreCounted(t *testing.T) {
 	for text, want := range map[string]string{
 		"255.255.255.254/31": "[255.255.255.254 255.255.255.255]", "10.0.0.255-10.0.1.0": "[10.0.0.255 10.0.1.0]", "0.0.0.0": "[0.0.0.0]",
 	} {
@@ -111,7 +111,7 @@ func TestNodesHaveSubnets(t *testing.T) {
 	}
 }
 
-func TestMistakesAreSaid(t *testing.T) {
+func TestMistakesAreReported(t *testing.T) {
 	for change, reason := range map[string]string{
 		"pods: 10.128.0.0/12=>pods: 10.128.0.0/30":                                                                                      "pods",
 		"pods: 10.128.0.0/12=>pods: 192.168.4.0/24":                                                                                     "overlaps",

@@ -33,7 +33,7 @@ func pair(t *testing.T) (*net.UnixConn, *net.UnixConn) {
 	return client, server
 }
 
-func TestWhoSaysNothingGetsAnError(t *testing.T) {
+func TestSilentClientGetsError(t *testing.T) {
 	for name, end := range map[string]func(client, server *net.UnixConn){
 		"silent": func(_, server *net.UnixConn) { server.SetDeadline(time.Now()) },
 		"closed": func(client, _ *net.UnixConn) { client.Close() },

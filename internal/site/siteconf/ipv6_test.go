@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestTheSecondAddressFollowsFromTheFirst(t *testing.T) {
+func TestSecondAddressFollowsFromFirst(t *testing.T) {
 	c, err := load(t, good+"ipv6: {pods: \"fd42:6265:7274:1::/96\", hosts: \"2001:db8:1::/64\"}\n")
 	if err != nil {
 		t.Fatal(err)
@@ -27,7 +27,7 @@ func TestTheSecondAddressFollowsFromTheFirst(t *testing.T) {
 	}
 }
 
-func TestIPv6AddressesOfOutsideHaveAPlaceWherePodsHaveSuch(t *testing.T) {
+func TestOutsideIPv6AddressesAreMapped(t *testing.T) {
 	const rules = `
 policy:
   egress:
@@ -46,7 +46,7 @@ gateways: {on: [g], networks: [{addresses: [0.0.0.0/0, "::/0"], nat: true}, {add
 	}
 }
 
-func TestMistakesOfIPv6AreSaid(t *testing.T) {
+func TestIPv6MistakesAreReported(t *testing.T) {
 	for text, reason := range map[string]string{
 		`ipv6: {pods: "fd42::/64"}`:                             "give a /96",
 		`ipv6: {pods: 10.1.0.0/16}`:                             "give a /96",

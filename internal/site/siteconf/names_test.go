@@ -33,7 +33,7 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-func TestTheJobIsSearchedFirst(t *testing.T) {
+func TestJobIsSearchedFirst(t *testing.T) {
 	a := Allocation{Job: 42, UID: 1001, User: "alice", Name: "db"}
 	want := []string{"db.alice.alps", "alice.alps", "example.org"}
 	if got := a.Domains("alps", []string{"example.org"}); !slices.Equal(got, want) {
@@ -41,7 +41,7 @@ func TestTheJobIsSearchedFirst(t *testing.T) {
 	}
 }
 
-func TestNamesThatUsersGive(t *testing.T) {
+func TestUserChosenNames(t *testing.T) {
 	long := strings.Repeat("a", maxLabel)
 	many := make([]string, MaxNames+1)
 	for i := range many {

@@ -8,7 +8,7 @@ import (
 	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
-func TestMessagesAreReadAsWritten(t *testing.T) {
+func TestMessagesRoundTrip(t *testing.T) {
 	want := Message{Verb: VerbAttach, Fields: map[string]string{"job": "42", "nodes": "n[1-3]", "name": ""}}
 	got, err := Decode(want.Encode())
 	if err != nil || got.Verb != want.Verb || !maps.Equal(got.Fields, want.Fields) {
@@ -16,7 +16,7 @@ func TestMessagesAreReadAsWritten(t *testing.T) {
 	}
 }
 
-func TestAValueCannotBecomeAField(t *testing.T) {
+func TestValueCannotBecomeField(t *testing.T) {
 	m := Message{Verb: VerbAttach, Fields: map[string]string{"name": "x\nuid 0\n\nberthd/1 release"}}
 	got, err := Decode(m.Encode())
 	if err != nil || len(got.Fields) != 1 {

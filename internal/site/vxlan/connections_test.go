@@ -16,7 +16,7 @@ import (
 
 // Both ways remove the connections that a pod has opened and those opened to it, by
 // any address, and keep all others.
-func TestConnectionsOfFormerPodsAreForgotten(t *testing.T) {
+func TestConnectionsOfDeletedPodsAreForgotten(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	ways := map[string]func(netip.Addr) error{
 		"any kernel": deleteConnections,

@@ -20,7 +20,7 @@ import (
 
 // In a new network namespace, the routes of a host with pods follow their gateways.
 // The next daemon recognizes them, and they are removed with the pods.
-func TestPodsAreLedToTheirGateways(t *testing.T) {
+func TestPodsAreRoutedToTheirGateways(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	var err error
 	linux.OnNewThread(func() { err = leadThroughGateways() })
@@ -88,7 +88,7 @@ func leadThroughGateways() error {
 }
 
 // Addresses of the gateway, its routers or other hosts are not given to pods.
-func TestAddressesOfHostsAreNotForPods(t *testing.T) {
+func TestHostAddressesAreNotGivenToPods(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	linux.OnNewThread(func() {
 		if err := refuseAs(); err != nil {
@@ -175,7 +175,7 @@ func refuseAs() error {
 }
 
 // Probe and ProbeClear report a missing nft, also where rules are only removed.
-func TestNftIsMissed(t *testing.T) {
+func TestMissingNftIsReported(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	if err := ProbeClear(t.Context(), "nft"); err != nil {
 		t.Error(err)

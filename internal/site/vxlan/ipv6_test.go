@@ -24,7 +24,7 @@ import (
 // In a new network namespace, on bridges and routed, running pods get a second
 // address when the site adds a range. Pods of one user reach each other by it, and
 // pods of different users do not. When they have gone, the host is as before.
-func TestPodsHaveASecondAddress(t *testing.T) {
+func TestPodsHaveSecondAddress(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	subnets := map[string]netip.Prefix{"n1": netip.MustParsePrefix("10.128.0.0/28"), "n2": netip.MustParsePrefix("10.128.0.16/28")}
 	for name, routed := range map[string]*Routed{"bridged": nil, "routed": NewRouted("n1", subnets)} {

@@ -49,8 +49,8 @@ func (r *Routed) of(pod netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(pod, 32)
 }
 
-// tell logs, once per subnet, that the site's routers have to route it to its node.
-func (k *Kernel) tell(s State, subnet netip.Prefix, node netip.Addr) {
+// warnRouted logs, once per subnet, that the site's routers have to route it to its node.
+func (k *Kernel) warnRouted(s State, subnet netip.Prefix, node netip.Addr) {
 	if s.Routed == nil || k.logged[subnet] || k.Log == nil {
 		return
 	}

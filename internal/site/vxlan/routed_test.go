@@ -23,7 +23,7 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-func TestAPodIsInASubnet(t *testing.T) {
+func TestPodIsInSubnet(t *testing.T) {
 	subnets := map[string]netip.Prefix{}
 	for _, text := range []string{"10.128.2.0/24", "10.128.1.0/25", "10.130.0.0/26"} {
 		subnets[text] = netip.MustParsePrefix(text)
@@ -44,7 +44,7 @@ func TestAPodIsInASubnet(t *testing.T) {
 }
 
 // Probe passes, both for a site with routes and for one with tunnels.
-func TestTheKernelHasWhatNetworksNeed(t *testing.T) {
+func TestKernelSupportsNetworks(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	for _, routed := range []bool{true, false} {
 		for _, ipv6 := range []siteconf.IPv6{{}, second} {
@@ -57,7 +57,7 @@ func TestTheKernelHasWhatNetworksNeed(t *testing.T) {
 
 // In a new network namespace, pods of one user on a node reach each other, and pods
 // of different users do not. When they have gone, nothing is left.
-func TestRoutedPodsOfUsersAreApart(t *testing.T) {
+func TestRoutedPodsOfUsersAreSeparate(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	dir := t.TempDir()
 	linux.OnNewThread(func() {

@@ -51,7 +51,7 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 			wanted[prefixOf(to).String()] = netlink.Route{LinkIndex: uplink.Attrs().Index, Gw: peer.Via.AsSlice(), Src: s.Host.AsSlice()}
 			s.alsoIPv6(wanted, to, netlink.Route{LinkIndex: uplink.Attrs().Index, Gw: siteconf.NextHop(peer.Via).AsSlice()})
 		} else {
-			k.tell(s, to, peer.Via)
+			k.warnRouted(s, to, peer.Via)
 		}
 	}
 	if err := s.answerFor(wanted); err != nil {

@@ -104,23 +104,23 @@ func (s State) bridges(r *writer) {
 			r.line("iifname . ether saddr . ip saddr @pods accept")
 			r.line("iifname . ether saddr . arp saddr ip @pods iifname . arp saddr ether . arp saddr ip @pods accept")
 			if s.dual() {
-				r.line("iifname . ether saddr . ip6 saddr @pods6 jump six")
+				r.line("iifname . ether saddr . ip6 saddr @pods6 jump ipv6_pods")
 			}
 			r.line("drop")
 		})
 		if s.dual() {
-			s.six(r)
+			s.ipv6Pods(r)
 		}
 	})
 }
 
-// six writes the chain for packets from a pod's own IPv6 address. A pod may not act
+// ipv6Pods writes the chain for packets from a pod's own IPv6 address. A pod may not act
 // as a router in ICMPv6, and may advertise only its own address as a neighbour. nft
 // 1.0.6 has no name for the target of an advertisement, which follows 64 bits of
 // header. Only the first fragment of a packet has that header, and no kernel accepts
 // fragmented neighbour advertisements.
-func (s State) six(r *writer) {
-	r.block("chain six", func() {
+func (s State) ipv6Pods(r *writer) {
+	r.block("chain ipv6_pods", func() {
 		r.line("meta l4proto != ipv6-icmp accept")
 		r.line("frag frag-off != 0 accept")
 		r.line("icmpv6 type != { nd-router-advert, nd-neighbor-advert, nd-redirect } accept")
@@ -382,10 +382,10 @@ func (w *writer) set(name, like string, elements []string) {
 // address.
 func (w *writer) allow(side string, rules []siteconf.Rule) {
 	for _, rule := range rules {
-		six := func(p netip.Prefix) bool { return p.Addr().Is6() }
-		four := func(p netip.Prefix) bool { return p.Addr().Is4() }
-		w.allowOne(anyOf(side, slices.DeleteFunc(slices.Clone(rule.Addresses), six)), rule.Ports)
-		w.allowOne(anyOf(side, slices.DeleteFunc(slices.Clone(rule.Addresses), four)), rule.Ports)
+		ipv6 := func(p netip.Prefix) bool { return p.Addr().Is6() }
+		ipv4 := func(p netip.Prefix) bool { return p.Addr().Is4() }
+		w.allowOne(anyOf(side, slices.DeleteFunc(slices.Clone(rule.Addresses), ipv6)), rule.Ports)
+		w.allowOne(anyOf(side, slices.DeleteFunc(slices.Clone(rule.Addresses), ipv4)), rule.Ports)
 	}
 }
 

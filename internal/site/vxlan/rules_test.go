@@ -98,7 +98,7 @@ func counted(s State) State {
 	return s
 }
 
-func TestRulesAreAsWritten(t *testing.T) {
+func TestRulesMatchGolden(t *testing.T) {
 	for name, test := range map[string]struct {
 		state  State
 		opened []string
@@ -127,7 +127,7 @@ func TestRulesLoad(t *testing.T) {
 	}
 }
 
-func TestOnlyOurNamesAreOurs(t *testing.T) {
+func TestOnlyOwnNamesAreServed(t *testing.T) {
 	for name, want := range map[string]bool{
 		bridgeName(4096): true, tunnelName(1<<24 - 1): true, podName(netip.MustParseAddr("10.128.0.2")): true,
 		"berth0": false, "berth": false, "berthb": false, "berthbxyzxyz": false, "berthp0a800002f": false, "eth0": false,

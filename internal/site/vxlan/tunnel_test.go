@@ -18,7 +18,7 @@ import (
 
 // A tunnel with another port is replaced, because rules guard only the configured
 // port. If the port is in use, the error names the port.
-func TestTunnelsAreAtThePortOfTheConfiguration(t *testing.T) {
+func TestTunnelsUseConfiguredPort(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	linux.OnNewThread(func() {
 		if err := tunnelMoves(); err != nil {

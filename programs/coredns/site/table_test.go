@@ -42,7 +42,7 @@ func load(t *testing.T) *table {
 	return got
 }
 
-func TestNamesLeadToPods(t *testing.T) {
+func TestNamesResolveToPods(t *testing.T) {
 	known := load(t)
 	for _, test := range []struct {
 		asker, name string
@@ -97,7 +97,7 @@ func TestNamesLeadToPods(t *testing.T) {
 }
 
 // With CNI plugins the server has the host's address, which others reach.
-func TestPodsAndTheirHostAreServed(t *testing.T) {
+func TestPodsAndHostAreServed(t *testing.T) {
 	known := load(t)
 	for _, test := range []struct {
 		asker, server string
@@ -112,7 +112,7 @@ func TestPodsAndTheirHostAreServed(t *testing.T) {
 	}
 }
 
-func TestAddressesLeadToNames(t *testing.T) {
+func TestReverseLookup(t *testing.T) {
 	known := load(t)
 	for _, test := range []struct {
 		asker, name, want string
@@ -139,7 +139,7 @@ func TestAddressesLeadToNames(t *testing.T) {
 
 func zeros(n int) string { return strings.Repeat("0.", n) }
 
-func TestPodsHaveASecondAddressWhereThereIsARange(t *testing.T) {
+func TestPodsHaveSecondAddressFromRange(t *testing.T) {
 	known := load(t)
 	pod := netip.MustParseAddr("10.1.0.3")
 	if got := known.second(pod).String(); got != "fd42::a01:3" {
@@ -157,7 +157,7 @@ func TestPodsHaveASecondAddressWhereThereIsARange(t *testing.T) {
 	}
 }
 
-func TestAChangedFileIsRead(t *testing.T) {
+func TestChangedFileIsReadAgain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "names")
 	replace := func(cluster string) {
 		t.Helper()
@@ -193,7 +193,7 @@ func TestAChangedFileIsRead(t *testing.T) {
 }
 
 // A pending query gets an answer even if the server's life ends meanwhile.
-func TestTheEndWaitsForAnswers(t *testing.T) {
+func TestEndWaitsForAnswers(t *testing.T) {
 	l := &life{path: filepath.Join(t.TempDir(), "life")}
 	if err := os.WriteFile(l.path, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -217,7 +217,7 @@ func TestTheEndWaitsForAnswers(t *testing.T) {
 }
 
 // The program is on a node's disk before the berthd that comes with it is started.
-func TestAnOlderDaemonsDirectiveIsUnderstood(t *testing.T) {
+func TestDirectiveOfOlderDaemonIsUnderstood(t *testing.T) {
 	for directive, want := range map[string][2]string{
 		"names /run/table /run/life": {"/run/table", "/run/life"},
 		"names /run/table":           {"/run/table", "/run/table"},

@@ -30,7 +30,7 @@ func read(t *testing.T, p Part) (string, error) {
 }
 
 // The call's option decides what is read, whatever the file's name.
-func TestPartComesFromTheCall(t *testing.T) {
+func TestPartComesFromCall(t *testing.T) {
 	t.Chdir(t.TempDir())
 	name := "image \xff.tar"
 	if err := os.WriteFile(name, []byte("headers, the layer, and more"), 0o600); err != nil {
@@ -57,7 +57,7 @@ func TestPartComesFromTheCall(t *testing.T) {
 }
 
 // A file that is not what it was is an error at once, and nobody waits for a pipe.
-func TestFilesThatChange(t *testing.T) {
+func TestChangingFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "blob")
 	if err := os.WriteFile(path, []byte("all of it"), 0o600); err != nil {
 		t.Fatal(err)

@@ -51,7 +51,7 @@ func burstable() *specs.Spec {
 	}
 }
 
-func TestContainersThatSeeLimits(t *testing.T) {
+func TestContainersSeeLimits(t *testing.T) {
 	another := filepath.Join(t.TempDir(), "pid")
 	if err := os.Symlink("pid:[1]", another); err != nil {
 		t.Fatal(err)
@@ -251,7 +251,7 @@ func TestProxySettings(t *testing.T) {
 	}
 }
 
-func TestPodsWithoutTheFastPath(t *testing.T) {
+func TestPodsWithoutFastPath(t *testing.T) {
 	spec := func(value string, actions ...specs.LinuxSeccompAction) *specs.Spec {
 		s := &specs.Spec{
 			Annotations: map[string]string{containerType: containerTypeSandbox, fastPathAnnotation: value},

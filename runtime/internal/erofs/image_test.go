@@ -162,9 +162,9 @@ func TestReadWrittenImages(t *testing.T) {
 	}
 }
 
-// TestKernelSeesTheSame compares the files that this package reads from an image
+// TestKernelSeesSameTree compares the files that this package reads from an image
 // with the files that the kernel shows.
-func TestKernelSeesTheSame(t *testing.T) {
+func TestKernelSeesSameTree(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to mount an image")
 	}

@@ -43,7 +43,7 @@ func FuzzRequest(f *testing.F) {
 		var logged bytes.Buffer
 		ids := []idmap.Extent{{First: 0, Count: 1000}}
 		mount := Mount{Tree: merged, Squash: squash, IDs: idmap.Map{UIDs: ids, GIDs: ids}, Log: slog.New(slog.NewTextHandler(&logged, nil))}
-		w := worker{crew: &crew{Mount: mount}, fd: ends[1], slot: make([]byte, slotSize)}
+		w := worker{pool: &pool{Mount: mount}, fd: ends[1], slot: make([]byte, slotSize)}
 		size := inHeaderSize + copy(w.slot[inHeaderSize:], body)
 		order.PutUint32(w.slot[0:], uint32(size))
 		order.PutUint32(w.slot[4:], opcode)
@@ -78,7 +78,7 @@ func FuzzSlot(f *testing.F) {
 	f.Fuzz(func(t *testing.T, slot []byte) {
 		fuzzbound.Watch(t)
 		var logged bytes.Buffer
-		w := worker{crew: &crew{Mount: Mount{Tree: merged, Log: slog.New(slog.NewTextHandler(&logged, nil))}}, fd: -1, slot: slot}
+		w := worker{pool: &pool{Mount: Mount{Tree: merged, Log: slog.New(slog.NewTextHandler(&logged, nil))}}, fd: -1, slot: slot}
 		w.handle()
 		if bytes.Contains(logged.Bytes(), []byte("goroutine")) {
 			t.Fatalf("a panic: %s", &logged)

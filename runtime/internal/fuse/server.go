@@ -82,7 +82,7 @@ func (m Mount) Serve() error {
 		return fmt.Errorf("map the requests of a mount: %w", err)
 	}
 	defer unix.Munmap(slots)
-	c := crew{Mount: m}
+	c := pool{Mount: m}
 	c.mu.Lock()
 	for i := range mostWorkers {
 		slot := slots[i*slotSize : (i+1)*slotSize]
@@ -114,8 +114,8 @@ func (m Mount) pending() (slots [mostWorkers]bool, err error) {
 	return slots, nil
 }
 
-// crew is the set of workers of a mount.
-type crew struct {
+// pool is the set of workers of a mount.
+type pool struct {
 	Mount
 	group sync.WaitGroup
 
@@ -128,9 +128,9 @@ type crew struct {
 
 // start starts a worker. The caller has reserved workers beyond the first few from
 // Extra.
-func (c *crew) start(slot []byte) {
+func (c *pool) start(slot []byte) {
 	c.all++
-	w := worker{crew: c, fd: int(c.Device.Fd()), slot: slot}
+	w := worker{pool: c, fd: int(c.Device.Fd()), slot: slot}
 	c.group.Go(func() {
 		err := w.work()
 		c.mu.Lock()
@@ -148,7 +148,7 @@ func (c *crew) start(slot []byte) {
 
 // rest reports whether a worker should wait for a request. It should not if enough
 // others wait.
-func (c *crew) rest() bool {
+func (c *pool) rest() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.idle >= workers {
@@ -160,7 +160,7 @@ func (c *crew) rest() bool {
 
 // rise ends a worker's wait. If the worker has a request, and no idle worker is
 // left, another one is started.
-func (c *crew) rise(to bool) {
+func (c *pool) rise(to bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.idle--
@@ -171,7 +171,7 @@ func (c *crew) rise(to bool) {
 }
 
 type worker struct {
-	*crew
+	*pool
 	fd   int
 	slot []byte
 	// out holds the reply: a header and its body.

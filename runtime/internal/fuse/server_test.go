@@ -32,9 +32,9 @@ func (s slowStorage) ReadAt(into []byte, at int64) (int, error) {
 
 const large = 64 << 10
 
-// TestReadsThatWaitHoldUpNothing blocks more reads than there are workers at first,
+// TestWaitingReadsBlockNothing blocks more reads than there are workers at first,
 // and sends another request meanwhile. A socket stands for the kernel.
-func TestReadsThatWaitHoldUpNothing(t *testing.T) {
+func TestWaitingReadsBlockNothing(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "layer"))
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +144,7 @@ func TestReadsThatWaitHoldUpNothing(t *testing.T) {
 	}
 }
 
-func TestOwnersThatAreShown(t *testing.T) {
+func TestShownOwners(t *testing.T) {
 	ids := []idmap.Extent{{First: 0, Count: 65536}}
 	n := tree.Node{Inode: erofs.Inode{Meta: erofs.Meta{UID: 1000, GID: 1_000_650_000}}}
 	for _, c := range []struct {

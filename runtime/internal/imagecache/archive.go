@@ -19,10 +19,10 @@ import (
 
 // Import adds the images of an archive to the cache. The archive may be a folder
 // with an OCI layout, which is read in place.
-func (k *Keeper) Import(ctx context.Context, a imagestore.Archive) (kept []layercache.Image, err error) {
-	err = k.open(ctx, a, func(blobs content.Provider, found []images.Image) error {
+func (p *Populator) Import(ctx context.Context, a imagestore.Archive) (kept []layercache.Image, err error) {
+	err = p.open(ctx, a, func(blobs content.Provider, found []images.Image) error {
 		for _, img := range found {
-			image, err := k.Keep(ctx, img.Name, img.Target, provided{blobs})
+			image, err := p.Put(ctx, img.Name, img.Target, provided{blobs})
 			if err != nil {
 				return fmt.Errorf("import image %s from %s: %w", img.Name, a.Path, err)
 			}
@@ -34,7 +34,7 @@ func (k *Keeper) Import(ctx context.Context, a imagestore.Archive) (kept []layer
 }
 
 // open calls use with the blobs of an archive, and its images for the platform.
-func (k *Keeper) open(ctx context.Context, a imagestore.Archive, use func(content.Provider, []images.Image) error) (err error) {
+func (p *Populator) open(ctx context.Context, a imagestore.Archive, use func(content.Provider, []images.Image) error) (err error) {
 	var blobs content.Provider
 	lying, index, err := imagestore.OpenInPlace(ctx, a)
 	switch {
@@ -44,7 +44,7 @@ func (k *Keeper) open(ctx context.Context, a imagestore.Archive, use func(conten
 		defer lying.Close()
 		blobs = lying
 	default:
-		scratch, made := k.Cache.Scratch()
+		scratch, made := p.Cache.Scratch()
 		if made != nil {
 			return fmt.Errorf("make a place for the archive's content: %w", made)
 		}
@@ -59,7 +59,7 @@ func (k *Keeper) open(ctx context.Context, a imagestore.Archive, use func(conten
 	if err != nil {
 		return err
 	}
-	platform := platforms.Only(k.Platform)
+	platform := platforms.Only(p.Platform)
 	found, err := imagestore.Images(ctx, a, index, platform, func(ctx context.Context, m ocispec.Descriptor) error {
 		return images.WalkNotEmpty(ctx, images.FilterPlatforms(children(blobs), platform), m)
 	})

@@ -67,12 +67,12 @@ const (
 
 // Bundle makes an OCI bundle of an image in the cache, at a path that does not
 // exist or is an empty folder. The bundle appears there when it is complete.
-func (k *Keeper) Bundle(ctx context.Context, name, dir string, folders []Folder) (image layercache.Image, made Bundled, err error) {
-	if image, err = k.named(name); err != nil {
+func (p *Populator) Bundle(ctx context.Context, name, dir string, folders []Folder) (image layercache.Image, made Bundled, err error) {
+	if image, err = p.named(name); err != nil {
 		return image, made, err
 	}
 	if err = checkEmpty(dir); err == nil {
-		made, err = k.bundle(ctx, image, filepath.Clean(dir), folders)
+		made, err = p.bundle(ctx, image, filepath.Clean(dir), folders)
 	}
 	if err != nil {
 		err = fmt.Errorf("bundle %s in %s: %w", image.Name, dir, err)
@@ -93,8 +93,8 @@ func checkEmpty(dir string) error {
 	return nil
 }
 
-func (k *Keeper) bundle(ctx context.Context, image layercache.Image, dir string, folders []Folder) (made Bundled, err error) {
-	text, err := configuration(k.Cache, image)
+func (p *Populator) bundle(ctx context.Context, image layercache.Image, dir string, folders []Folder) (made Bundled, err error) {
+	text, err := configuration(p.Cache, image)
 	if err != nil {
 		return made, err
 	}
@@ -121,13 +121,13 @@ func (k *Keeper) bundle(ctx context.Context, image layercache.Image, dir string,
 		return made, err
 	}
 	defer root.Close()
-	total, _ := k.Cache.Size(image)
-	k.Progress(0, total)
-	err = withTree(k.Cache, image, func(merged *tree.Tree) error {
+	total, _ := p.Cache.Size(image)
+	p.Progress(0, total)
+	err = withTree(p.Cache, image, func(merged *tree.Tree) error {
 		left, err := rootfs.Write(ctx, merged, root, func(n int) {
 			// Layers may repeat bytes or omit them.
 			if more := min(int64(n), total-made.Bytes); more > 0 {
-				k.Progress(more, total)
+				p.Progress(more, total)
 			}
 			made.Bytes += int64(n)
 		})

@@ -15,13 +15,13 @@ import (
 )
 
 func TestBundle(t *testing.T) {
-	k, _ := pulledImage(t)
+	p, _ := pulledImage(t)
 	dir := filepath.Join(t.TempDir(), "app")
 	if err := os.Mkdir(dir, 0o755); err != nil { // an empty folder is accepted
 		t.Fatal(err)
 	}
 	project := t.TempDir()
-	image, made, err := k.Bundle(t.Context(), "reg.test/team/app:1", dir, []Folder{{Source: project, Target: "/data/of/project", ReadOnly: true}})
+	image, made, err := p.Bundle(t.Context(), "reg.test/team/app:1", dir, []Folder{{Source: project, Target: "/data/of/project", ReadOnly: true}})
 	if err != nil || image.Name != "reg.test/team/app:1" || made.Bytes != 380000 || len(made.Warnings()) > 0 {
 		t.Fatalf("%+v, %+v, %v", image, made, err)
 	}
@@ -50,7 +50,7 @@ func TestBundle(t *testing.T) {
 }
 
 func TestBundleRefuses(t *testing.T) {
-	k, _ := pulledImage(t)
+	p, _ := pulledImage(t)
 	place := t.TempDir()
 	full := filepath.Join(place, "full")
 	if err := errors.Join(os.Mkdir(full, 0o755), os.WriteFile(filepath.Join(full, "mine"), nil, 0o600)); err != nil {
@@ -69,7 +69,7 @@ func TestBundleRefuses(t *testing.T) {
 		{t.Context(), "reg.test/team/app:1", filepath.Join(place, "no", "a"), "no such file"},
 		{stopped, "reg.test/team/app:1", filepath.Join(place, "a"), "stopped"},
 	} {
-		if _, _, err := k.Bundle(c.ctx, c.name, c.dir, nil); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, _, err := p.Bundle(c.ctx, c.name, c.dir, nil); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s in %s: %v; want an error with %q", c.name, c.dir, err, c.want)
 		}
 		if files, err := os.ReadDir(place); err != nil || len(files) != 1 {
@@ -90,7 +90,7 @@ func TestRuntimeSpec(t *testing.T) {
 	}
 }
 
-func TestHomeOfUsers(t *testing.T) {
+func TestUserHomes(t *testing.T) {
 	dir := t.TempDir()
 	if err := errors.Join(os.Mkdir(filepath.Join(dir, "etc"), 0o755), os.WriteFile(filepath.Join(dir, "etc", "passwd"),
 		[]byte("root:x:0:0::/var/root:/bin/sh\nbroken\napp:x:1000:1000::/srv/app:/bin/sh\nodd:x:7:7::relative:\n"), 0o600)); err != nil {

@@ -65,32 +65,32 @@ type Converted struct {
 // source is an image in the cache, or an archive, and then all its images for the
 // platform are converted. For a cached image, the content of the layers stays the
 // same, but not their digests, as with Export.
-func (k *Keeper) Convert(ctx context.Context, source string, form Form, path string) (converted []Converted, err error) {
+func (p *Populator) Convert(ctx context.Context, source string, form Form, path string) (converted []Converted, err error) {
 	if a, is, err := archiveOf(source); err != nil {
 		return nil, err
 	} else if is {
-		return converted, k.open(ctx, a, func(blobs content.Provider, found []images.Image) error {
+		return converted, p.open(ctx, a, func(blobs content.Provider, found []images.Image) error {
 			var sources []packable
 			for _, img := range found {
-				source, err := k.packed(ctx, blobs, img)
+				source, err := p.packed(ctx, blobs, img)
 				if err != nil {
 					return fmt.Errorf("convert %s from %s: %w", img.Name, a.Path, err)
 				}
 				sources = append(sources, source)
 			}
-			if converted, err = writeImages(ctx, path, form, sources, k.Progress); err != nil {
+			if converted, err = writeImages(ctx, path, form, sources, p.Progress); err != nil {
 				return fmt.Errorf("convert %s: %w", a.Path, err)
 			}
 			return nil
 		})
 	}
-	image, err := k.named(source)
+	image, err := p.named(source)
 	if err != nil {
 		return nil, err
 	}
-	from, err := cached(k.Cache, image)
+	from, err := cached(p.Cache, image)
 	if err == nil {
-		converted, err = writeImages(ctx, path, form, []packable{from}, k.Progress)
+		converted, err = writeImages(ctx, path, form, []packable{from}, p.Progress)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("convert %s: %w", image.Name, err)
@@ -117,12 +117,12 @@ func archiveOf(source string) (a imagestore.Archive, is bool, err error) {
 }
 
 // named finds a cached image by a name as users type it.
-func (k *Keeper) named(name string) (layercache.Image, error) {
+func (p *Populator) named(name string) (layercache.Image, error) {
 	ref, err := reference.ParseDockerRef(name)
 	if err != nil {
 		return layercache.Image{}, fmt.Errorf("parse image name %q, which is not an archive either: %w", name, err)
 	}
-	image, err := k.Named(ref.String())
+	image, err := p.Named(ref.String())
 	if errors.Is(err, layercache.ErrNoImage) {
 		err = fmt.Errorf("%w, nor is there an archive of that name", err)
 	}
@@ -131,19 +131,19 @@ func (k *Keeper) named(name string) (layercache.Image, error) {
 
 // Named returns the image with a full name for the platform. If the user named no
 // platform, and this machine's has no image, it returns the most recent one.
-func (k *Keeper) Named(name string) (layercache.Image, error) {
-	all, err := k.Cache.OfName(name)
+func (p *Populator) Named(name string) (layercache.Image, error) {
+	all, err := p.Cache.OfName(name)
 	if err != nil {
 		return layercache.Image{}, err
 	}
-	image, found := layercache.Best(all, platforms.Only(k.Platform))
+	image, found := layercache.Best(all, platforms.Only(p.Platform))
 	if found {
 		return image, nil
 	}
-	if k.Chosen {
+	if p.Chosen {
 		own, err := platforms.Parse(all[0].Platform)
 		if err == nil {
-			err = k.checkPlatform(own)
+			err = p.checkPlatform(own)
 		}
 		return all[0], fmt.Errorf("find image %s: %w", name, err)
 	}
@@ -152,9 +152,9 @@ func (k *Keeper) Named(name string) (layercache.Image, error) {
 
 // packed returns an image in an archive. Its layers are verified while they are
 // read.
-func (k *Keeper) packed(ctx context.Context, blobs content.Provider, img images.Image) (packable, error) {
+func (p *Populator) packed(ctx context.Context, blobs content.Provider, img images.Image) (packable, error) {
 	source := packable{name: img.Name}
-	manifest, config, err := k.describe(img.Target, func(desc ocispec.Descriptor, parsed any) (err error) {
+	manifest, config, err := p.describe(img.Target, func(desc ocispec.Descriptor, parsed any) (err error) {
 		if source.config, err = fetchText(ctx, provided{blobs}, desc); err != nil {
 			return err
 		}

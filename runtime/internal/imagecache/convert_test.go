@@ -24,19 +24,19 @@ import (
 	"berth.dev/berth/runtime/internal/imagestore"
 )
 
-// pulledImage returns a keeper with an image named pullFrom.
-func pulledImage(t *testing.T) (*Keeper, string) {
+// pulledImage returns a populator with an image named pullFrom.
+func pulledImage(t *testing.T) (*Populator, string) {
 	t.Helper()
 	_, server := serve(t, func(_ *registry, i *image) {
 		i.config.Config.Env = []string{"A=b"}
 		i.manifest.Layers = append(i.manifest.Layers, i.layer) // one layer twice
 		i.config.RootFS.DiffIDs = append(i.config.RootFS.DiffIDs, i.config.RootFS.DiffIDs[0])
 	})
-	k, dir := keeper(t, 1<<30)
-	if _, err := k.pullFrom(t, server, nil); err != nil {
+	p, dir := newPopulator(t, 1<<30)
+	if _, err := p.pullFrom(t, server, nil); err != nil {
 		t.Fatal(err)
 	}
-	return k, dir
+	return p, dir
 }
 
 // inArchive returns the files of an archive and its only manifest.
@@ -77,11 +77,11 @@ func inArchive(t *testing.T, path string) (files map[string][]byte, manifest oci
 }
 
 func TestConvertToEStargz(t *testing.T) {
-	k, dir := pulledImage(t)
+	p, dir := pulledImage(t)
 	var came, total int64
-	k.Progress = func(more, of int64) { came, total = came+more, of }
+	p.Progress = func(more, of int64) { came, total = came+more, of }
 	path := filepath.Join(t.TempDir(), "app.tar")
-	converted, err := k.Convert(t.Context(), "reg.test/team/app:1", EStargz, path)
+	converted, err := p.Convert(t.Context(), "reg.test/team/app:1", EStargz, path)
 	if err != nil || len(converted) != 1 || converted[0].Name != "reg.test/team/app:1" || converted[0].Layers != 2 {
 		t.Fatalf("%+v, %v", converted, err)
 	}
@@ -117,7 +117,7 @@ func TestConvertToEStargz(t *testing.T) {
 		t.Errorf("%d bytes without compression, %v; annotated as %v", size, err, desc.Annotations)
 	}
 	// The result is an ordinary image, and can be converted again.
-	other, _ := keeper(t, 1<<30)
+	other, _ := newPopulator(t, 1<<30)
 	images, err := other.Import(t.Context(), imagestore.Archive{Path: path})
 	if err != nil || len(images) != 1 {
 		t.Fatalf("%+v, %v", images, err)
@@ -135,17 +135,17 @@ func TestConvertToEStargz(t *testing.T) {
 
 // If only the compression of a layer changed, its uncompressed digest stays, and
 // caches recognise it.
-func TestConvertKeepsLayersOfArchives(t *testing.T) {
-	k, dir := pulledImage(t)
+func TestConvertKeepsArchiveLayers(t *testing.T) {
+	p, dir := pulledImage(t)
 	plain, packed := filepath.Join(t.TempDir(), "app.tar"), filepath.Join(t.TempDir(), "zstd.tar")
-	image, err := k.Named("reg.test/team/app:1")
+	image, err := p.Named("reg.test/team/app:1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Export(t.Context(), k.Cache, image, plain); err != nil {
+	if err := Export(t.Context(), p.Cache, image, plain); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.Convert(t.Context(), "other/name:2="+plain, Zstd, packed); err != nil {
+	if _, err := p.Convert(t.Context(), "other/name:2="+plain, Zstd, packed); err != nil {
 		t.Fatal(err)
 	}
 	before, _ := inArchive(t, plain)
@@ -160,7 +160,7 @@ func TestConvertKeepsLayersOfArchives(t *testing.T) {
 	if _, there := before[blobName(config.RootFS.DiffIDs[0])]; !there {
 		t.Errorf("layer %s is another one", config.RootFS.DiffIDs[0])
 	}
-	if images, err := k.Import(t.Context(), imagestore.Archive{Path: packed}); err != nil || images[0].Name != "docker.io/other/name:2" {
+	if images, err := p.Import(t.Context(), imagestore.Archive{Path: packed}); err != nil || images[0].Name != "docker.io/other/name:2" {
 		t.Errorf("%+v, %v", images, err)
 	}
 	if rest := left(t, dir); len(rest) > 0 {
@@ -211,7 +211,7 @@ func TestSmallFilesShareAStream(t *testing.T) {
 }
 
 // Converted layers contain the same files, for all kinds of layers.
-func TestEStargzHoldsTheSame(t *testing.T) {
+func TestEStargzHasSameContent(t *testing.T) {
 	layers, err := corpus.Layers()
 	if err != nil {
 		t.Fatal(err)
@@ -262,15 +262,15 @@ func entries(t *testing.T, archive []byte) (lines []string) {
 }
 
 func TestConvertRefuses(t *testing.T) {
-	k, cache := pulledImage(t)
+	p, cache := pulledImage(t)
 	place := t.TempDir()
 	target := filepath.Join(place, "out.tar")
 	plain := filepath.Join(t.TempDir(), "app.tar")
-	image, err := k.Named("reg.test/team/app:1")
+	image, err := p.Named("reg.test/team/app:1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Export(t.Context(), k.Cache, image, plain); err != nil {
+	if err := Export(t.Context(), p.Cache, image, plain); err != nil {
 		t.Fatal(err)
 	}
 	good, err := os.ReadFile(plain)
@@ -313,7 +313,7 @@ func TestConvertRefuses(t *testing.T) {
 		{stopped, "reg.test/team/app:1", target, "stopped"},
 	} {
 		for _, form := range []Form{EStargz, Zstd} {
-			converted, err := k.Convert(c.ctx, c.source, form, c.target)
+			converted, err := p.Convert(c.ctx, c.source, form, c.target)
 			if err == nil || !strings.Contains(err.Error(), c.want) || len(converted) > 0 {
 				t.Errorf("%s of %s to %s: %+v, %v; want an error with %q", form, c.source, c.target, converted, err, c.want)
 			}
@@ -325,8 +325,8 @@ func TestConvertRefuses(t *testing.T) {
 	if rest := left(t, cache); len(rest) > 0 {
 		t.Errorf("left %v", rest)
 	}
-	k.Chosen, k.Platform.Architecture = true, "arm64"
-	if _, err := k.Convert(t.Context(), "reg.test/team/app:1", Zstd, target); err == nil || !strings.Contains(err.Error(), "it is for linux/amd64, not for linux/arm64") {
+	p.Chosen, p.Platform.Architecture = true, "arm64"
+	if _, err := p.Convert(t.Context(), "reg.test/team/app:1", Zstd, target); err == nil || !strings.Contains(err.Error(), "it is for linux/amd64, not for linux/arm64") {
 		t.Errorf("for another platform: %v", err)
 	}
 	if _, err := ParseForm("gzip"); err == nil {
@@ -336,13 +336,13 @@ func TestConvertRefuses(t *testing.T) {
 
 // A manifest in a folder must match its digest.
 func TestConvertChecksManifests(t *testing.T) {
-	k, _ := pulledImage(t)
+	p, _ := pulledImage(t)
 	plain := filepath.Join(t.TempDir(), "app.tar")
-	image, err := k.Named("reg.test/team/app:1")
+	image, err := p.Named("reg.test/team/app:1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Export(t.Context(), k.Cache, image, plain); err != nil {
+	if err := Export(t.Context(), p.Cache, image, plain); err != nil {
 		t.Fatal(err)
 	}
 	files, _ := inArchive(t, plain)
@@ -360,7 +360,7 @@ func TestConvertChecksManifests(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := k.Convert(t.Context(), layout, Zstd, filepath.Join(t.TempDir(), "out.tar")); err == nil {
+		if _, err := p.Convert(t.Context(), layout, Zstd, filepath.Join(t.TempDir(), "out.tar")); err == nil {
 			t.Errorf("%s manifest was taken", what)
 		} else {
 			t.Log(err)
@@ -370,7 +370,7 @@ func TestConvertChecksManifests(t *testing.T) {
 
 // A new file's mode follows the umask; a replaced file keeps its mode.
 func TestModesOfArchives(t *testing.T) {
-	k, _ := pulledImage(t)
+	p, _ := pulledImage(t)
 	probe, err := os.OpenFile(filepath.Join(t.TempDir(), "probe"), os.O_CREATE|os.O_WRONLY, 0o666)
 	if err != nil {
 		t.Fatal(err)
@@ -387,7 +387,7 @@ func TestModesOfArchives(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := k.Convert(t.Context(), "reg.test/team/app:1", Zstd, target); err != nil {
+		if _, err := p.Convert(t.Context(), "reg.test/team/app:1", Zstd, target); err != nil {
 			t.Fatal(err)
 		}
 		if info, err := os.Stat(target); err != nil || info.Mode() != want {

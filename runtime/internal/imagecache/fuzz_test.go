@@ -19,7 +19,7 @@ func FuzzDescribe(f *testing.F) {
 	f.Add([]byte(`{}`), []byte(`{}`), []byte(`{"os":"linux"}`), false)
 	f.Fuzz(func(t *testing.T, index, manifest, config []byte, many bool) {
 		fuzzbound.Watch(t)
-		k := &Keeper{Platform: ocispec.Platform{OS: "linux", Architecture: "amd64"}}
+		p := &Populator{Platform: ocispec.Platform{OS: "linux", Architecture: "amd64"}}
 		target := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest}
 		if many {
 			target.MediaType = ocispec.MediaTypeImageIndex
@@ -28,7 +28,7 @@ func FuzzDescribe(f *testing.F) {
 		if !many {
 			read = read[1:]
 		}
-		described, parsed, err := k.describe(target, func(_ ocispec.Descriptor, into any) error {
+		described, parsed, err := p.describe(target, func(_ ocispec.Descriptor, into any) error {
 			text := read[0]
 			read = read[1:]
 			return json.Unmarshal(text, into)

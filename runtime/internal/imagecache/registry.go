@@ -29,7 +29,7 @@ type Registries struct {
 
 // Pull fetches an image from its registry. The name has the form that users
 // type.
-func (k *Keeper) Pull(ctx context.Context, name string, registries Registries) (layercache.Image, error) {
+func (p *Populator) Pull(ctx context.Context, name string, registries Registries) (layercache.Image, error) {
 	ref, err := reference.ParseDockerRef(name)
 	if err != nil {
 		return layercache.Image{}, fmt.Errorf("parse image name %q: %w", name, err)
@@ -43,36 +43,36 @@ func (k *Keeper) Pull(ctx context.Context, name string, registries Registries) (
 	if err != nil {
 		return layercache.Image{}, fmt.Errorf("pull %s: %w", ref, err)
 	}
-	image, err := k.Keep(ctx, ref.String(), target, line{fetcher})
+	image, err := p.Put(ctx, ref.String(), target, connection{fetcher})
 	if err != nil {
 		return image, fmt.Errorf("pull %s: %w", ref, err)
 	}
 	return image, nil
 }
 
-// line is a connection to a registry that supplies blobs. A broken connection
+// connection is a connection to a registry that supplies blobs. A broken connection
 // does not mean a bad blob.
-type line struct{ remotes.Fetcher }
+type connection struct{ remotes.Fetcher }
 
-func (l line) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+func (l connection) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
 	content, err := l.Fetcher.Fetch(ctx, desc)
 	if err != nil {
 		return nil, err
 	}
 	if seeker, ok := content.(io.Seeker); ok {
 		return struct {
-			fromLine
+			fromConnection
 			io.Seeker
-		}{fromLine{content}, seeker}, nil
+		}{fromConnection{content}, seeker}, nil
 	}
-	return fromLine{content}, nil
+	return fromConnection{content}, nil
 }
 
 var errBroken = errors.New("the connection to the registry broke; trying again may help")
 
-type fromLine struct{ io.ReadCloser }
+type fromConnection struct{ io.ReadCloser }
 
-func (f fromLine) Read(p []byte) (int, error) {
+func (f fromConnection) Read(p []byte) (int, error) {
 	n, err := f.ReadCloser.Read(p)
 	var ofNet net.Error
 	if errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &ofNet) {

@@ -20,12 +20,12 @@ const resumable = 1 << 20
 
 // bringLayer makes the file of a layer. It keeps the downloaded part of a large
 // blob, so that after an interruption the next pull requests only the rest.
-func (k *Keeper) bringLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, count func(int)) error {
-	limit := k.Cache.Limit()
-	if _, far := from.(line); !far || blob.Size < resumable {
+func (p *Populator) bringLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, count func(int)) error {
+	limit := p.Cache.Limit()
+	if _, far := from.(connection); !far || blob.Size < resumable {
 		return makeLayer(ctx, path, blob, id, from, limit, count)
 	}
-	partial, err := k.Cache.Partial(blob.Digest)
+	partial, err := p.Cache.Partial(blob.Digest)
 	if err != nil {
 		// Fetch it nevertheless; that reports errors of the blob or the folder.
 		return makeLayer(ctx, path, blob, id, from, limit, count)

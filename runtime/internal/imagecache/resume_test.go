@@ -88,18 +88,18 @@ const (
 	envPullTo   = "BERTH_TEST_PULL_TO"
 )
 
-// TestPullOfAnother runs a pull in a process that another test kills.
-func TestPullOfAnother(t *testing.T) {
+// TestPullOfAnotherImage runs a pull in a process that another test kills.
+func TestPullOfAnotherImage(t *testing.T) {
 	if os.Getenv(envPullFrom) == "" {
-		t.Skip("it is part of TestPullGoesOn")
+		t.Skip("it is part of TestPullIsResumed")
 	}
-	k, _ := keeper(t, 1<<30)
+	p, _ := newPopulator(t, 1<<30)
 	cache, err := layercache.Open(os.Getenv(envPullTo), "another", 1<<30, func(text string) { t.Log(text) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.Cache = cache
-	_, err = k.Pull(t.Context(), "reg.test/team/app:1", Registries{Servers: map[string]string{"reg.test": os.Getenv(envPullFrom)}})
+	p.Cache = cache
+	_, err = p.Pull(t.Context(), "reg.test/team/app:1", Registries{Servers: map[string]string{"reg.test": os.Getenv(envPullFrom)}})
 	t.Errorf("it was not killed: %v", err)
 }
 
@@ -110,7 +110,7 @@ func killed(t *testing.T, dir string, server *httptest.Server, layer ocispec.Des
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := exec.Command(self, "-test.run=^TestPullOfAnother$")
+	command := exec.Command(self, "-test.run=^TestPullOfAnotherImage$")
 	command.Env = append(os.Environ(), "TMPDIR="+t.TempDir(), envPullFrom+"="+server.URL, envPullTo+"="+dir)
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
@@ -129,12 +129,12 @@ func stopped(t *testing.T, dir string, server *httptest.Server, layer ocispec.De
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, _ := keeper(t, 1<<30)
-	k.Cache = cache
+	p, _ := newPopulator(t, 1<<30)
+	p.Cache = cache
 	ctx, cancel := context.WithCancel(t.Context())
 	var group errgroup.Group
 	group.Go(func() error {
-		_, err := k.Pull(ctx, "reg.test/team/app:1", Registries{Servers: map[string]string{"reg.test": server.URL}})
+		_, err := p.Pull(ctx, "reg.test/team/app:1", Registries{Servers: map[string]string{"reg.test": server.URL}})
 		return err
 	})
 	awaitHalf(t, dir, layer)
@@ -147,7 +147,7 @@ func stopped(t *testing.T, dir string, server *httptest.Server, layer ocispec.De
 	}
 }
 
-func TestPullGoesOn(t *testing.T) {
+func TestPullIsResumed(t *testing.T) {
 	for name, c := range map[string]struct {
 		end func(*testing.T, string, *httptest.Server, ocispec.Descriptor)
 		// change modifies the partial download or the registry.
@@ -220,7 +220,7 @@ func TestPullGoesOn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r, server, layer := serveLarge(t)
 			r.held = layer.Digest
-			k, dir := keeper(t, 1<<30)
+			p, dir := newPopulator(t, 1<<30)
 			c.end(t, dir, server, layer)
 			if c.change != nil {
 				c.change(t, partialOf(dir, layer), r)
@@ -228,15 +228,15 @@ func TestPullGoesOn(t *testing.T) {
 			before := sizeOf(t, dir, layer)
 			r.forget(t, layer)
 			var came int64
-			k.Progress = func(more, _ int64) { came += more } // bytes of one layer
-			img, err := k.pullFrom(t, server, nil)
+			p.Progress = func(more, _ int64) { came += more } // bytes of one layer
+			img, err := p.pullFrom(t, server, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, missing := k.Cache.Size(img); missing > 0 {
+			if _, missing := p.Cache.Size(img); missing > 0 {
 				t.Errorf("%d layers are missing", missing)
 			}
-			if err := k.Cache.VerifyLayer(img.Layers[0]); err != nil {
+			if err := p.Cache.VerifyLayer(img.Layers[0]); err != nil {
 				t.Error(err)
 			}
 			if came != layer.Size {
@@ -256,21 +256,21 @@ func TestPullGoesOn(t *testing.T) {
 }
 
 // A registry that refuses requests for a while does not harm the partial download.
-func TestRefusedPullKeepsWhatHasCome(t *testing.T) {
+func TestRefusedPullKeepsPartialContent(t *testing.T) {
 	r, server, layer := serveLarge(t)
 	r.held = layer.Digest
-	k, dir := keeper(t, 1<<30)
+	p, dir := newPopulator(t, 1<<30)
 	stopped(t, dir, server, layer)
 	before := sizeOf(t, dir, layer)
 	r.refused = layer.Digest
-	if _, err := k.pullFrom(t, server, nil); err == nil {
+	if _, err := p.pullFrom(t, server, nil); err == nil {
 		t.Error("it has come")
 	}
 	if now := sizeOf(t, dir, layer); now != before {
 		t.Errorf("%d bytes are left of %d", now, before)
 	}
 	r.refused = ""
-	if _, err := k.pullFrom(t, server, nil); err != nil {
+	if _, err := p.pullFrom(t, server, nil); err != nil {
 		t.Error(err)
 	}
 }
@@ -297,11 +297,11 @@ func (a *all) Read(p []byte) (int, error) {
 
 // The download is kept even if all bytes have arrived, but the layer is not
 // complete yet.
-func TestPullThatIsStoppedAtTheEnd(t *testing.T) {
+func TestPullStoppedAtEnd(t *testing.T) {
 	r, _, layer := serveLarge(t)
-	k, dir := keeper(t, 1<<30)
+	p, dir := newPopulator(t, 1<<30)
 	ctx, cancel := context.WithCancel(t.Context())
-	err := k.bringLayer(ctx, filepath.Join(t.TempDir(), "layer"), layer, digest.FromString("its content"), line{&all{r.blobs[layer.Digest], cancel}}, func(int) {})
+	err := p.bringLayer(ctx, filepath.Join(t.TempDir(), "layer"), layer, digest.FromString("its content"), connection{&all{r.blobs[layer.Digest], cancel}}, func(int) {})
 	if err == nil || ctx.Err() == nil {
 		t.Errorf("it was not stopped: %v", err)
 	}
@@ -312,7 +312,7 @@ func TestPullThatIsStoppedAtTheEnd(t *testing.T) {
 
 // Two concurrent pulls of the same layer do not disturb each other, even when both
 // continue a partial download.
-func TestPullsOfTheSameLayer(t *testing.T) {
+func TestConcurrentPullsOfLayer(t *testing.T) {
 	r, server, layer := serveLarge(t)
 	r.held = layer.Digest
 	dir := t.TempDir()
@@ -324,10 +324,10 @@ func TestPullsOfTheSameLayer(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = cache.Close() })
-		k, _ := keeper(t, 1<<30)
-		k.Cache = cache
+		p, _ := newPopulator(t, 1<<30)
+		p.Cache = cache
 		group.Go(func() error {
-			img, err := k.Pull(t.Context(), "reg.test/team/app:1", Registries{Servers: map[string]string{"reg.test": server.URL}})
+			img, err := p.Pull(t.Context(), "reg.test/team/app:1", Registries{Servers: map[string]string{"reg.test": server.URL}})
 			if err == nil {
 				err = cache.VerifyLayer(img.Layers[0])
 			}

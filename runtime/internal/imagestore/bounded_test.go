@@ -41,7 +41,7 @@ func TestArchiveLeavesSpaceFree(t *testing.T) {
 }
 
 // Names take memory, although nothing of them is stored.
-func TestNamesOfAnArchiveAreBounded(t *testing.T) {
+func TestArchiveNamesAreBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "names.tar.gz")
 	var all bytes.Buffer
 	packed := gzip.NewWriter(&all)

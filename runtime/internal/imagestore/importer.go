@@ -114,7 +114,7 @@ func (i *Importer) Import(ctx context.Context, a Archive) (imported []Imported, 
 	if err != nil {
 		return nil, err
 	}
-	found, err := Images(ctx, a, index, platforms.Default(), i.tell)
+	found, err := Images(ctx, a, index, platforms.Default(), i.labelBlobs)
 	if err != nil {
 		return nil, err
 	}
@@ -155,19 +155,19 @@ func (i *Importer) read(ctx context.Context, a Archive) (index ocispec.Index, st
 	return index, true, nil
 }
 
-// tell labels the blobs of an image so that garbage collection keeps them with it.
-func (i *Importer) tell(ctx context.Context, m ocispec.Descriptor) error {
+// labelBlobs labels the blobs of an image so that garbage collection keeps them with it.
+func (i *Importer) labelBlobs(ctx context.Context, m ocispec.Descriptor) error {
 	handler := images.FilterPlatforms(images.ChildrenHandler(texts{i.store}), platforms.Default())
 	if err := images.WalkNotEmpty(ctx, images.SetChildrenLabels(i.store, handler), m); err != nil {
 		return err
 	}
-	return i.tellLayers(ctx, m)
+	return i.labelLayers(ctx, m)
 }
 
-// tellLayers labels each layer with its uncompressed digest, as the image states it.
+// labelLayers labels each layer with its uncompressed digest, as the image states it.
 // A cache knows the layer by that digest. The digest is checked when the layer is
 // unpacked.
-func (i *Importer) tellLayers(ctx context.Context, m ocispec.Descriptor) error {
+func (i *Importer) labelLayers(ctx context.Context, m ocispec.Descriptor) error {
 	manifest, err := images.Manifest(ctx, texts{i.store}, m, platforms.Default())
 	if err != nil {
 		return err

@@ -113,7 +113,7 @@ func laidOut(t testing.TB, layer []byte) []byte {
 
 // Reading in place gives the same result as reading from the beginning to the
 // end.
-func TestPlainIsAsReadInFull(t *testing.T) {
+func TestPlainEqualsFullRead(t *testing.T) {
 	one, other := pack(t, entry{name: "one", content: []byte("1")}), pack(t, entry{name: "other", content: bytes.Repeat([]byte("2"), 5000)})
 	for name, archive := range map[string][]byte{"docker save": saved(t, one, other), "an OCI layout": laidOut(t, other)} {
 		t.Run(name, func(t *testing.T) {

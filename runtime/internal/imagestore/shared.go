@@ -37,7 +37,7 @@ func (i *Importer) importInPlace(ctx context.Context, a Archive, from Lying, ind
 		if err := i.copyTexts(ctx, from, m); err != nil {
 			return err
 		}
-		return i.tell(ctx, m)
+		return i.labelBlobs(ctx, m)
 	})
 	if err != nil {
 		return nil, err

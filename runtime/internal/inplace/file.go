@@ -22,8 +22,8 @@ type File struct {
 	header
 	// changed is called once when the SIF file has changed, and once when it
 	// cannot be read.
-	changed                     func(error)
-	toldChanged, toldUnreadable sync.Once
+	changed                            func(error)
+	reportedChange, reportedUnreadable sync.Once
 	// unpackers holds unused unpackers.
 	unpackers sync.Pool
 	// readAt reads from the SIF file; pause waits before that is tried again.
@@ -156,12 +156,12 @@ func (f *File) isSame(file *os.File) error {
 // report calls changed once for a file that has changed, and once for a file that
 // cannot be read.
 func (f *File) report(err error) error {
-	once, told := &f.toldChanged, err
+	once, reason := &f.reportedChange, err
 	if !errors.Is(err, ErrChanged) {
-		once, told = &f.toldUnreadable, fmt.Errorf("SIF file %s: %w", f.header.Source.Path, err)
+		once, reason = &f.reportedUnreadable, fmt.Errorf("SIF file %s: %w", f.header.Source.Path, err)
 	}
 	if f.changed != nil {
-		once.Do(func() { f.changed(told) })
+		once.Do(func() { f.changed(reason) })
 	}
 	return err
 }

@@ -115,7 +115,7 @@ func lines(image *erofs.Image) (all []string, err error) {
 
 // In-place reads return the content of the archive that the SIF file was made
 // from.
-func TestTheSameAsTheArchive(t *testing.T) {
+func TestEqualsArchive(t *testing.T) {
 	layers, err := corpus.Layers()
 	if err != nil {
 		t.Fatal(err)
@@ -201,8 +201,8 @@ func TestChanges(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := sifOf(t, archive)
 			made := makeLayer(t, path)
-			var told []error
-			f, image := open(t, made, func(err error) { told = append(told, err) })
+			var reported []error
+			f, image := open(t, made, func(err error) { reported = append(reported, err) })
 			if err := bad.do(path); err != nil {
 				t.Fatal(err)
 			}
@@ -215,8 +215,8 @@ func TestChanges(t *testing.T) {
 					t.Errorf("%d bytes, %v", len(content), err)
 				}
 			}
-			if (len(told) == 0) != bad.stay || len(told) > 1 {
-				t.Errorf("told %v", told)
+			if (len(reported) == 0) != bad.stay || len(reported) > 1 {
+				t.Errorf("told %v", reported)
 			}
 			// A successor with the descriptor, and one without.
 			fd, err := unix.Dup(int(f.Source().Fd()))
@@ -245,11 +245,11 @@ func TestChanges(t *testing.T) {
 // Reads of storage that fails for a moment are tried again, and a file that its
 // server has forgotten is opened again. Lasting failures are errors, reported
 // once, and the next read tries again.
-func TestStorageThatFails(t *testing.T) {
+func TestFailingStorage(t *testing.T) {
 	want := corpus.Noise(2, 1<<20)
 	path := sifOf(t, corpus.Pack(t, map[string][]byte{"large": want}))
-	var told []error
-	f, image := open(t, makeLayer(t, path), func(err error) { told = append(told, err) })
+	var reported []error
+	f, image := open(t, makeLayer(t, path), func(err error) { reported = append(reported, err) })
 	f.pause = func(time.Duration) {}
 	var mu sync.Mutex
 	failures, with := 0, error(nil)
@@ -277,21 +277,21 @@ func TestStorageThatFails(t *testing.T) {
 		if reopened := f.Source() != was; reopened != errors.Is(c.with, syscall.ESTALE) {
 			t.Errorf("%d times %v: opened anew %v", c.failures, c.with, reopened)
 		}
-		if (len(told) > 0) == c.ok {
-			t.Errorf("%d times %v: told %v", c.failures, c.with, told)
+		if (len(reported) > 0) == c.ok {
+			t.Errorf("%d times %v: told %v", c.failures, c.with, reported)
 		}
-		told = nil
+		reported = nil
 	}
 }
 
-// A file that another host removes gives errors that last, by whatever name: that is
-// told once, and who reads on does not wait for each page.
-func TestStorageThatFailsForLong(t *testing.T) {
+// A file that another host removes gives lasting errors of several kinds. They are
+// reported once, and further reads do not wait for each page.
+func TestLongFailingStorage(t *testing.T) {
 	for _, with := range []error{syscall.ENOENT, syscall.ESTALE, syscall.EIO} {
 		t.Run(with.Error(), func(t *testing.T) {
 			path := sifOf(t, corpus.Pack(t, map[string][]byte{"large": corpus.Noise(2, 1<<20)}))
-			var told []error
-			f, image := open(t, makeLayer(t, path), func(err error) { told = append(told, err) })
+			var reported []error
+			f, image := open(t, makeLayer(t, path), func(err error) { reported = append(reported, err) })
 			if err := os.Remove(path); err != nil {
 				t.Fatal(err)
 			}
@@ -316,13 +316,13 @@ func TestStorageThatFailsForLong(t *testing.T) {
 			if waited == 0 || pauses != waited {
 				t.Errorf("waited %d times for the first error, %d times for all", waited, pauses)
 			}
-			if len(told) != 1 || !strings.Contains(told[0].Error(), path) {
-				t.Errorf("told %v", told)
+			if len(reported) != 1 || !strings.Contains(reported[0].Error(), path) {
+				t.Errorf("told %v", reported)
 			}
 			// Later it is tried with patience again.
 			now = now.Add(failsFast)
-			if _, err := read(image, "large"); err == nil || pauses != 2*waited || len(told) != 1 {
-				t.Errorf("%v, waited %d times, told %v", err, pauses, told)
+			if _, err := read(image, "large"); err == nil || pauses != 2*waited || len(reported) != 1 {
+				t.Errorf("%v, waited %d times, told %v", err, pauses, reported)
 			}
 			fails = false
 			if _, err := read(image, "large"); err != nil || f.isFailing() {
@@ -393,7 +393,7 @@ func taken(f *File) (bytes int) {
 
 // Blocks are unpacked into the memory of the largest one, and take less once they are
 // kept.
-func TestSmallBlocksTakeLittle(t *testing.T) {
+func TestSmallBlocksUseLittleMemory(t *testing.T) {
 	files := map[string][]byte{}
 	for k := range 300 {
 		files[fmt.Sprintf("file-%04d", k)] = bytes.Repeat(corpus.Noise(uint64(k), 100), 40)

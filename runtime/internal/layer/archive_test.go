@@ -61,9 +61,9 @@ func list(t *testing.T, image *erofs.Image) []string {
 	return lines
 }
 
-// TestArchiveIsTheSameLayer: an archive that was written from an image converts to
+// TestArchiveYieldsSameLayer: an archive that was written from an image converts to
 // that image again.
-func TestArchiveIsTheSameLayer(t *testing.T) {
+func TestArchiveYieldsSameLayer(t *testing.T) {
 	layers, err := corpus.Layers()
 	if err != nil {
 		t.Fatal(err)

@@ -48,7 +48,7 @@ func pack(t *testing.T, headers ...tar.Header) []byte {
 	return out.Bytes()
 }
 
-func TestNothingLeadsOutOfTheRoot(t *testing.T) {
+func TestRootCannotBeEscaped(t *testing.T) {
 	image, err := convert(t, pack(t,
 		tar.Header{Name: "up", Typeflag: tar.TypeSymlink, Linkname: "../../../.."},
 		tar.Header{Name: "up/a", Typeflag: tar.TypeReg},

@@ -73,7 +73,7 @@ func parts(t *testing.T, c *Cache) (all []string) {
 
 // What a job was writing when it was killed goes with the job's folder, which
 // others remove, or with its age.
-func TestFilesOfAKilledJob(t *testing.T) {
+func TestKilledJobFiles(t *testing.T) {
 	dir := t.TempDir()
 	killed, _ := open(t, dir, "killed", 1<<30)
 	lost, _ := open(t, dir, "lost", 1<<30)
@@ -170,7 +170,7 @@ func TestManyPublishTheSame(t *testing.T) {
 	}
 }
 
-func TestDamagedIsPutAside(t *testing.T) {
+func TestDamagedFileIsSetAside(t *testing.T) {
 	for what, damage := range map[string]func(path string) error{
 		"cut":       func(path string) error { return os.Truncate(path, 5000) },
 		"empty":     func(path string) error { return os.Truncate(path, 0) },
@@ -216,7 +216,7 @@ func change(path string, at int64) error {
 	return err
 }
 
-func TestDamageThatReadingFinds(t *testing.T) {
+func TestDamageFoundWhileReading(t *testing.T) {
 	dir := t.TempDir()
 	c, _ := open(t, dir, "one", 1<<30)
 	other, _ := open(t, dir, "other", 1<<30)
@@ -323,7 +323,7 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-func TestRefusesFoldersOfOthers(t *testing.T) {
+func TestRefusesForeignFolders(t *testing.T) {
 	dir := t.TempDir()
 	open(t, dir, "one", 1<<30)
 	if err := os.Chmod(filepath.Join(dir, version), 0o777); err != nil {

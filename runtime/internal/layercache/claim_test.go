@@ -8,7 +8,7 @@ import (
 )
 
 // Who finds that another job copies a layer does not; nor does it wait.
-func TestOneOfManyCopies(t *testing.T) {
+func TestOneOfManyCopiesIsUsed(t *testing.T) {
 	dir := t.TempDir()
 	one, _ := open(t, dir, "one", 1<<30)
 	other, _ := open(t, dir, "other", 1<<30)
@@ -69,7 +69,7 @@ func TestClaimsOfJobsThatAreGone(t *testing.T) {
 }
 
 // What is somebody else's by now is not given up.
-func TestAClaimThatWasTakenOver(t *testing.T) {
+func TestClaimTakenOver(t *testing.T) {
 	dir := t.TempDir()
 	slow, _ := open(t, dir, "slow", 1<<30)
 	next, _ := open(t, dir, "next", 1<<30)

@@ -111,7 +111,7 @@ func TestTrimTakesLayersWithoutNamesFirst(t *testing.T) {
 	}
 }
 
-func TestNamedImagesStayInARunWithoutALimit(t *testing.T) {
+func TestNamedImagesStayWithoutLimit(t *testing.T) {
 	dir := t.TempDir()
 	c, _ := open(t, dir, "job", 1<<30)
 	named := name(t, c, "reg.test/a:1", strings.Repeat("named", 9000))
@@ -201,7 +201,7 @@ var (
 )
 
 // An image of a name is kept for each platform.
-func TestNamesHavePlatforms(t *testing.T) {
+func TestNamesIncludePlatform(t *testing.T) {
 	c, _ := open(t, t.TempDir(), "job", 1<<30)
 	one := name(t, c, "reg.test/a:1", "shared", "amd64")
 	other := one

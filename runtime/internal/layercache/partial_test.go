@@ -29,7 +29,7 @@ func begun(t *testing.T, c *Cache, blob digest.Digest, content string) {
 	}
 }
 
-func TestPartialGoesOn(t *testing.T) {
+func TestPartialIsContinued(t *testing.T) {
 	c, _ := open(t, t.TempDir(), "a", 1<<20)
 	blob := digest.FromString("blob")
 	begun(t, c, blob, "first ")
@@ -76,7 +76,7 @@ func TestPartialGoesOn(t *testing.T) {
 	}
 }
 
-func TestPartialsMakeRoom(t *testing.T) {
+func TestPartialsAreTrimmed(t *testing.T) {
 	c, _ := open(t, t.TempDir(), "a", 1<<20)
 	old, young := digest.FromString("old"), digest.FromString("young")
 	begun(t, c, old, "a few bytes")
@@ -148,7 +148,7 @@ func underWay(t *testing.T, c *Cache, size int) *Partial {
 
 // A layer that is ready goes before what has come of others, whose room is free at
 // once although somebody adds to them.
-func TestLayersGoBeforePartials(t *testing.T) {
+func TestLayersAreTrimmedBeforePartials(t *testing.T) {
 	c, _ := open(t, t.TempDir(), "a", 1<<30)
 	d, path := image(t, "content")
 	info, err := os.Stat(path)
@@ -169,7 +169,7 @@ func TestLayersGoBeforePartials(t *testing.T) {
 }
 
 // Where all of it would not be enough nothing goes.
-func TestPartialsDoNotGoInVain(t *testing.T) {
+func TestPartialsAreNotTrimmedNeedlessly(t *testing.T) {
 	c, _ := open(t, t.TempDir(), "a", 1<<30)
 	d, path := image(t, "content")
 	info, err := os.Stat(path)

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestFourFifthsOfAQuota(t *testing.T) {
+func TestLimitIsFourFifthsOfQuota(t *testing.T) {
 	const nfs, ext4 = 0x6969, 0xef53
 	for _, c := range []struct {
 		name              string
@@ -55,7 +55,7 @@ func quota(t *testing.T, c *Cache, most int64) {
 	}
 }
 
-func TestAQuotaIsKept(t *testing.T) {
+func TestQuotaIsRespected(t *testing.T) {
 	dir := t.TempDir()
 	earlier, _ := open(t, dir, "earlier", 1<<30)
 	first, path := image(t, strings.Repeat("first", 2000))
@@ -126,7 +126,7 @@ func TestTrimFreesAsMuchAsPossible(t *testing.T) {
 }
 
 // What jobs use cannot be removed, so there is no room for more.
-func TestALimitThatIsInUse(t *testing.T) {
+func TestLimitInUse(t *testing.T) {
 	dir := t.TempDir()
 	c, _ := open(t, dir, "one", 1<<30)
 	first, path := image(t, "first")
@@ -148,7 +148,7 @@ func TestALimitThatIsInUse(t *testing.T) {
 	}
 }
 
-func TestLayersLargerThanTheLimit(t *testing.T) {
+func TestLayersLargerThanLimit(t *testing.T) {
 	dir := t.TempDir()
 	c, _ := open(t, dir, "one", 1<<30)
 	small, path := image(t, "small")

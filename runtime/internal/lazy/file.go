@@ -26,9 +26,9 @@ type File struct {
 	remote     *remote
 	chunks     []Chunk
 	// first is the blob offset where the prioritized content ends.
-	first int64
-	order *Order
-	line  *Line
+	first     int64
+	priority  *PriorityGate
+	scheduler *Scheduler
 	// wanted counts the readers of the content in transfer.
 	wanted atomic.Int32
 	log    func(string)
@@ -85,17 +85,17 @@ type Options struct {
 	Refused []netip.Prefix
 	// Login returns the login with a name; false if it is unknown.
 	Login func(name string) (Login, bool)
-	// Order is shared by all layers.
-	Order *Order
-	// Line coordinates the downloads of all layers.
-	Line *Line
+	// PriorityGate is shared by all layers.
+	PriorityGate *PriorityGate
+	// Scheduler coordinates the downloads of all layers.
+	Scheduler *Scheduler
 	// Log receives descriptions of wrong content.
 	Log func(string)
 }
 
 // Open opens the file of a layer.
 func Open(path string, o Options) (f *File, err error) {
-	f = &File{log: o.Log, order: o.Order, line: o.Line}
+	f = &File{log: o.Log, priority: o.PriorityGate, scheduler: o.Scheduler}
 	f.changed = sync.NewCond(&f.mu)
 	defer func() {
 		if err != nil {
@@ -136,7 +136,7 @@ func Open(path string, o Options) (f *File, err error) {
 
 // Close closes the files. Reads fail from then on.
 func (f *File) Close() error {
-	f.order.leave(f)
+	f.priority.leave(f)
 	var problems []error
 	for _, file := range []*os.File{f.file, f.have} {
 		if file != nil {
@@ -178,7 +178,7 @@ func (f *File) await(i int) error {
 	for try := 1; f.state[i] != here; {
 		if f.state[i] == coming {
 			f.wanted.Add(1)
-			f.line.hurry()
+			f.scheduler.wakeBackground()
 			f.changed.Wait()
 			f.wanted.Add(-1)
 			continue
@@ -208,8 +208,8 @@ func (f *File) Fetch(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	f.enter()
-	defer f.order.leave(f)
-	go f.follow(ctx, f.order.change())
+	defer f.priority.leave(f)
+	go f.follow(ctx, f.priority.change())
 	stop := context.AfterFunc(ctx, func() {
 		// Without the lock a goroutine between its check of ctx and its wait would miss this.
 		f.mu.Lock()
@@ -243,7 +243,7 @@ func (f *File) enter() {
 	defer f.mu.Unlock()
 	for i, state := range f.state {
 		if state == away && f.chunks[i].Offset < f.first {
-			f.order.enter(f)
+			f.priority.enter(f)
 			return
 		}
 	}
@@ -257,7 +257,7 @@ func (f *File) follow(ctx context.Context, change <-chan struct{}) {
 			return
 		case <-change:
 		}
-		change = f.order.change() // before readers look, so that they miss none
+		change = f.priority.change() // before readers look, so that they miss none
 		f.mu.Lock()
 		f.changed.Broadcast()
 		f.mu.Unlock()
@@ -298,15 +298,15 @@ func (f *File) background(ctx context.Context) error {
 			continue
 		}
 		if next < 0 || f.chunks[next].Offset >= f.first {
-			f.order.leave(f)
+			f.priority.leave(f)
 		}
-		if next < 0 || f.asking > 0 || f.pausing > 0 || f.inBackground == atOnce || f.order.wait(f) && f.chunks[next].Offset >= f.first {
+		if next < 0 || f.asking > 0 || f.pausing > 0 || f.inBackground == atOnce || f.priority.wait(f) && f.chunks[next].Offset >= f.first {
 			f.changed.Wait()
 			continue
 		}
 		err := f.fetch(ctx, next, aheadInBackground, &f.inBackground)
 		if err != nil {
-			f.order.leave(f) // others may have another registry
+			f.priority.leave(f) // others may have another registry
 		}
 		switch {
 		case err == nil:

@@ -106,7 +106,7 @@ func FuzzIndex(f *testing.F) {
 				t.Fatal(err)
 			}
 		}
-		file, err := Open(path, Options{Login: func(string) (Login, bool) { return Login{}, false }, Order: &Order{}, Line: &Line{}, Log: func(string) {}})
+		file, err := Open(path, Options{Login: func(string) (Login, bool) { return Login{}, false }, PriorityGate: &PriorityGate{}, Scheduler: &Scheduler{}, Log: func(string) {}})
 		if err != nil {
 			return
 		}

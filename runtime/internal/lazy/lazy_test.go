@@ -90,7 +90,7 @@ func serve(t *testing.T, archive []byte, chunk, least int) (*registry, Source) {
 
 func open(t *testing.T, path string) (*File, *erofs.Image) {
 	t.Helper()
-	f, err := Open(path, Options{Login: func(string) (Login, bool) { return Login{}, false }, Order: &Order{}, Line: &Line{}, Log: func(text string) { t.Log(text) }})
+	f, err := Open(path, Options{Login: func(string) (Login, bool) { return Login{}, false }, PriorityGate: &PriorityGate{}, Scheduler: &Scheduler{}, Log: func(text string) { t.Log(text) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func lines(t *testing.T, image *erofs.Image) (all []string) {
 		}
 		// The table of contents stores times in whole seconds.
 		changed := time.Unix(n.Seconds, int64(n.Nanoseconds)).Round(time.Second).Unix()
-		line := fmt.Sprintf("%q %o %d:%d links %d device %d %d %v", name, n.Mode, n.UID, n.GID, n.Links, n.Device, changed, xattrs)
+		scheduler := fmt.Sprintf("%q %o %d:%d links %d device %d %d %v", name, n.Mode, n.UID, n.GID, n.Links, n.Device, changed, xattrs)
 		switch n.Mode & erofs.TypeMask {
 		case erofs.TypeDir:
 			entries, _, err := image.Directory(n)
@@ -153,22 +153,22 @@ func lines(t *testing.T, image *erofs.Image) (all []string) {
 			if _, err := image.ReadAt(n, content, 0); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
-			line += fmt.Sprint(n.Size, digest.FromBytes(content))
+			scheduler += fmt.Sprint(n.Size, digest.FromBytes(content))
 		case erofs.TypeSymlink:
 			target, err := image.Link(n)
 			if err != nil {
 				t.Fatal(err)
 			}
-			line += target
+			scheduler += target
 		}
-		all = append(all, line)
+		all = append(all, scheduler)
 	}
 	walk(erofs.Root, "")
 	return all
 }
 
 // Reads of a lazy layer return the content of the whole layer.
-func TestTheSameAsAWhole(t *testing.T) {
+func TestEqualsUnsplitData(t *testing.T) {
 	layers, err := corpus.Layers()
 	if err != nil {
 		t.Fatal(err)
@@ -240,7 +240,7 @@ func inUTF8(t *testing.T, archive []byte) []byte {
 	return out.Bytes()
 }
 
-func TestOnlyReadContentIsFetched(t *testing.T) {
+func TestOnlyContentReadIsFetched(t *testing.T) {
 	files := map[string][]byte{"first": corpus.Noise(1, 3<<20), "second": corpus.Noise(2, 3<<20), "third": corpus.Noise(3, 5000)}
 	r, source := serve(t, corpus.Pack(t, files), 1<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
@@ -323,7 +323,7 @@ func TestFilesThatShareAStream(t *testing.T) {
 	}
 }
 
-func TestZerosTakeNoSpace(t *testing.T) {
+func TestZeroBlocksTakeNoSpace(t *testing.T) {
 	const size = 8 << 20
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"zeros": make([]byte, size)}), 1<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
@@ -520,7 +520,7 @@ func FuzzTable(f *testing.F) {
 	})
 }
 
-func TestWrongContentIsNeverGiven(t *testing.T) {
+func TestWrongContentIsNeverServed(t *testing.T) {
 	want := corpus.Noise(1, 400000)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 0, 0)
 	path := filepath.Join(t.TempDir(), "layer")
@@ -552,9 +552,9 @@ func TestWrongContentIsNeverGiven(t *testing.T) {
 	}
 }
 
-// TestWrongContentHoldsUpNothingElse: content that is always wrong does not keep
+// TestWrongContentBlocksNothingElse: content that is always wrong does not keep
 // the rest from arriving.
-func TestWrongContentHoldsUpNothingElse(t *testing.T) {
+func TestWrongContentBlocksNothingElse(t *testing.T) {
 	first, second := corpus.Noise(1, 3<<20), corpus.Noise(2, 3<<20)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"first": first, "second": second}), 1<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
@@ -591,9 +591,9 @@ func TestWrongContentHoldsUpNothingElse(t *testing.T) {
 	}
 }
 
-// TestTheRegistryIsGone: when the registry refuses content that it served before, a
+// TestRegistryIsGone: when the registry refuses content that it served before, a
 // read fails, and the next one sends another request.
-func TestTheRegistryIsGone(t *testing.T) {
+func TestRegistryIsGone(t *testing.T) {
 	want := corpus.Noise(1, 400000)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 0, 0)
 	path := filepath.Join(t.TempDir(), "layer")

@@ -96,8 +96,8 @@ func TestRegistriesWithPasswords(t *testing.T) {
 		var logged []string
 		open := func() *File {
 			f, err := Open(path, Options{
-				Login: func(name string) (Login, bool) { login, ok := kept[name]; return login, ok },
-				Order: &Order{}, Line: &Line{}, Log: func(text string) { logged = append(logged, text) },
+				Login:        func(name string) (Login, bool) { login, ok := kept[name]; return login, ok },
+				PriorityGate: &PriorityGate{}, Scheduler: &Scheduler{}, Log: func(text string) { logged = append(logged, text) },
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -163,14 +163,14 @@ func TestLandmarks(t *testing.T) {
 		}
 		return corpus.Noise(uint64(name[0]), 3<<20)
 	}
-	order, line := &Order{}, &Line{}
+	priority, scheduler := &PriorityGate{}, &Scheduler{}
 	lay := func(names ...string) (*registry, *File) {
 		r, source := serve(t, inOrder(t, names, content), 1<<20, 0)
 		path := filepath.Join(t.TempDir(), "layer")
 		if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 			t.Fatal(err)
 		}
-		f, err := Open(path, Options{Login: func(string) (Login, bool) { return Login{}, false }, Order: order, Line: line, Log: func(text string) { t.Log(text) }})
+		f, err := Open(path, Options{Login: func(string) (Login, bool) { return Login{}, false }, PriorityGate: priority, Scheduler: scheduler, Log: func(text string) { t.Log(text) }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +198,7 @@ func TestLandmarks(t *testing.T) {
 	ended := make(chan error, 2)
 	go func() { ended <- urgent.Fetch(t.Context()) }()
 	<-asked
-	if !order.wait(none) || order.wait(urgent) {
+	if !priority.wait(none) || priority.wait(urgent) {
 		t.Error("what is to come first does not")
 	}
 	before := plain.asked.Load()

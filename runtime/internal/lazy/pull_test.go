@@ -144,7 +144,7 @@ func TestTablesArePrefetched(t *testing.T) {
 }
 
 // A table that fails ahead is requested once more when its layer is made.
-func TestTablesThatFailAhead(t *testing.T) {
+func TestTablePrefetchFails(t *testing.T) {
 	const layers = 3
 	for name, spoil := range map[string]func(*pulledImage, *Layer){
 		"no manifest":      func(_ *pulledImage, l *Layer) { l.Manifest = digest.FromString("x") },
@@ -183,7 +183,7 @@ func TestTablesThatFailAhead(t *testing.T) {
 }
 
 // The end of a pull cancels its requests.
-func TestAPullEnds(t *testing.T) {
+func TestPullEnds(t *testing.T) {
 	i := pullImage(t, 3)
 	release := make(chan struct{})
 	t.Cleanup(sync.OnceFunc(func() { close(release) }))

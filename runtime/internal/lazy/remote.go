@@ -8,9 +8,9 @@
 // does not decide which layers are lazy.
 //
 // Read maker.go first, then index.go and file.go: a layer before and while its content
-// arrives. This file, transport.go and login.go request content from registries. line.go
-// and order.go decide what is requested next; pull.go and claim.go connect layers with
-// images.
+// arrives. This file, transport.go and login.go request content from registries.
+// scheduler.go and prioritygate.go decide what is requested next. pull.go and claim.go
+// connect layers with images.
 package lazy
 
 import (

@@ -171,7 +171,7 @@ func TestGauge(t *testing.T) {
 	}
 }
 
-func TestLimitsComeAndGo(t *testing.T) {
+func TestLimitsAreSetAndRemoved(t *testing.T) {
 	ended := map[string]int{}
 	w := New(DefaultPolicy(),
 		meter{measure: func(ids []string) (map[string]Sample, error) {
@@ -202,7 +202,7 @@ func TestLimitsComeAndGo(t *testing.T) {
 
 // A limit that arrives during a look is checked against a new measurement, even
 // if nothing runs any more.
-func TestALimitThatComesDuringALook(t *testing.T) {
+func TestLimitAppliedDuringScan(t *testing.T) {
 	var w *Watcher
 	ended := false
 	resize := func() { w.Set("a", 50*mb) }
@@ -222,7 +222,7 @@ func TestALimitThatComesDuringALook(t *testing.T) {
 	}
 }
 
-func TestAnUnreadableProcIsNoReasonToStop(t *testing.T) {
+func TestUnreadableProcIsTolerated(t *testing.T) {
 	w := New(DefaultPolicy(), meter{measure: func([]string) (map[string]Sample, error) { return nil, errors.New("no descriptors") }}, nil)
 	w.Set("a", mb)
 	if next, any := w.look(t.Context()); !any || next <= 0 {

@@ -33,8 +33,8 @@ func connected(t *testing.T) (one, other *net.UnixConn) {
 // message but as a descriptor.
 func TestLoginsOutliveTheServer(t *testing.T) {
 	asking, requests := connected(t)
-	keeping, keeper := connected(t)
-	s := NewServer(requests, keeper, slog.New(slog.DiscardHandler), func(string) {})
+	keeping, holder := connected(t)
+	s := NewServer(requests, holder, slog.New(slog.DiscardHandler), func(string) {})
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(t.Context()) }()
 	c := NewClient(asking)

@@ -28,21 +28,21 @@ type Server struct {
 	// before the first call.
 	Refused []netip.Prefix
 
-	requests, keeper *net.UnixConn
+	requests, holder *net.UnixConn
 	log              *slog.Logger
 	// notice tells the user.
 	notice func(string)
 
 	mu     sync.Mutex
 	served map[string]bool
-	// lazy maps paths to the layers that are still arriving. order and line belong
+	// lazy maps paths to the layers that are still arriving. priority and scheduler belong
 	// to them, and logins holds the registries' logins by name.
-	lazy   map[string]*lazyLayer
-	order  lazy.Order
-	line   lazy.Line
-	logins map[string]lazy.Login
-	extra  fuse.Extra
-	group  sync.WaitGroup
+	lazy      map[string]*lazyLayer
+	priority  lazy.PriorityGate
+	scheduler lazy.Scheduler
+	logins    map[string]lazy.Login
+	extra     fuse.Extra
+	group     sync.WaitGroup
 }
 
 // lazyLayer is a layer that is still arriving, for all mounts that contain it.
@@ -53,18 +53,18 @@ type lazyLayer struct {
 	stop context.CancelFunc
 }
 
-// NewServer returns a server of requests. The process at the other end of keeper,
+// NewServer returns a server of requests. The process at the other end of holder,
 // if it is not nil, keeps the descriptors of mounts. The caller keeps both
 // connections.
-func NewServer(requests, keeper *net.UnixConn, log *slog.Logger, notice func(string)) *Server {
-	return &Server{requests: requests, keeper: keeper, log: log, notice: notice, served: map[string]bool{}, lazy: map[string]*lazyLayer{}, logins: map[string]lazy.Login{}}
+func NewServer(requests, holder *net.UnixConn, log *slog.Logger, notice func(string)) *Server {
+	return &Server{requests: requests, holder: holder, log: log, notice: notice, served: map[string]bool{}, lazy: map[string]*lazyLayer{}, logins: map[string]lazy.Login{}}
 }
 
 // Resume takes over the mounts of a predecessor.
 func (s *Server) Resume() error {
-	for s.keeper != nil {
+	for s.holder != nil {
 		var kept Kept
-		files, err := receive(s.keeper, &kept)
+		files, err := receive(s.holder, &kept)
 		if err != nil {
 			return fmt.Errorf("take over mounts: %w", err)
 		}
@@ -124,11 +124,11 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// keepLogin keeps a login here, and sends it to the keeper of descriptors.
+// keepLogin keeps a login here, and sends it to the descriptor holder.
 func (s *Server) keepLogin(request Request, files []*os.File) error {
 	var err error
-	if s.keeper != nil {
-		err = send(s.keeper, Kept{ID: request.ID, Data: &request}, files...)
+	if s.holder != nil {
+		err = send(s.holder, Kept{ID: request.ID, Data: &request}, files...)
 	}
 	return errors.Join(err, s.learn(request, files))
 }
@@ -186,8 +186,8 @@ func (s *Server) accept(request Request, files []*os.File) error {
 	if err == nil {
 		err = unix.Ftruncate(fd, fuse.SlotsSize)
 	}
-	if err == nil && s.keeper != nil {
-		err = send(s.keeper, Kept{ID: request.ID, Data: &request}, append(files, layers.sources[:min(len(layers.sources), maxDescriptors-len(files))]...)...)
+	if err == nil && s.holder != nil {
+		err = send(s.holder, Kept{ID: request.ID, Data: &request}, append(files, layers.sources[:min(len(layers.sources), maxDescriptors-len(files))]...)...)
 	}
 	if err == nil {
 		err = s.start(request, layers, files[0], files[1])
@@ -324,7 +324,7 @@ func (s *Server) openLazy(path string) (*erofs.Image, io.Closer, error) {
 	l := s.lazy[path]
 	if l == nil {
 		file, err := lazy.Open(path, lazy.Options{
-			Refused: s.Refused, Login: s.login, Order: &s.order, Line: &s.line, Log: func(text string) { s.log.Error(text) },
+			Refused: s.Refused, Login: s.login, PriorityGate: &s.priority, Scheduler: &s.scheduler, Log: func(text string) { s.log.Error(text) },
 		})
 		if err != nil {
 			return nil, nil, err
@@ -370,10 +370,10 @@ func (s *Server) drop(id string) {
 	s.mu.Lock()
 	delete(s.served, id)
 	s.mu.Unlock()
-	if s.keeper == nil {
+	if s.holder == nil {
 		return
 	}
-	if err := send(s.keeper, Kept{ID: id}); err != nil {
+	if err := send(s.holder, Kept{ID: id}); err != nil {
 		s.log.Error(fmt.Sprintf("forget mount %s: %v", id, err))
 	}
 }

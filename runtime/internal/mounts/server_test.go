@@ -24,9 +24,9 @@ import (
 	"berth.dev/berth/runtime/internal/lazy"
 )
 
-// TestALayerThatComesIsLetGoWithItsLastMount ends two mounts of a layer after its
+// TestArrivingLayerIsReleasedWithLastMount ends two mounts of a layer after its
 // table of contents has arrived. Sockets stand for the kernel's ends of the mounts.
-func TestALayerThatComesIsLetGoWithItsLastMount(t *testing.T) {
+func TestArrivingLayerIsReleasedWithLastMount(t *testing.T) {
 	path := comingLayer(t)
 	s := NewServer(nil, nil, slog.New(slog.DiscardHandler), func(string) {})
 	var kernels []*os.File
@@ -55,9 +55,9 @@ func TestALayerThatComesIsLetGoWithItsLastMount(t *testing.T) {
 	await(t, func() bool { return !opened(t, path) })
 }
 
-// TestHostileImageHoldsUpNoOtherMount requests a mount of an image whose layers are
+// TestHostileImageDelaysNoOtherMount requests a mount of an image whose layers are
 // hard links to a missing file, and then another mount.
-func TestHostileImageHoldsUpNoOtherMount(t *testing.T) {
+func TestHostileImageDelaysNoOtherMount(t *testing.T) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)

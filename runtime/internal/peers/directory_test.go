@@ -40,8 +40,8 @@ func TestGiver(t *testing.T) {
 	}
 }
 
-// TestNoCircle: whatever fails, nodes never wait for each other in a circle.
-func TestNoCircle(t *testing.T) {
+// TestNoCycle: whatever fails, nodes never wait for each other in a circle.
+func TestNoCycle(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		var d directory

@@ -221,7 +221,7 @@ func poll(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-func TestOneCopyForAll(t *testing.T) {
+func TestOneSharedCopy(t *testing.T) {
 	nodes := start(t, 5)
 	layer, desc := newLayer(3 << 20)
 	from := &registry{layer: layer}
@@ -363,7 +363,7 @@ func TestOwnerLost(t *testing.T) {
 	}
 }
 
-func TestWithoutOthers(t *testing.T) {
+func TestNoOtherProcesses(t *testing.T) {
 	nodes := start(t, 3)
 	layer, desc := newLayer(100_000)
 	for _, n := range nodes[1:] {
@@ -400,7 +400,7 @@ func TestSilence(t *testing.T) {
 	nodes[1].has(t, desc, layer)
 }
 
-func TestDamageIsNotSpread(t *testing.T) {
+func TestDamageDoesNotSpread(t *testing.T) {
 	nodes := start(t, 2)
 	layer, desc := newLayer(4 << 20)
 	if err := nodes[0].pull(t.Context(), &registry{layer: layer}, desc); err != nil {

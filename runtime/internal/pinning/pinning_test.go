@@ -55,7 +55,7 @@ func TestContainersSpreadOverTheCPUs(t *testing.T) {
 	}
 }
 
-func TestAnotherLimitKeepsFittingLayers(t *testing.T) {
+func TestNewLimitKeepsFittingLayers(t *testing.T) {
 	l, all := testLedger(t), cpuset.New(0, 1, 2, 3)
 	one := mustClaim(t, l, "a", 1000, all)
 	two := mustClaim(t, l, "a", 2000, all)
@@ -68,7 +68,7 @@ func TestAnotherLimitKeepsFittingLayers(t *testing.T) {
 }
 
 // What killed shims and half-written lines say counts for nothing.
-func TestClaimsOfTheDead(t *testing.T) {
+func TestClaimsOfDeadProcesses(t *testing.T) {
 	l, all := testLedger(t, 99), cpuset.New(0, 1)
 	const text = `{"Container":"x","Milli":1000,"CPUs":"0","Owner":{"PID":99,"Start":5}}
 {"Container":"y","Milli":100,"CPUs":"1","Owner":{"PID":98,"Start":5}}

@@ -69,12 +69,12 @@ func Identity(path string) (identity string, err error) {
 			return err
 		}
 		identity = netip.AddrFrom4([4]byte(address)).String()
-		six, err := address6()
+		ipv6, err := address6()
 		if err != nil {
 			return err
 		}
-		if six.IsValid() {
-			identity += "," + six.String()
+		if ipv6.IsValid() {
+			identity += "," + ipv6.String()
 		}
 		identity += fmt.Sprintf(" %d", cookie)
 		return nil

@@ -147,7 +147,7 @@ func TestWrite(t *testing.T) {
 
 // A layer lists a folder where a lower one has a link. Nothing is written to the
 // link's target.
-func TestLinksLeadNowhere(t *testing.T) {
+func TestDanglingLinks(t *testing.T) {
 	outside := t.TempDir()
 	below := pack(t, entry{Header: tar.Header{Name: "way", Typeflag: tar.TypeSymlink, Linkname: outside}})
 	above := pack(t, entry{Header: tar.Header{Name: "way/file", Typeflag: tar.TypeReg, Mode: 0o644}, content: "x"})
@@ -217,7 +217,7 @@ func TestStopped(t *testing.T) {
 	}
 }
 
-func TestTooDeep(t *testing.T) {
+func TestTooDeepNesting(t *testing.T) {
 	_, _, err := write(t, t.Context(), merged(t, pack(t, entry{Header: tar.Header{Name: strings.Repeat("d/", maxDepth+1), Typeflag: tar.TypeDir, Mode: 0o755}})))
 	if err == nil || !strings.Contains(err.Error(), "directories in each other") {
 		t.Error(err)

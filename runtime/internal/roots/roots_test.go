@@ -43,7 +43,7 @@ func overlay(upper string) []mount.Mount {
 	return []mount.Mount{{Type: "overlay", Source: "overlay", Options: []string{"workdir=/w", "upperdir=" + upper, "lowerdir=/snapshots/1/fs", "userxattr"}}}
 }
 
-func TestAFolderInPlaceOfItsLayer(t *testing.T) {
+func TestFolderInsteadOfItsLayer(t *testing.T) {
 	root, upper := t.TempDir(), t.TempDir()
 	folder := filepath.Join(t.TempDir(), "app:1,2")
 	if err := os.Mkdir(folder, 0o755); err != nil {
@@ -99,7 +99,7 @@ func TestAFolderInPlaceOfItsLayer(t *testing.T) {
 	}
 }
 
-func TestALayerStandsForOneFolder(t *testing.T) {
+func TestLayerRepresentsOneFolder(t *testing.T) {
 	root := t.TempDir()
 	if err := Stand(root, layer, "/a"); err != nil {
 		t.Fatal(err)

@@ -48,8 +48,8 @@ func (f *File) Lay(to *os.File, add func(Part) error) (ocispec.Image, error) {
 			if err != nil || begin == 0 { // empty, or no file
 				return err
 			}
-			if e.tells(name, n) {
-				if err := e.hear(name, n, io.Discard); err != nil {
+			if e.describesImage(name, n) {
+				if err := e.copyContent(name, n, io.Discard); err != nil {
 					return err
 				}
 			}

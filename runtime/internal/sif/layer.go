@@ -42,7 +42,7 @@ func (f *File) Layer(to io.Writer) (ocispec.Image, error) {
 		if header.Typeflag != tar.TypeReg {
 			return nil
 		}
-		return e.hear(name, n, archive)
+		return e.copyContent(name, n, archive)
 	})
 	if err == nil {
 		err = archive.Close()
@@ -88,15 +88,15 @@ func (e *entries) header(name string, n squashfs.Inode) (*tar.Header, error) {
 	return header, nil
 }
 
-// tells reports whether a file is part of the image's description of itself.
-func (e *entries) tells(name string, n squashfs.Inode) bool {
+// describesImage reports whether a file is part of the image's description of itself.
+func (e *entries) describesImage(name string, n squashfs.Inode) bool {
 	return n.Size <= maxText && (name == labelsFile || strings.HasPrefix(name, environment))
 }
 
-// hear writes the content of a file, and keeps it if it describes the image.
-func (e *entries) hear(name string, n squashfs.Inode, into io.Writer) error {
+// copyContent writes the content of a file, and keeps it if it describes the image.
+func (e *entries) copyContent(name string, n squashfs.Inode, into io.Writer) error {
 	var text bytes.Buffer
-	if e.tells(name, n) {
+	if e.describesImage(name, n) {
 		if e.textBytes += int(n.Size); e.textBytes > maxTexts {
 			return fmt.Errorf("read %q: the files that describe the image have more than %d bytes", name, maxTexts)
 		}
@@ -105,7 +105,7 @@ func (e *entries) hear(name string, n squashfs.Inode, into io.Writer) error {
 	if _, err := io.Copy(into, e.root.Content(n)); err != nil {
 		return fmt.Errorf("read %q: %w", name, err)
 	}
-	if e.tells(name, n) {
+	if e.describesImage(name, n) {
 		e.texts[name] = text.String()
 	}
 	return nil

@@ -92,7 +92,7 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 	if err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("convert layer %s: %w", desc.Digest, err)
 	}
-	d.tell(&misfits)
+	d.report(&misfits)
 	applied := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Size: made.Size, Digest: made.Digest}
 	if d.Cache != nil {
 		// Copy in the background, so that this caller does not wait.

@@ -22,7 +22,7 @@ import (
 
 // A layer in an archive is read from the archive. The test has no content store to
 // ask.
-func TestLayerOfAnArchive(t *testing.T) {
+func TestArchiveLayer(t *testing.T) {
 	var layer, packed bytes.Buffer
 	archive, zipped := tar.NewWriter(&layer), gzip.NewWriter(&packed)
 	err := archive.WriteHeader(&tar.Header{Name: "file", Mode: 0o644})

@@ -19,7 +19,7 @@ type Owners struct {
 	Notice func(string)
 }
 
-func (o Owners) tell(misfits *idmap.Misfits) {
+func (o Owners) report(misfits *idmap.Misfits) {
 	if text := misfits.String(); text != "" && o.Notice != nil {
 		o.Notice(text)
 	}
@@ -45,5 +45,5 @@ func (o Owners) look(ctx context.Context, path string) {
 	for _, owner := range all {
 		misfits.FitAll(owner.Count, owner.Example, owner.UID, owner.GID)
 	}
-	o.tell(&misfits)
+	o.report(&misfits)
 }

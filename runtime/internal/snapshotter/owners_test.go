@@ -62,10 +62,10 @@ type fakeRemote struct{}
 
 func (fakeRemote) Make(_ context.Context, path string, _ lazy.Layer) error { return foreignLayer(path) }
 
-// TestForeignOwnersOfLayersOfOthers covers each kind of layer that this node has
+// TestForeignOwnersOfForeignLayers covers each kind of layer that this node has
 // not converted: a cached layer, before it is fetched and when it is applied, a
 // lazy layer, and a SIF file in place.
-func TestForeignOwnersOfLayersOfOthers(t *testing.T) {
+func TestForeignOwnersOfForeignLayers(t *testing.T) {
 	var said []string
 	ids := []idmap.Extent{{First: 0, Count: 65536}}
 	owners := Owners{idmap.Map{UIDs: ids, GIDs: ids}, func(text string) { said = append(said, text) }}

@@ -61,7 +61,7 @@ func (d Differ) unpack(ctx context.Context, blobs content.Provider, desc ocispec
 	if err != nil {
 		return applied, err
 	}
-	d.tell(&misfits)
+	d.report(&misfits)
 	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Size: int64(size), Digest: digest.NewDigest(digest.SHA256, sum)}, nil
 }
 

@@ -218,7 +218,7 @@ func crowded(t *testing.T, entries int) *hostile {
 	return h
 }
 
-func TestDirectoryIsReadEntryByEntry(t *testing.T) {
+func TestDirectoryIsReadIncrementally(t *testing.T) {
 	const entries = 2 << 20
 	h := crowded(t, entries)
 	image, err := h.open(t)

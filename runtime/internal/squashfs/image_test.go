@@ -324,7 +324,7 @@ func FuzzLZ4(f *testing.F) {
 	})
 }
 
-func TestXZTakesNoMoreMemoryThanABlock(t *testing.T) {
+func TestXZMemoryIsBoundedByBlock(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "corrupt",
 		"\xfd7zXZ\x00\x00\x01....\x02\x00\x21\x01\x28":         "larger than a block",
@@ -368,7 +368,7 @@ func hugeSecond(t testing.TB) []byte {
 	return packed
 }
 
-func TestXZOfMoreThanABlock(t *testing.T) {
+func TestXZLargerThanBlock(t *testing.T) {
 	content := bytes.Repeat([]byte("some content "), 300)
 	good := xzOf(t, content, 1<<20)
 	if out, err := unpackXZ(nil, good, minBlock); err != nil || !bytes.Equal(out, content) {

@@ -140,7 +140,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 		if !made {
 			s.releaseCPUs(r.ID)
 			s.forgetView(r.ID)
-			s.tellMemory(r.ID, nil)
+			s.updateMemory(r.ID, nil)
 		}
 	}()
 	if err != nil {
@@ -167,7 +167,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	s.mu.Lock()
 	s.ownListener = s.ownListener || adapted.OwnListener
 	s.mu.Unlock()
-	s.tellMemory(r.ID, &container{Container: adapted})
+	s.updateMemory(r.ID, &container{Container: adapted})
 	response, err := s.TTRPCTaskService.Create(ctx, r)
 	if err != nil {
 		return nil, err
@@ -224,7 +224,7 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 		s.mu.Unlock()
 		s.releaseCPUs(r.ID)
 		s.forgetView(r.ID)
-		s.tellMemory(r.ID, nil)
+		s.updateMemory(r.ID, nil)
 		s.watcher.Set(r.ID, 0)
 	}
 	return response, err

@@ -125,7 +125,7 @@ func update(t *testing.T, s *Service, id string, r *specs.LinuxResources) error 
 	return err
 }
 
-func TestContainersTakeNoKeyring(t *testing.T) {
+func TestContainersInheritNoKeyring(t *testing.T) {
 	for name, fastPath := range map[string]string{"runc": "", "berth-runc": "POD"} {
 		s, in, _ := newTestService(t, bundle.Node{}, child(t).Process.Pid)
 		s.fastPath = fastPath
@@ -140,7 +140,7 @@ func TestContainersTakeNoKeyring(t *testing.T) {
 	}
 }
 
-func TestAboveTheLimit(t *testing.T) {
+func TestAboveLimit(t *testing.T) {
 	cmd := child(t)
 	s, _, pub := newTestService(t, bundle.Node{}, cmd.Process.Pid)
 	create(t, s, "one", 1<<30)
@@ -179,7 +179,7 @@ func TestAboveTheLimit(t *testing.T) {
 	}
 }
 
-func TestDelegatedLimitsAreTheKernels(t *testing.T) {
+func TestDelegatedLimitsMatchKernel(t *testing.T) {
 	cmd := child(t)
 	s, in, _ := newTestService(t, bundle.Node{Controllers: []string{"memory"}}, cmd.Process.Pid)
 	create(t, s, "one", 1)
@@ -229,7 +229,7 @@ func TestUnknownContainer(t *testing.T) {
 }
 
 // The note for whoever cleans up after a killed shim names live containers.
-func TestNamespacesAreNoted(t *testing.T) {
+func TestNamespacesAreRecorded(t *testing.T) {
 	cmd := child(t)
 	s, _, _ := newTestService(t, bundle.Node{}, cmd.Process.Pid)
 	exits := make(chan gorunc.Exit)

@@ -42,7 +42,7 @@ func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*pt
 	// Last, because a limit below the use ends the container at once.
 	if limited {
 		s.limit(r.ID, c, memory)
-		s.tellMemory(r.ID, c)
+		s.updateMemory(r.ID, c)
 	}
 	return &ptypes.Empty{}, nil
 }

@@ -71,9 +71,9 @@ func (s *Service) showLimits(id string, c *container) []specs.Mount {
 // the pod sees. The shim's environment is runc's.
 const memoryVariable = "BERTH_MEMORY_OF_CONTAINERS"
 
-// tellMemory makes sysinfo(2) report the memory that a container sees, in
+// updateMemory makes sysinfo(2) report the memory that a container sees, in
 // processes that start from now on. A running process keeps the earlier number.
-func (s *Service) tellMemory(id string, c *container) {
+func (s *Service) updateMemory(id string, c *container) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c == nil || !c.SeesLimits || c.Listens || s.ownListener {
@@ -86,7 +86,7 @@ func (s *Service) tellMemory(id string, c *container) {
 		err = os.Setenv(memoryVariable, string(text))
 	}
 	if err != nil {
-		s.log.Warn("sysinfo(2) tells of the machine", "container", id, "error", err)
+		s.log.Warn("sysinfo(2) reports the memory of the machine", "container", id, "error", err)
 	}
 }
 
@@ -105,7 +105,7 @@ func (s *Service) Sysinfo(id string) {
 	}
 	listener, err := sysinfo.Install()
 	if err != nil {
-		s.log.Warn("sysinfo(2) tells of the machine", "container", id, "error", err)
+		s.log.Warn("sysinfo(2) reports the memory of the machine", "container", id, "error", err)
 		return
 	}
 	go func() {

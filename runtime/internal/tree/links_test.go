@@ -92,7 +92,7 @@ func TestHardLinksToMissingFilesTakeLinearWork(t *testing.T) {
 
 // Each layer links to the link of the layer below. The directory has so many links
 // that resolving all of them for each one would take too long.
-func TestChainOfHardLinksLeadsToItsFile(t *testing.T) {
+func TestHardLinkChainResolves(t *testing.T) {
 	const layers, beside = 30, 8
 	archives := [][]byte{archived(t, tar.Header{Typeflag: tar.TypeReg, Name: "a/b/f0", Uid: 77})}
 	for k := 1; k < layers; k++ {
@@ -144,7 +144,7 @@ func TestHardLinkSeesOnlyLowerLayers(t *testing.T) {
 	}
 }
 
-func TestHardLinksOfADirectoryAreBounded(t *testing.T) {
+func TestHardLinksPerDirectoryAreBounded(t *testing.T) {
 	const deep = 1000
 	target := strings.Repeat("d/", deep) + "f"
 	archives := [][]byte{

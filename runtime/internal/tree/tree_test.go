@@ -135,9 +135,9 @@ func TestTreeEqualsUnpackedLayers(t *testing.T) {
 	}
 }
 
-// TestNumbersMeanTheSameToASuccessor: a restarted server receives requests for
+// TestNumbersKeepTheirMeaning: a restarted server receives requests for
 // numbers that its predecessor assigned.
-func TestNumbersMeanTheSameToASuccessor(t *testing.T) {
+func TestNumbersKeepTheirMeaning(t *testing.T) {
 	archives, err := corpus.Layers()
 	if err != nil {
 		t.Fatal(err)

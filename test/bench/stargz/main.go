@@ -74,17 +74,17 @@ func besideIt(self, config string) (string, error) {
 	// containerd.
 	runtime.LockOSThread()
 	command := exec.Command(self, serveArg, at.root, at.hosts)
-	ready, tell, err := os.Pipe()
+	ready, started, err := os.Pipe()
 	if err != nil {
 		return "", err
 	}
-	command.Stderr, command.ExtraFiles = os.Stderr, []*os.File{tell}
+	command.Stderr, command.ExtraFiles = os.Stderr, []*os.File{started}
 	command.Env = append(os.Environ(), socketEnv+"="+at.socket)
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := command.Start(); err != nil {
 		return "", fmt.Errorf("start the snapshotter: %w", err)
 	}
-	_ = tell.Close()
+	_ = started.Close()
 	if n, err := ready.Read(make([]byte, 1)); n != 1 {
 		return "", fmt.Errorf("the snapshotter has not begun to listen: %w", err)
 	}

@@ -57,7 +57,7 @@ func ask(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-func TestWhatIsLeftToDo(t *testing.T) {
+func TestRemainingWork(t *testing.T) {
 	dir := report(t)
 	list := filepath.Join(dir, "list")
 	for _, try := range []struct{ word, dir, want string }{

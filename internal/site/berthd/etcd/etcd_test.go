@@ -12,7 +12,7 @@ import (
 )
 
 // Any user of the host may have opened a port of etcd first.
-func TestAnAddressOfEtcdThatIsTakenIsNamed(t *testing.T) {
+func TestOccupiedEtcdAddressIsNamed(t *testing.T) {
 	const host = "127.0.0.93"
 	keys, err := transport.SelfCert(zap.NewNop(), t.TempDir(), []string{host}, 1)
 	if err != nil {

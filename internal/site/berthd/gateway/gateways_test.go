@@ -57,7 +57,7 @@ func TestPodsKeepTheirGateway(t *testing.T) {
 
 // A gateway that only this node cannot reach gets none of its pods, unless there is
 // no other gateway.
-func TestPodsLeaveAGatewayThatIsNotReached(t *testing.T) {
+func TestPodsLeaveUnreachableGateway(t *testing.T) {
 	first, second := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
 	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
 	asked := []netip.Addr{first, second}
@@ -83,7 +83,7 @@ func TestPodsLeaveAGatewayThatIsNotReached(t *testing.T) {
 
 // A gateway with pods always reaches itself, so one other gateway is enough to probe
 // and to leave.
-func TestPodsLeaveTheOnlyOtherGateway(t *testing.T) {
+func TestPodsLeaveLastOtherGateway(t *testing.T) {
 	host, other := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
 	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
 	g, r := &Gateways{}, reach{}
@@ -111,7 +111,7 @@ func TestPodsLeaveTheOnlyOtherGateway(t *testing.T) {
 
 // The host of a gateway whose daemon has stopped is still reachable, and its gateway
 // gets no pods.
-func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
+func TestGatewayWithoutDaemonIsReachable(t *testing.T) {
 	shared := store.New(etcdtest.New(t), siteconf.Default())
 	g := New("n0", netip.Addr{}, siteconf.Gateways{On: []string{"gw1", "gw2"}}, shared, slog.New(slog.DiscardHandler), func() {})
 	first, second := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
@@ -183,7 +183,7 @@ func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
 }
 
 // Pods that are each the only one on their node spread over the gateways too.
-func TestLonePodsSpread(t *testing.T) {
+func TestSinglePodsSpread(t *testing.T) {
 	living := map[string]netip.Addr{"gw1": netip.MustParseAddr("192.168.0.1"), "gw2": netip.MustParseAddr("192.168.0.2")}
 	all := map[netip.Addr]netip.Addr{}
 	for i := range 100 {
@@ -207,7 +207,7 @@ func count(chosen map[netip.Addr]netip.Addr) map[netip.Addr]int {
 
 // A gateway is announced to nodes when its links forward, whatever was created again
 // meanwhile.
-func TestAGatewayIsAnnouncedWhenItForwards(t *testing.T) {
+func TestGatewayIsAnnouncedOnceItForwards(t *testing.T) {
 	shared := store.New(etcdtest.New(t), siteconf.Default())
 	g := New("n0", netip.MustParseAddr("127.0.0.1"), siteconf.Gateways{}, shared, slog.New(slog.DiscardHandler), func() {})
 	announced := func() bool {

@@ -7,7 +7,7 @@ import (
 )
 
 // Connections that users keep open do not block root or other users.
-func TestAUserCannotKeepOthersOut(t *testing.T) {
+func TestUserCannotLockOthersOut(t *testing.T) {
 	var all Clients
 	s := entrance{&all}
 	const bob, alice, others = 1001, 1000, 2000

@@ -111,7 +111,7 @@ func (s served) lives() bool {
 }
 
 // A name server that is about to end still receives queries, beside its successor.
-func TestAllNameServersKnowTheNames(t *testing.T) {
+func TestAllNameServersServeNames(t *testing.T) {
 	s := newNodeOfServers(t)
 	n := s.berthd()
 	apply := func(cluster string) {

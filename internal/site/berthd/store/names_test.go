@@ -13,7 +13,7 @@ import (
 // During an upgrade node by node, names written by a new berthd must not stop an old
 // one. An old berthd takes all keys in etcd for allocations, and the last part of a
 // key for a job.
-func TestABerthdOfBeforeLeavesNamesAlone(t *testing.T) {
+func TestOlderBerthdLeavesNamesUnchanged(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	a, err := s.Allocate(t.Context(), request(1, 1000))
 	if err != nil {
@@ -43,7 +43,7 @@ func TestABerthdOfBeforeLeavesNamesAlone(t *testing.T) {
 }
 
 // This berthd ignores keys that a later version writes beside allocations.
-func TestKeysOfALaterBerthdAreLeftAlone(t *testing.T) {
+func TestKeysOfNewerBerthdAreKept(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	a, err := s.Allocate(t.Context(), request(1, 1000))
 	if err != nil {

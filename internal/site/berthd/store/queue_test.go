@@ -58,7 +58,7 @@ func enter(t *testing.T, s *Store) *queue {
 	return l
 }
 
-func TestNobodyStandsInLineForEver(t *testing.T) {
+func TestQueueWaitIsBounded(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	first := enter(t, s)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -104,7 +104,7 @@ func (w watched) Watch(ctx context.Context, key string, options ...clientv3.OpOp
 }
 
 // A step in the queue learns that etcd no longer answers before the plugin gives up.
-func TestAnEtcdThatIsCutOffKeepsNobodyInLine(t *testing.T) {
+func TestIsolatedEtcdBlocksNobody(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	first := enter(t, s)
 	defer first.leave()

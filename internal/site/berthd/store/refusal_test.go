@@ -20,7 +20,7 @@ import (
 )
 
 // A failed request to etcd reports an expired certificate, of etcd or of this host.
-func TestARefusedConnectionToEtcdIsExplained(t *testing.T) {
+func TestRefusedEtcdConnectionIsExplained(t *testing.T) {
 	old, valid := certificate(t, -time.Hour), certificate(t, time.Hour)
 	for _, c := range []struct {
 		etcd, host siteconf.Etcd

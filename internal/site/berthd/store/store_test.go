@@ -78,7 +78,7 @@ func TestNoAddressIsGivenTwice(t *testing.T) {
 	}
 }
 
-func TestAllAddressesComeBack(t *testing.T) {
+func TestAllAddressesAreReturned(t *testing.T) {
 	s := newStore(t, "10.128.0.0/28")
 	for range 3 {
 		all := allocateAll(t, s, 4)
@@ -110,7 +110,7 @@ func TestAllAddressesComeBack(t *testing.T) {
 	}
 }
 
-func TestAFormerJobOfThatNumberFreesNothing(t *testing.T) {
+func TestReusedJobNumberFreesNothing(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	former, err := s.Allocate(t.Context(), request(1, 1000))
 	if err != nil {
@@ -132,7 +132,7 @@ func TestAFormerJobOfThatNumberFreesNothing(t *testing.T) {
 	}
 }
 
-func TestWhatEtcdHasLostIsRestoredUnlessItIsTaken(t *testing.T) {
+func TestKeysLostByEtcdAreRestored(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	mine, err := s.Allocate(t.Context(), request(1, 1000))
 	if err != nil {
@@ -160,7 +160,7 @@ func TestWhatEtcdHasLostIsRestoredUnlessItIsTaken(t *testing.T) {
 
 // The age of etcd does not depend on any clock, neither of the first node that wrote
 // nor of this one, even if that clock is set forward or back.
-func TestANewEtcdWaits(t *testing.T) {
+func TestNewEtcdWaits(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	s.config.Collect = time.Hour
 	if _, err := s.client.Delete(t.Context(), bornKey); err != nil {
@@ -213,7 +213,7 @@ func allocateWithin(t *testing.T, s *Store, limit time.Duration) error {
 }
 
 // A group may have the same name as a part of keys.
-func TestAGroupMayHaveAnyName(t *testing.T) {
+func TestGroupNames(t *testing.T) {
 	for _, group := range []string{"at", "pods"} {
 		t.Run(group, func(t *testing.T) {
 			s := newStore(t, "10.128.0.0/24")
@@ -267,7 +267,7 @@ func TestAGroupMayHaveAnyName(t *testing.T) {
 	}
 }
 
-func TestTheAddressOfSessionsLivesByTheLease(t *testing.T) {
+func TestSessionAddressFollowsLease(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	sessions := Request{UID: 1000, User: "somebody", Login: "n3", Nodes: []string{"n3"}}
 	if _, err := s.Allocate(t.Context(), sessions); err == nil || !strings.Contains(err.Error(), "no lease") {
@@ -312,7 +312,7 @@ func TestTheAddressOfSessionsLivesByTheLease(t *testing.T) {
 }
 
 // Users of a group get one network, and also keep their own.
-func TestAGroupHasANetwork(t *testing.T) {
+func TestGroupNetwork(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	allocate := func(job, uid uint32, group string) siteconf.Allocation {
 		a, err := s.Allocate(t.Context(), Request{Job: job, UID: uid, Group: group, Nodes: []string{"n0"}})

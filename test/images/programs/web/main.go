@@ -180,8 +180,8 @@ func (s *server) udp(addr string) error {
 	}
 }
 
-// patience bounds the wait for an answer: a lost datagram never has one.
-const patience = 5 * time.Second
+// answerTimeout bounds the wait for an answer: a lost datagram never has one.
+const answerTimeout = 5 * time.Second
 
 func askAll(network string, addrs []string, line string) error {
 	for _, addr := range addrs {
@@ -193,12 +193,12 @@ func askAll(network string, addrs []string, line string) error {
 }
 
 func askFor(network, addr, line string) error {
-	c, err := net.DialTimeout(network, addr, patience)
+	c, err := net.DialTimeout(network, addr, answerTimeout)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
 		return err
 	}
 	if _, err := io.WriteString(c, line+"\n"); err != nil {

@@ -198,7 +198,7 @@ func serve(t *testing.T, change func(*registry, *image)) (*registry, *httptest.S
 	return r, server
 }
 
-func keeper(t *testing.T, limit int64) (*Keeper, string) {
+func newPopulator(t *testing.T, limit int64) (*Populator, string) {
 	t.Helper()
 	dir := t.TempDir()
 	cache, err := layercache.Open(dir, "test", limit, func(text string) { t.Log(text) })
@@ -206,12 +206,12 @@ func keeper(t *testing.T, limit int64) (*Keeper, string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cache.Close() })
-	return &Keeper{Cache: cache, Platform: ocispec.Platform{OS: "linux", Architecture: "amd64"}, Progress: func(int64, int64) {}}, dir
+	return &Populator{Cache: cache, Platform: ocispec.Platform{OS: "linux", Architecture: "amd64"}, Progress: func(int64, int64) {}}, dir
 }
 
-func (k *Keeper) pullFrom(t *testing.T, server *httptest.Server, logins Logins) (layercache.Image, error) {
+func (p *Populator) pullFrom(t *testing.T, server *httptest.Server, logins Logins) (layercache.Image, error) {
 	t.Helper()
-	return k.Pull(t.Context(), "reg.test/team/app:1", Registries{Servers: map[string]string{"reg.test": server.URL}, Logins: logins})
+	return p.Pull(t.Context(), "reg.test/team/app:1", Registries{Servers: map[string]string{"reg.test": server.URL}, Logins: logins})
 }
 
 // left returns the names of unfinished files.
@@ -242,23 +242,23 @@ func TestPull(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, server := serve(t, change)
-			k, dir := keeper(t, 1<<30)
+			p, dir := newPopulator(t, 1<<30)
 			var mu sync.Mutex
 			var came int64
-			k.Progress = func(more, _ int64) {
+			p.Progress = func(more, _ int64) {
 				mu.Lock()
 				defer mu.Unlock()
 				came += more
 			}
-			img, err := k.pullFrom(t, server, nil)
+			img, err := p.pullFrom(t, server, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, missing := k.Cache.Size(img); missing > 0 || img.Target.Digest != r.manifest || came == 0 {
+			if _, missing := p.Cache.Size(img); missing > 0 || img.Target.Digest != r.manifest || came == 0 {
 				t.Errorf("%d layers missing, %s, %d bytes came", missing, img.Target.Digest, came)
 			}
 			for _, desc := range img.Blobs {
-				if _, err := k.Cache.Blob(desc.Digest); err != nil {
+				if _, err := p.Cache.Blob(desc.Digest); err != nil {
 					t.Error(err)
 				}
 			}
@@ -270,7 +270,7 @@ func TestPull(t *testing.T) {
 					r.asked[d] = 0
 				}
 			}
-			if _, err := k.pullFrom(t, server, nil); err != nil {
+			if _, err := p.pullFrom(t, server, nil); err != nil {
 				t.Fatal(err)
 			}
 			for _, d := range layers {
@@ -317,18 +317,18 @@ func TestPullRefuses(t *testing.T) {
 	} {
 		t.Run(want, func(t *testing.T) {
 			_, server := serve(t, change)
-			k, dir := keeper(t, 4<<20)
+			p, dir := newPopulator(t, 4<<20)
 			if want == "not an image, but of type" {
 				server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 					w.Header().Set("Content-Type", "application/x-other")
 					fmt.Fprint(w, "{}")
 				})
 			}
-			img, err := k.pullFrom(t, server, nil)
+			img, err := p.pullFrom(t, server, nil)
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%+v, %v; want an error with %q", img, err, want)
 			}
-			if all, err := k.Cache.Images(); err != nil || len(all) > 0 {
+			if all, err := p.Cache.Images(); err != nil || len(all) > 0 {
 				t.Errorf("it has a name: %v, %v", all, err)
 			}
 			if rest := left(t, dir); len(rest) > 0 {
@@ -338,9 +338,9 @@ func TestPullRefuses(t *testing.T) {
 	}
 }
 
-// TestAFullDiskIsReportedAtOnce: a blob that does not fit on the disk is not
+// TestFullDiskIsReportedImmediately: a blob that does not fit on the disk is not
 // fetched to its end.
-func TestAFullDiskIsReportedAtOnce(t *testing.T) {
+func TestFullDiskIsReportedImmediately(t *testing.T) {
 	disk := t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=1m"); err != nil {
 		t.Skip("mounts are not allowed here: ", err)
@@ -375,43 +375,43 @@ func TestPullForSeveralPlatforms(t *testing.T) {
 		desc.Platform = &config.Platform
 		i.index.Manifests = []ocispec.Descriptor{desc}
 	})
-	k, _ := keeper(t, 1<<30)
-	first, err := k.pullFrom(t, server, nil)
+	p, _ := newPopulator(t, 1<<30)
+	first, err := p.pullFrom(t, server, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k.Platform, k.Chosen = ocispec.Platform{OS: "linux", Architecture: "arm64"}, true
-	second, err := k.pullFrom(t, server, nil)
+	p.Platform, p.Chosen = ocispec.Platform{OS: "linux", Architecture: "arm64"}, true
+	second, err := p.pullFrom(t, server, nil)
 	if err != nil || second.Layers[0] == first.Layers[0] {
 		t.Fatalf("%v, %v", second, err)
 	}
 	for _, want := range []layercache.Image{first, second} {
-		if k.Platform, err = platforms.Parse(want.Platform); err != nil {
+		if p.Platform, err = platforms.Parse(want.Platform); err != nil {
 			t.Fatal(err)
 		}
-		got, err := k.Named(want.Name)
+		got, err := p.Named(want.Name)
 		if err != nil || got.Layers[0] != want.Layers[0] {
 			t.Errorf("for %s: %v, %v", want.Platform, got, err)
 		}
 	}
-	k.Platform = ocispec.Platform{OS: "linux", Architecture: "s390x"}
-	if _, err := k.Named(first.Name); err == nil || !strings.Contains(err.Error(), "not for linux/s390x") {
+	p.Platform = ocispec.Platform{OS: "linux", Architecture: "s390x"}
+	if _, err := p.Named(first.Name); err == nil || !strings.Contains(err.Error(), "not for linux/s390x") {
 		t.Errorf("a platform that was named and is not there: %v", err)
 	}
-	k.Chosen = false
-	if got, err := k.Named(first.Name); err != nil || got.Platform != second.Platform {
+	p.Chosen = false
+	if got, err := p.Named(first.Name); err != nil || got.Platform != second.Platform {
 		t.Errorf("%v, %v; want the one that was brought last", got, err)
 	}
 }
 
-func TestPullWithAPassword(t *testing.T) {
+func TestPullWithPassword(t *testing.T) {
 	_, server := serve(t, func(r *registry, _ *image) { r.password = "swordfish" })
-	k, _ := keeper(t, 1<<30)
+	p, _ := newPopulator(t, 1<<30)
 	logins, err := ParseLogins([]byte(`{"auths":{"https://reg.test/team":{"username":"me","password":"swordfish"},"reg.test":{"username":"me","password":"wrong"}}}`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.pullFrom(t, server, logins); err != nil {
+	if _, err := p.pullFrom(t, server, logins); err != nil {
 		t.Error(err)
 	}
 }
@@ -441,19 +441,19 @@ func TestImportLayoutInPlace(t *testing.T) {
 	if err := os.Chmod(dir, 0o555); err != nil { // nothing is written there
 		t.Fatal(err)
 	}
-	k, _ := keeper(t, 1<<30)
-	images, err := k.Import(t.Context(), imagestore.Archive{Path: dir})
+	p, _ := newPopulator(t, 1<<30)
+	images, err := p.Import(t.Context(), imagestore.Archive{Path: dir})
 	if err != nil || len(images) != 1 || images[0].Name != "docker.io/library/app:2" {
 		t.Fatalf("%+v, %v", images, err)
 	}
-	if _, missing := k.Cache.Size(images[0]); missing > 0 {
+	if _, missing := p.Cache.Size(images[0]); missing > 0 {
 		t.Errorf("%d layers are missing", missing)
 	}
 	// Without one of its blobs the layout is refused.
 	if err := os.Remove(filepath.Join(blobs, r.manifest.Encoded())); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.Import(t.Context(), imagestore.Archive{Path: dir}); err == nil || !strings.Contains(err.Error(), "not complete") {
+	if _, err := p.Import(t.Context(), imagestore.Archive{Path: dir}); err == nil || !strings.Contains(err.Error(), "not complete") {
 		t.Errorf("a layout without its manifest: %v", err)
 	}
 }
@@ -471,25 +471,25 @@ func TestImportLayoutThatNamesItself(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(filepath.Dir(blob), 0o755), os.WriteFile(blob, index, 0o444), os.WriteFile(filepath.Join(dir, "index.json"), index, 0o444)); err != nil {
 		t.Fatal(err)
 	}
-	k, _ := keeper(t, 1<<30)
-	if _, err := k.Import(t.Context(), imagestore.Archive{Path: dir}); err == nil || !strings.Contains(err.Error(), "another digest") {
+	p, _ := newPopulator(t, 1<<30)
+	if _, err := p.Import(t.Context(), imagestore.Archive{Path: dir}); err == nil || !strings.Contains(err.Error(), "another digest") {
 		t.Error(err)
 	}
 }
 
 func TestExportAndImportAgain(t *testing.T) {
 	_, server := serve(t, func(_ *registry, i *image) { i.config.Config.Env = []string{"A=b"} })
-	k, _ := keeper(t, 1<<30)
-	pulled, err := k.pullFrom(t, server, nil)
+	p, _ := newPopulator(t, 1<<30)
+	pulled, err := p.pullFrom(t, server, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
 	path := filepath.Join(dir, "app.tar")
-	if err := Export(t.Context(), k.Cache, pulled, path); err != nil {
+	if err := Export(t.Context(), p.Cache, pulled, path); err != nil {
 		t.Fatal(err)
 	}
-	other, _ := keeper(t, 1<<30)
+	other, _ := newPopulator(t, 1<<30)
 	images, err := other.Import(t.Context(), imagestore.Archive{Path: path})
 	if err != nil || len(images) != 1 || images[0].Name != pulled.Name {
 		t.Fatalf("%+v, %v", images, err)
@@ -502,13 +502,13 @@ func TestExportAndImportAgain(t *testing.T) {
 		t.Errorf("%d bytes, %d layers are missing", size, missing)
 	}
 	// If a layer is missing, no archive is written, not even a part.
-	if err := errors.Join(k.Cache.Close(), os.Remove(path)); err != nil {
+	if err := errors.Join(p.Cache.Close(), os.Remove(path)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.Cache.Remove(pulled.Name, nil); err != nil {
+	if _, err := p.Cache.Remove(pulled.Name, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := Export(t.Context(), k.Cache, pulled, path); err == nil {
+	if err := Export(t.Context(), p.Cache, pulled, path); err == nil {
 		t.Error("an image that is gone was exported")
 	}
 	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {

@@ -23,8 +23,8 @@ import (
 	"berth.dev/berth/runtime/internal/layerfile"
 )
 
-// Keeper puts images into a cache.
-type Keeper struct {
+// Populator puts images into a cache.
+type Populator struct {
 	Cache    *layercache.Cache
 	Platform ocispec.Platform
 	// Chosen reports whether the user named the platform. If so, a cached image
@@ -42,10 +42,10 @@ const (
 	maxText = 8 << 20
 )
 
-// Keep adds an image to the cache. It fetches the blobs through from, and sets the
+// Put adds an image to the cache. It fetches the blobs through from, and sets the
 // image's name last, when everything else is there.
-func (k *Keeper) Keep(ctx context.Context, name string, target ocispec.Descriptor, from remotes.Fetcher) (layercache.Image, error) {
-	image := layercache.Image{Name: name, Target: target, Platform: platforms.Format(k.Platform), Time: time.Now().UTC()}
+func (p *Populator) Put(ctx context.Context, name string, target ocispec.Descriptor, from remotes.Fetcher) (layercache.Image, error) {
+	image := layercache.Image{Name: name, Target: target, Platform: platforms.Format(p.Platform), Time: time.Now().UTC()}
 	put := func(desc ocispec.Descriptor, parsed any) error {
 		content, err := fetchText(ctx, from, desc)
 		if err != nil {
@@ -55,26 +55,26 @@ func (k *Keeper) Keep(ctx context.Context, name string, target ocispec.Descripto
 			return fmt.Errorf("parse %s: %w", desc.Digest, err)
 		}
 		image.Blobs = append(image.Blobs, desc)
-		return k.Cache.PutBlob(desc, content)
+		return p.Cache.PutBlob(desc, content)
 	}
-	manifest, config, err := k.describe(target, put)
+	manifest, config, err := p.describe(target, put)
 	if err != nil {
 		return image, err
 	}
 	image.Layers = config.RootFS.DiffIDs
-	if err := k.layers(ctx, manifest.Layers, image.Layers, from); err != nil {
+	if err := p.layers(ctx, manifest.Layers, image.Layers, from); err != nil {
 		return image, err
 	}
-	return image, k.Cache.Name(image)
+	return image, p.Cache.Name(image)
 }
 
 // describe returns an image's manifest for the platform, and its configuration. It
 // calls get for each blob that it needs, and for the configuration last.
-func (k *Keeper) describe(desc ocispec.Descriptor, get func(ocispec.Descriptor, any) error) (manifest ocispec.Manifest, config ocispec.Image, err error) {
+func (p *Populator) describe(desc ocispec.Descriptor, get func(ocispec.Descriptor, any) error) (manifest ocispec.Manifest, config ocispec.Image, err error) {
 	if images.IsIndexType(desc.MediaType) {
 		var index ocispec.Index
 		if err = get(desc, &index); err == nil {
-			desc, err = k.choose(index)
+			desc, err = p.choose(index)
 		}
 		if err != nil {
 			return manifest, config, err
@@ -92,12 +92,12 @@ func (k *Keeper) describe(desc ocispec.Descriptor, get func(ocispec.Descriptor, 
 	if layers, known := len(manifest.Layers), len(config.RootFS.DiffIDs); layers != known {
 		return manifest, config, fmt.Errorf("it has %d layers, but its configuration names %d", layers, known)
 	}
-	return manifest, config, k.checkPlatform(config.Platform)
+	return manifest, config, p.checkPlatform(config.Platform)
 }
 
 // choose returns the descriptor of the platform's manifest.
-func (k *Keeper) choose(index ocispec.Index) (ocispec.Descriptor, error) {
-	matcher := platforms.Only(k.Platform)
+func (p *Populator) choose(index ocispec.Index) (ocispec.Descriptor, error) {
+	matcher := platforms.Only(p.Platform)
 	var found []ocispec.Descriptor
 	var there []string
 	for _, m := range index.Manifests {
@@ -110,7 +110,7 @@ func (k *Keeper) choose(index ocispec.Index) (ocispec.Descriptor, error) {
 		}
 	}
 	if len(found) == 0 {
-		return ocispec.Descriptor{}, fmt.Errorf("there is none for %s, only for %v; name another with --platform", platforms.Format(k.Platform), there)
+		return ocispec.Descriptor{}, fmt.Errorf("there is none for %s, only for %v; name another with --platform", platforms.Format(p.Platform), there)
 	}
 	return slices.MinFunc(found, func(a, b ocispec.Descriptor) int {
 		if matcher.Less(*a.Platform, *b.Platform) {
@@ -120,19 +120,19 @@ func (k *Keeper) choose(index ocispec.Index) (ocispec.Descriptor, error) {
 	}), nil
 }
 
-func (k *Keeper) checkPlatform(own ocispec.Platform) error {
-	if own.OS == "" && own.Architecture == "" || platforms.Only(k.Platform).Match(own) {
+func (p *Populator) checkPlatform(own ocispec.Platform) error {
+	if own.OS == "" && own.Architecture == "" || platforms.Only(p.Platform).Match(own) {
 		return nil
 	}
-	return fmt.Errorf("it is for %s, not for %s; name another with --platform", platforms.Format(own), platforms.Format(k.Platform))
+	return fmt.Errorf("it is for %s, not for %s; name another with --platform", platforms.Format(own), platforms.Format(p.Platform))
 }
 
 // layers fetches the layers that the cache lacks.
-func (k *Keeper) layers(ctx context.Context, blobs []ocispec.Descriptor, ids []digest.Digest, from remotes.Fetcher) error {
+func (p *Populator) layers(ctx context.Context, blobs []ocispec.Descriptor, ids []digest.Digest, from remotes.Fetcher) error {
 	var total int64
 	var missing []int
 	for i, id := range ids {
-		path, err := k.Cache.Take(id)
+		path, err := p.Cache.Take(id)
 		if err != nil {
 			return err
 		}
@@ -145,17 +145,17 @@ func (k *Keeper) layers(ctx context.Context, blobs []ocispec.Descriptor, ids []d
 	if total == 0 {
 		return nil
 	}
-	if err := k.Cache.MakeRoom(total); err != nil {
+	if err := p.Cache.MakeRoom(total); err != nil {
 		return fmt.Errorf("bring layers of %d bytes: %w", total, err)
 	}
-	k.Progress(0, total)
+	p.Progress(0, total)
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)
 	for _, i := range missing {
 		group.Go(func() error {
-			counted := func(n int) { k.Progress(int64(n), total) }
-			_, err := k.Cache.Make(ids[i], func(path string) error {
-				return k.bringLayer(ctx, path, blobs[i], ids[i], from, counted)
+			counted := func(n int) { p.Progress(int64(n), total) }
+			_, err := p.Cache.Make(ids[i], func(path string) error {
+				return p.bringLayer(ctx, path, blobs[i], ids[i], from, counted)
 			})
 			if err != nil {
 				return fmt.Errorf("bring layer %s: %w", blobs[i].Digest, err)

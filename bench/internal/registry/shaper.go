@@ -9,8 +9,8 @@ import (
 // burst is the number of bytes that may go out at once, like a router's queue.
 const burst = 64 << 10
 
-// line is the connection to all clients: the bytes of all connections share its rate.
-type line struct {
+// shaper bounds the rate of all connections together.
+type shaper struct {
 	net.Listener
 	rate  float64 // bytes per second; 0: no limit
 	delay time.Duration
@@ -21,20 +21,20 @@ type line struct {
 }
 
 func newLine(listener net.Listener, rate float64, delay time.Duration) net.Listener {
-	return &line{Listener: listener, rate: rate, delay: delay}
+	return &shaper{Listener: listener, rate: rate, delay: delay}
 }
 
-func (l *line) Accept() (net.Conn, error) {
+func (l *shaper) Accept() (net.Conn, error) {
 	connection, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
 	// Making the connection takes a delay as well.
-	return &end{Conn: connection, line: l, from: time.Now().Add(l.delay)}, nil
+	return &end{Conn: connection, shaper: l, from: time.Now().Add(l.delay)}, nil
 }
 
 // take waits until so many bytes have been sent.
-func (l *line) take(bytes int) {
+func (l *shaper) take(bytes int) {
 	if l.rate <= 0 {
 		return
 	}
@@ -49,11 +49,11 @@ func (l *line) take(bytes int) {
 	time.Sleep(wait)
 }
 
-// end is a connection over the line.
+// end is a connection through the shaper.
 type end struct {
 	net.Conn
-	line *line
-	from time.Time
+	shaper *shaper
+	from   time.Time
 }
 
 // Read waits, too: otherwise the first request would share the delay of its connection.
@@ -66,7 +66,7 @@ func (e *end) Write(p []byte) (written int, err error) {
 	time.Sleep(time.Until(e.from))
 	for len(p) > 0 {
 		part := p[:min(len(p), burst/4)]
-		e.line.take(len(part))
+		e.shaper.take(len(part))
 		n, err := e.Conn.Write(part)
 		written += n
 		if err != nil {

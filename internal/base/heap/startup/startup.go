@@ -1,11 +1,11 @@
-// Package hurry postpones garbage collection from the first instruction of a program
+// Package startup postpones garbage collection from the first instruction of a program
 // that imports it. Variables of Kubernetes' packages fill 16 MB before main runs, and
 // collecting finds little in them. Nothing else belongs here.
 //
 // It imports only the standard library, and Go initializes packages in the order of
 // import paths where several could be next (language specification, "Program
 // initialization"). So it comes before the packages of Kubernetes.
-package hurry
+package startup
 
 import "runtime/debug"
 

@@ -2,9 +2,9 @@ package lazy
 
 import "sync"
 
-// Order makes content that images prioritize arrive first, across all layers in
+// PriorityGate makes content that images prioritize arrive first, across all layers in
 // transfer.
-type Order struct {
+type PriorityGate struct {
 	mu sync.Mutex
 	// first holds layers that still lack prioritized content.
 	first map[*File]bool
@@ -13,7 +13,7 @@ type Order struct {
 }
 
 // enter records that a layer has prioritized content to fetch.
-func (o *Order) enter(f *File) {
+func (o *PriorityGate) enter(f *File) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.first == nil {
@@ -23,7 +23,7 @@ func (o *Order) enter(f *File) {
 }
 
 // leave lets other layers continue. It can be called twice.
-func (o *Order) leave(f *File) {
+func (o *PriorityGate) leave(f *File) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if !o.first[f] {
@@ -37,14 +37,14 @@ func (o *Order) leave(f *File) {
 }
 
 // wait reports whether a layer without prioritized content has to wait.
-func (o *Order) wait(f *File) bool {
+func (o *PriorityGate) wait(f *File) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.first) > 1 || len(o.first) == 1 && !o.first[f]
 }
 
 // change returns a channel that is closed at the next change.
-func (o *Order) change() <-chan struct{} {
+func (o *PriorityGate) change() <-chan struct{} {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.changed == nil {

@@ -12,10 +12,10 @@ import (
 	"berth.dev/berth/internal/launch/archive"
 )
 
-func TestOnlyTheAnswerToThisErrandCounts(t *testing.T) {
+func TestAnswersToOtherImportRequestsAreIgnored(t *testing.T) {
 	answer := make(chan report, 1)
-	e := errands{number: 2, open: map[string]chan report{"n2": answer}}
-	e.deliver("n2", report{Number: 1}) // an answer to an abandoned errand
+	e := importRequests{number: 2, open: map[string]chan report{"n2": answer}}
+	e.deliver("n2", report{Number: 1}) // an answer to an abandoned request
 	e.deliver("n3", report{Number: 2}) // an answer of a node that was not asked
 	e.deliver("n2", report{Number: 2, Problem: "no room", Code: exitcode.NoSpace})
 	e.deliver("n2", report{Number: 2}) // again
@@ -27,7 +27,7 @@ func TestOnlyTheAnswerToThisErrandCounts(t *testing.T) {
 	}
 }
 
-func TestANewHeadBringsImagesWhenItsNodesHaveCome(t *testing.T) {
+func TestNewHeadImportsImagesOnceNodesConnected(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	a := &Monitor{}
 	a.expected.Add(1)
@@ -41,10 +41,10 @@ func TestANewHeadBringsImagesWhenItsNodesHaveCome(t *testing.T) {
 	}
 }
 
-func TestANodeThatHasNotComeIsNotAsked(t *testing.T) {
+func TestUnconnectedNodeIsNotAsked(t *testing.T) {
 	var log bytes.Buffer
 	m := &Monitor{Members: &Members{log: slog.New(slog.NewTextHandler(&log, nil))}}
-	err := m.ask(t.Context(), connection{name: "n3"}, Errand{Archives: []archive.Archive{{Path: "/a/x.tar"}}}, nil)
+	err := m.ask(t.Context(), connection{name: "n3"}, ImportRequest{Archives: []archive.Archive{{Path: "/a/x.tar"}}}, nil)
 	if err != nil || !strings.Contains(log.String(), "node n3 is lost, and will not have the images of x.tar") {
 		t.Errorf("%v, said %s", err, &log)
 	}

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Line shares the connection between the downloads of all layers of a node.
+// Scheduler shares the connection between the downloads of all layers of a node.
 // Requests for readers go first. Without it, a reader of one layer would wait
 // for the background downloads of all others.
-type Line struct {
+type Scheduler struct {
 	mu sync.Mutex
 	// asking counts the requests in flight for readers; asked is the time of the
 	// last one.
@@ -33,12 +33,12 @@ const (
 	// starting program soon waits again.
 	part, partThen = aheadInBackground, 512 << 10
 	lately         = time.Second
-	// patience bounds the time that an unresponsive registry delays others.
-	patience = 5 * time.Second
+	// backgroundTimeout bounds the time that an unresponsive registry delays others.
+	backgroundTimeout = 5 * time.Second
 )
 
 // wake is called with mu held.
-func (l *Line) wake() {
+func (l *Scheduler) wake() {
 	if l.changed != nil {
 		close(l.changed)
 		l.changed = nil
@@ -46,7 +46,7 @@ func (l *Line) wake() {
 }
 
 // foreground counts a request that a reader waits for, until end is called.
-func (l *Line) foreground() (end func()) {
+func (l *Scheduler) foreground() (end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.asking++
@@ -59,22 +59,22 @@ func (l *Line) foreground() (end func()) {
 	}
 }
 
-// hurry wakes background requests, which then check whether they are urgent.
-func (l *Line) hurry() {
+// wakeBackground wakes background requests, which then check whether they are urgent.
+func (l *Scheduler) wakeBackground() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.wake()
 }
 
 // background waits until the connection is free, the request is urgent, or
-// patience has passed. It returns the largest number of bytes to request, and a
+// backgroundTimeout has passed. It returns the largest number of bytes to request, and a
 // function to call when they have arrived.
-func (l *Line) background(ctx context.Context, urgent func() bool) (size int64, end func(), err error) {
-	late := time.NewTimer(patience)
+func (l *Scheduler) background(ctx context.Context, urgent func() bool) (size int64, end func(), err error) {
+	late := time.NewTimer(backgroundTimeout)
 	defer late.Stop()
-	for impatient := false; ; {
+	for overdue := false; ; {
 		l.mu.Lock()
-		if urgent() || impatient || l.inBackground < atOnceOfAll && l.asking == 0 {
+		if urgent() || overdue || l.inBackground < atOnceOfAll && l.asking == 0 {
 			l.inBackground++
 			size = part
 			if l.asking > 0 || time.Since(l.asked) < lately {
@@ -91,14 +91,14 @@ func (l *Line) background(ctx context.Context, urgent func() bool) (size int64, 
 		select {
 		case <-changed:
 		case <-late.C:
-			impatient = true
+			overdue = true
 		case <-ctx.Done():
 			return 0, nil, context.Cause(ctx)
 		}
 	}
 }
 
-func (l *Line) ended() {
+func (l *Scheduler) ended() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.inBackground--
@@ -109,13 +109,13 @@ func (l *Line) ended() {
 // parts in the background.
 func (f *File) read(ctx context.Context, from, to int64, waits bool) ([]byte, error) {
 	if waits {
-		defer f.line.foreground()()
+		defer f.scheduler.foreground()()
 		return f.remote.read(ctx, from, to)
 	}
 	content := make([]byte, 0, to-from)
 	for from < to {
 		// A reader may already wait for the content in transfer.
-		size, end, err := f.line.background(ctx, func() bool { return f.wanted.Load() > 0 })
+		size, end, err := f.scheduler.background(ctx, func() bool { return f.wanted.Load() > 0 })
 		if err != nil {
 			return nil, err
 		}

@@ -15,18 +15,18 @@ import (
 	"berth.dev/berth/runtime/internal/corpus"
 )
 
-// turn holds the results of Line.background.
+// turn holds the results of Scheduler.background.
 type turn struct {
 	size int64
 	end  func()
 	err  error
 }
 
-func (l *Line) turn(ctx context.Context) <-chan turn {
+func (l *Scheduler) turn(ctx context.Context) <-chan turn {
 	return l.turnOr(ctx, func() bool { return false })
 }
 
-func (l *Line) turnOr(ctx context.Context, urgent func() bool) <-chan turn {
+func (l *Scheduler) turnOr(ctx context.Context, urgent func() bool) <-chan turn {
 	got := make(chan turn, 1)
 	go func() {
 		size, end, err := l.background(ctx, urgent)
@@ -47,10 +47,10 @@ func came(got <-chan turn) (turn, bool) {
 
 func TestReadersHavePriority(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var l Line
+		var l Scheduler
 		first, ok := came(l.turn(t.Context()))
 		if !ok || first.size != part {
-			t.Fatalf("a line that nobody needs: %v, %d bytes", ok, first.size)
+			t.Fatalf("a scheduler that nobody needs: %v, %d bytes", ok, first.size)
 		}
 		first.end()
 
@@ -86,15 +86,15 @@ func TestReadersHavePriority(t *testing.T) {
 	})
 }
 
-func TestARegistryThatIsSilentHoldsUpOthersForAWhileOnly(t *testing.T) {
+func TestSilentRegistryDelaysOthersBriefly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var l Line
+		var l Scheduler
 		defer l.foreground()()
 		waiting := l.turn(t.Context())
 		if _, ok := came(waiting); ok {
 			t.Error("it holds up nobody")
 		}
-		time.Sleep(patience)
+		time.Sleep(backgroundTimeout)
 		if got, ok := came(waiting); !ok || got.err != nil {
 			t.Errorf("it holds up others for longer: %v, %v", ok, got.err)
 		}
@@ -108,9 +108,9 @@ func TestARegistryThatIsSilentHoldsUpOthersForAWhileOnly(t *testing.T) {
 }
 
 // A reader may begin to wait for content that is already coming in the background.
-func TestWantedContentWaitsForNoOther(t *testing.T) {
+func TestRequestedContentDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var l Line
+		var l Scheduler
 		defer l.foreground()()
 		var wanted atomic.Bool
 		waiting := l.turnOr(t.Context(), wanted.Load)
@@ -118,7 +118,7 @@ func TestWantedContentWaitsForNoOther(t *testing.T) {
 			t.Error("it does not wait")
 		}
 		wanted.Store(true)
-		l.hurry()
+		l.wakeBackground()
 		if _, ok := came(waiting); !ok {
 			t.Error("it waits, and somebody for it")
 		}

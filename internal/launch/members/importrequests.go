@@ -13,18 +13,18 @@ import (
 	"berth.dev/berth/internal/launch/archive"
 )
 
-// Errand is a request of the head to another node while the cluster runs: import
+// ImportRequest is a request of the head to another node while the cluster runs: import
 // these archives, which Source serves.
-type Errand struct {
+type ImportRequest struct {
 	Number   int
 	Archives []archive.Archive
 	Source   archive.Source
 }
 
-// report is a node's answer to an errand.
+// report is a node's answer to a request.
 type report struct {
 	Number int
-	// Problem is empty if the errand succeeded. Otherwise Code is its exit code.
+	// Problem is empty if the request succeeded. Otherwise Code is its exit code.
 	Problem string
 	Code    int
 }
@@ -36,8 +36,8 @@ func (r report) err() error {
 	return &exitcode.Error{Code: r.Code, Err: errors.New(r.Problem)}
 }
 
-// errands tracks the errands of one head that are not answered yet.
-type errands struct {
+// importRequests tracks the requests of one head that are not answered yet.
+type importRequests struct {
 	mu     sync.Mutex
 	number int
 	// open holds a channel for each expected answer, by the name of the node.
@@ -46,7 +46,7 @@ type errands struct {
 
 // deliver passes an answer to its waiter. It drops an answer that nobody waits
 // for.
-func (e *errands) deliver(node string, r report) {
+func (e *importRequests) deliver(node string, r report) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if answer, ok := e.open[node]; ok && r.Number == e.number {
@@ -72,7 +72,7 @@ func (m *Members) connections() []connection {
 	return all
 }
 
-// BringImages imports archives on all nodes: on the others by errands, and here by
+// BringImages imports archives on all nodes: on the others by requests, and here by
 // the function here. It warns the user if a node is lost before it has them.
 func (m *Monitor) BringImages(ctx context.Context, archives []archive.Archive, here func() error) error {
 	if !m.Several() {
@@ -89,16 +89,16 @@ func (m *Monitor) BringImages(ctx context.Context, archives []archive.Archive, h
 	results := make(chan error)
 	waiting := 1
 	go func() { results <- here() }()
-	e := &m.errands
+	e := &m.importRequests
 	e.mu.Lock()
 	e.number++
 	e.open = map[string]chan report{}
-	order := Errand{Number: e.number, Archives: archives, Source: server.Source}
+	request := ImportRequest{Number: e.number, Archives: archives, Source: server.Source}
 	for _, w := range m.connections() {
 		answer := make(chan report, 1)
 		e.open[w.name] = answer
 		waiting++
-		go func() { results <- m.ask(ctx, w, order, answer) }()
+		go func() { results <- m.ask(ctx, w, request, answer) }()
 	}
 	e.mu.Unlock()
 	var problems []error
@@ -110,9 +110,9 @@ func (m *Monitor) BringImages(ctx context.Context, archives []archive.Archive, h
 	return errors.Join(problems...)
 }
 
-// ask sends an errand to a node and waits for the answer.
-func (m *Monitor) ask(ctx context.Context, w connection, order Errand, answer <-chan report) error {
-	if w.peer != nil && w.peer.Send(ctx, order) == nil {
+// ask sends a request to a node and waits for the answer.
+func (m *Monitor) ask(ctx context.Context, w connection, request ImportRequest, answer <-chan report) error {
+	if w.peer != nil && w.peer.Send(ctx, request) == nil {
 		select {
 		case said := <-answer:
 			if err := said.err(); err != nil {
@@ -127,7 +127,7 @@ func (m *Monitor) ask(ctx context.Context, w connection, order Errand, answer <-
 		return context.Cause(ctx)
 	}
 	var names []string
-	for _, a := range order.Archives {
+	for _, a := range request.Archives {
 		names = append(names, filepath.Base(a.Path))
 	}
 	m.log.Warn(fmt.Sprintf("node %s is lost, and will not have the images of %s when it comes back", w.name, strings.Join(names, ", ")))
