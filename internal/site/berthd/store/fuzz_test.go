@@ -27,6 +27,7 @@ func FuzzRecord(f *testing.F) {
 	f.Add(podsKey(a), []byte(nil), true)
 	f.Add(atKey(a, "n0"), []byte("10.128.0.2"), false)
 	f.Add(atKey(a, "n0"), []byte("fd42::1"), false)
+	f.Add(networksKey+"/at//9/", []byte("10.128.0.2"), true)
 	for _, node := range []string{"", "n0"} {
 		f.Add(namesKey(a, node), []byte(`{"login":"names","names":["web.default","api"]}`), false)
 	}

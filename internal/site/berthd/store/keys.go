@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -25,11 +26,11 @@ const podsPart = "pods"
 func podsKey(a siteconf.Allocation) string { return networkPrefix(a.Owner()) + podsPart + "/" + a.ID() }
 
 // partsOf splits a key of this kind below networks/. It goes by the position between
-// slashes, because a group may have any of these names.
+// slashes, because a group may have any of these names. No part is empty.
 func partsOf(key, kind string) ([]string, bool) {
 	rest, found := strings.CutPrefix(key, networksKey)
 	parts := strings.Split(rest, "/")
-	return parts, found && len(parts) > 1 && parts[1] == kind
+	return parts, found && len(parts) > 1 && parts[1] == kind && !slices.Contains(parts, "")
 }
 
 // isPods reports whether key holds an allocation. Another version of berthd may write
@@ -115,5 +116,5 @@ func parseNamesKey(key string) (Part, bool) {
 	}
 	key, whole := strings.CutSuffix(key, "/"+namesEnd)
 	id, after, node, found := besideOf(key, namesPart)
-	return Part{id, after, node}, whole && found && node != ""
+	return Part{id, after, node}, whole && found
 }
