@@ -17,12 +17,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -68,7 +70,11 @@ func (r *Reporter) AwaitAll(ctx context.Context, count int) error {
 	defer tick.Stop()
 	for {
 		found, err := r.nodes.List(ctx, metav1.ListOptions{})
-		if err != nil {
+		switch {
+		case err == nil:
+		case unanswered(err):
+			found = &unstructured.UnstructuredList{}
+		default:
 			return fmt.Errorf("wait for the nodes to take pods: %w", err)
 		}
 		taking := 0
@@ -92,9 +98,37 @@ func (r *Reporter) AwaitAll(ctx context.Context, count int) error {
 	}
 }
 
-// Lose takes a node out of service and returns when no pod of the node is left.
-// why is the message for users.
+// unanswered reports whether the error of a request is that the API server gave no
+// answer. A control plane that was killed is started again, and one that hangs is
+// replaced, so the next request may succeed.
+func unanswered(err error) bool {
+	var transport *url.Error
+	return errors.As(err, &transport) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err)
+}
+
+// insist repeats a change until the API server answers or ctx ends. A pod of a lost
+// node starts nowhere else before the change is made.
+func insist(ctx context.Context, change func() error) error {
+	for {
+		err := change()
+		if err == nil || !unanswered(err) {
+			return err
+		}
+		select {
+		case <-time.After(betweenRounds):
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		}
+	}
+}
+
+// Lose takes a node out of service and returns when no pod of the node is left. It
+// waits for an API server that does not answer. why is the message for users.
 func (r *Reporter) Lose(ctx context.Context, node, why string) error {
+	return insist(ctx, func() error { return r.lose(ctx, node, why) })
+}
+
+func (r *Reporter) lose(ctx context.Context, node, why string) error {
 	// Set the taint first, so that no new pod comes to the node.
 	err := r.editTaints(ctx, node, func(taints []corev1.Taint) []corev1.Taint {
 		return append(taints, corev1.Taint{
@@ -128,7 +162,9 @@ func (r *Reporter) Lose(ctx context.Context, node, why string) error {
 // Regain puts a node back into service. Its kubelet reports by itself that it is
 // ready, and ends the pods that were removed.
 func (r *Reporter) Regain(ctx context.Context, node string) error {
-	err := r.editTaints(ctx, node, func(taints []corev1.Taint) []corev1.Taint { return taints })
+	err := insist(ctx, func() error {
+		return r.editTaints(ctx, node, func(taints []corev1.Taint) []corev1.Taint { return taints })
+	})
 	if err != nil {
 		return fmt.Errorf("put node %s back into service: %w", node, err)
 	}

@@ -3,6 +3,9 @@ package nodeloss
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"io"
+	"net/url"
 	"slices"
 	"testing"
 
@@ -57,6 +60,53 @@ func TestLostNodeReturns(t *testing.T) {
 	}
 	if err := reporter.Lose(t.Context(), "n9", "silent"); err == nil {
 		t.Error("a node that nobody knows was lost")
+	}
+}
+
+// The API server of a control plane that was killed gives no answer for a while.
+func TestRequestsWithoutAnAnswerAreRepeated(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := corev1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	client := fake.NewSimpleDynamicClient(scheme, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}})
+	silent := ""
+	client.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if action.GetVerb() == silent {
+			silent = ""
+			return true, nil, &url.Error{Op: "Get", URL: "https://127.0.0.1/", Err: io.ErrUnexpectedEOF}
+		}
+		return action.GetSubresource() == "status", nil, nil
+	})
+	reporter := NewReporter(client)
+
+	silent = "list"
+	if err := reporter.AwaitAll(t.Context(), 1); err != nil {
+		t.Error(err)
+	}
+	for _, silent = range []string{"get", "patch", "list"} {
+		if err := reporter.Lose(t.Context(), "n2", "silent for 8s"); err != nil {
+			t.Error(err)
+		}
+		if got := taints(t, client); !slices.Equal(got, []string{corev1.TaintNodeOutOfService}) {
+			t.Errorf("taints of the lost node: %q", got)
+		}
+	}
+	silent = "patch"
+	if err := reporter.Regain(t.Context(), "n2"); err != nil {
+		t.Error(err)
+	}
+	if got := taints(t, client); len(got) > 0 {
+		t.Errorf("taints of the node that is back: %q", got)
+	}
+	silent = ""
+	client.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, &url.Error{Op: "Get", URL: "https://127.0.0.1/", Err: io.ErrUnexpectedEOF}
+	})
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if err := reporter.Lose(ended, "n2", "silent"); !errors.Is(err, context.Canceled) {
+		t.Errorf("after the end of the run: %v", err)
 	}
 }
 
