@@ -85,9 +85,9 @@ func describeCompletion(root *cobra.Command) {
 	if err != nil || completion == root {
 		return // there is none
 	}
-	completion.Short = "Print a script by which your shell completes what you type"
-	completion.Long = `Prints a script by which a shell completes commands, options, running jobs, and
-names in their clusters at the tabulator key. The packages of berth bring it.`
+	completion.Short = "Print a completion script for your shell"
+	completion.Long = `Prints a script that makes a shell complete commands, options, running jobs, and
+names in their clusters with the Tab key. The packages of berth install it.`
 	completion.Example = `  source <(berth completion bash)
   source <(berth completion zsh)
   berth completion fish | source`

@@ -23,7 +23,7 @@ func checkDevices(getenv func(string) string, named []string) probe.Result {
 	}
 	r.Found = strings.Join(offers, ", ")
 	if len(offers) == 0 {
-		r.Found = "none; a job has those that it asks Slurm for (--gpus), and --device names others"
+		r.Found = "none; a job gets the GPUs that it requests from Slurm (--gpus), and --device adds other devices"
 	}
 	if len(found.Notices) > 0 {
 		r.OK, r.Cost = probe.Degraded, strings.Join(found.Notices, "; ")

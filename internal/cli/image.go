@@ -25,7 +25,7 @@ func newImageCommand() *cobra.Command {
 		Short: "Keep images in a folder for later runs",
 		Long: `Keeps images in a folder that all nodes see. With
 'berth run --image-cache FOLDER' nodes use them from there: nothing is fetched,
-and no registry is asked which image a name stands for. So a login host can fill
+and no registry has to resolve a name. So a login host can fill
 the folder, and nodes need no access to the outside.
 
 The folder is --image-cache, BERTH_IMAGE_CACHE, the one in a settings file, or
@@ -239,7 +239,7 @@ zstd      faster to unpack than gzip, and mostly smaller; Docker 23, podman 3 an
 			case len(args) != 2 || args[0] == "" || args[1] == "":
 				return &usageError{errors.New("name an image or an archive, and the file to write")}
 			case f.form == "":
-				return &usageError{errors.New("say how layers are to be packed: --to estargz or --to zstd")}
+				return &usageError{errors.New("choose how to pack the layers: --to estargz or --to zstd")}
 			case !slices.Contains(imageForms, f.form):
 				return &usageError{fmt.Errorf("pack layers as %q: give --to estargz or --to zstd", f.form)}
 			}

@@ -12,9 +12,9 @@ func newKubeconfigCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "kubeconfig [JOB]",
 		Short: "Print a kubeconfig for the cluster of a running job",
-		Long: `Prints a kubeconfig with which your programs on this host reach the cluster of a
-job while the connection to the job is open: 'berth proxy' keeps it open. The
-kubeconfig refers to the key by a path of the process that keeps it in memory,
+		Long: `Prints a kubeconfig that gives your programs on this host access to the cluster
+of a job while the connection to the job is open; 'berth proxy' keeps it open.
+The key stays in the memory of a process, and the kubeconfig has its path there,
 so it is useless to other users and on other hosts.`,
 		Example: `  export KUBECONFIG=$(berth kubeconfig --path 4711)`,
 		Args:    atMostAJob,

@@ -120,7 +120,7 @@ func atMostAJob(_ *cobra.Command, args []string) error {
 	case len(args) > 1:
 		return &usageError{fmt.Errorf("unexpected argument %q", args[1])}
 	case len(args) == 1 && !login.IsJobName(args[0]):
-		return &usageError{fmt.Errorf("%q is not a job: it is a number of Slurm's, such as 12, 12_3 or 12.0", args[0])}
+		return &usageError{fmt.Errorf("%q is not a job: give a Slurm job or step id, such as 12, 12_3 or 12.0", args[0])}
 	}
 	return nil
 }

@@ -17,10 +17,10 @@ func newMetricsCommand() *cobra.Command {
 		Use:   "metrics [JOB]",
 		Short: "Print the metrics of a cluster, for Prometheus",
 		Long: `Prints what the nodes of a cluster measure, in the text format of Prometheus:
-memory and processor time of berth's own parts, of nodes, pods and containers,
-what the network between the nodes and to the outside has carried and dropped,
-and how long the start took. A Prometheus inside the cluster reads the same
-at port 10247 of each node.
+memory and processor time of berth, of nodes, pods and containers, the traffic
+and drops of the network between the nodes and to the outside, and the time that
+the start took. Prometheus inside the cluster can read the same at port 10247 of
+each node.
 
 Without JOB, inside 'berth run' it means that run's cluster. Outside Slurm it
 means the cluster of this machine, if there is only one.`,

@@ -36,7 +36,7 @@ With JOB, it runs on your cluster in that job, from the login host or any other
 host. Outside an allocation, BERTH_JOB can name the job, too.
 
 On a host that belongs to a Slurm cluster but is not in an allocation, such as a
-login host, no cluster is started: run ends with code 78 and says how to submit
+login host, no cluster is started: run ends with code 78 and prints how to submit
 a job. --here starts one anyway, if the site permits it.
 
 The workload's output goes to standard output and standard error; berth's own

@@ -110,7 +110,7 @@ func (o Options) endOn(ctx context.Context, job, head string) (int, error) {
 	err = step.Run()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
-		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm's commands to PATH", job, err))
+		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm commands to PATH", job, err))
 	}
 	return step.ProcessState.ExitCode(), nil
 }

@@ -56,7 +56,7 @@ func (h host) snapshotterFor(ctx context.Context, asked string) (snapshotter str
 	case err == nil:
 		return cluster.EROFS, nil, nil
 	case asked == cluster.EROFS:
-		return "", nil, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("use the snapshotter %s: %w, or leave the option away", asked, err))
+		return "", nil, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("use the snapshotter %s: %w, or omit the option", asked, err))
 	case h.state.Overlay:
 		return cluster.Overlay, err, nil
 	}

@@ -194,7 +194,7 @@ func (s *stateSaver) save(ctx context.Context) error {
 		return err
 	}
 	s.last = records
-	s.log.Debug(fmt.Sprintf("saved %d objects in %s, of which %s to read them", len(records), time.Since(began).Round(time.Millisecond), read.Round(time.Millisecond)))
+	s.log.Debug(fmt.Sprintf("saved %d objects in %s, including %s to read them", len(records), time.Since(began).Round(time.Millisecond), read.Round(time.Millisecond)))
 	return nil
 }
 

@@ -65,7 +65,7 @@ func findSrun(job slurm.Job) (srun, self string, err error) {
 		return "", "", fmt.Errorf("find berth's own file: %w", err)
 	}
 	if srun, err = exec.LookPath("srun"); err != nil {
-		return "", "", exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm's commands to PATH", job.ID, err))
+		return "", "", exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm commands to PATH", job.ID, err))
 	}
 	return srun, self, nil
 }

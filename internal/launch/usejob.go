@@ -124,7 +124,7 @@ func (c jobCluster) step(ctx context.Context, args ...string) (*exec.Cmd, error)
 	words := slurm.UseCommand(c.Job, c.Head, heterogeneous, append([]string{c.Program}, args...)...)
 	command := exec.CommandContext(ctx, words[0], words[1:]...)
 	if command.Err != nil {
-		return nil, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm's commands to PATH", c.Job, command.Err))
+		return nil, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm commands to PATH", c.Job, command.Err))
 	}
 	command.Env = append(slurm.IntoEnv(os.Environ()), c.options.hop())
 	return command, nil

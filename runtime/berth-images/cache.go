@@ -61,7 +61,7 @@ func useCache(ctx context.Context, name string, args []string, input io.Reader, 
 	dir := flags.String("dir", "", "`folder` of the cache")
 	limit := flags.Int64("limit", 0, "`bytes` that it may take")
 	flags.StringVar(&c.platform, "platform", platforms.DefaultString(), "`platform` that images are for")
-	flags.StringVar(&c.form, "to", "", "`form` of layers that are packed anew")
+	flags.StringVar(&c.form, "to", "", "`form` of repacked layers")
 	flags.Func("mount", "`SRC:DST[:ro]`, a folder for a bundle", func(text string) error {
 		rest, readOnly := strings.CutSuffix(text, ":ro")
 		source, target, ok := strings.Cut(rest, ":")

@@ -27,7 +27,7 @@ cache works on the folder that runs share, and prints lines of JSON:
   import [--platform P] [NAME=]ARCHIVE...
   export IMAGE FILE   writes an archive
   convert [--platform P] --to estargz|zstd IMAGE|ARCHIVE FILE
-                      writes an archive with its layers packed anew
+                      writes an archive with its layers repacked
   bundle [--mount SRC:DST[:ro]]... IMAGE DIR
                       makes an OCI bundle
   ls | gc

@@ -27,10 +27,10 @@ func main() {
 
 func run() error {
 	notifyFD := flag.Int("notify-fd", -1, "descriptor that gets one JSON event per line")
-	requestsFD := flag.Int("requests-fd", -1, "socket on which mounts are asked for")
+	requestsFD := flag.Int("requests-fd", -1, "socket for requests of mounts")
 	holderFD := flag.Int("holder-fd", -1, "socket to the process that holds descriptors")
 	var refused []netip.Prefix
-	flag.Func("refuse", "range of addresses at which no registry is asked; can be repeated", func(text string) error {
+	flag.Func("refuse", "range of addresses where no registry is contacted; can be repeated", func(text string) error {
 		prefix, err := netip.ParsePrefix(text)
 		refused = append(refused, prefix)
 		return err

@@ -132,7 +132,7 @@ func (k knownImages) announce(ctx context.Context, mirrors *imagestore.Mirrors, 
 		err = mirrors.Add(image)
 	}
 	if err != nil && !errors.Is(err, layercache.ErrNoImage) {
-		log.G(ctx).WithError(err).Warn("an image of the cache is asked of its registry")
+		log.G(ctx).WithError(err).Warn("an image of the cache is pulled from its registry")
 	}
 }
 

@@ -17,7 +17,7 @@ const preamble = `Berth is distributed with the software listed here. The texts 
 SOURCE CODE
 
 nft is one program made of libnftables, libnftnl, libmnl, jansson, GMP and the
-GNU C library, all from Debian, and of a command line of berth's own; as a whole
+GNU C library, all from Debian, and a front end of berth; as a whole
 it is under the GNU General Public License, version 2. runc holds libseccomp and
 the GNU C library, which are under the GNU Lesser General Public License, version
 2.1. The source code of both, with what controls their compilation:
@@ -28,7 +28,7 @@ the GNU C library, which are under the GNU Lesser General Public License, versio
   - runc: the Go module of the version below
   - the rest: berth's own source code at the revision that 'berth version'
     prints, in programs/nft, runtime/Makefile and scripts/sysroot. With it,
-    'make -C programs nft' and 'make -C runtime runc' link these programs anew,
+    'make -C programs nft' and 'make -C runtime runc' link these programs again,
     also with a library that you have changed.
 
 Who hands on this archive has to offer these sources as well; 'make sources'

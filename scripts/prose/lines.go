@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// line is a line of prose: of a document, or the text of a comment.
+// line is a line of prose: of a document, a comment, or a string literal.
 type line struct {
 	path   string
 	number int
@@ -50,20 +50,26 @@ func trackedLines(paths []string) ([]line, error) {
 	}
 	var lines []line
 	for name := range strings.Lines(names) {
-		name = strings.TrimSuffix(name, "\n")
-		data, err := os.ReadFile(name)
-		if skipped.MatchString(name) || err != nil || bytes.IndexByte(data, 0) >= 0 {
-			continue // deleted, a link to a directory, or no text
-		}
-		number := 0
-		for text := range strings.Lines(string(data)) {
-			number++
-			if text, ok := prose(name, strings.TrimSuffix(text, "\n")); ok {
-				lines = append(lines, line{name, number, text})
-			}
-		}
+		lines = append(lines, linesOf(strings.TrimSuffix(name, "\n"))...)
 	}
 	return lines, nil
+}
+
+// linesOf returns the prose of a file. It returns none for skipped, deleted and binary
+// files, and links to directories.
+func linesOf(name string) (lines []line) {
+	data, err := os.ReadFile(name)
+	if skipped.MatchString(name) || err != nil || bytes.IndexByte(data, 0) >= 0 {
+		return nil
+	}
+	number := 0
+	for text := range strings.Lines(string(data)) {
+		number++
+		if text, ok := prose(name, strings.TrimSuffix(text, "\n")); ok {
+			lines = append(lines, line{name, number, text})
+		}
+	}
+	return append(lines, literals(name, data)...)
 }
 
 // addedLines returns the prose of lines added since the revision.
@@ -73,19 +79,21 @@ func addedLines(base string, paths []string) ([]line, error) {
 		return nil, err
 	}
 	var lines []line
-	name, number := "", 0
+	var all map[int][]line
+	number := 0
 	scanner := bufio.NewScanner(strings.NewReader(diff))
 	scanner.Buffer(nil, len(diff)+1)
 	for scanner.Scan() {
 		text := scanner.Text()
 		if file, ok := strings.CutPrefix(text, "+++ "); ok {
-			name = strings.TrimPrefix(file, "b/")
+			all = map[int][]line{}
+			for _, l := range linesOf(strings.TrimPrefix(file, "b/")) {
+				all[l.number] = append(all[l.number], l)
+			}
 		} else if m := hunk.FindStringSubmatch(text); m != nil {
 			number, _ = strconv.Atoi(m[1]) // digits
-		} else if added, ok := strings.CutPrefix(text, "+"); ok {
-			if text, ok := prose(name, added); ok && !skipped.MatchString(name) {
-				lines = append(lines, line{name, number, text})
-			}
+		} else if strings.HasPrefix(text, "+") {
+			lines = append(lines, all[number]...)
 			number++
 		}
 	}

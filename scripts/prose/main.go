@@ -1,5 +1,5 @@
-// Command prose lists sentences in comments and documents that a native reader
-// would stumble over.
+// Command prose lists sentences in comments, documents and messages that a native
+// reader would stumble over.
 //
 //	go run ./scripts/prose [-base REV] [PATH...]
 //
@@ -8,7 +8,8 @@
 // sentence to rewrite; swapping the word is rarely enough. The tests check the width
 // and the links of documents.
 //
-// Read rules.go for the phrases, lines.go for how prose is found in a file.
+// Read rules.go for the phrases, lines.go and literals.go for how prose is found in a
+// file.
 package main
 
 import (
@@ -25,7 +26,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "prose:", err)
 		os.Exit(2)
 	}
-	fmt.Fprintf(os.Stderr, "prose: %d places in %d lines of comments and documents\n", found, read)
+	fmt.Fprintf(os.Stderr, "prose: %d places in %d lines of comments, documents and messages\n", found, read)
 	if *base != "" && found > 0 {
 		os.Exit(1)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -48,6 +49,23 @@ func TestProse(t *testing.T) {
 		got, ok := prose(test.name, test.text)
 		if ok != test.prose || ok && got != test.want {
 			t.Errorf("prose(%q, %q) = %q, %v", test.name, test.text, got, ok)
+		}
+	}
+}
+
+// TestLiterals: help texts and messages are read, and other string literals are not.
+func TestLiterals(t *testing.T) {
+	source := "package a\n\nconst help = `Prints the pods\n\n  berth ls\nof a job now`\n\n" +
+		"var err = errors.New(\"say which \\\"node\\\" it is\") // why\nvar name = \"two words\"\nvar broken = \"\n"
+	want := []line{
+		{"a.go", 3, "Prints the pods"}, {"a.go", 6, "of a job now"}, {"a.go", 8, `say which "node" it is`},
+	}
+	if got := literals("a.go", []byte(source)); !slices.Equal(got, want) {
+		t.Errorf("%v", got)
+	}
+	for _, name := range []string{"a_test.go", "a.sh"} {
+		if got := literals(name, []byte(source)); got != nil {
+			t.Errorf("%s: %v", name, got)
 		}
 	}
 }

@@ -622,7 +622,7 @@ without_fuse() {
 	# unused.
 	begin c alice n2 berth run --snapshotter erofs -- true
 	ends c 69
-	says c 'open /dev/fuse: permission denied; an administrator can run: modprobe fuse && chmod 0666 /dev/fuse, or leave the option away'
+	says c 'open /dev/fuse: permission denied; an administrator can run: modprobe fuse && chmod 0666 /dev/fuse, or omit the option'
 	begin d alice n2 berth run --image-cache /home/alice/cache -f $here/limits.yaml --image $image
 	ends d 0
 	says d 'images are unpacked here, without --image-cache: '

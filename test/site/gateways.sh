@@ -470,7 +470,7 @@ while True: held.append(server.accept())' >/dev/null 2>&1 &
 	connects_to_n2 n1 || fail "the host of the pod opens no connections"
 	echo >&"$tell"
 	poll 10 grep -q 'one more' "$out/opened" || fail "the client says no more: $(<"$out/opened")"
-	grep -q 'one more: False' "$out/opened" || fail "a new job let the pod begin anew: $(<"$out/opened")"
+	grep -q 'one more: False' "$out/opened" || fail "a new job let the pod start again: $(<"$out/opened")"
 	poll 10 eval '[[ $(root alice n1 timeout 5 python3 -c "import socket, sys; socket.create_connection((sys.argv[1], 6900), 4); print(\"reached\")" "$(address n2)" 2>&1) == reached ]]' ||
 		fail "the pod has closed its connections, and gets no new ones"
 	echo >&"$tell"

@@ -31,7 +31,7 @@ containers() {
 	seen=$(as alice login sh -c 'rm -f written; sbatch -Q -W -N1 -n1 --mem=100 --container-image=/home/alice/image -o slurm.out --wrap "head -n 1 /etc/os-release; srun cat /etc/os-release; srun --container-image=none head -n 1 /etc/os-release" </dev/null; cat slurm.out')
 	[[ $seen == "$(head -n 1 <<<"$host")"$'\nimage of alice\n'"$(head -n 1 <<<"$host")" ]] || fail "a batch script and its steps: $seen"
 	seen=$(in_image --network-pod=no --container-image=/home/alice/image sh -c 'cat /etc/os-release; readlink /proc/self/ns/net')
-	[[ $seen == $'image of alice\n'"$(on n1 readlink /proc/1/ns/net)" ]] || fail "without a network of its own: $seen"
+	[[ $seen == $'image of alice\n'"$(on n1 readlink /proc/1/ns/net)" ]] || fail "without a separate network: $seen"
 	seen=$(from_outside alice -tt login "srun -Q -N1 -n1 -w n1 --mem=100 --pty --container-image=/home/alice/image sh -c 'cat /etc/os-release; test -t 0 && echo a terminal'" </dev/null 2>&1 | tr -d '\r')
 	[[ $seen == *"image of alice"*"a terminal"* ]] || fail "a terminal: $seen"
 	as alice login ln -sf ../run/systemd/resolve/stub-resolv.conf image/etc/resolv.conf

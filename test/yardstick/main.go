@@ -37,7 +37,7 @@ func main() {
 	flag.Parse()
 	does := cases[flag.Arg(0)]
 	if does == nil {
-		fatal(fmt.Errorf("say which case: one of %s", strings.Join(slices.Sorted(maps.Keys(cases)), ", ")))
+		fatal(fmt.Errorf("give a case: one of %s", strings.Join(slices.Sorted(maps.Keys(cases)), ", ")))
 	}
 	figures, err := does(&b)
 	if err != nil {

@@ -240,7 +240,7 @@ asking=$(kubectl get pods -l app=ask -o jsonpath='{.items[*].metadata.name}')
 for pod in $asking; do
 	kubectl exec -i "$pod" -- sh -c 'cat >/tmp/reach && chmod +x /tmp/reach' <"$self"
 done
-# Addresses that are kept for those who choose: the low ones.
+# The low addresses are kept for users who choose one.
 range=$(kubectl get service kubernetes -o jsonpath='{.spec.clusterIP}')
 measure() { # FROM TO
 	rm -f "$scratch"/*

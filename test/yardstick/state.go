@@ -16,7 +16,7 @@ import (
 const stateObjects = 2000
 
 // savedLine matches the line that berth run --verbose prints for each save.
-var savedLine = regexp.MustCompile(`saved (\d+) objects in (\S+), of which (\S+) to read them`)
+var savedLine = regexp.MustCompile(`saved (\d+) objects in (\S+), including (\S+) to read them`)
 
 // saveAndRestore measures how long the objects of a cluster take to be saved, and
 // from the start of the next one until a pod among them runs again.

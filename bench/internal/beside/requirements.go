@@ -126,7 +126,7 @@ func (s Spec) exec(ctx context.Context, mark string) (string, error) {
 // want returns a program's output, and an error if the output is not the wanted one.
 func want(got string, err error, wanted string) (string, error) {
 	if err == nil && got != wanted {
-		err = fmt.Errorf("%w: %q in place of %q", errNo, got, wanted)
+		err = fmt.Errorf("%w: %q instead of %q", errNo, got, wanted)
 	}
 	return "", err
 }

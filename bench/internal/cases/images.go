@@ -34,7 +34,7 @@ func onLine(p map[string]string, megabytes float64) float64 {
 }
 
 func versions(number string) plan.Parameter {
-	return plan.Parameter{Name: "versions", Default: number, Help: "of the image, of which each has another last layer", Check: positive}
+	return plan.Parameter{Name: "versions", Default: number, Help: "of the image, each with a different last layer", Check: positive}
 }
 
 func wholeNumber(value string) error {

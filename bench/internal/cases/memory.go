@@ -19,7 +19,7 @@ func memory() Case {
 			Name: "memory", Summary: "memory bandwidth by stress-ng's stream, one instance on each core", Hosts: 1,
 			Parameters: []plan.Parameter{
 				{Name: "seconds", Default: "10", Help: "how long", Check: positive},
-				{Name: "cache", Default: "32m", Help: "the size of the last cache, by which arrays are chosen; three arrays of four times it each", Check: size},
+				{Name: "cache", Default: "32m", Help: "size of the last cache, which determines the three arrays of four times that size", Check: size},
 			},
 			Seconds: func(parameters map[string]string) float64 { return number(parameters, "seconds") },
 		},

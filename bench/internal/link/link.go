@@ -314,7 +314,7 @@ func (s setting) make(ctx context.Context, host Host, note func(Undo) error) err
 	}
 	after, err := ask(ctx, host.command(s.get))
 	if err == nil && after != s.value {
-		err = fmt.Errorf("it is %s in place of %s", after, s.value)
+		err = fmt.Errorf("it is %s instead of %s", after, s.value)
 	}
 	return err
 }

@@ -155,10 +155,10 @@ func (r *reader) plan(f file) *Plan {
 		r.fault([]any{"name"}, "name %q: give one of small letters, digits and dashes", p.Name)
 	}
 	if p.CPUs < 1 {
-		r.fault([]any{"cpus"}, "cpus %d: say how many cores each trial gets", p.CPUs)
+		r.fault([]any{"cpus"}, "cpus %d: give the number of cores of each trial", p.CPUs)
 	}
 	if p.MemoryMB < 1 {
-		r.fault([]any{"memory-mb"}, "memory-mb %d: say how much memory each trial gets, in MB", p.MemoryMB)
+		r.fault([]any{"memory-mb"}, "memory-mb %d: give the memory of each trial in MB", p.MemoryMB)
 	}
 	if f.Timeout != "" {
 		timeout, err := time.ParseDuration(f.Timeout)

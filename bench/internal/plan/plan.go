@@ -216,7 +216,7 @@ func (p *Plan) Case(name string) (Case, bool) {
 type NoCaseError struct{ Plan, Case string }
 
 func (e NoCaseError) Error() string {
-	return fmt.Sprintf("the plan %s has no case %q: 'berth bench plan' shows those that it has", e.Plan, e.Case)
+	return fmt.Sprintf("the plan %s has no case %q: 'berth bench plan' lists its cases", e.Plan, e.Case)
 }
 
 // named reports whether a case, its kind, or its name without the matrix has the name.

@@ -99,7 +99,7 @@ func (p Place) runBeside(ctx context.Context, argv []string) (Output, error) {
 // beside runs a sequence here, in the job. The sequence starts its own steps.
 func (b *bare) beside(ctx context.Context, what Beside) (Output, error) {
 	if what.Job == beside.Steps {
-		return Output{}, &Unsupported{"it is measured in jobs of its own: by the driver job"}
+		return Output{}, &Unsupported{"it is measured in separate jobs: by the driver job"}
 	}
 	if what.Job == "" {
 		return Output{}, &Unsupported{"bare metal has no cluster"}

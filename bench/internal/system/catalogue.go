@@ -41,7 +41,7 @@ func kinds() []kind {
 		},
 		{
 			plan.Kind{
-				Name: "berth", Summary: "a pod in a cluster of berth's, started for each trial", Hosts: 1, Seconds: adds(3), Together: true,
+				Name: "berth", Summary: "a pod in a cluster of berth, started for each trial", Hosts: 1, Seconds: adds(3), Together: true,
 				Parameters: []plan.Parameter{
 					{Name: "network", Default: "auto", Help: "auto (as users have it, with the fast path), overlay (--fast-path off) or host (hostNetwork)", Check: oneOf("auto", "overlay", "host")},
 					{Name: "options", Help: "more options of berth run, with blanks between them; {folder} is one that all hosts see", Check: anything},
@@ -104,7 +104,7 @@ func kinds() []kind {
 		},
 		{
 			plan.Kind{
-				Name: "job", Summary: "a plain job for each trial, with options of the site's: a network of its own, an image of its steps; from where jobs are submitted", Hosts: 1, Seconds: adds(2),
+				Name: "job", Summary: "a plain job for each trial, with options of the site such as a separate network or an image for steps; runs where jobs are submitted", Hosts: 1, Seconds: adds(2),
 				Parameters: []plan.Parameter{
 					{Name: "options", Help: "of sbatch: --network-pod=yes, say", Check: anything},
 					{Name: "step", Help: "of srun, for steps in it: --container-image={image}, say; {image} is the directory of --step-image", Check: anything},

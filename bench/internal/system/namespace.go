@@ -79,7 +79,7 @@ func (n *namespace) Close(ctx context.Context) error {
 
 func (n *namespace) Run(ctx context.Context, task Task) (Output, error) {
 	if task.Folder != NoFolder && task.Folder != Scratch {
-		return Output{}, &Unsupported{"it has a network of its own, and the folders of the host"}
+		return Output{}, &Unsupported{"it has a separate network, and the folders of the host"}
 	}
 	if task.Server != nil && task.Server.At != OnHost {
 		return Output{}, &Unsupported{"it has no pods"}

@@ -46,7 +46,7 @@ func (p *Place) Resolve(ctx context.Context, name string) (Target, error) {
 	}
 	parts := jobName.FindStringSubmatch(name)
 	if parts == nil {
-		return Target{}, problem(codeUsage, "%q is not a job: it is a number of Slurm's, such as 12, 12_3 or 12.0", name)
+		return Target{}, problem(codeUsage, "%q is not a job: give a Slurm job or step id, such as 12, 12_3 or 12.0", name)
 	}
 	target := Target{Job: parts[1], Step: parts[3]}
 	switch {

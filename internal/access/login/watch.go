@@ -168,7 +168,7 @@ func (k *tunnelServer) watch(ctx context.Context) {
 	for silent := 0; ; {
 		select {
 		case <-ctx.Done():
-			k.finish(k.lost("its process on this host was told to end"))
+			k.finish(k.lost("its process on this host received a signal to end"))
 			return
 		case <-k.tunnel.Done():
 			k.finish(k.lostStep(ctx))

@@ -38,7 +38,7 @@ func Listen(address netip.AddrPort) (*Listener, error) {
 	}
 	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(address))
 	if err != nil {
-		return nil, fmt.Errorf("listen for this user alone: %w", err)
+		return nil, fmt.Errorf("listen for only this user: %w", err)
 	}
 	return &Listener{TCPListener: listener}, nil
 }

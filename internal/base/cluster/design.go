@@ -61,7 +61,7 @@ const MaxNodes = 1 << (nodeBits - blockBits - 1)
 const ControlNodes = 3
 
 // ErrTooFewNodes says that there is no majority without one of the nodes.
-var ErrTooFewNodes = fmt.Errorf("--ha needs %d nodes, of which %d must go on when one is lost; ask Slurm for them with -N%[1]d, or try it out on one machine with --nodes-per-host %[1]d", ControlNodes, ControlNodes-1)
+var ErrTooFewNodes = fmt.Errorf("--ha needs %d nodes, because %d must continue when one is lost; request them from Slurm with -N%[1]d, or try it on one machine with --nodes-per-host %[1]d", ControlNodes, ControlNodes-1)
 
 // ErrNoAddresses says that no range of addresses is free on all nodes.
 var ErrNoAddresses = errors.New("choose addresses for pods and Services: the routes of the nodes cover every private range; name a range that nobody uses with --address-block PREFIX/14")

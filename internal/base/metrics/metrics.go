@@ -46,7 +46,7 @@ type Family struct {
 // Families returns berth's families in the order of the page.
 func Families() []Family {
 	return []Family{
-		{Info, Gauge, "1; the labels say which berth this is, which Kubernetes, which run, and how images are kept"},
+		{Info, Gauge, "1; the labels have the versions of berth and Kubernetes, the run, and how images are kept"},
 		{"berth_start_seconds", Gauge, "time from the start of berth on this node until a phase of the start was done"},
 		{"berth_job_left_seconds", Gauge, "time until Slurm ends the job; absent where nothing limits it"},
 		{"berth_node_cpus", Gauge, "processors that the node may use"},
@@ -57,7 +57,7 @@ func Families() []Family {
 		{"berth_image_expected_bytes", Gauge, "size of these parts"},
 		{"berth_image_taken_bytes_total", Counter, "bytes of layers that the node took from other nodes rather than from a registry"},
 		{"berth_image_given_bytes_total", Counter, "bytes of layers that it gave to them"},
-		{"berth_role_memory_bytes", Gauge, "memory of a part of berth: its own pages, and its share of those that it shares"},
+		{"berth_role_memory_bytes", Gauge, "memory of a process of berth: its own pages, and its share of shared pages"},
 		{"berth_role_cpu_seconds_total", Counter, "processor time that a part of berth has used"},
 		{"berth_role_ready", Gauge, "1 where a part of berth has reported that it does its work"},
 		{"berth_role_restarts_total", Counter, "how often a part of berth died and was started again"},
@@ -70,7 +70,7 @@ func Families() []Family {
 		{"berth_overlay_uncut_total", Counter, "times that the kernel did not cut a packet, so that each datagram was sent by itself"},
 		{"berth_overlay_dropped_packets_total", Counter, "packets and datagrams between nodes that were dropped, by reason"},
 		{"berth_egress_connections_total", Counter, "connections (TCP) and flows (UDP, ping, DNS) from pods to the outside"},
-		{"berth_egress_connections", Gauge, "those of them that are open"},
+		{"berth_egress_connections", Gauge, "the open ones of these connections"},
 		{"berth_egress_to_pods_bytes_total", Counter, "payload from the outside to pods"},
 		{"berth_egress_from_pods_bytes_total", Counter, "payload from pods to the outside"},
 		{"berth_egress_refused_total", Counter, "flows to an address that pods may not reach"},

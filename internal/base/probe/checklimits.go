@@ -233,7 +233,7 @@ func (h *Host) checkKeyrings(tried outcomes) Result {
 		r.OK, r.Found = No, r.Found+", a new keyring is refused: "+o.Error
 		r.Cost = "a node needs a keyring, so that pods do not have that of your session"
 		r.Remedy = Remedy{
-			User:  "remove keys of yours: 'cat /proc/keys' lists them, 'keyctl clear @u' removes those of your uid",
+			User:  "remove some of your keys: 'cat /proc/keys' lists them, 'keyctl clear @u' empties your user keyring",
 			Admin: "sysctl -w kernel.keys.maxkeys=5000 kernel.keys.maxbytes=1000000   # and keep it in /etc/sysctl.d/90-berth.conf",
 		}
 	}

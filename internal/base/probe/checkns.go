@@ -203,7 +203,7 @@ func (h *Host) checkMounts(tried outcomes) []Result {
 		trialTmpfs, "mounted", trialMountNS)
 
 	proc := Result{Name: "own-proc", Title: "own /proc", Level: Required,
-		Cost: blocked + ": containers cannot have a /proc of their own", Remedy: remedy}
+		Cost: blocked + ": containers cannot have their own /proc", Remedy: remedy}
 	if covers := h.coversOf("/proc"); len(covers) > 0 && tried[trialProc].Errno == unix.EPERM {
 		proc.Cost = "parts of /proc are covered (" + strings.Join(covers, ", ") + "), and the kernel then forbids a /proc that would show them"
 		proc.Remedy = Remedy{

@@ -47,7 +47,7 @@ func (e *MissingError) Error() string {
 	text := fmt.Sprintf("wait for the nodes of step %s: %s did not come within %s (%v)",
 		e.Step, strings.Join(e.Nodes, ", "), e.Waited.Round(time.Second/10), e.Cause)
 	if len(e.Refused) > 0 {
-		return text + "; of those who tried: " + strings.Join(e.Refused, "; ")
+		return text + "; nodes that were refused: " + strings.Join(e.Refused, "; ")
 	}
 	return text + "; no message came from them: see with `scontrol show node " + e.Nodes[0] +
 		"` whether it is up, and let it reach the ports of --port-range on the step's first node"

@@ -251,7 +251,7 @@ func (h *Head) serve(ctx context.Context, raw net.Conn, from netip.Addr) error {
 		return refuse(err, errors.Is(err, errProtocol))
 	}
 	if claim.Node == h.cfg.Node || !slices.Contains(h.cfg.Nodes, claim.Node) {
-		return refuse(fmt.Errorf("node %q is not one of those that join step %s: %v", claim.Node, h.cfg.Step, h.cfg.Nodes[1:]), true)
+		return refuse(fmt.Errorf("node %q is not one of the nodes of step %s: %v", claim.Node, h.cfg.Step, h.cfg.Nodes[1:]), true)
 	}
 	if err := h.members.allowed(h.ctx, claim.Node, from); err != nil {
 		h.note(claim.Node, err)

@@ -77,9 +77,9 @@ func TestWrongWorkers(t *testing.T) {
 	}{
 		"other step":       {func(c *Claim) { c.Step.Step++ }, "belongs to step"},
 		"a head":           {func(c *Claim) { c.Role = RoleHead }, "that of a head"},
-		"the head's node":  {func(c *Claim) { c.Node = "n1" }, "not one of those that join"},
-		"unknown node":     {func(c *Claim) { c.Node = "n9" }, "not one of those that join"},
-		"no node":          {func(c *Claim) { c.Node = "" }, "not one of those that join"},
+		"the head's node":  {func(c *Claim) { c.Node = "n1" }, "not one of the nodes of step"},
+		"unknown node":     {func(c *Claim) { c.Node = "n9" }, "not one of the nodes of step"},
+		"no node":          {func(c *Claim) { c.Node = "" }, "not one of the nodes of step"},
 		"other connection": {func(c *Claim) { c.Binding[0] ^= 1 }, "another connection"},
 		"other version":    {func(c *Claim) { c.Protocol++ }, "use the same one on all nodes"},
 	} {

@@ -24,7 +24,7 @@ func Check(ctx context.Context, getenv func(string) string, ask Ask) []probe.Res
 	switch {
 	case errors.Is(err, ErrNoSlurm):
 		version.OK, version.Found = probe.No, "scontrol is not in PATH; "+where
-		version.Cost = "berth runs on this machine alone"
+		version.Cost = "berth runs only on this machine"
 		version.Remedy.User = "call berth where srun works, or add Slurm's bin directory to PATH"
 		return []probe.Result{version}
 	case err != nil:

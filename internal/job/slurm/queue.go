@@ -114,7 +114,7 @@ func StepNamed(ctx context.Context, job, name string, ask Ask) (id, head string,
 	return "", "", nil
 }
 
-// alreadyEnding is what scancel prints where Slurm is ending the job or the step:
+// alreadyEnding matches scancel's message if Slurm is already ending the job or the step:
 // ESLURM_ALREADY_DONE and ESLURM_INVALID_JOB_ID (slurm_errno.c).
 var alreadyEnding = []string{"already completing or completed", "Invalid job id specified"}
 

@@ -44,8 +44,8 @@ func (m *Mounter) MountSensitiveWithoutSystemd(source, target, fstype string, op
 	return m.MountSensitive(source, target, fstype, options, sensitive)
 }
 
-// MountSensitiveWithoutSystemdWithMountFlags is MountSensitive. The one flag
-// that the kubelet passes, --no-canonicalize, is what a system call does anyway.
+// MountSensitiveWithoutSystemdWithMountFlags is MountSensitive. The only flag that the
+// kubelet passes is --no-canonicalize, and a system call does not canonicalize.
 func (m *Mounter) MountSensitiveWithoutSystemdWithMountFlags(source, target, fstype string, options, sensitive, mountFlags []string) error {
 	for _, f := range mountFlags {
 		if f != "--no-canonicalize" {
@@ -55,8 +55,8 @@ func (m *Mounter) MountSensitiveWithoutSystemdWithMountFlags(source, target, fst
 	return m.MountSensitive(source, target, fstype, options, sensitive)
 }
 
-// Unmount unmounts target. A target that is not a mount point is no error, which
-// is what CanSafelySkipMountPointCheck promises.
+// Unmount unmounts target. As CanSafelySkipMountPointCheck promises, a target that is
+// not a mount point is no error.
 func (m *Mounter) Unmount(target string) error { return unmount(target, 0) }
 
 // UnmountWithForce unmounts target and forces it after the timeout.

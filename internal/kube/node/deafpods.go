@@ -64,7 +64,7 @@ func (d deafPods) delete(ctx context.Context, pod *v1.Pod) error {
 	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":"True","reason":%q,"message":%q,"lastTransitionTime":%q}]}}`,
 		v1.DisruptionTarget, ReasonFastPathLost, fastPathLost, now.UTC().Format(time.RFC3339))
 	if _, err := d.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "status"); err != nil {
-		return fmt.Errorf("say why it is deleted: %w", err)
+		return fmt.Errorf("set the reason for its deletion: %w", err)
 	}
 	d.log.Warn("a pod cannot connect any more, and is deleted", "pod", pod.Namespace+"/"+pod.Name)
 	return d.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})

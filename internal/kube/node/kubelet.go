@@ -106,8 +106,8 @@ func dependencies(ctx context.Context, plan cluster.Plan, api *access, server *o
 	d.Recorder = newPullReports(ctx, newRecorder(ctx, plan, api.client.CoreV1()),
 		func() (of, all int64) { return metrics.ReceivedImages(plan.Paths.ContainerdRoot()) })
 	// Upstream waits for its Node informer in steps of a second before it
-	// watches pods. Pods can only be bound to a node that is registered, which
-	// is what the gate waits for.
+	// watches pods. The gate waits for the registration of the node instead, because
+	// pods can only be bound to a registered node.
 	d.PodConfig = podconfig.NewPodConfig(d.Recorder, d.PodStartupLatencyTracker)
 	podconfig.NewSourceApiserver(klog.FromContext(ctx), api.client, types.NodeName(plan.Node.Name),
 		func() bool { return api.opened(ctx) }, d.PodConfig.Channel(ctx, kubetypes.ApiserverSource))

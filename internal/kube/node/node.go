@@ -67,10 +67,10 @@ func (o *Options) openFastPath(asked, line int) (err error) {
 // when ctx ends or the role fails.
 func Main(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("node", flag.ContinueOnError)
-	planPath := flags.String("plan", "/run/berth/plan.json", "`file` that says what the cluster looks like")
+	planPath := flags.String("plan", "/run/berth/plan.json", "`file` that describes the cluster")
 	notifyFD := flags.Int("notify-fd", -1, "`descriptor` for events")
-	fastPathFD := flags.Int("fast-path-fd", -1, "`descriptor` at which the fast path asks about pods")
-	directoryFD := flags.Int("directory-fd", -1, "`descriptor` on which the fast path receives Services and policies")
+	fastPathFD := flags.Int("fast-path-fd", -1, "`descriptor` where the fast path asks about pods")
+	directoryFD := flags.Int("directory-fd", -1, "`descriptor` where the fast path receives Services and policies")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

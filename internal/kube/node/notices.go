@@ -73,7 +73,7 @@ func (n *notices) about(pod *v1.Pod) []notice {
 	if !n.cgroups {
 		if limits := cpuLimited(pod); len(limits) > 0 {
 			all = append(all, notice{v1.EventTypeNormal, ReasonCPULimitNotEnforced, fmt.Sprintf(
-				"CPU limit of %s is used for scheduling but not enforced: this node has no cgroups of its own",
+				"CPU limit of %s is used for scheduling but not enforced: this node has no delegated cgroup",
 				strings.Join(limits, ", "))})
 		}
 	}

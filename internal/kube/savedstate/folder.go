@@ -76,7 +76,7 @@ func (f *Folder) Load() (s Snapshot, ok bool, err error) {
 		s, err = f.read(file)
 	}
 	if err != nil {
-		return Snapshot{}, false, fmt.Errorf("restore the cluster from %s: %w; to begin anew: mv %[1]s %[1]s.old", path, err)
+		return Snapshot{}, false, fmt.Errorf("restore the cluster from %s: %w; to start again: mv %[1]s %[1]s.old", path, err)
 	}
 	return s, true, nil
 }

@@ -105,7 +105,7 @@ var remedies = []struct{ reasons, words, remedy string }{
 	{"CreateContainerConfigError", "subPath|SubPath", "correct the subPath of the volumeMount"},
 	{"CreateContainerConfigError", "", "create the ConfigMap or Secret that the container refers to, or correct its name"},
 	{"CreateContainerError", "seccomp profile", "use the seccompProfile RuntimeDefault or Unconfined"},
-	{"CrashLoopBackOff", "", "its log says why it ends"},
+	{"CrashLoopBackOff", "", "see its log for the reason"},
 
 	{"FailedCreate", "exceeded quota", "raise the ResourceQuota, or lower what the pods request"},
 	{"FailedCreate", "failed calling webhook|failed to call webhook", "start the webhook's server, or delete its configuration"},

@@ -235,7 +235,7 @@ func takePort[T any](protocol string, ports rendezvous.PortRange, listen func(ui
 	}
 	// A range may be too small even for one node, or for several nodes on one
 	// host.
-	return none, fmt.Errorf("all %s ports in %s are taken, %d in all, of which each node needs up to %d; choose more or others with --port-range",
+	return none, fmt.Errorf("all %s ports in %s are taken (%d), and each node needs up to %d; choose more or others with --port-range",
 		protocol, ports, size, max(maxQueues, headPorts+numSwitchPorts))
 }
 

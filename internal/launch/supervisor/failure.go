@@ -8,7 +8,7 @@ import (
 )
 
 // MoreWatchers tells the user how to get more inotify instances.
-const MoreWatchers = "other runs or programs of yours use those that a user may have on this machine: end some, " +
+const MoreWatchers = "your other runs or programs use all that a user may have on this machine: end some, " +
 	"or an administrator allows more: sysctl -w fs.inotify.max_user_instances=8192"
 
 // noWatchers is part of the error of a role that gets no inotify instance.

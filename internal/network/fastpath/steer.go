@@ -27,7 +27,7 @@ func (o *outbound) leave(t *trap, socket int, d destination, why count) {
 	}
 	if errno == 0 || errno == unix.EINPROGRESS {
 		if err := o.sockets.registerSteered(t.from.pod, socket, d.asked, d.target, d.ipv6); err != nil {
-			o.log.Warn("a program is told the address of a pod in place of a Service's", "err", err)
+			o.log.Warn("a program sees the address of a pod instead of the Service's", "err", err)
 		}
 	}
 	if waits && errno == unix.EINPROGRESS {

@@ -151,7 +151,7 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 	}
 	if err := janitor.Start(); err != nil {
 		writeEnd.Close()
-		return fmt.Errorf("make a user namespace: %w; 'berth doctor' tells what this host lacks", err)
+		return fmt.Errorf("make a user namespace: %w; 'berth doctor' lists what this host lacks", err)
 	}
 	s.janitor, s.lifeline, s.gone = janitor, writeEnd, make(chan struct{})
 	go KeepRunning(janitor.Process.Pid, s.gone)

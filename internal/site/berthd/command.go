@@ -17,17 +17,17 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-const usage = `berthd is the daemon of berth's site network. It runs as root on every node.
+const usage = `berthd is the daemon of the site network of berth. It runs as root on every node.
 
-  berthd run [--node NAME]          be the daemon of this node
-  berthd etcd --host ADDRESS ...    be a member of etcd, where the site has none
-  berthd check                      is the configuration right?
-  berthd status                     ask the daemon of this node
-  berthd name [--job JOB] [NAME...] give a job of yours these names below its own, and no others;
-                                    without any, it has none but those of 'berth run --publish NAME=PORT'
-  berthd doctor [--node NAME]       what is missing on this node, and the remedy
+  berthd run [--node NAME]          run the daemon of this node
+  berthd etcd --host ADDRESS ...    run a member of etcd, if the site has no etcd
+  berthd check                      check the configuration
+  berthd status                     list the pods of this node
+  berthd name [--job JOB] [NAME...] set the names of your job, below the job's own name;
+                                    names of 'berth run --publish NAME=PORT' stay
+  berthd doctor [--node NAME]       list what is missing on this node, and the remedies
 
-All take --config FILE (` + siteconf.ConfigPath + `).
+All accept --config FILE (` + siteconf.ConfigPath + `).
 `
 
 // Main is the command line of berthd; it returns the exit code.
@@ -79,7 +79,7 @@ func configOf(flags *flag.FlagSet, args []string) (siteconf.Config, error) {
 
 // nodeOf adds --node to what configOf does.
 func nodeOf(flags *flag.FlagSet, args []string) (siteconf.Config, string, error) {
-	node := flags.String("node", "", "what Slurm calls this node (its host name)")
+	node := flags.String("node", "", "Slurm's name of this node (default: its host name)")
 	config, err := configOf(flags, args)
 	if err != nil || *node != "" {
 		return config, *node, err
@@ -128,7 +128,7 @@ func etcdCommand(ctx context.Context, flags *flag.FlagSet, args []string) error 
 		return err
 	}
 	if member.Host == "" {
-		return &wrongConfiguration{errors.New("start etcd: give --host, the address at which nodes reach it")}
+		return &wrongConfiguration{errors.New("start etcd: give --host, the address where nodes reach it")}
 	}
 	if member.Cluster == "" {
 		member.Cluster = fmt.Sprintf("%s=https://%s:2380", member.Name, member.Host)
@@ -158,7 +158,7 @@ func warnOfPorts(config siteconf.Config) {
 
 // nameCommand is for users, in their jobs.
 func nameCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
-	job := flags.String("job", os.Getenv("SLURM_JOB_ID"), "number of the job, which has to have a part on this node")
+	job := flags.String("job", os.Getenv("SLURM_JOB_ID"), "number of a job that runs on this node")
 	config, err := configOf(flags, args)
 	if err != nil {
 		return err

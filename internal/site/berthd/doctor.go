@@ -56,7 +56,7 @@ func nodeChecks(config siteconf.Config, node string) []check {
 			{"nft removes rules of networks without CNI", func(ctx context.Context) error { return vxlan.ProbeClear(ctx, config.NFT) }},
 		}
 	} else if !config.ByRoutes() || len(config.Gateways.On) > 0 {
-		checks = append(checks, check{"ports of tunnels are root's alone", func(context.Context) error { return portsOfRoot(unprivileged, config.Tunnel.Port) }},
+		checks = append(checks, check{"only root can use the ports of tunnels", func(context.Context) error { return portsOfRoot(unprivileged, config.Tunnel.Port) }},
 			check{"all hosts use one port for tunnels", func(ctx context.Context) error { return onePort(ctx, config) }})
 	}
 	checks = append(checks, []check{
@@ -77,7 +77,7 @@ func nodeChecks(config siteconf.Config, node string) []check {
 			_, _, err := siteconf.Ask(ctx, config.Run, siteconf.Message{Verb: siteconf.VerbStatus})
 			return err
 		}},
-		{"the key of etcd is root's alone", func(context.Context) error { return private(config.Etcd.Key) }},
+		{"only root can read the key of etcd", func(context.Context) error { return private(config.Etcd.Key) }},
 	}...)
 	if config.Policy.Flows > 0 {
 		checks = append(checks, check{"policy.flows leaves others connections", func(context.Context) error { return leavesConnections(tracked, config.Policy.Flows) }})
@@ -116,7 +116,7 @@ func nodeChecks(config siteconf.Config, node string) []check {
 	if config.ByRoutes() {
 		checks = append(checks, check{"this node has a subnet of pods", func(context.Context) error { return store.HasSubnet(config, node) }})
 	}
-	checks = append(checks, check{"Slurm is told to contain jobs", containsJobs})
+	checks = append(checks, check{"Slurm is configured to contain jobs", containsJobs})
 	// On login hosts the plugin only provides options for jobs.
 	if !slices.Contains(config.LoginOn, node) || config.OptOut {
 		checks = append(checks, check{"Slurm loads the plugin", plugged})

@@ -45,7 +45,7 @@ func (s *sessions) begin(uid, group string) (*os.File, error) {
 		return nil, err
 	}
 	if err := s.keepGroup(session, group); err != nil {
-		return nil, errors.Join(fmt.Errorf("keep with whom the session shares a network: %w", err), session.Close())
+		return nil, errors.Join(fmt.Errorf("record which users share the session's network: %w", err), session.Close())
 	}
 	return session, nil
 }
@@ -137,7 +137,7 @@ func (s *sessions) endUnlessHeld(ctx context.Context, uid string, remove func(ct
 	}
 	group, err := io.ReadAll(session)
 	if err != nil {
-		return fmt.Errorf("read with whom the sessions share a network: %w", err)
+		return fmt.Errorf("read which users share the sessions' network: %w", err)
 	}
 	if err := remove(ctx, uint32(number), string(group)); err != nil {
 		return err

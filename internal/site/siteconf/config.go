@@ -118,7 +118,7 @@ func (s Sessions) validate() []error {
 		wrong("sessions.image %q: give the absolute path of a directory, of up to %d letters, digits and -_./, or leave it out for the host's files", s.Image, maxImagePath)
 	}
 	if s.Image == "" && len(s.Mounts) > 0 {
-		wrong("sessions.mounts: there is no image in which they could be: give 'image', too")
+		wrong("sessions.mounts: there is no image for them: give 'image', too")
 	}
 	for _, path := range s.Mounts {
 		if !named(path) {
@@ -551,10 +551,10 @@ func (c Config) checkCNI() []error {
 		wrong("cni.plugins %q: give the directories of the plugins, as absolute paths", c.CNI.Plugins)
 	}
 	if len(c.Policy.Egress)+len(c.Policy.Ingress)+len(c.Policy.Users)+c.Policy.Flows > 0 {
-		wrong("policy: with 'cni' the plugins say who reaches whom: leave out egress, ingress, flows and users, or 'cni'")
+		wrong("policy: with 'cni' the plugins decide who reaches whom: omit egress, ingress, flows and users, or 'cni'")
 	}
 	if len(c.Gateways.On) > 0 {
-		wrong("gateways: with 'cni' the plugins lead to the outside: leave out 'gateways', or 'cni'")
+		wrong("gateways: with 'cni' the plugins connect to the outside: omit 'gateways', or 'cni'")
 	}
 	if len(c.RoutesOn) > 0 {
 		wrong("routes-on: with 'cni' routes to pods are the plugins' or the site's: leave out 'routes-on', or 'cni'")

@@ -329,7 +329,7 @@ func (k *Kernel) moveTunnels(port uint16) error {
 		if err := netlink.LinkDel(tunnel); err != nil && !isGone(err) {
 			return fmt.Errorf("remove interface %s: %w", tunnel.Name, err)
 		}
-		k.Log.Warn("a tunnel is made anew: hosts whose tunnels end at the former port do not reach the pods here", "interface", tunnel.Name, "was", tunnel.Port, "is", port)
+		k.Log.Warn("a tunnel is made again: hosts whose tunnels end at the former port do not reach the pods here", "interface", tunnel.Name, "was", tunnel.Port, "is", port)
 	}
 	k.port = port
 	return nil

@@ -53,7 +53,7 @@ func tunnelMoves() error {
 			return fmt.Errorf("the tunnel is at port %d, want %d", is, port)
 		}
 		if port == 289 && last != 0 && link.Attrs().Index != last {
-			return errors.New("a tunnel at the right port was made anew")
+			return errors.New("a tunnel at the right port was made again")
 		}
 		if port == 289 {
 			last = link.Attrs().Index

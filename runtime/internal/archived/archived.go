@@ -51,11 +51,11 @@ type said struct {
 func (p Part) Apply() (diff.ApplyOpt, error) {
 	path, err := filepath.Abs(p.Path)
 	if err != nil {
-		return nil, fmt.Errorf("say where a layer lies: %w", err)
+		return nil, fmt.Errorf("record where a layer lies: %w", err)
 	}
 	text, err := json.Marshal(said{[]byte(path), p.Offset, p.Size})
 	if err != nil {
-		return nil, fmt.Errorf("say where a layer lies: %w", err)
+		return nil, fmt.Errorf("record where a layer lies: %w", err)
 	}
 	return diff.WithPayloads(map[string]typeurl.Any{payload: &anypb.Any{TypeUrl: payload, Value: text}}), nil
 }

@@ -96,11 +96,11 @@ func (a Archive) images(ctx context.Context, index ocispec.Index, platform platf
 	}
 	switch {
 	case len(found) == 0 && len(foreign) > 0:
-		return nil, fmt.Errorf("it holds images for %v, and none for the platform that is asked for", slices.Compact(foreign))
+		return nil, fmt.Errorf("it holds images for %v, and none for the requested platform", slices.Compact(foreign))
 	case len(found) == 0:
 		return nil, errors.New("it holds no image")
 	case a.Name != "" && len(found) > 1:
-		return nil, fmt.Errorf("it holds %d images, so they cannot all be named %s: leave the name away", len(found), a.Name)
+		return nil, fmt.Errorf("it holds %d images, so they cannot all be named %s: omit the name", len(found), a.Name)
 	case anonymous > 1:
 		return nil, fmt.Errorf("it holds %d images without a name: save them one by one", anonymous)
 	}

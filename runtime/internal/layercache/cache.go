@@ -101,7 +101,7 @@ func checkOwn(path string) error {
 	}
 	switch {
 	case st.Uid != uint32(os.Getuid()):
-		return fmt.Errorf("trust %s: it is another user's; name a folder of your own with --image-cache DIR", path)
+		return fmt.Errorf("trust %s: it is another user's; name your own folder with --image-cache DIR", path)
 	case st.Mode&0o022 != 0:
 		return fmt.Errorf("trust %s (mode %#o): others may change it; chmod go-w %s, or name another folder", path, st.Mode&0o777, path)
 	}

@@ -185,7 +185,7 @@ func (c *Cache) Image(name string, platform platforms.MatchComparer) (Image, err
 	}
 	image, found := Best(all, platform)
 	if !found {
-		return Image{}, fmt.Errorf("find image %s for the platform that is asked for: %w", name, ErrNoImage)
+		return Image{}, fmt.Errorf("find image %s for the requested platform: %w", name, ErrNoImage)
 	}
 	return image, nil
 }
@@ -281,7 +281,7 @@ func (c *Cache) Remove(name string, platform platforms.Matcher) (freed int64, er
 		}
 	}
 	if len(gone) == 0 {
-		return 0, fmt.Errorf("find image %s for the platform that is asked for: %w", name, ErrNoImage)
+		return 0, fmt.Errorf("find image %s for the requested platform: %w", name, ErrNoImage)
 	}
 	for _, image := range gone {
 		err := ignoreGone(os.Remove(c.record(name, image.Platform)))

@@ -125,7 +125,7 @@ func Open(path string, o Options) (f *File, err error) {
 		return f, err
 	}
 	if len(f.state) != len(f.chunks) {
-		return f, fmt.Errorf("%d chunks, of which %d are known", len(f.chunks), len(f.state))
+		return f, fmt.Errorf("it has %d chunks, and the states of %d", len(f.chunks), len(f.state))
 	}
 	if f.have, err = os.OpenFile(path+haveExtension, os.O_WRONLY, 0); err != nil {
 		return f, err

@@ -249,7 +249,7 @@ func lay(path string, table *estargz.JTOC, end int64) (chunks []Chunk, err error
 	}
 	whole := func() error {
 		if of != nil && covered != of.Size {
-			return fmt.Errorf("%q has %d bytes, of which chunks are known for %d", of.Name, of.Size, covered)
+			return fmt.Errorf("%q has %d bytes, but its chunks have %d", of.Name, of.Size, covered)
 		}
 		of = nil
 		return nil

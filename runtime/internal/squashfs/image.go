@@ -86,7 +86,7 @@ func Open(from io.ReaderAt, size int64) (*Image, error) {
 	case i.blockSize < minBlock || i.blockSize > maxBlock || i.blockSize&(i.blockSize-1) != 0:
 		return nil, fmt.Errorf("read superblock: blocks of %d bytes: %w", i.blockSize, ErrCorrupt)
 	case used > uint64(size):
-		return nil, fmt.Errorf("read superblock: %d bytes, of which %d are there: %w", used, size, ErrCorrupt)
+		return nil, fmt.Errorf("read superblock: %d bytes, but the file has %d: %w", used, size, ErrCorrupt)
 	}
 	i.size = int64(used)
 	var err error

@@ -38,12 +38,12 @@ func (s *Service) takeFastPath(id string, c bundle.Container) {
 	case c.Listens:
 		// A process has one listener at most; its containers and those after
 		// it, which may share its processes, keep to the profile's.
-		stay("its seccomp profile has a listener of its own")
+		stay("its seccomp profile has its own listener")
 		err = os.Unsetenv(s.fastPath)
 	case c.Network == "":
 		return // not the first, or on the node's network
 	case c.Overlay:
-		stay("its annotation says so")
+		stay("its annotation requests that")
 	default:
 		var identity string
 		if identity, err = podlink.Identity(c.Network); err == nil {

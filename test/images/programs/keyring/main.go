@@ -82,7 +82,7 @@ func run(args []string) error {
 }
 
 func inSession(command []string) error {
-	// Credentials belong to a thread, and exec(2) keeps those of the one that calls it.
+	// Credentials belong to a thread, and exec(2) keeps the calling thread's.
 	runtime.LockOSThread()
 	if _, err := keyctl(joinSession, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("join a session keyring: %w", err)
