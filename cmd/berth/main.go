@@ -19,8 +19,8 @@ import (
 func main() {
 	// The program starts itself again as its own parts. They come before the
 	// command line, whose set-up they have no use for.
-	if len(os.Args) == 4 && os.Args[1] == launch.BalancerArg {
-		os.Exit(launch.Balancer(os.Args[2], os.Args[3]))
+	if len(os.Args) > 2 && os.Args[1] == launch.BalancerArg {
+		os.Exit(launch.Balancer(os.Args[2:]))
 	}
 	if len(os.Args) == 4 && os.Args[1] == launch.LogArg {
 		os.Exit(launch.LogRole(os.Args[2], os.Args[3]))

@@ -9,7 +9,6 @@ import (
 	"berth.dev/berth/internal/kube/lease"
 	"berth.dev/berth/internal/kube/nodeloss"
 	"berth.dev/berth/internal/kube/workload"
-	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/launch/members"
 )
 
@@ -87,24 +86,5 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 	if err := r.listenForDown(ctx, requestEnd); err != nil {
 		return 0, err
 	}
-	work, end := allocation.WithGrace(signalled, r.askToEnd)
-	// If this node's run ends, it stops following the workload.
-	work, cut := context.WithCancelCause(work)
-	stop := context.AfterFunc(ctx, func() { cut(context.Cause(ctx)) })
-	defer stop()
-	code := 0
-	if r.Spec.Stay {
-		err = r.stayUp(work)
-	} else {
-		code, err = r.work.follow(work, r.host.podIDs(), r.supervisor.GiveUp)
-	}
-	end()
-	switch {
-	case ctx.Err() != nil:
-		return 0, context.Cause(ctx)
-	case signalled.Err() != nil:
-		return 0, r.allocation.Reason(context.Cause(signalled))
-	}
-	r.members.ReportLosses()
-	return code, err
+	return r.runWorkload(signalled, ctx)
 }

@@ -109,7 +109,7 @@ func (f *followProcess) unread() int64 {
 func (f *followProcess) awaitOutput(limit <-chan struct{}) {
 	for began := time.Now(); ; {
 		f.mu.Lock()
-		quiet := time.Since(later(began, f.changed)) > quietOutput
+		quiet := time.Since(began) > quietOutput && time.Since(f.changed) > quietOutput
 		f.mu.Unlock()
 		if quiet && f.unread() == 0 {
 			return
@@ -120,13 +120,6 @@ func (f *followProcess) awaitOutput(limit <-chan struct{}) {
 		case <-time.After(quietOutput / 10):
 		}
 	}
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // run runs one process until it ends. If it ends without a result, the error says
@@ -199,14 +192,10 @@ func (f *followProcess) run(ctx context.Context, config followConfig) error {
 	if problem != nil {
 		return problem
 	}
-	return fmt.Errorf("ended: %v%s", errOr(err, "without a result"), said.panicked())
-}
-
-func errOr(err error, otherwise string) string {
 	if err == nil {
-		return otherwise
+		err = errors.New("without a result")
 	}
-	return err.Error()
+	return fmt.Errorf("ended: %v%s", err, said.panicked())
 }
 
 func (f *followProcess) readEvents(from io.Reader) error {

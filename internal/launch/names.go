@@ -32,23 +32,26 @@ func namePublished(ctx context.Context, spec cluster.Spec, job *allocation.Alloc
 	if err != nil || len(ports) == 0 {
 		return nil, nil, err
 	}
+	names := namesOf(ports)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("name %s: %w", names, err)
+		}
+	}()
 	id, err := ownJob(job, getenv)
 	if err != nil {
-		return nil, nil, fmt.Errorf("name %s: %w", namesOf(ports), err)
+		return nil, nil, err
 	}
 	config, err := siteconf.Load(siteconf.ConfigPath)
 	if err != nil {
-		return nil, nil, fmt.Errorf("name %s: %w", namesOf(ports), err)
+		return nil, nil, err
 	}
 	var answer siteconf.Message
 	err = untilBerthdServes(ctx, func() error {
-		answer, held, err = askForNames(ctx, config.Run, id, namesOf(ports))
+		answer, held, err = askForNames(ctx, config.Run, id, names)
 		return err
 	})
-	if err != nil {
-		return nil, nil, fmt.Errorf("name %s: %w", namesOf(ports), err)
-	}
-	return held, describeNames(ports, answer), nil
+	return held, describeNames(ports, answer), err
 }
 
 // namedPorts returns the published ports that have a name.

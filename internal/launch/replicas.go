@@ -28,15 +28,12 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// BalancerArg starts this program again as the balancer. The plan's file follows
-// it. main calls Balancer then.
-const BalancerArg = "balancer-role"
-
-// Descriptors of the balancer. The listener is for programs on the host. It exists
-// only on nodes with a control plane.
+// BalancerArg starts this program again as the balancer. main passes what follows it
+// to Balancer: the plan's file and, on a node with a control plane, a flag with the
+// descriptor of the listener for programs on the host.
 const (
-	balancerNotifyFD   = supervisor.NotifyFD
-	balancerListenerFD = balancerNotifyFD + 1
+	BalancerArg          = "balancer-role"
+	balancerListenerFlag = "--listener-fd"
 )
 
 // replicaRoles returns the further roles of a node in a cluster with several control
@@ -47,12 +44,12 @@ func replicaRoles(plan cluster.Plan, box *sandbox.Sandbox, listener *os.File) []
 	file := plan.Paths.Plan()
 	way := supervisor.InSandbox(box, &supervisor.Role{
 		Name: "balancer", Path: "/proc/self/exe",
-		Args: []string{BalancerArg, file, strconv.FormatBool(plan.Control())},
+		Args: []string{BalancerArg, file},
 	})
 	if !plan.Control() {
 		return []*supervisor.Role{way}
 	}
-	way.Passed = []supervisor.Passed{{File: listener}}
+	way.Passed = []supervisor.Passed{{Flag: balancerListenerFlag, File: listener}}
 	return []*supervisor.Role{way, supervisor.InSandbox(box, &supervisor.Role{
 		Name: "controllers", Path: filepath.Join(plan.Paths.Libexec, "berth-kube"),
 		Args: []string{"controllers", "--plan", file}, NotifyFlag: "--notify-fd",
@@ -60,10 +57,10 @@ func replicaRoles(plan cluster.Plan, box *sandbox.Sandbox, listener *os.File) []
 }
 
 // Balancer is the main function of the balancer. It returns the exit status.
-func Balancer(planFile, hasListener string) int {
+func Balancer(args []string) int {
 	sandbox.OutliveSignals()
-	notifier := notify.New(balancerNotifyFD)
-	if err := runBalancer(planFile, hasListener == "true", notifier); err != nil {
+	notifier := notify.New(supervisor.NotifyFD)
+	if err := runBalancer(args, notifier); err != nil {
 		notifier.Fatal(err)
 		fmt.Fprintln(os.Stderr, "balancer:", err)
 		return 1
@@ -71,14 +68,14 @@ func Balancer(planFile, hasListener string) int {
 	return 0
 }
 
-func runBalancer(planFile string, hasListener bool, notifier *notify.Notifier) error {
-	text, err := os.ReadFile(planFile)
+func runBalancer(args []string, notifier *notify.Notifier) error {
+	text, err := os.ReadFile(args[0])
 	if err != nil {
 		return fmt.Errorf("read plan: %w", err)
 	}
 	var plan cluster.Plan
 	if err := json.Unmarshal(text, &plan); err != nil {
-		return fmt.Errorf("decode plan %s: %w", planFile, err)
+		return fmt.Errorf("decode plan %s: %w", args[0], err)
 	}
 	check, err := apiCheck(plan)
 	if err != nil {
@@ -102,8 +99,12 @@ func runBalancer(planFile string, hasListener bool, notifier *notify.Notifier) e
 	}
 	var group errgroup.Group
 	group.Go(func() error { return b.Serve(ctx, listener) })
-	if hasListener {
-		file, err := linux.PassedFile(balancerListenerFD)
+	if len(args) > 1 {
+		fd, err := strconv.Atoi(args[len(args)-1])
+		if err != nil {
+			return fmt.Errorf("%s: %w", balancerListenerFlag, err)
+		}
+		file, err := linux.PassedFile(fd)
 		if err != nil {
 			return err
 		}

@@ -168,23 +168,7 @@ func (r *run) lead(ctx context.Context, giveUp context.CancelCauseFunc) (code in
 		return 0, explain(ctx, r.allocation, err)
 	}
 	r.saver.start(r.plan.RunID)
-	work, end := allocation.WithGrace(ctx, r.askToEnd)
-	switch {
-	case r.Spec.Stay:
-		err = r.stayUp(work)
-	case len(r.Spec.Command) > 0:
-		code, err = r.runCommand(work)
-	default:
-		code, err = r.work.follow(work, r.host.podIDs(), r.supervisor.GiveUp)
-	}
-	end()
-	r.saver.finish()
-	if ctx.Err() != nil {
-		// The exit code of a workload that was asked to end is not a result.
-		return 0, r.allocation.Reason(context.Cause(ctx))
-	}
-	r.members.ReportLosses()
-	return code, err
+	return r.runWorkload(ctx, context.Background())
 }
 
 // readInput reads and checks everything that the user named, before anything
@@ -305,6 +289,34 @@ func (r *run) applyObjects(ctx context.Context) error {
 		return err
 	}
 	return r.acquireLease(ctx)
+}
+
+// runWorkload runs the workload until it ends, or is asked to when ctx ends. It stops
+// following the workload when node ends.
+func (r *run) runWorkload(ctx, node context.Context) (code int, err error) {
+	work, end := allocation.WithGrace(ctx, r.askToEnd)
+	work, cut := context.WithCancelCause(work)
+	defer cut(nil)
+	defer context.AfterFunc(node, func() { cut(context.Cause(node)) })()
+	switch {
+	case r.Spec.Stay:
+		err = r.stayUp(work)
+	case len(r.Spec.Command) > 0:
+		code, err = r.runCommand(work)
+	default:
+		code, err = r.work.follow(work, r.host.podIDs(), r.supervisor.GiveUp)
+	}
+	end()
+	r.saver.finish()
+	switch {
+	case node.Err() != nil:
+		return 0, context.Cause(node)
+	case ctx.Err() != nil:
+		// The exit code of a workload that was asked to end is not a result.
+		return 0, r.allocation.Reason(context.Cause(ctx))
+	}
+	r.members.ReportLosses()
+	return code, err
 }
 
 // runCommand runs the user's command on the host beside the cluster.
