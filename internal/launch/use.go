@@ -85,13 +85,11 @@ func usePersistent(ctx context.Context, options Options, job slurm.Job, inJob bo
 		return true, code, err
 	}
 	u := newUser(options, onHead{cluster})
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
 	if inJob {
 		u.allocation = allocation.New(job, options.Log)
-		ctx, giveUp := context.WithCancelCause(ctx)
-		defer giveUp(nil)
 		go u.allocation.Inquire(ctx, giveUp)
-		code, err = u.run(ctx)
-		return true, code, err
 	}
 	code, err = u.run(ctx)
 	return true, code, err
