@@ -291,8 +291,8 @@ func (r *run) applyObjects(ctx context.Context) error {
 	return r.acquireLease(ctx)
 }
 
-// runWorkload runs the workload until it ends, or is asked to when ctx ends. It stops
-// following the workload when node ends.
+// runWorkload runs the workload until its end. When ctx ends, the workload gets time
+// to end; when node ends, runWorkload stops following it.
 func (r *run) runWorkload(ctx, node context.Context) (code int, err error) {
 	work, end := allocation.WithGrace(ctx, r.askToEnd)
 	work, cut := context.WithCancelCause(work)
