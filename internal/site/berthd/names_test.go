@@ -43,17 +43,17 @@ func TestJobsNamedByUsers(t *testing.T) {
 	w.await("the daemon knows the new ones", w.keeps("db"))
 	// Three changes were free. The next one needs a pause, which also applies to
 	// other jobs in this network.
-	w.changedAt("1000", time.Now().Add(time.Hour))
+	w.changedAt(time.Now().Add(time.Hour))
 	name(1000, 1, "late", "names have just changed on n0: try again in ")
 	before := time.Now().Add(-namesPause)
-	w.changedAt("1000", before)
+	w.changedAt(before)
 	name(1000, 1, "web", "")
 	w.jobNames.mu.Lock()
 	if !w.jobNames.changed["1000"].After(before) {
 		t.Error("there is no pause after the first one")
 	}
 	w.jobNames.mu.Unlock()
-	w.changedAt("1000", before)
+	w.changedAt(before)
 	name(1000, 1, "db", "")
 	w.await("they know the ones after the pause", has("db"))
 	w.await("the daemon knows the ones after the pause", w.keeps("db"))

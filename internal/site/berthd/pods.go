@@ -50,7 +50,7 @@ type localPod struct {
 }
 
 // here returns the allocation with the address that only this node knows.
-func (l *localPod) here(node string) siteconf.Allocation { return l.Allocation.With(node, l.address) }
+func (l *localPod) here(node string) siteconf.Allocation { return l.With(node, l.address) }
 
 // file returns the file that remembers a pod, and namespace the file of its network namespace.
 func (p *pods) file(id string) string      { return filepath.Join(p.config.Run, "pods", id) }

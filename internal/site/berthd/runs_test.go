@@ -93,11 +93,11 @@ func (w *wired) servedFiles() int {
 	return len(entries)
 }
 
-// changedAt sets the time of the last change of names that is subject to the pause.
-func (w *wired) changedAt(owner string, when time.Time) {
+// changedAt sets the time of user 1000's last change of names that is subject to the pause.
+func (w *wired) changedAt(when time.Time) {
 	w.jobNames.mu.Lock()
 	defer w.jobNames.mu.Unlock()
-	w.jobNames.changed[owner] = when
+	w.jobNames.changed["1000"] = when
 }
 
 // Names of a run exist beside all others, and are removed when it ends.
@@ -139,20 +139,20 @@ func TestRunNamesAreRemovedWithRun(t *testing.T) {
 		t.Errorf("%d files are held", files)
 	}
 	// They have changed four times, so the next change has to wait.
-	w.changedAt("1000", time.Now())
+	w.changedAt(time.Now())
 	third, answer := w.beginRun("late")
 	if answer["wait"] == "" {
 		t.Errorf("the run gets %v, not how long it has to wait", answer)
 	}
 	w.look()
 	has("db", "n1/theirs")
-	w.changedAt("1000", time.Now().Add(-namesPause))
+	w.changedAt(time.Now().Add(-namesPause))
 	w.look()
 	has("db", "n0/late", "n1/theirs")
 	// The removal of names has to wait too.
 	w.endRun(third)
 	has("db", "n0/late", "n1/theirs")
-	w.changedAt("1000", time.Now().Add(-namesPause))
+	w.changedAt(time.Now().Add(-namesPause))
 	w.look()
 	has("db", "n1/theirs")
 }
@@ -311,7 +311,7 @@ func TestRunNamesAreQueued(t *testing.T) {
 		w.pods.put(&localPod{Allocation: w.allocate(job, 1000), ready: true})
 		w.jobNames.jobs[fmt.Sprint(job)].changes = freeNames
 	}
-	w.changedAt("1000", time.Now())
+	w.changedAt(time.Now())
 	var wait []int
 	for _, job := range []uint32{3, 2, 4} {
 		answer := map[string]string{}
@@ -331,7 +331,7 @@ func TestRunNamesAreQueued(t *testing.T) {
 	}
 	for i, job := range []string{"3", "2", "4"} {
 		w.look()
-		w.changedAt("1000", time.Now().Add(-namesPause))
+		w.changedAt(time.Now().Add(-namesPause))
 		w.look()
 		a := w.pods.local[job].Allocation
 		w.await(fmt.Sprintf("job %s is number %d in line", job, i), func() bool { return slices.Equal(namesOf(f, a), []string{"n0/web"}) })

@@ -215,11 +215,11 @@ func TestGatewayIsAnnouncedOnceItForwards(t *testing.T) {
 		return err == nil && got.Count > 0
 	}
 	var looked atomic.Bool
-	apply := func(_ context.Context, check bool) error {
+	apply := func(ctx context.Context, check bool) error {
 		if check && !announced() {
 			looked.Store(true)
 		}
-		return nil
+		return ctx.Err()
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var ended sync.WaitGroup

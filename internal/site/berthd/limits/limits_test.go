@@ -43,7 +43,7 @@ func TestUserCannotLockOthersOut(t *testing.T) {
 type entrance struct{ *Clients }
 
 func (e entrance) enter(uid uint32) bool {
-	_, entered := e.Clients.Enter(uid)
+	_, entered := e.Enter(uid)
 	return entered
 }
 
