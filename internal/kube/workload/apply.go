@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -80,7 +81,8 @@ func (c *Client) applyRetrying(ctx context.Context, object Object, before earlie
 	deadline := time.Now().Add(applyTimeout)
 	for pause := applyPause; ; pause = min(2*pause, maxApplyPause) {
 		result, created, err := c.applyOnce(ctx, object)
-		if err == nil || !passes(err, before) || time.Now().After(deadline) {
+		again := passes(err, before) || unanswered(err) && c.repeatable(object)
+		if err == nil || !again || time.Now().After(deadline) {
 			return result, created, err
 		}
 		select {
@@ -137,6 +139,20 @@ func (c *Client) resource(object Object) (dynamic.ResourceInterface, error) {
 		object.SetNamespace(metav1.NamespaceDefault)
 	}
 	return resource.Namespace(object.GetNamespace()), nil
+}
+
+// unanswered reports whether the API server gave no answer to a request, as when it
+// was killed. The supervisor starts it again.
+func unanswered(err error) bool {
+	var transport *url.Error
+	return errors.As(err, &transport)
+}
+
+// repeatable reports whether an object can be applied again if it is unknown whether
+// it was created. An object with a generated name would be created twice. In a shared
+// cluster, one that runs once could be another run's.
+func (c *Client) repeatable(object Object) bool {
+	return object.GetName() != "" && !(c.shared && runsOnce(object))
 }
 
 // passes reports whether an error may be gone a moment later.
