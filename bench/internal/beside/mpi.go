@@ -273,7 +273,7 @@ func (s Spec) workersText(data map[string]string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return encode(
+	return Encode(
 		object{"apiVersion": "v1", "kind": "Secret", "metadata": object{"name": workers}, "stringData": json.RawMessage(encoded)},
 		object{
 			"apiVersion": "v1", "kind": "Service", "metadata": object{"name": workers},

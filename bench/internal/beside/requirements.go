@@ -78,7 +78,7 @@ func everywhere(image, mark string, nodes int) (string, error) {
 	labels := object{"app": mark}
 	// The folder's name identifies its processes.
 	command := fmt.Sprintf("mkdir /tmp/%s; echo it answers >/tmp/%[1]s/index.html; exec busybox httpd -f -p 8080 -h /tmp/%[1]s", mark)
-	return encode(
+	return Encode(
 		object{
 			"apiVersion": "v1", "kind": "Service", "metadata": object{"name": mark, "labels": labels},
 			"spec": object{"selector": labels, "ports": []object{{"port": 8080}}},
@@ -101,7 +101,8 @@ func everywhere(image, mark string, nodes int) (string, error) {
 		})
 }
 
-func encode(objects ...object) (string, error) {
+// Encode returns objects as one manifest.
+func Encode(objects ...object) (string, error) {
 	var text strings.Builder
 	for _, one := range objects {
 		encoded, err := json.Marshal(one)
@@ -133,7 +134,7 @@ func want(got string, err error, wanted string) (string, error) {
 
 // job runs a Job that connects to the Service, and keeps it for its log.
 func (s Spec) job(ctx context.Context, mark string) (string, error) {
-	text, err := encode(object{
+	text, err := Encode(object{
 		"apiVersion": "batch/v1", "kind": "Job", "metadata": object{"name": mark, "labels": object{"app": mark}},
 		"spec": object{"backoffLimit": 0, "template": object{"spec": object{
 			"restartPolicy": "Never",

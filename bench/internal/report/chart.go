@@ -75,12 +75,17 @@ func chart(f Figure) (string, error) {
 	p.Add(grid, scatter, strokes)
 	p.NominalY(names...)
 	p.Y.Min, p.Y.Max = -0.5, float64(len(names))-0.5
-	canvas := vgsvg.New(chartWidth, restHeight+rowHeight*vg.Length(len(names)))
+	return drawn(p, restHeight+rowHeight*vg.Length(len(names)), f.Name)
+}
+
+// drawn returns a chart as an SVG.
+func drawn(p *plot.Plot, height vg.Length, name string) (string, error) {
+	canvas := vgsvg.New(chartWidth, height)
 	// The last number of the axis extends past its end.
 	p.Draw(draw.Crop(draw.New(canvas), 0, -0.4*vg.Centimeter, 0, 0))
 	var text bytes.Buffer
 	if _, err := canvas.WriteTo(&text); err != nil {
-		return "", fmt.Errorf("draw %s: %w", f.Name, err)
+		return "", fmt.Errorf("draw %s: %w", name, err)
 	}
 	// An SVG inside a page has no XML header.
 	_, svg, _ := strings.Cut(text.String(), "<svg")

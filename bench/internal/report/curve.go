@@ -1,7 +1,6 @@
 package report
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"image/color"
@@ -13,7 +12,6 @@ import (
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
 
 	"berth.dev/berth/bench/internal/record"
 )
@@ -143,12 +141,5 @@ func drawCurve(c Curve) (string, error) {
 		p.Add(stroke, scatter)
 		p.Legend.Add(l.System, stroke)
 	}
-	canvas := vgsvg.New(chartWidth, 8*vg.Centimeter)
-	p.Draw(draw.Crop(draw.New(canvas), 0, -0.4*vg.Centimeter, 0, 0))
-	var text bytes.Buffer
-	if _, err := canvas.WriteTo(&text); err != nil {
-		return "", fmt.Errorf("draw %s: %w", c.Name, err)
-	}
-	_, svg, _ := strings.Cut(text.String(), "<svg")
-	return "<svg role=\"img\" " + svg, nil
+	return drawn(p, 8*vg.Centimeter, c.Name)
 }

@@ -1,11 +1,11 @@
 package system
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
+
+	"berth.dev/berth/bench/internal/beside"
 )
 
 // inContainer is the mount point of a task's storage in a container.
@@ -90,15 +90,7 @@ func manifest(tasks []Task, o objects) (string, error) {
 	all = append(all, object{
 		"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": o.name, "labels": object{"app": o.name}}, "spec": spec,
 	})
-	var text strings.Builder
-	for _, one := range all {
-		encoded, err := json.Marshal(one)
-		if err != nil {
-			return "", err
-		}
-		fmt.Fprintf(&text, "---\n%s\n", encoded)
-	}
-	return text.String(), nil
+	return beside.Encode(all...)
 }
 
 // distinct returns the servers that tasks have in pods, each once.
