@@ -211,12 +211,8 @@ func isLicence(name string) bool {
 	if strings.HasSuffix(upper, ".GO") {
 		return false
 	}
-	for _, prefix := range []string{"LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE", "PATENTS"} {
-		if strings.HasPrefix(upper, prefix) {
-			return true
-		}
-	}
-	return false
+	prefixes := []string{"LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE", "PATENTS"}
+	return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(upper, prefix) })
 }
 
 // PURL is the component's name as package URLs have it.

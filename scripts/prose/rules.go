@@ -2,6 +2,7 @@ package main
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -32,12 +33,8 @@ var harmless = regexp.MustCompile(`(?i)^(?:leave|let|stand) alone$`)
 
 // marks reports whether the rule finds a phrase in the text.
 func (r rule) marks(text string) bool {
-	for _, phrase := range r.phrase.FindAllString(text, -1) {
-		if !harmless.MatchString(phrase) {
-			return true
-		}
-	}
-	return false
+	phrases := r.phrase.FindAllString(text, -1)
+	return slices.ContainsFunc(phrases, func(phrase string) bool { return !harmless.MatchString(phrase) })
 }
 
 // words matches any of the phrases where they begin and end a word.

@@ -1,6 +1,9 @@
 package cluster
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // blockBits is the size of the block of addresses that a cluster takes: half
 // of it for pods, a quarter for Services, the rest for nodes.
@@ -27,12 +30,7 @@ func candidates() []netip.Prefix {
 const nodeBits = 23
 
 func free(block netip.Prefix, used []netip.Prefix) bool {
-	for _, prefix := range used {
-		if prefix.Bits() > 0 && prefix.Overlaps(block) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(used, func(prefix netip.Prefix) bool { return prefix.Bits() > 0 && prefix.Overlaps(block) })
 }
 
 // addressesIn lays a block out: the lower half is for pods, the third quarter

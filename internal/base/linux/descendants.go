@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -46,18 +47,12 @@ func Children(pid int) ([]int, error) {
 
 // Siblings returns the other children of the parent of a process.
 func Siblings(pid int) ([]int, error) {
-	parents, err := Parents()
-	if err != nil {
-		return nil, err
+	parent, known := Parent(pid)
+	if !known {
+		return nil, nil
 	}
-	parent, known := parents[pid]
-	var all []int
-	for sibling, of := range parents {
-		if known && of == parent && sibling != pid {
-			all = append(all, sibling)
-		}
-	}
-	return all, nil
+	all, err := Children(parent)
+	return slices.DeleteFunc(all, func(child int) bool { return child == pid }), err
 }
 
 // Descendants returns the children of a process, theirs, and so on.

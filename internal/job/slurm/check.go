@@ -39,25 +39,28 @@ func Check(ctx context.Context, getenv func(string) string, ask Ask) []probe.Res
 	return results
 }
 
-func checkTracking(config Config) probe.Result {
-	r := probe.Result{Name: "slurm-tracking", Title: "Slurm process tracking", Level: probe.Optional, OK: probe.Yes, Found: "ProctrackType=" + config.Get("ProctrackType")}
-	if config.Get("ProctrackType") != "proctrack/cgroup" {
-		r.OK = probe.Degraded
-		r.Cost = "Slurm loses processes that detach themselves; berth's own end with berth all the same"
-		r.Remedy.Admin = "ProctrackType=proctrack/cgroup in slurm.conf"
+// option returns the result of a check of slurm.conf. The cost and the remedy apply
+// if the setting is not good.
+func option(name, title, found string, good bool, otherwise probe.State, cost, remedy string) probe.Result {
+	r := probe.Result{Name: name, Title: title, Level: probe.Optional, OK: probe.Yes, Found: found}
+	if !good {
+		r.OK, r.Cost, r.Remedy.Admin = otherwise, cost, remedy
 	}
 	return r
 }
 
+func checkTracking(config Config) probe.Result {
+	plugin := config.Get("ProctrackType")
+	return option("slurm-tracking", "Slurm process tracking", "ProctrackType="+plugin, plugin == "proctrack/cgroup", probe.Degraded,
+		"Slurm loses processes that detach themselves; berth's own end with berth all the same",
+		"ProctrackType=proctrack/cgroup in slurm.conf")
+}
+
 func checkTasks(config Config) probe.Result {
 	plugins := config.Get("TaskPlugin")
-	r := probe.Result{Name: "slurm-limits", Title: "Slurm limits", Level: probe.Optional, OK: probe.Yes, Found: "TaskPlugin=" + plugins}
-	if !strings.Contains(plugins, "cgroup") {
-		r.OK = probe.Degraded
-		r.Cost = "nothing holds a job to its memory and processors; berth keeps to what was asked for by itself"
-		r.Remedy.Admin = "TaskPlugin=task/cgroup,task/affinity in slurm.conf; ConstrainRAMSpace=yes and ConstrainCores=yes in cgroup.conf"
-	}
-	return r
+	return option("slurm-limits", "Slurm limits", "TaskPlugin="+plugins, strings.Contains(plugins, "cgroup"), probe.Degraded,
+		"nothing holds a job to its memory and processors; berth keeps to what was asked for by itself",
+		"TaskPlugin=task/cgroup,task/affinity in slurm.conf; ConstrainRAMSpace=yes and ConstrainCores=yes in cgroup.conf")
 }
 
 func checkKillWait(config Config) probe.Result {
@@ -76,23 +79,18 @@ func checkKillWait(config Config) probe.Result {
 }
 
 func checkContainer(config Config) probe.Result {
-	r := probe.Result{Name: "slurm-tmp", Title: "private /tmp of jobs", Level: probe.Optional, OK: probe.Yes, Found: "JobContainerType=" + config.Get("JobContainerType")}
-	if !strings.Contains(config.Get("JobContainerType"), "tmpfs") {
-		r.OK = probe.No
-		r.Cost = "after a power failure scratch files stay until the next berth, or berth cleanup, runs on the node"
-		r.Remedy.Admin = "JobContainerType=job_container/tmpfs in slurm.conf, with PrologFlags=Contain and a BasePath on a local disk in job_container.conf"
-	}
-	return r
+	plugin := config.Get("JobContainerType")
+	return option("slurm-tmp", "private /tmp of jobs", "JobContainerType="+plugin, strings.Contains(plugin, "tmpfs"), probe.No,
+		"after a power failure scratch files stay until the next berth, or berth cleanup, runs on the node",
+		"JobContainerType=job_container/tmpfs in slurm.conf, with PrologFlags=Contain and a BasePath on a local disk in job_container.conf")
 }
 
 func checkContain(config Config) probe.Result {
-	r := probe.Result{Name: "slurm-contain", Title: "Slurm PrologFlags", Level: probe.Optional, OK: probe.Yes, Found: "PrologFlags=" + config.Get("PrologFlags") + ", MpiDefault=" + config.Get("MpiDefault")}
-	if !strings.Contains(strings.ToLower(config.Get("PrologFlags")), "contain") {
-		r.OK = probe.Degraded
-		r.Cost = "shells that users open with ssh on a node are outside of their job"
-		r.Remedy.Admin = "PrologFlags=Contain in slurm.conf, and pam_slurm_adopt"
-	}
-	return r
+	flags := config.Get("PrologFlags")
+	return option("slurm-contain", "Slurm PrologFlags", "PrologFlags="+flags+", MpiDefault="+config.Get("MpiDefault"),
+		strings.Contains(strings.ToLower(flags), "contain"), probe.Degraded,
+		"shells that users open with ssh on a node are outside of their job",
+		"PrologFlags=Contain in slurm.conf, and pam_slurm_adopt")
 }
 
 // checkTime checks the time that the job has left. berth run uses the same rule.

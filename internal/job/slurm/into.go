@@ -54,11 +54,7 @@ func IntoEnv(env []string) []string {
 		case "SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVER":
 			return false
 		}
-		for _, prefix := range []string{"SLURM_", "SLURMD_", "SRUN_", "SALLOC_", "SBATCH_"} {
-			if strings.HasPrefix(name, prefix) {
-				return true
-			}
-		}
-		return false
+		prefixes := []string{"SLURM_", "SLURMD_", "SRUN_", "SALLOC_", "SBATCH_"}
+		return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 	})
 }

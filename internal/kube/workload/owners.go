@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -63,12 +64,9 @@ func (s *stuckPods) noteAttempt(pod *corev1.Pod, now time.Time) {
 
 // hasStarted reports whether a container of the pod has run.
 func hasStarted(pod *corev1.Pod) bool {
-	for _, status := range pod.Status.ContainerStatuses {
-		if status.State.Running != nil || status.State.Terminated != nil && !status.State.Terminated.StartedAt.IsZero() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(pod.Status.ContainerStatuses, func(status corev1.ContainerStatus) bool {
+		return status.State.Running != nil || status.State.Terminated != nil && !status.State.Terminated.StartedAt.IsZero()
+	})
 }
 
 // givesUp reports whether a pod or a job that has failed never had a container that

@@ -221,25 +221,27 @@ func (s *stuckPods) takeNotes() []string {
 	return notes
 }
 
-// hasRunningSibling reports whether another pod of the same controller runs.
-func (s *stuckPods) hasRunningSibling(w *waiting) bool {
-	for _, other := range s.pods {
-		if other != w && other.controller == w.controller && other.stage == stageRunning && other.current() == nil {
+// anyPod reports whether a condition holds for one of the pods.
+func (s *stuckPods) anyPod(holds func(*waiting) bool) bool {
+	for _, w := range s.pods {
+		if holds(w) {
 			return true
 		}
 	}
 	return false
 }
 
+// hasRunningSibling reports whether another pod of the same controller runs.
+func (s *stuckPods) hasRunningSibling(w *waiting) bool {
+	return s.anyPod(func(other *waiting) bool {
+		return other != w && other.controller == w.controller && other.stage == stageRunning && other.current() == nil
+	})
+}
+
 // hasAcceptedSibling reports whether a kubelet has accepted another pod of the same
 // controller, on another node perhaps.
 func (s *stuckPods) hasAcceptedSibling(w *waiting) bool {
-	for _, other := range s.pods {
-		if other.controller == w.controller && other.accepted() {
-			return true
-		}
-	}
-	return false
+	return s.anyPod(func(other *waiting) bool { return other.controller == w.controller && other.accepted() })
 }
 
 // accepted reports whether a kubelet has accepted the pod.
@@ -250,12 +252,7 @@ func (w *waiting) accepted() bool {
 // nothingLives reports whether no pod is left or expected that could create a
 // missing object.
 func (s *stuckPods) nothingLives() bool {
-	for _, w := range s.pods {
-		if w.name != "" && w.current() == nil {
-			return false
-		}
-	}
-	return !s.others
+	return !s.others && !s.anyPod(func(w *waiting) bool { return w.name != "" && w.current() == nil })
 }
 
 // isSuccessor reports whether a pod of the same controller ran long before this one
@@ -267,23 +264,15 @@ func (s *stuckPods) isSuccessor(w *waiting) bool {
 
 // serverLives reports whether there is a server pod without trouble.
 func (s *stuckPods) serverLives() bool {
-	for _, w := range s.pods {
-		if w.server && w.current() == nil {
-			return true
-		}
-	}
-	return false
+	return s.anyPod(func(w *waiting) bool { return w.server && w.current() == nil })
 }
 
 // serverStarts reports whether a server pod, which may solve the trouble of others,
 // is starting.
 func (s *stuckPods) serverStarts(now time.Time) bool {
-	for _, w := range s.pods {
-		if w.server && w.stage != stageRunning && w.current() == nil && now.Sub(w.since) < serverTimeout {
-			return true
-		}
-	}
-	return false
+	return s.anyPod(func(w *waiting) bool {
+		return w.server && w.stage != stageRunning && w.current() == nil && now.Sub(w.since) < serverTimeout
+	})
 }
 
 func ended(pod *corev1.Pod) bool {

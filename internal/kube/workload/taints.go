@@ -22,14 +22,7 @@ func isTainted(message string) bool { return strings.Contains(message, "untolera
 
 // tainted reports whether a taint keeps a pod away. If so, the caller passes the
 // nodes to handleNodes.
-func (s *stuckPods) tainted() bool {
-	for _, w := range s.pods {
-		if w.tainted() {
-			return true
-		}
-	}
-	return false
-}
+func (s *stuckPods) tainted() bool { return s.anyPod((*waiting).tainted) }
 
 func (w *waiting) tainted() bool {
 	t := w.current()

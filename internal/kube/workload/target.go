@@ -2,6 +2,7 @@ package workload
 
 import (
 	"fmt"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -99,12 +100,7 @@ func (t *target) owns(pod *corev1.Pod) bool {
 }
 
 func ownedBy(pod *corev1.Pod, uid types.UID) bool {
-	for _, owner := range pod.OwnerReferences {
-		if owner.UID == uid {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(pod.OwnerReferences, func(owner metav1.OwnerReference) bool { return owner.UID == uid })
 }
 
 func fromUnstructured(object *unstructured.Unstructured, into any) error {
