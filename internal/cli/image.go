@@ -146,6 +146,12 @@ func (f *imageFlags) printKept(command *cobra.Command) func(imagecache.Image) {
 	}
 }
 
+// keep runs a command and prints the images that it keeps.
+func (f *imageFlags) keep(command *cobra.Command, args []string) error {
+	_, err := f.run(command, args, f.printKept(command))
+	return err
+}
+
 func newImagePullCommand() *cobra.Command {
 	f := &imageFlags{}
 	command := &cobra.Command{
@@ -158,10 +164,7 @@ certificates are found as by 'berth run'.`,
 		Example: `  berth image pull python:3.13-slim
   berth image pull --image-cache /project/images --platform linux/arm64 nvcr.io/nvidia/pytorch:25.01-py3`,
 		Args: atLeastOne("an image, such as python:3.13-slim"),
-		RunE: func(command *cobra.Command, args []string) error {
-			_, err := f.run(command, args, f.printKept(command))
-			return err
-		},
+		RunE: f.keep,
 	}
 	f.add(command.Flags(), "registry", "image-cache-limit")
 	f.addPlatform(command.Flags())
@@ -179,10 +182,7 @@ folders with an OCI layout.`,
 		Example: `  berth image import app.tar
   berth image import site/app:2=app.tar.zst`,
 		Args: atLeastOne("an archive"),
-		RunE: func(command *cobra.Command, args []string) error {
-			_, err := f.run(command, args, f.printKept(command))
-			return err
-		},
+		RunE: f.keep,
 	}
 	f.add(command.Flags(), "image-cache-limit")
 	f.addPlatform(command.Flags())
@@ -245,10 +245,7 @@ zstd      faster to unpack than gzip, and mostly smaller; Docker 23, podman 3 an
 			}
 			return nil
 		},
-		RunE: func(command *cobra.Command, args []string) error {
-			_, err := f.run(command, args, f.printKept(command))
-			return err
-		},
+		RunE: f.keep,
 	}
 	f.add(command.Flags())
 	f.addPlatform(command.Flags())
@@ -283,8 +280,7 @@ then for each folder that the site shows in images.`,
 			return nil
 		},
 		RunE: func(command *cobra.Command, args []string) error {
-			_, err := f.run(command, args, f.printKept(command))
-			if err != nil || f.quiet {
+			if err := f.keep(command, args); err != nil || f.quiet {
 				return err
 			}
 			line := "srun --container-image=" + args[0]
@@ -297,7 +293,7 @@ then for each folder that the site shows in images.`,
 			} else if usual, err := imagecache.DefaultFolder(os.Getenv); err != nil || usual != f.spec.ImageCache {
 				line = "BERTH_IMAGE_CACHE=" + f.spec.ImageCache + " " + line
 			}
-			_, err = fmt.Fprintf(command.ErrOrStderr(), "berth: run it with %s COMMAND\n", line)
+			_, err := fmt.Fprintf(command.ErrOrStderr(), "berth: run it with %s COMMAND\n", line)
 			return err
 		},
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
