@@ -25,6 +25,11 @@ const (
 // control plane make.
 const HeadWatchers = 17
 
+const (
+	instancesSetting = "fs.inotify.max_user_instances"
+	moreInstances    = "sysctl -w fs.inotify.max_user_instances=8192 fs.inotify.max_user_watches=1048576   # and keep it in /etc/sysctl.d/90-berth.conf"
+)
+
 func checkMemory(m Memory, state Candidate) Result {
 	r := Result{Name: "memory", Title: "memory", Level: Required, OK: Yes}
 	r.Found = fmt.Sprintf("%s (%s)", Bytes(m.Bytes), m.Source)
@@ -162,10 +167,10 @@ func (h *Host) processes(file string) [][]byte {
 
 func (h *Host) checkInotify(tried outcomes) Result {
 	r := Result{Name: "inotify", Title: "inotify", Level: Required, OK: Yes}
-	instances, ok := h.number("fs.inotify.max_user_instances")
+	instances, ok := h.number(instancesSetting)
 	watches, _ := h.number("fs.inotify.max_user_watches")
 	if !ok {
-		r.OK, r.Found = Unknown, "fs.inotify.max_user_instances cannot be read"
+		r.OK, r.Found = Unknown, instancesSetting+" cannot be read"
 		return r
 	}
 	used := h.inotifyInstances()
@@ -173,7 +178,7 @@ func (h *Host) checkInotify(tried outcomes) Result {
 	free := instances - min(instances, used)
 	remedy := Remedy{
 		User:  "end programs of yours that watch files: editors, file synchronisation",
-		Admin: "sysctl -w fs.inotify.max_user_instances=8192 fs.inotify.max_user_watches=1048576   # and keep it in /etc/sysctl.d/90-berth.conf",
+		Admin: moreInstances,
 	}
 	switch o, ok := tried[trialInotify]; {
 	case ok && !o.ok(), free < inotifyMin:

@@ -22,6 +22,11 @@ const (
 	// nodeThreads is the number of threads of a node with a control plane and no
 	// pods, some of them for the programs that start pods.
 	nodeThreads = 200
+	// podWatchers is the number of inotify instances of a pod with one container where
+	// control groups are delegated: a shim watches memory.events of pause and of each
+	// container, so that a program that ran out of memory is reported as OOMKilled
+	// (containerd 2.3, internal/oom). Without delegation it drops these watches.
+	podWatchers = 2
 	// countBelow is a factor: a limit that allows that many times what is needed is so large
 	// that what other programs use of it is not counted.
 	countBelow = 8
@@ -54,6 +59,15 @@ func (h *Host) PodRoom(nodes int) PodRoom {
 	enough := uint64(nodes*(nodeThreads+MaxPods*podThreads)) * countBelow
 	threads := h.freeThreads(enough)
 	bound(threads.free, nodeThreads, podThreads, threads.limit, threads.remedy)
+	if limit, ok := h.number(instancesSetting); ok && h.Cgroup().Delegated {
+		found, free := fmt.Sprintf("%s is %d for each user", instancesSetting, limit), limit
+		if limit < uint64(nodes*(HeadWatchers+MaxPods*podWatchers))*countBelow {
+			used := h.inotifyInstances()
+			found, free = fmt.Sprintf("%s, in use %d", found, used), limit-min(limit, used)
+		}
+		// A pod starts without its watches, too, so no run is refused for want of them.
+		bound(max(free, uint64(nodes)*(HeadWatchers+podWatchers)), HeadWatchers, podWatchers, found, Remedy{Admin: moreInstances})
+	}
 	for _, need := range namespaceNeeds {
 		if need.perPod == 0 {
 			continue

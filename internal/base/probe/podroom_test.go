@@ -21,6 +21,17 @@ func TestPodRoom(t *testing.T) {
 	job := func(files map[string]string) machine {
 		return machine{files: files, limits: map[int]uint64{unix.RLIMIT_NPROC: math.MaxUint64}, env: map[string]string{"SLURM_JOB_ID": "1"}}
 	}
+	delegated := func(files map[string]string) machine {
+		m := job(rhel9(t, session, scope+"/cgroup.controllers", "cpu memory pids\n", scope+"/cgroup.type", "domain\n"))
+		for name, content := range files {
+			m.files[name] = content
+		}
+		m.writable = []string{scope, scope + "/cgroup.procs", scope + "/cgroup.subtree_control"}
+		return m
+	}
+	inotify := func(limit string) map[string]string {
+		return with(sysctls("fs.inotify.max_user_instances", limit), "/proc/7/fd/3", "-> anon_inode:inotify")
+	}
 	for _, test := range []struct {
 		name    string
 		machine machine
@@ -41,6 +52,11 @@ func TestPodRoom(t *testing.T) {
 		{"network namespaces", job(with(namespaceLimits("user.max_net_namespaces", "60"), "/proc/self/ns/net", "-> net:[1]", "/proc/7/ns/net", "-> net:[1]",
 			"/proc/8/ns/net", "-> net:[2]", "/proc/9/ns/net", "-> net:[2]", "/proc/10/ns/net", "-> net:[3]")), 1, 60 - 2 - 2, "user.max_net_namespaces is 60 for each user, in use 2", "user.max_net_namespaces=100000"},
 		{"two mount namespaces for each pod", job(namespaceLimits("user.max_mnt_namespaces", "104")), 1, 50, "user.max_mnt_namespaces is 104", "mnt"},
+		{"watches of memory", delegated(inotify("128")), 1, (128 - 1 - 17) / 2, "fs.inotify.max_user_instances is 128 for each user, in use 1", "max_user_instances=8192"},
+		{"watches of memory on several nodes", delegated(inotify("128")), 2, (127/2 - 17) / 2, "max_user_instances is 128", "max_user_instances=8192"},
+		{"hardly any watches of memory", delegated(inotify("10")), 1, 1, "max_user_instances is 10", "max_user_instances=8192"},
+		{"many watches of memory", delegated(inotify("8192")), 1, MaxPods, "", ""},
+		{"nothing to watch without delegation", job(inotify("128")), 1, MaxPods, "", ""},
 		{"no network namespace", job(namespaceLimits("user.max_net_namespaces", "0")), 1, 0, "user.max_net_namespaces is 0", "net"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -173,6 +173,11 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 		return nil, err
 	}
 	made = true
+	if s.node.Controllers == nil {
+		if err := dropWatches(); err != nil {
+			s.log.Warn("containers keep inotify instances that they do not need", "container", r.ID, "error", err)
+		}
+	}
 	if err := s.leaveNotices(r.ID, adapted); err != nil {
 		s.log.Warn("the pod's owner is not told what was changed", "container", r.ID, "error", err)
 	}

@@ -41,10 +41,20 @@ type inner struct {
 	created  *anypb.Any
 	updated  *specs.LinuxResources
 	executed *specs.Process
+	// watches makes a watcher for each container.
+	watches  bool
+	watchers []*watcher
 }
 
 func (i *inner) Create(_ context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
 	i.created = r.Options
+	if i.watches {
+		w, err := startWatcher(r.Bundle)
+		if err != nil {
+			return nil, err
+		}
+		i.watchers = append(i.watchers, w)
+	}
 	return &taskapi.CreateTaskResponse{Pid: uint32(i.pid)}, nil
 }
 
