@@ -65,7 +65,7 @@ func (h *Host) PodRoom(nodes int) PodRoom {
 			used := h.inotifyInstances()
 			found, free = fmt.Sprintf("%s, in use %d", found, used), limit-min(limit, used)
 		}
-		// A pod starts without its watches, too, so no run is refused for want of them.
+		// A pod also starts without its watches, so they refuse no run.
 		bound(max(free, uint64(nodes)*(HeadWatchers+podWatchers)), HeadWatchers, podWatchers, found, Remedy{Admin: moreInstances})
 	}
 	for _, need := range namespaceNeeds {
