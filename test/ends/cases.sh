@@ -220,6 +220,21 @@ stop_each() {
 }
 awake() { ! node grep -q '^State:.T' "/proc/$(parts "$1")/status"; }
 
+# A shim that is stopped while it makes its pod is continued, and the pod is made.
+stop_new_shims() {
+	local stopper
+	node touch /run/stops
+	node bash $here/stop-shims.sh >"$out/stopped" &
+	stopper=$!
+	berth a -f $here/several.yaml --image $image
+	patience=150 ends a 0
+	node rm /run/stops
+	wait $stopper
+	[[ $(grep -c '[]] ended$' "$out/a") == 6 ]] || fail "not six pods: $(cat "$out/a")"
+	# With a child the server has begun with the sandbox of its pod.
+	grep -qx first "$out/stopped" && grep -qx server "$out/stopped" || fail "not stopped in time: $(xargs <"$out/stopped")"
+}
+
 stop_supervisor() {
 	berth a -f $here/exit.yaml --image $image
 	poll 30 eval '[[ -n $(parts supervisor) ]]'

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"syscall"
@@ -263,17 +264,19 @@ func (r *reaper) collect() {
 	}
 }
 
-// watchStopped continues commands that a signal stopped, as KeepRunning does, and
-// the shims of pods, which become children of this process. A pod whose shim is
-// stopped would hang silently.
+// watchStopped continues processes that were stopped by a signal, as KeepRunning does.
+// A pod whose shim is stopped, or a runc of its shim, would wait without a word.
 func (r *reaper) watchStopped() {
 	for range time.Tick(stopPoll) {
-		children, err := linux.Children(os.Getpid())
+		parents, err := linux.Parents()
 		if err != nil {
 			continue // /proc is missing, without which nothing works
 		}
 		r.mu.Lock()
-		for _, pid := range children {
+		for pid := range parents {
+			if linux.ProcessState(pid) != linux.ProcessStopped || !r.isPart(pid, parents) {
+				continue
+			}
 			name, known := r.commands[pid]
 			if linux.Resume(pid) && known {
 				r.report(Event{Kind: Stopped, Name: name})
@@ -281,6 +284,25 @@ func (r *reaper) watchStopped() {
 		}
 		r.mu.Unlock()
 	}
+}
+
+// isPart reports whether a process belongs to the node, and not to a pod. Parts are the
+// commands and what they start; the shims, whose parent is this process once containerd
+// has started them; and the programs of berth that a shim starts. It is called with mu
+// held.
+func (r *reaper) isPart(pid int, parents map[int]int) bool {
+	parent := parents[pid]
+	if _, ofCommand := r.commands[parent]; ofCommand || parent == os.Getpid() {
+		return true
+	}
+	return parents[parent] == os.Getpid() && programFolder(pid) == programFolder(parent)
+}
+
+// programFolder returns the folder of a process's program, or "." for one that has
+// just ended.
+func programFolder(pid int) string {
+	program, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	return filepath.Dir(program)
 }
 
 // report sends an event. Callers hold mu, which keeps events in order. It only
