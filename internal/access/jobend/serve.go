@@ -14,12 +14,11 @@ import (
 	"berth.dev/berth/internal/base/rundir"
 )
 
-// Arg is the argument that makes the program the far end of a tunnel. A step
-// starts it so; main calls Main.
+// Arg is the argument that makes the program the far end of a tunnel; main then
+// calls Main. A step starts the program this way.
 const Arg = "job-end"
 
-// Main is the far end over standard input and output. It returns its exit
-// status.
+// Main runs the far end on standard input and output, and returns its exit status.
 func Main() int {
 	// Every process of the job receives the signals of scancel and of the time
 	// limit. The cluster lives on for its grace period, and the user may want to
@@ -62,8 +61,8 @@ func standardStream() (io.ReadWriteCloser, error) {
 		}
 	}
 	in, out := os.NewFile(0, "stdin"), os.NewFile(1, "stdout")
-	// What srun does not hold back is a terminal to the program (slurmstepd
-	// makes it one), which must change no byte.
+	// With srun --unbuffered, slurmstepd makes standard output a terminal, which
+	// must not change any byte.
 	if state, err := unix.IoctlGetTermios(1, unix.TCGETS); err == nil {
 		state.Oflag &^= unix.OPOST
 		if err := unix.IoctlSetTermios(1, unix.TCSETS, state); err != nil {

@@ -79,9 +79,9 @@ func OpenThread(thread int) (int, error) {
 	return unix.PidfdOpen(process, 0)
 }
 
-// ProcessName tells a process from all others since the host was booted: its
-// number and the moment of its start, in ticks of the clock. It is empty where
-// there is no such process.
+// ProcessName returns a name that no other process has had since the host was booted:
+// the process id and the start time in clock ticks. It is empty if there is no such
+// process.
 func ProcessName(pid int) string {
 	fields := statFields(pid)
 	if len(fields) < 20 || pid <= 0 {

@@ -55,7 +55,8 @@ func (w *Watcher) Watch(ctx context.Context, job Job) ([]State, error) {
 	}
 }
 
-// look asks once. A controller that does not answer now may later.
+// look queries the state once. It is repeated, because a controller that does not
+// answer now may answer later.
 func (w *Watcher) look(ctx context.Context, job Job) (changed bool, err error) {
 	now, err := readStates(ctx, job, w.Ask)
 	switch {
@@ -80,8 +81,8 @@ func (w *Watcher) look(ctx context.Context, job Job) (changed bool, err error) {
 	return changed, nil
 }
 
-// merge takes the new states over. The elements of an array that ended are
-// forgotten by Slurm while others still run.
+// merge adds the new states. It keeps states that are missing in them, because Slurm
+// forgets ended elements of an array while others still run.
 func (w *Watcher) merge(now []State) (changed bool) {
 	for _, old := range w.states {
 		same := func(s State) bool { return s.ID == old.ID }

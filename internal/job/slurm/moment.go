@@ -10,7 +10,7 @@ import (
 
 // Moment is the state of a job at a moment.
 type Moment struct {
-	// Running: nothing has begun to end it.
+	// Running is true if the job runs and nothing has begun to end it.
 	Running bool
 	// End is the end of the job's time, or zero if nothing limits it. Preemption
 	// with a grace time brings it forward.
@@ -20,8 +20,8 @@ type Moment struct {
 	Returns bool
 }
 
-// Now asks how the job is. With an error, the Moment holds what is known all the
-// same.
+// Now queries the state of the job. If it returns an error, the Moment still holds
+// what is known.
 func Now(ctx context.Context, job Job, ask Ask) (Moment, error) {
 	said, err := showJob(ctx, job, ask)
 	if err != nil {
@@ -62,7 +62,7 @@ func Now(ctx context.Context, job Job, ask Ask) (Moment, error) {
 	return moment, nil
 }
 
-// Requeue has a job begin again, which ends it now.
+// Requeue makes a job begin again, which ends it now.
 func Requeue(ctx context.Context, job Job, ask Ask) error {
 	_, err := ask(ctx, "scontrol", "requeue", job.ID)
 	return err

@@ -47,15 +47,15 @@ func pmiDescriptor(getenv func(string) string) (int, error) {
 	return fd, nil
 }
 
-// KeepPMI keeps the descriptor from the programs that this process starts: it
-// can do more than they should, such as start programs in the job.
+// KeepPMI prevents programs that this process starts from inheriting the
+// descriptor, because it allows too much, such as starting programs in the job.
 func KeepPMI(getenv func(string) string) {
 	if fd, err := pmiDescriptor(getenv); err == nil {
 		unix.CloseOnExec(fd)
 	}
 }
 
-// OpenPMI begins an exchange; a task can have one.
+// OpenPMI begins an exchange. Each task can do that once.
 func OpenPMI(ctx context.Context, getenv func(string) string) (*PMI, error) {
 	fd, err := pmiDescriptor(getenv)
 	if err != nil {
@@ -81,10 +81,10 @@ func OpenPMI(ctx context.Context, getenv func(string) string) (*PMI, error) {
 	return p, nil
 }
 
-// Exchange gives all tasks of the step this one's text, and returns theirs in
-// the order of the names. Every task has to call it, also one that has nothing
-// to say (an empty name), and it returns when all have. Names and texts have
-// no spaces, and none is longer than 1023 bytes, names 60.
+// Exchange sends this task's text to all tasks of the step, and returns their texts
+// in the order of the names. It returns when all tasks have called it, so a task
+// without a text must call it, too, with an empty name. Names and texts must not
+// contain spaces. Texts have at most 1023 bytes, names 60.
 func (p *PMI) Exchange(ctx context.Context, own, text string, names []string) ([]string, error) {
 	if own != "" {
 		if strings.ContainsAny(own+text, " \n=;") || len(text) > pmiValue {
@@ -108,7 +108,7 @@ func (p *PMI) Exchange(ctx context.Context, own, text string, names []string) ([
 	return texts, nil
 }
 
-// Close says that this task is done with it.
+// Close ends this task's part of the exchange.
 func (p *PMI) Close(ctx context.Context) error {
 	_, err := p.ask(ctx, "cmd=finalize", "finalize_ack")
 	return errors.Join(err, p.conn.Close())
@@ -117,7 +117,7 @@ func (p *PMI) Close(ctx context.Context) error {
 // ask sends a line and returns the words of the answer, "name=value" each. The
 // answer must be the wanted command with a return code of 0.
 func (p *PMI) ask(ctx context.Context, question, want string) (map[string]string, error) {
-	// What is half read cannot be gone on with.
+	// The connection cannot be used again after an incomplete answer.
 	stop := context.AfterFunc(ctx, func() { p.conn.Close() })
 	defer stop()
 	because := func(err error) error {

@@ -22,9 +22,9 @@ const (
 	// peerPort is the port where members of etcd listen for each other, on the
 	// node's address inside the cluster.
 	peerPort = 2380
-	// peerTick and peerElection: a member that hears nothing of the leader for
-	// one to two seconds calls for an election. etcd's own numbers; on machines
-	// whose processors are all busy a heartbeat may be late by some tenths.
+	// peerTick and peerElection make a member call an election after one to two
+	// seconds without a heartbeat from the leader. They are etcd's defaults. On a
+	// fully loaded machine, heartbeats may be late by some tenths of a second.
 	peerTick     = 100 // ms
 	peerElection = 10  // ticks
 	// peerCatchUp is the number of entries kept for a member that was cut off. A
@@ -37,7 +37,7 @@ const (
 	peerReadLimit = 5 * time.Minute
 )
 
-// replicate makes the configuration that of one of several members.
+// replicate configures the server as one of several members.
 func replicate(c *config.ServerConfig, plan cluster.Plan) error {
 	members := types.URLsMap{}
 	for _, member := range plan.Replicas() {
@@ -61,8 +61,8 @@ func peerURLs(address netip.Addr) types.URLs {
 	return types.URLs{{Scheme: "https", Host: netip.AddrPortFrom(address, peerPort).String()}}
 }
 
-// peerTLS lets members talk to members only: both ends need a certificate of an
-// authority that signs nothing else, for the address that they come from.
+// peerTLS restricts connections to members: both ends need a certificate for their
+// address, from an authority that signs nothing else.
 func peerTLS(plan cluster.Plan) transport.TLSInfo {
 	file := plan.Paths.PKI
 	return transport.TLSInfo{

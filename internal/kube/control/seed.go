@@ -66,7 +66,7 @@ func seedStore(ctx context.Context, s *store, plan cluster.Plan, notice func(str
 		return false, err
 	}
 	defer client.Close()
-	// The last key written: an earlier run may have died in between.
+	// The last key to be written. Without it, an earlier attempt was interrupted.
 	const done = storagePrefix + "berth/seeded"
 	var found *clientv3.GetResponse
 	err = whileElecting(ctx, func() (err error) {
@@ -110,7 +110,7 @@ func seedStore(ctx context.Context, s *store, plan cluster.Plan, notice func(str
 	for _, text := range notices {
 		notice(text)
 	}
-	// In memory, and not needed again.
+	// The file is in memory, and not needed any more.
 	if err := os.Remove(plan.Paths.Restore()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return false, fmt.Errorf("remove what was restored: %w", err)
 	}
@@ -222,8 +222,8 @@ func seedObjects(plan cluster.Plan) ([]seedObject, error) {
 	return s.objects, s.err
 }
 
-// addNamespaces adds the namespaces, and what controllers put into each: pods
-// are refused where these two are missing.
+// addNamespaces adds the namespaces, and the two objects that controllers put into
+// each, without which pods are refused.
 func (s *seeder) addNamespaces(plan cluster.Plan) error {
 	ca, err := os.ReadFile(plan.Paths.PKI(cluster.CA + ".crt"))
 	if err != nil {
@@ -251,7 +251,7 @@ func (s *seeder) addNamespaces(plan cluster.Plan) error {
 	return nil
 }
 
-// addPolicy adds the roles of upstream and of berth, and who has them.
+// addPolicy adds the roles of upstream and of berth, with their bindings.
 func (s *seeder) addPolicy() {
 	clusterRoles := append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...)
 	for _, r := range append(clusterRoles, addonRoles()...) {
