@@ -22,8 +22,8 @@ func main() {
 	if len(os.Args) > 2 && os.Args[1] == launch.BalancerArg {
 		os.Exit(launch.Balancer(os.Args[2:]))
 	}
-	if len(os.Args) == 4 && os.Args[1] == launch.LogArg {
-		os.Exit(launch.LogRole(os.Args[2], os.Args[3]))
+	if len(os.Args) == 5 && os.Args[1] == launch.LogArg {
+		os.Exit(launch.LogRole(os.Args[2], os.Args[3], os.Args[4]))
 	}
 	if len(os.Args) == 2 {
 		switch os.Args[1] {

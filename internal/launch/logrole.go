@@ -17,8 +17,8 @@ import (
 )
 
 // LogArg starts this program again as the role that serves the output of
-// containers. The directory of the logs and the socket follow it. main passes
-// them to LogRole.
+// containers. The directories of the logs and of the counts of unwritten output,
+// and the socket, follow it. main passes them to LogRole.
 const LogArg = "log-role"
 
 // logNotifyFD is the descriptor for the role's events.
@@ -32,15 +32,15 @@ const logNotifyFD = 3
 func logRole(plan cluster.Plan, box *sandbox.Sandbox) *supervisor.Role {
 	return supervisor.InSandbox(box, &supervisor.Role{
 		Name: "logs", Path: "/proc/self/exe", Optional: true,
-		Args: []string{LogArg, plan.Paths.PodLogs(), plan.Paths.LogSocket()},
+		Args: []string{LogArg, plan.Paths.PodLogs(), plan.Paths.Unwritten(), plan.Paths.LogSocket()},
 	})
 }
 
 // LogRole is the main function of the role. It returns the exit status.
-func LogRole(dir, socket string) int {
+func LogRole(dir, unwritten, socket string) int {
 	sandbox.OutliveSignals()
 	notifier := notify.New(logNotifyFD)
-	if err := serveLogs(dir, socket, notifier); err != nil {
+	if err := serveLogs(dir, unwritten, socket, notifier); err != nil {
 		notifier.Fatal(err)
 		fmt.Fprintln(os.Stderr, "logs:", err)
 		return 1
@@ -48,11 +48,12 @@ func LogRole(dir, socket string) int {
 	return 0
 }
 
-func serveLogs(dir, socket string, notifier *notify.Notifier) error {
+func serveLogs(dir, unwritten, socket string, notifier *notify.Notifier) error {
 	watcher, err := containerlog.NewWatcher(dir, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	if err != nil {
 		return err
 	}
+	watcher.Unwritten = unwritten
 	_ = os.Remove(socket) // of an earlier life of the role
 	listener, err := net.Listen("unix", socket)
 	if err != nil {

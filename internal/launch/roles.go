@@ -52,7 +52,7 @@ func (n *node) startRoles(ctx context.Context) error {
 	containerd := &supervisor.Role{
 		Name: "containerd", Path: program("containerd"),
 		Args: []string{"--config", paths.ContainerdConfig()}, NotifyFlag: "--notify-fd",
-		Env: roleEnv(n.plan, n.pulls.RuntimeEnv(paths.Run, n.Getenv)...),
+		Env: append(roleEnv(n.plan, n.pulls.RuntimeEnv(paths.Run, n.Getenv)...), "BERTH_UNWRITTEN="+paths.Unwritten()),
 	}
 	if n.plan.Snapshotter == cluster.EROFS {
 		served, err := layers.New()

@@ -27,8 +27,9 @@ type Events struct {
 	Wrote func(records, bytes int)
 	// Split is called with the number of records that are parts of longer lines.
 	Split func(records int)
-	// Failed is called if a write failed. Its records are lost.
-	Failed func(error)
+	// Failed is called if a write failed, with the number of bytes of the output
+	// that are lost.
+	Failed func(err error, lost int)
 }
 
 // Logger writes one stream of a container to a log. It is an io.WriteCloser.
@@ -167,9 +168,8 @@ func (l *Logger) flush() {
 	if len(l.out) == 0 {
 		return
 	}
-	err := l.mend()
+	n, err := 0, l.mend()
 	if err == nil {
-		var n int
 		if n, err = l.to.Write(l.out); err == nil {
 			l.events.Wrote(l.records, n)
 		} else {
@@ -177,9 +177,32 @@ func (l *Logger) flush() {
 		}
 	}
 	if err != nil {
-		l.events.Failed(err)
+		l.events.Failed(err, lost(l.out, n))
 	}
 	l.out, l.records = l.out[:0], 0
+}
+
+// lost counts the output in records after the first written bytes. A reader takes
+// a record that was cut in its text for a whole one, and ignores one that was cut
+// before.
+func lost(records []byte, written int) int {
+	total := 0
+	for record := range bytes.Lines(records) {
+		fields := bytes.SplitN(record, []byte(" "), 4) // time, stream, tag, text
+		text := bytes.TrimSuffix(fields[3], []byte("\n"))
+		end := len(record) - 1
+		switch start := end - len(text); {
+		case written < start:
+			total += len(text)
+			if fields[2][0] == 'F' {
+				total++
+			}
+		case written < end:
+			total += end - written
+		}
+		written -= len(record)
+	}
+	return total
 }
 
 // mend ends a torn record, so that the next one is not taken for its text.

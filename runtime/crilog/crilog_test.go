@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,7 +36,7 @@ func (f *file) Write(data []byte) (int, error) {
 }
 
 // counts holds the sums of a Logger's events.
-type counts struct{ entries, read, records, wrote, split, failed int }
+type counts struct{ entries, read, records, wrote, split, failed, lost int }
 
 func newLogger(f *file, maxLine int) (*Logger, *counts) {
 	c := &counts{}
@@ -43,7 +44,7 @@ func newLogger(f *file, maxLine int) (*Logger, *counts) {
 		Read:   func(entries, bytes int) { c.entries, c.read = c.entries+entries, c.read+bytes },
 		Wrote:  func(records, bytes int) { c.records, c.wrote = c.records+records, c.wrote+bytes },
 		Split:  func(records int) { c.split += records },
-		Failed: func(error) { c.failed++ },
+		Failed: func(_ error, lost int) { c.failed, c.lost = c.failed+1, c.lost+lost },
 	}), c
 }
 
@@ -184,7 +185,7 @@ func TestUnwritableLogDoesNotEndContainer(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Error(err)
 	}
-	if got := f.texts(t); len(got) != 1 || got[0] != "F kept" || c.failed != 1 || c.records != 1 {
+	if got := f.texts(t); len(got) != 1 || got[0] != "F kept" || c.failed != 1 || c.records != 1 || c.lost != 5 {
 		t.Errorf("got %q, counted %+v", got, *c)
 	}
 	if _, err := io.WriteString(l, "late\n"); !errors.Is(err, io.ErrClosedPipe) {
@@ -205,6 +206,33 @@ func TestRecordAfterTornRecord(t *testing.T) {
 	lines := strings.Split(f.String(), "\n")
 	if len(lines) != 3 || len(lines[0]) != 40 || !strings.HasSuffix(lines[1], " F kept") {
 		t.Errorf("got %q", lines)
+	}
+}
+
+// Wherever a full disk cuts the records, what a reader of the log gets and what is
+// counted are together what the container wrote.
+func TestLostBytesAreCounted(t *testing.T) {
+	output := "one\n\na line with spaces\n" + strings.Repeat("x", 40) + "\nno end"
+	for room := range 600 {
+		f := file{fails: errors.New("disk full"), room: room}
+		l, c := newLogger(&f, 16)
+		for piece := range slices.Chunk([]byte(output), 30) {
+			_, _ = l.Write(piece)
+		}
+		_ = l.Close()
+		got := 0
+		for record := range strings.Lines(f.String()) {
+			fields := strings.SplitN(strings.TrimSuffix(record, "\n"), " ", 4)
+			if len(fields) < 4 {
+				continue
+			}
+			if got += len(fields[3]); fields[2] == "F" {
+				got++
+			}
+		}
+		if got+c.lost != len(output) {
+			t.Fatalf("room for %d bytes: %d bytes arrive, %d are lost, of %d: %q", room, got, c.lost, len(output), f.String())
+		}
 	}
 }
 
@@ -230,7 +258,7 @@ func BenchmarkShortLines(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer out.Close()
-	l := New(out, "stdout", 16<<10, Events{Read: func(int, int) {}, Wrote: func(int, int) {}, Split: func(int) {}, Failed: func(err error) { b.Error(err) }})
+	l := New(out, "stdout", 16<<10, Events{Read: func(int, int) {}, Wrote: func(int, int) {}, Split: func(int) {}, Failed: func(err error, _ int) { b.Error(err) }})
 	data := bytes.Repeat([]byte("1234567\n"), 4096) // as much as containerd reads at once
 	b.SetBytes(int64(len(data)))
 	for b.Loop() {

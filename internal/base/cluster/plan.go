@@ -287,8 +287,12 @@ func (p Paths) Corefile() string        { return filepath.Join(p.Run, "Corefile"
 func (p Paths) ResolvConf() string      { return filepath.Join(p.Run, "resolv.conf") }
 func (p Paths) FastPath() string        { return filepath.Join(p.Run, "fast-path.sock") }
 func (p Paths) LogSocket() string       { return filepath.Join(p.Run, "logs.sock") }
-func (p Paths) Restore() string         { return filepath.Join(p.Run, "restore") }
-func (p Paths) Plan() string            { return filepath.Join(p.Run, "plan.json") }
+
+// Unwritten is the directory of counts of the output that containerd could not
+// write to the logs. Paths below it are as below PodLogs.
+func (p Paths) Unwritten() string { return filepath.Join(p.Run, "unwritten") }
+func (p Paths) Restore() string   { return filepath.Join(p.Run, "restore") }
+func (p Paths) Plan() string      { return filepath.Join(p.Run, "plan.json") }
 
 // SharedClass is the StorageClass for claims on the folder that all nodes see.
 // SharedProvisioner makes its volumes.

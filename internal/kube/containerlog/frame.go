@@ -49,6 +49,9 @@ type Progress struct {
 	Position
 	// Behind counts the bytes in the log's files after the position.
 	Behind int64 `json:"b,omitempty"`
+	// Unwritten counts the bytes of output that the runtime could not write to the
+	// log, in all runs of the container.
+	Unwritten int64 `json:"w,omitempty"`
 }
 
 // Loss is the payload of KindLoss.

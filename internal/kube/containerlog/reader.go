@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"os"
 	"sync"
 	"time"
 )
@@ -28,12 +29,18 @@ type reader struct {
 	flush func() error
 	// final: the container has ended, and the stream ends with its log.
 	final bool
+	// count is the file whose length counts unwritten output; empty where none is
+	// counted. unwritten is its length as the client knows it.
+	count     string
+	unwritten int64
 
 	at      Position
+	last    Position // the last one that was sent
 	index   int
 	lines   lines
 	recent  bool      // something was sent since the last pause
 	spoke   time.Time // when the client was last sent something
+	counted time.Time // when the file count was last looked at
 	buffers *sync.Pool
 }
 
@@ -44,7 +51,7 @@ func (r *reader) run(ctx context.Context, from Position) error {
 	r.c.scanLocked()
 	r.c.readers++
 	index, offset, lost := r.c.start(from)
-	r.at, r.index = from, index
+	r.at, r.last, r.index = from, from, index
 	if lost || from == (Position{}) {
 		r.at = Position{}
 	}
@@ -66,12 +73,21 @@ func (r *reader) run(ctx context.Context, from Position) error {
 	}
 	r.spoke = time.Now()
 	for {
+		if time.Since(r.counted) >= alivePeriod {
+			if err := r.reportUnwritten(); err != nil {
+				return err
+			}
+		}
 		state, changed, err := r.step()
 		if err != nil {
 			return err
 		}
 		switch state {
 		case complete:
+			// The runtime counts before it closes the file.
+			if err := r.reportUnwritten(); err != nil {
+				return err
+			}
 			if err := (Frame{Kind: KindEnd}).Write(r.out); err != nil {
 				return err
 			}
@@ -85,6 +101,23 @@ func (r *reader) run(ctx context.Context, from Position) error {
 			return err
 		}
 	}
+}
+
+// reportUnwritten sends the number of unwritten bytes if it has grown.
+func (r *reader) reportUnwritten() error {
+	r.counted = time.Now()
+	info, err := os.Stat(r.count)
+	if err != nil || info.Size() <= r.unwritten {
+		return nil // without a file, all was written
+	}
+	r.unwritten = info.Size()
+	r.c.mu.Lock()
+	behind := r.c.behind(r.index, r.at.Offset)
+	r.c.mu.Unlock()
+	if err := WriteJSON(r.out, KindPosition, Progress{r.last, behind, r.unwritten}); err != nil {
+		return err
+	}
+	return r.flush()
 }
 
 // state is the result of a step.
@@ -206,7 +239,8 @@ func (r *reader) send(s *segment, data []byte, flush bool) (bool, error) {
 		s.sent = r.at.Offset
 	}
 	s.sentAt = time.Now()
-	p := Progress{Position: r.at, Behind: r.c.behind(r.index, r.at.Offset)}
+	r.last = r.at
+	p := Progress{r.at, r.c.behind(r.index, r.at.Offset), r.unwritten}
 	r.c.mu.Unlock()
 	if err := WriteJSON(r.out, KindPosition, p); err != nil {
 		return false, err

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -19,6 +20,8 @@ const (
 	// FinalParam is there when the container has ended: the stream is to end
 	// with the log.
 	FinalParam = "final"
+	// UnwrittenParam is Progress.Unwritten, as far as the client knows it.
+	UnwrittenParam = "unwritten"
 )
 
 // ServeHTTP streams the log of one container in frames.
@@ -35,6 +38,7 @@ func (w *Watcher) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
 			return
 		}
 	}
+	known, _ := strconv.ParseInt(request.FormValue(UnwrittenParam), 10, 64) // 0 where absent
 	w.mu.Lock()
 	c := w.containers[dir]
 	w.mu.Unlock()
@@ -50,12 +54,15 @@ func (w *Watcher) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
 	answer.Header().Set("Content-Type", "application/octet-stream")
 	out := bufio.NewWriterSize(answer, 4<<10)
 	control := http.NewResponseController(answer)
-	r := reader{c: c, out: out, buffers: &w.buffers, final: request.FormValue(FinalParam) != "", flush: func() error {
+	r := reader{c: c, out: out, buffers: &w.buffers, final: request.FormValue(FinalParam) != "", unwritten: known, flush: func() error {
 		if err := out.Flush(); err != nil {
 			return err
 		}
 		return control.Flush()
 	}}
+	if w.Unwritten != "" {
+		r.count = filepath.Join(w.Unwritten, dir)
+	}
 	// The client sees the end of a stream that breaks off without KindEnd.
 	_ = r.run(request.Context(), from)
 }

@@ -37,6 +37,10 @@ type Watcher struct {
 	// Spool and Grace may be set before Run.
 	Spool int64
 	Grace time.Duration
+	// Unwritten is the directory of the files POD-DIRECTORY/CONTAINER. The length of
+	// each is the number of bytes that the runtime could not write to the log. Where
+	// Unwritten is empty, nothing is counted.
+	Unwritten string
 
 	inotify *os.File // nil where there is none
 

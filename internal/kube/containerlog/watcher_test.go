@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -114,11 +115,17 @@ type client struct {
 
 func connect(t *testing.T, server *httptest.Server, from Position, final bool) *client {
 	t.Helper()
+	return connectKnowing(t, server, from, 0, final)
+}
+
+// connectKnowing is connect for a client that knows of unwritten output.
+func connectKnowing(t *testing.T, server *httptest.Server, from Position, unwritten int64, final bool) *client {
+	t.Helper()
 	position, err := json.Marshal(from)
 	if err != nil {
 		t.Fatal(err)
 	}
-	query := url.Values{FromParam: {string(position)}}
+	query := url.Values{FromParam: {string(position)}, UnwrittenParam: {strconv.FormatInt(unwritten, 10)}}
 	if final {
 		query.Set(FinalParam, "true")
 	}

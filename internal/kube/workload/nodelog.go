@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -47,6 +48,9 @@ type Mark struct {
 	// Behind counts the bytes of log files after the position, as the node said
 	// with it.
 	Behind int64 `json:"b,omitempty"`
+	// Unwritten counts the reported bytes that the runtime could not write, in all
+	// runs of the container.
+	Unwritten int64 `json:"w,omitempty"`
 }
 
 // nodeStream copies the output of one container, over all its restarts, from the
@@ -185,13 +189,14 @@ var errWriter = errors.New("pass the output on")
 func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bool, err error) {
 	s.mu.Lock()
 	from, err := json.Marshal(s.mark.Position)
+	unwritten := s.mark.Unwritten
 	s.mu.Unlock()
 	if err != nil {
 		return false, false, err
 	}
 	request := s.logs.client.rest.Get().
 		AbsPath("/api/v1/nodes", s.node, "proxy/logs/containers", fmt.Sprintf("%s_%s_%s", s.namespace, s.pod, s.uid), s.container).
-		Param(containerlog.FromParam, string(from))
+		Param(containerlog.FromParam, string(from)).Param(containerlog.UnwrittenParam, strconv.FormatInt(unwritten, 10))
 	if final {
 		request = request.Param(containerlog.FinalParam, "true")
 	}
@@ -264,6 +269,11 @@ func (s *nodeStream) deliver(batch []containerlog.Frame, position []byte) error 
 		mark.SentOut, mark.SentErr = 0, 0
 	}
 	mark.Position, mark.Behind = to.Position, to.Behind
+	if to.Unwritten > mark.Unwritten {
+		lost := containerlog.Loss{Bytes: to.Unwritten - mark.Unwritten}
+		s.logs.lose(s.pod, s.container, lost, fmt.Sprintf("node %s could not write it to the log, perhaps because its disk or a quota is full", s.node))
+		mark.Unwritten = to.Unwritten
+	}
 	for _, frame := range batch {
 		part, sent := &mark.Out, &mark.SentOut
 		if frame.Kind == containerlog.KindStderr {

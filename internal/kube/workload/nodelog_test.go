@@ -26,6 +26,8 @@ import (
 // node serves the logs of a pod p in the namespace default.
 type node struct {
 	dir string // of the container main
+	// unwritten is the file whose length counts its output that was not written.
+	unwritten string
 	// breakAfter ends each answer after so many bytes; 0 never.
 	breakAfter atomic.Int64
 	// instead, where set, is the status of the kubelet's answers.
@@ -44,6 +46,8 @@ func newNode(t *testing.T, pod string) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
+	watcher.Unwritten = t.TempDir()
+	n.unwritten = filepath.Join(watcher.Unwritten, pod, "main")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- watcher.Run(ctx) }()
@@ -172,6 +176,39 @@ func TestLossIsReportedAndInResult(t *testing.T) {
 	l := n.followPod(t, Streams{Lose: func(text string, _ containerlog.Loss) { said = text }}, true)
 	if !strings.Contains(said, "container main of pod p") || l.lost.String() == "" {
 		t.Errorf("said %q, result %q", said, &l.lost)
+	}
+}
+
+// What the runtime cannot write to the log is lost, and counted once: by connections
+// that break, and by another process that goes on.
+func TestWhatIsNotWrittenToALogIsCountedOnce(t *testing.T) {
+	n := newNode(t, "default_p_u")
+	n.breakAfter.Store(700_000)
+	setUnwritten := func(bytes int) {
+		t.Helper()
+		err := errors.Join(os.MkdirAll(filepath.Dir(n.unwritten), 0o755), os.WriteFile(n.unwritten, make([]byte, bytes), 0o644))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	progress := &Progress{}
+	for _, bytes := range []int{700, 700, 1000} {
+		n.writeLog(t, "0.log", 0, 30_000)
+		setUnwritten(bytes)
+		var losses []containerlog.Loss
+		var said string
+		progress = ReadProgress(progress.String())
+		want := containerlog.Loss{Bytes: int64(bytes) - progress.of("u/main").Unwritten}
+		l := n.followPod(t, Streams{Out: io.Discard, Progress: progress, Lose: func(text string, loss containerlog.Loss) {
+			said, losses = text, append(losses, loss)
+		}}, true)
+		switch {
+		case want.Bytes == 0 && len(losses) == 0 && l.lost.String() == "":
+		case len(losses) != 1 || losses[0] != want || l.lost.String() != describe(want):
+			t.Errorf("%d bytes: lost %v, result %q, want %v", bytes, losses, &l.lost, want)
+		case !strings.Contains(said, "node n could not write it to the log"):
+			t.Errorf("said %q", said)
+		}
 	}
 }
 

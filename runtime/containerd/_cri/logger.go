@@ -21,6 +21,7 @@ package io
 
 import (
 	"io"
+	"os"
 
 	cioutil "github.com/containerd/containerd/v2/pkg/ioutil"
 	"github.com/containerd/log"
@@ -40,6 +41,7 @@ func NewDiscardLogger() io.WriteCloser {
 // limit will be cut into multiple lines.
 func NewCRILogger(path string, w io.Writer, stream StreamType, maxLen int) (io.WriteCloser, <-chan struct{}) {
 	log.L.Debugf("Start writing stream %q to log file %q", stream, path)
+	unwritten := crilog.NewCount(os.Getenv(crilog.CountsEnv), path)
 	logger := crilog.New(w, string(stream), maxLen, crilog.Events{
 		Read: func(entries, bytes int) {
 			inputEntries.Inc(float64(entries))
@@ -50,8 +52,11 @@ func NewCRILogger(path string, w io.Writer, stream StreamType, maxLen int) (io.W
 			outputBytes.Inc(float64(bytes))
 		},
 		Split: func(records int) { splitEntries.Inc(float64(records)) },
-		Failed: func(err error) {
+		Failed: func(err error, lost int) {
 			log.L.WithError(err).Errorf("Fail to write %q log to log file %q", stream, path)
+			if err := unwritten.Add(lost); err != nil {
+				log.L.WithError(err).Errorf("Fail to count %d lost bytes of log file %q", lost, path)
+			}
 		},
 	})
 	return logger, logger.Done()
