@@ -145,7 +145,7 @@ func (r *reader) step() (state, <-chan struct{}, error) {
 		return idle, changed, nil
 	}
 	s := r.c.segments[r.index]
-	file, compressed, lost, unsure := s.file, s.compressed, s.lost, s.sent > r.at.Offset
+	file, compressed, lost, unsure := s.file, s.compressed, s.lost, s.taken > r.at.Offset
 	r.c.mu.Unlock()
 	if compressed && file != nil {
 		r.c.unpack(s)
@@ -227,6 +227,10 @@ func (r *reader) send(s *segment, data []byte, flush bool) (bool, error) {
 	if b.size == 0 {
 		return false, nil
 	}
+	// A slow client blocks the writes, and the file may be dropped meanwhile.
+	r.c.mu.Lock()
+	s.taken = max(s.taken, r.at.Offset+b.size)
+	r.c.mu.Unlock()
 	for _, f := range b.frames {
 		if err := f.Write(r.out); err != nil {
 			return false, err
@@ -235,9 +239,7 @@ func (r *reader) send(s *segment, data []byte, flush bool) (bool, error) {
 	r.c.mu.Lock()
 	s.readStamp()
 	r.at = Position{Generation: s.generation, Segment: s.stamp, Offset: r.at.Offset + b.size}
-	if r.at.Offset > s.sent {
-		s.sent = r.at.Offset
-	}
+	s.sent = max(s.sent, r.at.Offset)
 	s.sentAt = time.Now()
 	r.last = r.at
 	p := Progress{r.at, r.c.behind(r.index, r.at.Offset), r.unwritten}

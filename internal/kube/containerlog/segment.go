@@ -30,12 +30,13 @@ type segment struct {
 	unpacking  sync.Mutex
 	// whole: nothing will be written to the file.
 	whole bool
-	// sent is the largest offset that was sent to a client.
-	sent   int64
-	sentAt time.Time
+	// sent is the largest offset that was sent to a client. Records up to taken are
+	// being sent.
+	sent, taken int64
+	sentAt      time.Time
 	// deleted is when the file was found to have no name.
 	deleted time.Time
-	// lost counts the output in a dropped file that was sent to no client.
+	// lost counts the output in a dropped file after taken.
 	lost Loss
 }
 
@@ -123,10 +124,10 @@ func (s *segment) drop() {
 		return
 	}
 	s.readStamp()
-	unread := io.Reader(io.NewSectionReader(s.file, s.sent, 1<<62))
+	unread := io.Reader(io.NewSectionReader(s.file, s.taken, 1<<62))
 	if s.compressed {
 		unread = s.contents()
-		_, _ = io.CopyN(io.Discard, unread, s.sent) // countFrom meets the error again
+		_, _ = io.CopyN(io.Discard, unread, s.taken) // countFrom meets the error again
 	}
 	s.lost = countFrom(unread)
 	s.file.Close()

@@ -387,6 +387,43 @@ func TestSpoolOverflowIsCounted(t *testing.T) {
 	}
 }
 
+// A file is dropped while a slow reader is sent its records. They arrive, so they
+// are not lost.
+func TestRecordsOnTheirWayAreNotLost(t *testing.T) {
+	r := newRuntime(t, t.TempDir())
+	r.open(0)
+	r.write("stdout F one", "stdout F two")
+	r.close()
+	w, _ := startWatcher(t, r.root)
+	awaitSegments(t, w, 1)
+	from, to := io.Pipe()
+	done := make(chan error, 1)
+	go func() {
+		reader := reader{c: w.container("default_pod_uid/main"), out: to, buffers: &w.buffers, final: true, flush: func() error { return nil }}
+		err := reader.run(t.Context(), Position{})
+		to.Close()
+		done <- err
+	}()
+	var head [5]byte // of the frame with both lines, whose rest the reader has to send
+	if _, err := io.ReadFull(from, head[:]); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Dir(r.dir)); err != nil {
+		t.Fatal(err)
+	}
+	w.Spool = 0
+	w.prune(time.Now())
+	rest := io.MultiReader(bytes.NewReader(head[:]), from)
+	c := &client{t: t, reader: bufio.NewReader(rest), out: map[Kind]*bytes.Buffer{KindStdout: {}, KindStderr: {}}}
+	c.toEnd("one\ntwo\n")
+	if len(c.losses) > 0 {
+		t.Errorf("lost %v", c.losses)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestUnreadFilesAreKeptForAWhile(t *testing.T) {
 	r := newRuntime(t, t.TempDir())
 	w, server := startWatcher(t, r.root)
