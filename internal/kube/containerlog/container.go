@@ -190,7 +190,9 @@ func (c *container) start(p Position) (index int, offset int64, lost bool) {
 	for i, s := range c.segments {
 		s.readStamp()
 		if s.generation == p.Generation && (s.stamp == p.Segment || p.Segment == "") {
-			s.sent, s.taken = max(s.sent, p.Offset), max(s.taken, p.Offset)
+			if s.file != nil {
+				s.sent, s.taken = max(s.sent, p.Offset), max(s.taken, p.Offset)
+			}
 			return i, p.Offset, false
 		}
 	}

@@ -3,6 +3,7 @@ package containerlog
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"sync"
@@ -145,25 +146,30 @@ func (r *reader) step() (state, <-chan struct{}, error) {
 		return idle, changed, nil
 	}
 	s := r.c.segments[r.index]
-	file, compressed, lost, unsure := s.file, s.compressed, s.lost, s.taken > r.at.Offset
+	file, compressed := s.file, s.compressed
 	r.c.mu.Unlock()
 	if compressed && file != nil {
 		r.c.unpack(s)
 		return moved, changed, nil
 	}
 	if file == nil {
-		return moved, changed, r.skip(lost, unsure)
+		return moved, changed, r.skip(s)
 	}
 	buffer := r.buffers.Get().(*[chunk]byte)
 	defer r.buffers.Put(buffer)
 	last, ended := false, false
-	n, _ := file.ReadAt(buffer[:], r.at.Offset)
+	n, err := file.ReadAt(buffer[:], r.at.Offset)
+	if errors.Is(err, os.ErrClosed) {
+		return moved, changed, nil // dropped since; the next step counts it
+	}
 	cut := bytes.IndexByte(buffer[:n], '\n') < 0
 	if cut {
 		last = r.isLast()
 		if ended = (!last || r.final) && !s.written(); ended {
 			// A writer that was gone before this reading has written all of it.
-			n, _ = file.ReadAt(buffer[:], r.at.Offset)
+			if n, err = file.ReadAt(buffer[:], r.at.Offset); errors.Is(err, os.ErrClosed) {
+				return moved, changed, nil
+			}
 			cut = bytes.IndexByte(buffer[:n], '\n') < 0
 		}
 	}
@@ -204,16 +210,24 @@ func (r *reader) next() {
 	r.at = Position{}
 }
 
-// skip tells the client of a file that was dropped, and goes on to the next.
-// unsure says that some of what was sent of it did not arrive, either.
-func (r *reader) skip(lost Loss, unsure bool) error {
-	if lost != (Loss{}) {
-		if err := WriteJSON(r.out, KindLoss, lost); err != nil {
+// skip sends what was lost with a file that was dropped, and goes on to the next.
+// The position after a loss is the end of the file, where a client that continues
+// has lost nothing more.
+func (r *reader) skip(s *segment) error {
+	if s.taken > r.at.Offset { // some of what was sent did not arrive, either
+		if err := WriteJSON(r.out, KindLoss, Loss{}); err != nil {
 			return err
 		}
 	}
-	if unsure {
-		if err := WriteJSON(r.out, KindLoss, Loss{}); err != nil {
+	if s.lost != (Loss{}) && r.at.Offset < s.end {
+		if err := WriteJSON(r.out, KindLoss, s.lost); err != nil {
+			return err
+		}
+		r.last = Position{s.generation, s.stamp, s.end}
+		r.c.mu.Lock()
+		behind := r.c.behind(r.index+1, 0)
+		r.c.mu.Unlock()
+		if err := WriteJSON(r.out, KindPosition, Progress{r.last, behind, r.unwritten}); err != nil {
 			return err
 		}
 	}
@@ -221,7 +235,8 @@ func (r *reader) skip(lost Loss, unsure bool) error {
 	return r.flush()
 }
 
-// send sends the records in data, and reports whether there were any.
+// send sends the records in data, unless they are counted as lost, and reports
+// whether there were any.
 func (r *reader) send(s *segment, data []byte, flush bool) (bool, error) {
 	b := r.lines.decode(data, flush)
 	if b.size == 0 {
@@ -229,8 +244,14 @@ func (r *reader) send(s *segment, data []byte, flush bool) (bool, error) {
 	}
 	// A slow client blocks the writes, and the file may be dropped meanwhile.
 	r.c.mu.Lock()
-	s.taken = max(s.taken, r.at.Offset+b.size)
+	counted := s.file == nil
+	if !counted {
+		s.taken = max(s.taken, r.at.Offset+b.size)
+	}
 	r.c.mu.Unlock()
+	if counted { // as lost, since the reading
+		return true, nil
+	}
 	for _, f := range b.frames {
 		if err := f.Write(r.out); err != nil {
 			return false, err

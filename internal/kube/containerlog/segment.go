@@ -38,6 +38,7 @@ type segment struct {
 	deleted time.Time
 	// lost counts the output in a dropped file after taken.
 	lost Loss
+	end  int64 // size of a dropped file, in bytes
 }
 
 // openSegment opens a log file below dir.
@@ -130,6 +131,7 @@ func (s *segment) drop() {
 		_, _ = io.CopyN(io.Discard, unread, s.taken) // countFrom meets the error again
 	}
 	s.lost = countFrom(unread)
+	s.end, _ = s.size()
 	s.file.Close()
 	s.file = nil
 }

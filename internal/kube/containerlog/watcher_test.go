@@ -381,9 +381,18 @@ func TestSpoolOverflowIsCounted(t *testing.T) {
 	w.prune(time.Now())
 	r.close()
 	c = connect(t, server, at, true)
+	for c.next() != KindPosition {
+	}
+	after := c.at.Position
 	c.toEnd("kept\n")
 	if want := []Loss{{Lines: 2, Bytes: 14}}; !slices.Equal(c.losses, want) {
 		t.Errorf("lost %v, want %v", c.losses, want)
+	}
+	// A client whose connection breaks after the loss is sent no other.
+	c = connect(t, server, after, true)
+	c.toEnd("kept\n")
+	if len(c.losses) > 0 {
+		t.Errorf("lost again: %v", c.losses)
 	}
 }
 
