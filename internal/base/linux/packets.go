@@ -16,8 +16,8 @@ const (
 	// maxPacket bounds one message. Command lines, and the paths of an image's
 	// layers, are the largest things in them.
 	maxPacket = 64 << 10
-	// maxPacketFiles bounds the descriptors beside one message.
-	maxPacketFiles = 16
+	// MaxPacketFiles bounds the descriptors beside one message.
+	MaxPacketFiles = 16
 )
 
 // SendPacket sends a message, as JSON, with descriptors.
@@ -59,10 +59,11 @@ func descriptors(files []*os.File) ([]int, error) {
 }
 
 // ReceivePacket receives a message. It returns io.EOF when the other end is closed.
+// With another error it returns no files.
 func ReceivePacket(conn *net.UnixConn, message any) ([]*os.File, error) {
 	data := make([]byte, maxPacket)
-	oob := make([]byte, unix.CmsgSpace(4*maxPacketFiles))
-	n, oobn, _, _, err := conn.ReadMsgUnix(data, oob)
+	oob := make([]byte, unix.CmsgSpace(4*MaxPacketFiles))
+	n, oobn, flags, _, err := conn.ReadMsgUnix(data, oob)
 	if err != nil {
 		if errors.Is(err, unix.ECONNRESET) {
 			return nil, io.EOF
@@ -73,12 +74,23 @@ func ReceivePacket(conn *net.UnixConn, message any) ([]*os.File, error) {
 		return nil, io.EOF
 	}
 	files, err := parseRights(oob[:oobn])
+	switch {
+	case err != nil:
+	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
+		err = fmt.Errorf("receive %T: longer than %d bytes, or more than %d descriptors", message, maxPacket, MaxPacketFiles)
+	default:
+		err = json.Unmarshal(data[:n], message)
+	}
 	if err != nil {
+		for _, file := range files {
+			file.Close()
+		}
 		return nil, err
 	}
-	return files, json.Unmarshal(data[:n], message)
+	return files, nil
 }
 
+// parseRights returns the passed files, with an error those before it.
 func parseRights(oob []byte) ([]*os.File, error) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
@@ -88,7 +100,7 @@ func parseRights(oob []byte) ([]*os.File, error) {
 	for _, message := range messages {
 		fds, err := unix.ParseUnixRights(&message)
 		if err != nil {
-			return nil, fmt.Errorf("parse passed descriptors: %w", err)
+			return files, fmt.Errorf("parse passed descriptors: %w", err)
 		}
 		for _, fd := range fds {
 			unix.CloseOnExec(fd)

@@ -15,6 +15,7 @@ import (
 
 	"berth.dev/berth/runtime/internal/idmap"
 	"berth.dev/berth/runtime/internal/lazy"
+	"berth.dev/berth/runtime/internal/linux"
 )
 
 const (
@@ -111,18 +112,18 @@ func (c *Client) ask(ctx context.Context, request Request, device *os.File) erro
 		if err := c.conn.SetDeadline(next); err != nil {
 			return err
 		}
-		if err := send(c.conn, request, device); err != nil {
-			return err
+		if err := linux.SendPacket(c.conn, request, device); err != nil {
+			return fmt.Errorf("send request for a mount: %w", err)
 		}
 		for {
 			var answer reply
-			files, err := receive(c.conn, &answer)
+			files, err := linux.ReceivePacket(c.conn, &answer)
 			closeAll(files)
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				break
 			}
 			if err != nil {
-				return err
+				return fmt.Errorf("receive answer about a mount: %w", err)
 			}
 			if answer.ID != request.ID {
 				continue // to what was asked twice

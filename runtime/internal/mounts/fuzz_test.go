@@ -13,6 +13,7 @@ import (
 
 	"berth.dev/berth/runtime/internal/fuse"
 	"berth.dev/berth/runtime/internal/fuzzbound"
+	"berth.dev/berth/runtime/internal/linux"
 )
 
 // FuzzMessages sends two messages with descriptors to a server: as requests, and
@@ -53,7 +54,7 @@ func FuzzMessages(f *testing.F) {
 			defer close(stop)
 			for {
 				var answer reply
-				files, err := receive(client, &answer)
+				files, err := linux.ReceivePacket(client, &answer)
 				closeAll(files)
 				if err != nil {
 					return

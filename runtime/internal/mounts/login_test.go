@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/runtime/internal/lazy"
+	"berth.dev/berth/runtime/internal/linux"
 )
 
 func connected(t *testing.T) (one, other *net.UnixConn) {
@@ -56,7 +57,7 @@ func TestLoginsOutliveTheServer(t *testing.T) {
 		t.Error("a login that nobody has handed over is known")
 	}
 	var kept Kept
-	files, err := receive(keeping, &kept)
+	files, err := linux.ReceivePacket(keeping, &kept)
 	if err != nil || len(files) != 1 || kept.ID != name {
 		t.Fatalf("kept %+v with %d files, %v", kept, len(files), err)
 	}
@@ -70,7 +71,7 @@ func TestLoginsOutliveTheServer(t *testing.T) {
 		kept  Kept
 		files []*os.File
 	}{{kept, files}, {Kept{}, nil}} {
-		if err := send(next, message.kept, message.files...); err != nil {
+		if err := linux.SendPacket(next, message.kept, message.files...); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"berth.dev/berth/runtime/internal/inplace"
 	"berth.dev/berth/runtime/internal/layercache"
 	"berth.dev/berth/runtime/internal/lazy"
+	"berth.dev/berth/runtime/internal/linux"
 	"berth.dev/berth/runtime/internal/tree"
 )
 
@@ -64,7 +65,7 @@ func NewServer(requests, holder *net.UnixConn, log *slog.Logger, notice func(str
 func (s *Server) Resume() error {
 	for s.holder != nil {
 		var kept Kept
-		files, err := receive(s.holder, &kept)
+		files, err := linux.ReceivePacket(s.holder, &kept)
 		if err != nil {
 			return fmt.Errorf("take over mounts: %w", err)
 		}
@@ -102,7 +103,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer stop()
 	for {
 		var request Request
-		files, err := receive(s.requests, &request)
+		files, err := linux.ReceivePacket(s.requests, &request)
 		switch {
 		case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
 			return nil
@@ -118,7 +119,7 @@ func (s *Server) Run(ctx context.Context) error {
 			answer.Error = err.Error()
 			s.log.Error(fmt.Sprintf("serve mount: %v", err))
 		}
-		if err := send(s.requests, answer); err != nil {
+		if err := linux.SendPacket(s.requests, answer); err != nil {
 			return err
 		}
 	}
@@ -128,7 +129,7 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) keepLogin(request Request, files []*os.File) error {
 	var err error
 	if s.holder != nil {
-		err = send(s.holder, Kept{ID: request.ID, Data: &request}, files...)
+		err = linux.SendPacket(s.holder, Kept{ID: request.ID, Data: &request}, files...)
 	}
 	return errors.Join(err, s.learn(request, files))
 }
@@ -187,7 +188,7 @@ func (s *Server) accept(request Request, files []*os.File) error {
 		err = unix.Ftruncate(fd, fuse.SlotsSize)
 	}
 	if err == nil && s.holder != nil {
-		err = send(s.holder, Kept{ID: request.ID, Data: &request}, append(files, layers.sources[:min(len(layers.sources), maxDescriptors-len(files))]...)...)
+		err = linux.SendPacket(s.holder, Kept{ID: request.ID, Data: &request}, append(files, layers.sources[:min(len(layers.sources), linux.MaxPacketFiles-len(files))]...)...)
 	}
 	if err == nil {
 		err = s.start(request, layers, files[0], files[1])
@@ -373,7 +374,7 @@ func (s *Server) drop(id string) {
 	if s.holder == nil {
 		return
 	}
-	if err := send(s.holder, Kept{ID: id}); err != nil {
+	if err := linux.SendPacket(s.holder, Kept{ID: id}); err != nil {
 		s.log.Error(fmt.Sprintf("forget mount %s: %v", id, err))
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"berth.dev/berth/runtime/internal/fuse"
 	"berth.dev/berth/runtime/internal/layer"
 	"berth.dev/berth/runtime/internal/lazy"
+	"berth.dev/berth/runtime/internal/linux"
 )
 
 // TestArrivingLayerIsReleasedWithLastMount ends two mounts of a layer after its
@@ -86,12 +87,12 @@ func TestHostileImageDelaysNoOtherMount(t *testing.T) {
 		kernel, device, slots := mount(t)
 		slots.Close()
 		kernels = append(kernels, kernel)
-		if err := send(client, request, device); err != nil {
+		if err := linux.SendPacket(client, request, device); err != nil {
 			t.Fatal(err)
 		}
 		device.Close()
 		var answer reply
-		if _, err := receive(client, &answer); err != nil || answer != (reply{ID: request.ID}) {
+		if _, err := linux.ReceivePacket(client, &answer); err != nil || answer != (reply{ID: request.ID}) {
 			t.Fatalf("the request for %s is answered with %+v, %v", request.ID, answer, err)
 		}
 	}

@@ -6,14 +6,10 @@
 package mounts
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
-
-	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/runtime/internal/idmap"
 )
@@ -48,73 +44,6 @@ type reply struct {
 type Kept struct {
 	ID   string
 	Data *Request
-}
-
-const (
-	// maxMessage bounds a message: of 127 layers with the longest of paths.
-	maxMessage = 1 << 20
-	// maxDescriptors bounds the descriptors in one message.
-	maxDescriptors = 16
-)
-
-// send sends a message with descriptors.
-func send(conn *net.UnixConn, message any, files ...*os.File) error {
-	text, err := json.Marshal(message)
-	if err != nil {
-		return err
-	}
-	var rights []byte
-	if len(files) > 0 {
-		var fds []int
-		for _, f := range files {
-			fds = append(fds, int(f.Fd()))
-		}
-		rights = unix.UnixRights(fds...)
-	}
-	if _, _, err := conn.WriteMsgUnix(text, rights, nil); err != nil {
-		return fmt.Errorf("send %T: %w", message, err)
-	}
-	return nil
-}
-
-// receive receives a message and its descriptors; io.EOF says that the other
-// end is gone.
-func receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
-	text, rights := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4*maxDescriptors))
-	n, r, flags, _, err := conn.ReadMsgUnix(text, rights)
-	if err != nil {
-		return nil, fmt.Errorf("receive %T: %w", message, err)
-	}
-	if n == 0 {
-		return nil, io.EOF
-	}
-	defer func() {
-		if err != nil {
-			closeAll(files)
-			files = nil
-		}
-	}()
-	messages, err := unix.ParseSocketControlMessage(rights[:r])
-	if err != nil {
-		return nil, fmt.Errorf("receive %T: %w", message, err)
-	}
-	for _, m := range messages {
-		fds, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			return files, fmt.Errorf("receive %T: %w", message, err)
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "passed"))
-		}
-	}
-	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
-		return files, fmt.Errorf("receive %T: it is too large", message)
-	}
-	if err := json.Unmarshal(text[:n], message); err != nil {
-		return files, fmt.Errorf("receive %T: %w", message, err)
-	}
-	return files, nil
 }
 
 func closeAll(files []*os.File) {
