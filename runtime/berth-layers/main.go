@@ -63,6 +63,6 @@ func run() error {
 		return err
 	}
 	notifier.Ready()
-	go notifier.Heartbeat(ctx, nil)
+	go notifier.Alive(ctx, nil)
 	return server.Run(ctx)
 }

@@ -128,7 +128,8 @@ func serve(ctx context.Context, o options) error {
 	}
 	log.G(ctx).Infof("containerd ready after %s", time.Since(begin).Round(time.Millisecond))
 	notifier.Ready()
-	notifier.Heartbeat(ctx, counts.Map)
+	notifier.Counts = counts.Map
+	notifier.Alive(ctx, nil)
 	return nil
 }
 
