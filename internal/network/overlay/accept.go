@@ -66,7 +66,7 @@ func (o *Overlay) takeStream(ctx context.Context, conn *net.TCPConn) {
 // Nothing is read from other connections.
 func (o *Overlay) isOfNode(conn net.Conn) bool {
 	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
-	return ok && slices.ContainsFunc(o.tables.Load().peers, func(p *peer) bool {
+	return ok && slices.ContainsFunc(o.table.peers, func(p *peer) bool {
 		return p != nil && p.isAt(remote.AddrPort().Addr())
 	})
 }

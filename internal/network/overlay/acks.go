@@ -90,9 +90,9 @@ func (h *ackHolder) release(flow *ackFlow, send func(*peer, []byte)) {
 	h.drop(flow)
 }
 
-// due sends the packets whose delay has passed, or all of them. It returns the
-// time until the next one is due, negative if none is held.
-func (h *ackHolder) due(all bool, send func(*peer, []byte)) time.Duration {
+// due sends the packets whose delay has passed. It returns the time until the next
+// one is due, negative if none is held.
+func (h *ackHolder) due(send func(*peer, []byte)) time.Duration {
 	least := time.Duration(-1)
 	if h.held == 0 {
 		return least
@@ -104,7 +104,7 @@ func (h *ackHolder) due(all bool, send func(*peer, []byte)) time.Duration {
 			continue
 		}
 		left := ackInterval - now.Sub(flow.at)
-		if left <= 0 || all {
+		if left <= 0 {
 			h.release(flow, send)
 		} else if least < 0 || left < least {
 			least = left

@@ -131,8 +131,8 @@ func twoNodes(t testing.TB) (sender, receiver *table) {
 		{Name: "b", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.42.1.0/24"), netip.MustParsePrefix("fd42:1::/32")}, Endpoints: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:2")}},
 	}
 	var err error
-	if sender, err = newTable(testKey, 0, nodes, false, 1, nil); err == nil {
-		receiver, err = newTable(testKey, 1, nodes, false, 1, nil)
+	if sender, err = newTable(testKey, 0, nodes, false, 1); err == nil {
+		receiver, err = newTable(testKey, 1, nodes, false, 1)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -155,9 +155,7 @@ func agreed(t testing.TB, sender *table, limit int) *receiving {
 }
 
 func testSender(known *table) *udpSender {
-	s := newUDPSender(&queue{counts: new(counts), log: slog.New(slog.DiscardHandler)})
-	s.use(known)
-	return s
+	return newUDPSender(&queue{table: known, counts: new(counts), log: slog.New(slog.DiscardHandler)})
 }
 
 // datagramsOf segments a frame as the sender does.

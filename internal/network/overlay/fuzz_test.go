@@ -26,11 +26,10 @@ func fuzzedNode(t testing.TB) (o *Overlay, sender *table) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(null) })
-	o = &Overlay{key: testKey, self: 1, log: slog.New(slog.DiscardHandler), counts: make([]counts, 1)}
-	o.tables.Store(receiver)
+	o = &Overlay{key: testKey, self: 1, table: receiver, log: slog.New(slog.DiscardHandler), counts: make([]counts, 1)}
 	o.prober = newProber(o, CarrierUDP, o.log)
 	o.queues = []*queue{{
-		log: o.log, counts: &o.counts[0], tables: &o.tables, prober: o.prober, key: testKey, self: 1,
+		log: o.log, counts: &o.counts[0], table: receiver, prober: o.prober, key: testKey, self: 1,
 		device: null, socket: null, end: -1,
 	}}
 	return o, sender
@@ -58,7 +57,7 @@ func FuzzControl(f *testing.F) {
 		if len(datagram) < wireLen || len(datagram) > maxUDPPayload {
 			return
 		}
-		to := o.tables.Load().peers[0]
+		to := o.table.peers[0]
 		one := newPath(to, 0, false)
 		to.paths = []*path{one}
 		one.sequence = sequence
@@ -74,7 +73,7 @@ func FuzzControl(f *testing.F) {
 			copy(datagram, mac[:])
 		}
 		into := newCoalescer(o.queues[0], o.queues[0].counts)
-		into.table = r.known
+		into.table = r.table
 		var name unix.RawSockaddrInet6
 		for range 2 { // the second one is a replay
 			if err := r.take(from, &name, datagram, into); err != nil {
@@ -96,7 +95,7 @@ func FuzzControl(f *testing.F) {
 
 func newFuzzedReceiver(o *Overlay) *udpReceiver {
 	return &udpReceiver{
-		queue: o.queues[0], instance: newNonce(), known: o.tables.Load(),
+		queue: o.queues[0], instance: newNonce(),
 		origins: map[netip.AddrPort]*origin{}, strange: map[uint32]bool{},
 	}
 }
@@ -145,7 +144,7 @@ func FuzzStream(f *testing.F) {
 			sealFrames(r.session, data)
 		}
 		into := newCoalescer(new(shelf), new(counts))
-		into.table = o.tables.Load()
+		into.table = o.table
 		rest, err := unframe(data, from, r, into)
 		if err == nil && len(rest) > len(data) {
 			t.Errorf("%d bytes are left of %d", len(rest), len(data))

@@ -241,26 +241,6 @@ func TestPeerMayReconnect(t *testing.T) {
 	}
 }
 
-func TestPeerMayReconnectElsewhere(t *testing.T) {
-	l := newLab(t, labConfig{mtus: []int{1500, 1500}, offloads: true})
-	a, b := l.members[0], l.members[1]
-	ping(t, a, b.nodeAddr)
-	b.stop(t)
-	for i := range b.tuns {
-		b.conns[i].Close()
-		b.tuns[i].Close()
-	}
-	b.tuns, b.conns, b.ports = nil, nil, nil
-	b.node = newNamespace(t)
-	b.setUpNode(t, 1, false)
-	l.nodes[1].Endpoints = b.endpoints()
-	b.start(t, 1, l.nodes)
-	a.setNodes(t, l.nodes)
-	l.awaitPaths()
-	ping(t, a, b.nodeAddr)
-	sendTCP(t, b, a.serveTCP(t, a.nodeAddr), noise(100_000))
-}
-
 func TestNodesMustNotOverlap(t *testing.T) {
 	prefix := netip.MustParsePrefix("10.42.0.0/24")
 	endpoint := netip.MustParseAddrPort("192.0.2.1:1")
@@ -274,7 +254,7 @@ func TestNodesMustNotOverlap(t *testing.T) {
 		{"no port", []Node{{Name: "a"}, {Name: "b", Endpoints: []netip.AddrPort{netip.AddrPortFrom(endpoint.Addr(), 0)}}}},
 		{"IPv6 from an IPv4 socket", []Node{{Name: "a"}, {Name: "b", Endpoints: []netip.AddrPort{netip.MustParseAddrPort("[2001:db8::1]:1")}}}},
 	} {
-		if _, err := newTable(testKey, 0, test.nodes, false, 1, nil); err == nil {
+		if _, err := newTable(testKey, 0, test.nodes, false, 1); err == nil {
 			t.Errorf("%s: no error", test.name)
 		}
 	}
@@ -286,7 +266,7 @@ func TestLongestPrefixWins(t *testing.T) {
 		{Name: "b", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd01::/16")}},
 		{Name: "c", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.2.3/32"), netip.MustParsePrefix("fd01::3/128")}},
 	}
-	table, err := newTable(testKey, 0, nodes, true, 1, nil)
+	table, err := newTable(testKey, 0, nodes, true, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

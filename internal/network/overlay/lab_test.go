@@ -321,12 +321,6 @@ func (m *member) dialHost(ctx context.Context, to netip.AddrPort) (conn *net.TCP
 	return conn, err
 }
 
-// setNodes calls the overlay's SetNodes in the host's namespace.
-func (m *member) setNodes(t testing.TB, nodes []Node) {
-	t.Helper()
-	m.host.try(t, func() error { return m.overlay.SetNodes(nodes) })
-}
-
 func (m *member) start(t testing.TB, self int, nodes []Node) {
 	t.Helper()
 	shown := io.Discard

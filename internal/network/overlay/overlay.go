@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
@@ -101,14 +100,13 @@ type Overlay struct {
 	queues  []*queue
 	counts  []counts
 	prober  *prober
-	tables  atomic.Pointer[table]
-	nodes   sync.Mutex // serializes replacements of the table
+	table   *table
 	ending  atomic.Bool
 }
 
-// New prepares an overlay, which carries packets once Run is called. New and
-// SetNodes must be called in the network namespace of the sockets, because they
-// look up path MTUs there.
+// New prepares an overlay, which carries packets once Run is called. It must be
+// called in the network namespace of the sockets, because it looks up path MTUs
+// there.
 func New(config Config) (_ *Overlay, err error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("check overlay configuration: %w", err)
@@ -143,8 +141,14 @@ func New(config Config) (_ *Overlay, err error) {
 	if len(families) > 1 {
 		return nil, errors.New("check overlay configuration: some sockets are IPv6 and some IPv4")
 	}
-	if err := o.SetNodes(config.Nodes); err != nil {
-		return nil, err
+	if o.self >= len(config.Nodes) {
+		return nil, fmt.Errorf("set nodes of the overlay: node %d is none of %d", o.self, len(config.Nodes))
+	}
+	if o.table, err = newTable(o.key, o.self, config.Nodes, o.ipv6, len(o.queues)); err != nil {
+		return nil, fmt.Errorf("set nodes of the overlay: %w", err)
+	}
+	for _, q := range o.queues {
+		q.table = o.table
 	}
 	for i := range config.Queues {
 		_ = config.Queues[i].Close()
@@ -157,27 +161,6 @@ func (o *Overlay) close() {
 	for _, q := range o.queues {
 		q.close()
 	}
-}
-
-// SetNodes replaces the list of nodes, for example after a node has returned at
-// another address. Nodes that stay keep their indices, and so does this node. It
-// may be called at any time.
-func (o *Overlay) SetNodes(nodes []Node) error {
-	if o.self >= len(nodes) {
-		return fmt.Errorf("set nodes of the overlay: node %d is none of %d", o.self, len(nodes))
-	}
-	o.nodes.Lock()
-	defer o.nodes.Unlock()
-	t, err := newTable(o.key, o.self, nodes, o.ipv6, len(o.queues), o.tables.Load())
-	if err != nil {
-		return fmt.Errorf("set nodes of the overlay: %w", err)
-	}
-	o.tables.Store(t)
-	select {
-	case o.prober.kicks <- nil:
-	default: // a pending kick makes it load the new table, too
-	}
-	return nil
 }
 
 // Run carries packets until ctx ends, and then returns nil. It returns an error

@@ -75,7 +75,7 @@ type Path struct {
 // Paths returns the current state of the paths to the other nodes.
 func (o *Overlay) Paths() []Path {
 	var all []Path
-	for _, to := range o.tables.Load().peers {
+	for _, to := range o.table.peers {
 		if to == nil {
 			continue
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"log/slog"
-	"slices"
 	"time"
 )
 
@@ -83,7 +82,6 @@ type prober struct {
 	kicks   chan *peer
 	streams chan streamEvent
 	connect func(ctx context.Context, p *path, generation uint64)
-	known   *table
 }
 
 func newProber(o *Overlay, carrier Carrier, log *slog.Logger) *prober {
@@ -107,9 +105,7 @@ func (p *prober) run(ctx context.Context) error {
 		case a := <-p.answers:
 			p.handleAnswer(a, time.Now())
 		case to := <-p.kicks:
-			if to != nil { // nil if the nodes have changed
-				p.kick(to)
-			}
+			p.kick(to)
 		case event := <-p.streams:
 			p.handleStreamEvent(event, time.Now())
 		case <-timer.C:
@@ -126,37 +122,15 @@ func (p *prober) run(ctx context.Context) error {
 	}
 }
 
-// paths returns the paths of the current table. It closes the streams of paths
-// that are no longer in the table.
+// paths returns the paths to all nodes.
 func (p *prober) paths() []*path {
-	current := p.overlay.tables.Load()
-	if current != p.known {
-		p.forget(current)
-		p.known = current
-	}
 	var all []*path
-	for _, to := range current.peers {
+	for _, to := range p.overlay.table.peers {
 		if to != nil {
 			all = append(all, to.paths...)
 		}
 	}
 	return all
-}
-
-func (p *prober) forget(current *table) {
-	if p.known == nil {
-		return
-	}
-	for _, to := range p.known.peers {
-		if to == nil || slices.Contains(current.peers, to) {
-			continue
-		}
-		for _, one := range to.paths {
-			if one.stream != nil {
-				one.stream.close()
-			}
-		}
-	}
 }
 
 // kick schedules a round for the paths to a peer at once.

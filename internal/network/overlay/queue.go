@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -38,7 +37,7 @@ type queue struct {
 	name   string // the device's file name
 	log    *slog.Logger
 	counts *counts
-	tables *atomic.Pointer[table]
+	table  *table // set before Run
 	prober *prober
 	key    []byte
 	self   int
@@ -72,7 +71,7 @@ func newQueue(index int, config Config, o *Overlay) (*queue, error) {
 	}
 	q := &queue{
 		index: index, name: file.Name(), log: config.Log,
-		counts: &o.counts[index], tables: &o.tables, prober: o.prober, key: config.Key, self: config.Self,
+		counts: &o.counts[index], prober: o.prober, key: config.Key, self: config.Self,
 		device: -1, socket: -1, end: -1,
 	}
 	if q.device, err = duplicate(file); err != nil {
@@ -187,7 +186,6 @@ func (q *queue) transmit() error {
 	waiter := newWaiter(q.device, q.end, unix.POLLIN)
 	buffer := make([]byte, batchBytes+headroom+maxFrame)
 	acks := new(ackHolder)
-	var known *table
 	used := 0
 	flush := func() error {
 		used = 0
@@ -195,20 +193,12 @@ func (q *queue) transmit() error {
 		return sender.flush()
 	}
 	for {
-		if t := q.tables.Load(); t != known {
-			acks.due(true, sender.send)
-			if err := flush(); err != nil {
-				return err
-			}
-			sender.use(t)
-			known = t
-		}
 		start := buffer[used:]
 		n, err := linux.Read(q.device, start[headroom:headroom+maxFrame])
 		switch {
 		case err == nil && n > 0:
 		case errors.Is(err, unix.EAGAIN):
-			left := acks.due(false, sender.send)
+			left := acks.due(sender.send)
 			if err := flush(); err != nil {
 				return err
 			}
@@ -227,7 +217,7 @@ func (q *queue) transmit() error {
 			continue
 		}
 		packet := start[headroom+linux.VnetHeaderLen : headroom+n]
-		to := known.route(packet)
+		to := q.table.route(packet)
 		if to == nil {
 			if !isMulticast(packet) {
 				q.counts.unroutable.Add(1)

@@ -103,10 +103,6 @@ func (p *prober) handleStreamEvent(event streamEvent, now time.Time) {
 		p.log.Debug("no stream to a node", "node", one.peer.name, "queue", one.queue, "error", event.err)
 	default:
 		one.dialling = false
-		if current := p.overlay.tables.Load(); one.peer.index >= len(current.peers) || current.peers[one.peer.index] != one.peer {
-			event.stream.close() // the node has another address now
-			return
-		}
 		one.stream = event.stream
 		if one.session == nil {
 			// The node may have started later than this one. Its silence counts
@@ -320,7 +316,7 @@ func (o *Overlay) receiveStream(conn *net.TCPConn) error {
 	_ = conn.SetDeadline(time.Time{})
 	q := o.queues[queue%len(o.queues)]
 	into := newCoalescer(q, q.counts)
-	into.single = q.single
+	into.table, into.single = o.table, q.single
 	buffer := make([]byte, 0, 4*maxPacket)
 	for {
 		n, err := conn.Read(buffer[len(buffer):cap(buffer)])
@@ -328,25 +324,12 @@ func (o *Overlay) receiveStream(conn *net.TCPConn) error {
 			return err
 		}
 		buffer = buffer[:len(buffer)+n]
-		into.table = o.tables.Load()
-		if from, err = o.stillThere(into.table, from, conn); err != nil {
-			return err
-		}
 		rest, err := unframe(buffer, from, r, into)
 		if err != nil {
 			return err
 		}
 		buffer = buffer[:copy(buffer[:cap(buffer)], rest)]
 	}
-}
-
-// stillThere returns the peer in the current table, or an error if the node is no
-// longer there.
-func (o *Overlay) stillThere(t *table, from *peer, conn net.Conn) (*peer, error) {
-	if from.index >= len(t.peers) || t.peers[from.index] == nil || t.peers[from.index].name != from.name {
-		return nil, fmt.Errorf("node %s is no longer at %s", from.name, conn.RemoteAddr())
-	}
-	return t.peers[from.index], nil
 }
 
 // unframe delivers the complete frames in data and returns the rest.
@@ -381,7 +364,7 @@ func (o *Overlay) greet(conn net.Conn) (*peer, int, *receiving, error) {
 		return nil, 0, nil, fmt.Errorf("answer %s: %w", conn.RemoteAddr(), err)
 	}
 	hello, ok := decodeControl(message[:])
-	t := o.tables.Load()
+	t := o.table
 	if !ok || hello.kind != kindStreamHello || int64(hello.from) >= int64(len(t.peers)) || t.peers[hello.from] == nil {
 		return nil, 0, nil, fmt.Errorf("answer %s: its hello is not from a node of this job", conn.RemoteAddr())
 	}

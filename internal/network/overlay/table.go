@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// table holds the nodes for lookups by the queues. It is immutable: SetNodes
-// replaces it.
+// table holds the nodes for lookups by the queues. It is immutable.
 type table struct {
 	self     int
 	peers    []*peer // by index of the node; nil for the node itself
@@ -41,9 +40,8 @@ type peer struct {
 	paths           []*path // by queue of this node
 }
 
-// newTable returns a table of the nodes. It keeps the paths of the previous table
-// to nodes whose addresses have not changed. before may be nil.
-func newTable(key []byte, self int, nodes []Node, ipv6 bool, queues int, before *table) (*table, error) {
+// newTable returns a table of the nodes.
+func newTable(key []byte, self int, nodes []Node, ipv6 bool, queues int) (*table, error) {
 	t := &table{self: self, peers: make([]*peer, len(nodes)), bySource: map[netip.AddrPort]*peer{}}
 	owner := map[netip.Prefix]int{}
 	for i, node := range nodes {
@@ -59,12 +57,9 @@ func newTable(key []byte, self int, nodes []Node, ipv6 bool, queues int, before 
 		if i == self {
 			continue
 		}
-		p := before.keep(i, node)
-		if p == nil {
-			var err error
-			if p, err = newPeer(key, self, i, node, ipv6, queues); err != nil {
-				return nil, err
-			}
+		p, err := newPeer(key, self, i, node, ipv6, queues)
+		if err != nil {
+			return nil, err
 		}
 		t.peers[i] = p
 		for _, endpoint := range node.Endpoints {
@@ -77,19 +72,6 @@ func newTable(key []byte, self int, nodes []Node, ipv6 bool, queues int, before 
 	}
 	t.arrange(owner)
 	return t, nil
-}
-
-// keep returns the peer with the index if the node still has the same name and
-// addresses, and nil otherwise.
-func (t *table) keep(index int, node Node) *peer {
-	if t == nil || index >= len(t.peers) || t.peers[index] == nil {
-		return nil
-	}
-	p := t.peers[index]
-	if p.name != node.Name || p.stream != node.Stream || !slices.Equal(p.endpoints, node.Endpoints) {
-		return nil
-	}
-	return p
 }
 
 func newPeer(key []byte, self, index int, node Node, ipv6 bool, queues int) (p *peer, err error) {

@@ -35,7 +35,6 @@ type udpReceiver struct {
 
 	// instance is the receiver's nonce in the secrets of its sessions.
 	instance nonce
-	known    *table
 	origins  map[netip.AddrPort]*origin
 	reply    [controlLen]byte
 	strange  map[uint32]bool // nodes with a logged warning
@@ -82,7 +81,7 @@ func (q *queue) receive() error {
 	defer runtime.UnlockOSThread()
 	r := newUDPReceiver(q)
 	into := newCoalescer(q, q.counts)
-	into.single = q.single
+	into.table, into.single = q.table, q.single
 	waiter := newWaiter(q.socket, q.end, unix.POLLIN)
 	batch := receiveBatch
 	drained := false
@@ -133,10 +132,6 @@ func isRemoteError(err error) bool {
 }
 
 func (r *udpReceiver) unpack(n int, into *coalescer) error {
-	if t := r.tables.Load(); t != r.known {
-		r.learn(t)
-	}
-	into.table = r.known
 	for i := range n {
 		message := &r.messages[i]
 		data := r.buffer(i)[:message.Length]
@@ -184,26 +179,12 @@ func (r *udpReceiver) take(from *origin, name *unix.RawSockaddrInet6, datagram [
 	return nil
 }
 
-// learn switches to a new table. It keeps the sessions with sockets that are in
-// the new table, too.
-func (r *udpReceiver) learn(t *table) {
-	for address, from := range r.origins {
-		now := t.bySource[address]
-		if now == nil || now.index != from.peer.index || now.name != from.peer.name {
-			delete(r.origins, address)
-			continue
-		}
-		from.peer = now
-	}
-	r.known = t
-}
-
 // origin returns the origin with the address, or nil if no peer has it.
 func (r *udpReceiver) origin(address netip.AddrPort) *origin {
 	if from := r.origins[address]; from != nil {
 		return from
 	}
-	to := r.known.bySource[address]
+	to := r.table.bySource[address]
 	if to == nil {
 		return nil
 	}
@@ -260,10 +241,10 @@ func (r *udpReceiver) agree(from *origin, hello control) {
 // explain logs once that a node of the job sends from an unexpected address. Its
 // packets are dropped, because anybody could have relayed them.
 func (r *udpReceiver) explain(c control, name *unix.RawSockaddrInet6, datagram []byte) {
-	if int64(c.from) >= int64(len(r.known.peers)) || r.known.peers[c.from] == nil || r.strange[c.from] {
+	if int64(c.from) >= int64(len(r.table.peers)) || r.table.peers[c.from] == nil || r.strange[c.from] {
 		return
 	}
-	to := r.known.peers[c.from]
+	to := r.table.peers[c.from]
 	if !isProven(to.awaited, datagram) {
 		return
 	}

@@ -66,6 +66,8 @@ func newUDPSender(q *queue) *udpSender {
 		controls: make([]segmentControl, maxMessages),
 		batches:  make([]gsoBatch, maxMessages),
 		single:   make([]linux.Message, 1),
+		uncut:    make([]int, len(q.table.peers)),
+		known:    make([]bool, len(q.table.peers)),
 	}
 	for i := range s.controls {
 		c := &s.controls[i].header
@@ -93,11 +95,6 @@ func (s *udpSender) write(messages []linux.Message) ([]linux.Message, error) {
 		}
 	}
 	return nil, nil
-}
-
-func (s *udpSender) use(t *table) {
-	s.uncut = make([]int, len(t.peers))
-	s.known = make([]bool, len(t.peers))
 }
 
 func (s *udpSender) full() bool {
