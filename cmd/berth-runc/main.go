@@ -30,7 +30,7 @@ const (
 )
 
 func main() {
-	fmt.Fprintln(os.Stderr, "berth-runc:", run()) // where it succeeds, this is runc
+	fmt.Fprintln(os.Stderr, "berth-runc:", run()) // run returns only if it cannot execute runc
 	os.Exit(1)
 }
 
@@ -48,8 +48,8 @@ func run() error {
 	return fmt.Errorf("become %s: %w", path, unix.Exec(path, os.Args, os.Environ()))
 }
 
-// memoryOf returns the memory of a container, whose id ends the command line of
-// runc; 0 where nothing is said of it.
+// memoryOf returns the memory of a container, whose id is the last argument of runc. It
+// returns 0 if no memory is given for the container.
 func memoryOf(id string) uint64 {
 	var all map[string]uint64
 	if err := json.Unmarshal([]byte(os.Getenv(memoryVariable)), &all); err != nil {

@@ -17,8 +17,8 @@ import (
 )
 
 func main() {
-	// The program starts itself again as its own parts. They come before the
-	// command line, whose set-up they have no use for.
+	// The program starts itself again for its other roles. They are handled first,
+	// because they do not need the command line.
 	if len(os.Args) > 2 && os.Args[1] == launch.BalancerArg {
 		os.Exit(launch.Balancer(os.Args[2:]))
 	}

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// connect returns 0 where it was greeted, 3 where it was turned away.
+// connect returns 0 if the server greets it, and 3 if the server refuses it.
 func connect(address string) int {
 	conn, err := net.DialTimeout("tcp", address, 10*time.Second)
 	if err != nil {
@@ -81,7 +81,7 @@ func TestOtherUserIsRefused(t *testing.T) {
 		if code := client(t, listener, 65534); code != 3 {
 			t.Errorf("%s: exit code %d, want 3", address, code)
 		}
-		select { // it is said after the client was turned away
+		select { // the message comes after the client was refused
 		case err := <-refused:
 			if !errors.Is(err, errOthers) {
 				t.Errorf("%s: refused for %v, want %v", address, err, errOthers)
@@ -113,7 +113,7 @@ func TestClosedConnectionHasNoOwner(t *testing.T) {
 	}
 }
 
-// Both ways to look an owner up agree.
+// Both ways to find the owner of a connection agree.
 func TestOwnerOfAConnection(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		listener, _ := serve(t, address)
@@ -135,7 +135,7 @@ func TestOwnerOfAConnection(t *testing.T) {
 		if uid, open, err := diag.Owner(local, remote); err != nil || !open || int(uid) != os.Getuid() {
 			t.Errorf("diagnostics have uid %d of %s, open: %t; %v", uid, local, open, err)
 		}
-		// The kernel finds the listener, which is no connection.
+		// The kernel finds the listener, which is not a connection.
 		if _, open, err := diag.Owner(remote, netip.AddrPortFrom(local.Addr(), 1)); err != nil || open {
 			t.Errorf("a connection that is none: open %t, %v", open, err)
 		}

@@ -15,11 +15,11 @@ import (
 	"berth.dev/berth/internal/base/metrics"
 )
 
-// API is a way to ask an API server.
+// API sends requests to an API server.
 type API interface {
 	// Get reads an object or a list.
 	Get(ctx context.Context, path string, into any) error
-	// Text reads something that is no object.
+	// Text reads a response that is not an object.
 	Text(ctx context.Context, path string) (string, error)
 }
 
@@ -40,7 +40,7 @@ type Snapshot struct {
 	Took time.Duration
 }
 
-// Node is one of the cluster's.
+// Node is a node of the cluster.
 type Node struct {
 	Name    string
 	Ready   bool
@@ -49,7 +49,7 @@ type Node struct {
 	Memory  Use
 	Between Traffic // other nodes and this one
 	Outside Traffic // the outside world and this node's pods
-	// Dropped are the packets between nodes that were; it only rises.
+	// Dropped counts the dropped packets between nodes.
 	Dropped uint64
 	// Images counts the bytes of image layers that the node is receiving; zero if
 	// it receives none.
@@ -63,12 +63,12 @@ type Use struct{ Used, Of float64 }
 // bytes per second. A rate is negative while it is unknown.
 type Traffic struct{ In, Out, InRate, OutRate float64 }
 
-// Pod is one of the cluster's.
+// Pod is a pod of the cluster.
 type Pod struct {
 	Namespace, Name, Node, Status string
 	Ready, Containers, Restarts   int
 	Started                       time.Time
-	CPU, Memory                   float64 // cores, bytes; negative where nobody knows
+	CPU, Memory                   float64 // cores, bytes; negative if unknown
 }
 
 // Pull is an image that a pod waits for.
@@ -163,8 +163,8 @@ func (e eventObject) at() time.Time {
 	return e.LastTimestamp
 }
 
-// Read takes a snapshot. The error is set where nothing at all could be read.
-// Rates are in it if an earlier one is given.
+// Read takes a snapshot. It returns an error only if nothing could be read. The
+// snapshot has rates if an earlier one is given.
 func Read(ctx context.Context, api API, earlier *Snapshot, now func() time.Time) (*Snapshot, error) {
 	var o objects
 	var took time.Duration
@@ -265,7 +265,7 @@ func (s *Snapshot) addPods(o *objects) {
 	}
 }
 
-// status describes in one word what a pod does, or why it does not.
+// status describes in one word the state of a pod, or the reason why it does not run.
 func (p podObject) status() string {
 	if !p.Metadata.DeletionTimestamp.IsZero() {
 		return "Terminating"
@@ -307,7 +307,7 @@ func (s *Snapshot) addEvents(o *objects) {
 	}
 }
 
-// addPages adds what the nodes themselves say.
+// addPages adds the data that the nodes themselves serve.
 func (s *Snapshot) addPages(ctx context.Context, api API) error {
 	errs := make([]error, len(s.Nodes))
 	lefts := make([]time.Duration, len(s.Nodes))
@@ -340,7 +340,7 @@ func (s *Snapshot) addPages(ctx context.Context, api API) error {
 	return errors.Join(errs...)
 }
 
-// compare makes rates of what has risen since an earlier snapshot.
+// compare sets rates from the increases since an earlier snapshot.
 func (s *Snapshot) compare(earlier *Snapshot) {
 	if earlier == nil || !s.At.After(earlier.At) {
 		return

@@ -16,7 +16,7 @@ import (
 
 func now() time.Time { return time.Date(2026, 11, 21, 13, 30, 0, 0, time.UTC) }
 
-// fakeAPI answers from a table of paths; what is missing is an error.
+// fakeAPI answers from a table of paths. A missing path is an error.
 type fakeAPI map[string]string
 
 func (f fakeAPI) Text(_ context.Context, path string) (string, error) {
@@ -121,7 +121,7 @@ func TestRenderAnySize(t *testing.T) {
 	}
 }
 
-// TestReadIsPartial: what cannot be read is said, and the rest is shown.
+// TestReadIsPartial: a snapshot reports data that could not be read, and has the rest.
 func TestReadIsPartial(t *testing.T) {
 	api := lab()
 	delete(api, "/apis/metrics.k8s.io/v1beta1/pods")

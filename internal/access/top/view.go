@@ -29,13 +29,13 @@ type View struct {
 	Width, Height int
 	Colour        bool
 	Order         Order
-	// Namespace is the one whose pods are shown; empty for all.
+	// Namespace is the namespace whose pods are shown; empty for all.
 	Namespace string
 	// Skip is the number of pods scrolled away.
 	Skip int
 	// Notice replaces the keys in the last line.
 	Notice string
-	// Keys shows them in the last line.
+	// Keys shows the keys in the last line.
 	Keys bool
 }
 
@@ -46,7 +46,7 @@ const (
 	maxEvents   = 5
 )
 
-// style is one of the few ways to write something.
+// style is a style of text.
 type style string
 
 const (
@@ -58,8 +58,8 @@ const (
 	yellow style = "33"
 )
 
-// Render makes the text of a snapshot: lines that fit into the view, each of
-// which ends with a line feed but for the last.
+// Render returns the text of a snapshot: lines that fit into the view. The last one
+// has no line feed.
 func (v View) Render(s *Snapshot) string {
 	if v.Width > 0 && v.Width < leastWidth || v.Height > 0 && v.Height < leastHeight {
 		return cut("the terminal is too small", v.Width)
@@ -76,7 +76,7 @@ func (v View) Render(s *Snapshot) string {
 	}
 	pods := v.pods(s)
 	if v.Height > 0 {
-		// A third for nodes, a quarter for events at most, the rest for pods.
+		// At most a third for nodes and a quarter for events, the rest for pods.
 		room := v.Height - len(head) - len(foot)
 		nodes = v.shorten(nodes, max(2, room/3))
 		events = v.shorten(events, max(0, room/4))
@@ -185,7 +185,7 @@ func (v View) pods(s *Snapshot) []string {
 	return append([]string{""}, t.lines(v)...)
 }
 
-// events are the images on their way and the last warnings.
+// events returns lines for the images in transfer and the last warnings.
 func (v View) events(s *Snapshot) []string {
 	var lines []string
 	for _, p := range s.Pulls {
@@ -228,7 +228,7 @@ func (v View) window(lines []string, room int) []string {
 	return append(slices.Clone(lines[:heading]), body...)
 }
 
-// shorten leaves out the last lines of what is too long.
+// shorten omits the last lines of a table that is too long.
 func (v View) shorten(lines []string, room int) []string {
 	if len(lines) <= room {
 		return lines
@@ -246,8 +246,8 @@ func (v View) paint(s style, text string) string {
 	return "\x1b[" + string(s) + "m" + text + "\x1b[0m"
 }
 
-// clean leaves out what could do something to a terminal: names and messages are
-// whatever somebody wrote.
+// clean removes characters that could control a terminal, because names and messages
+// may contain anything.
 func clean(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
@@ -260,7 +260,7 @@ func clean(text string) string {
 	}, text)
 }
 
-// cut makes text fit into a width.
+// cut shortens text to a width.
 func cut(text string, width int) string {
 	if runes := []rune(text); width > 0 && len(runes) > width {
 		return string(runes[:max(0, width-1)]) + "~"
@@ -280,7 +280,7 @@ func cores(n float64) string {
 	return fmt.Sprintf("%.1f", n)
 }
 
-// amount writes bytes in three digits and a binary unit.
+// amount formats bytes with three digits and a binary unit.
 func amount(n float64) string {
 	if n < 0 {
 		return "-"
@@ -307,7 +307,7 @@ func speed(n float64) string {
 // barWidth is the width of a bar with its brackets.
 const barWidth = 12
 
-// bar shows a share.
+// bar draws a share as a bar.
 func bar(u Use) string {
 	if u.Used < 0 || u.Of <= 0 {
 		return ""

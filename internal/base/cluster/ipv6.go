@@ -9,8 +9,8 @@ import (
 
 // Values of Network.IPFamily; kind uses the same names.
 const (
-	// AutoFamily is DualStack where every host has a way to the outside by
-	// IPv6, and IPv4Only elsewhere.
+	// AutoFamily is DualStack if every host reaches the outside by IPv6, and
+	// IPv4Only otherwise.
 	AutoFamily = "auto"
 	IPv4Only   = "ipv4"
 	DualStack  = "dual"
@@ -28,7 +28,7 @@ const (
 	ToOutside Reach = "outside"
 )
 
-// ErrNoIPv6Addresses says that no IPv6 range is free on all nodes.
+// ErrNoIPv6Addresses is the error if no IPv6 range is free on all nodes.
 var ErrNoIPv6Addresses = errors.New("choose IPv6 addresses for pods and Services: the routes of the nodes cover the private range fd00::/8; do without with --ip-family ipv4")
 
 const (
@@ -77,9 +77,9 @@ func chooseIPv6(spec Spec, offers []Offer) (none netip.Prefix, without string, e
 	return none, "the routes of the nodes cover the private range fd00::/8", nil
 }
 
-// ulaBlock is a block of unique local addresses. RFC 4193 wants it to be random,
-// so that networks which meet one day do not clash; the name of a run is as
-// good as random after a hash, and makes the plan a function of what is known.
+// ulaBlock returns a block of unique local addresses. RFC 4193 requires a random one,
+// so that networks do not clash when they are connected later. A hash of the run's name
+// is as good, and keeps the plan a function of its input.
 func ulaBlock(run string, try int) netip.Prefix {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", run, try))
 	bytes := [16]byte{0xfd}
@@ -99,7 +99,7 @@ func ipv6In(block netip.Prefix, index int) *Family {
 	return &Family{
 		Pods:     netip.PrefixFrom(block.Addr(), 64-(nodeBits-blockBits-1)),
 		NodePods: netip.PrefixFrom(at(uint16(index), 0), 64),
-		// kube-apiserver takes no larger range than a /108.
+		// kube-apiserver accepts no range larger than a /108.
 		Services: netip.PrefixFrom(at(0x100, 0), 112),
 		Nodes:    netip.PrefixFrom(at(0x200, 0), 64),
 		Node:     at(0x200, uint16(index)+1),

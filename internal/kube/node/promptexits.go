@@ -16,10 +16,10 @@ import (
 // promptRetry is the pause after the stream of events broke.
 const promptRetry = time.Second
 
-// followContainers calls changed with the pod of every container that starts
-// or ends. The kubelet asks the runtime for changes once a second; told when
-// to look at a pod, it reports the end of a job within milliseconds. (Its own
-// feature for this, EventedPLEG, is alpha.) Missing an event costs that second.
+// followContainers calls changed with the pod of every container that starts or ends.
+// The kubelet itself polls the runtime once a second; with a hint to check a pod, it
+// reports the end of a job within milliseconds. (Its own feature for this, EventedPLEG,
+// is alpha.) A missed event costs only that second.
 func followContainers(ctx context.Context, socket string, log *slog.Logger, changed func(types.UID)) {
 	for ctx.Err() == nil {
 		err := followOnce(ctx, socket, changed)

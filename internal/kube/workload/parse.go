@@ -15,12 +15,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Object is one object of a manifest, and where it was read.
+// Object is one object of a manifest, and its place in the file.
 type Object struct {
 	*unstructured.Unstructured
 	// Source is FILE, or FILE (document N) where a file holds several.
 	Source string
-	// Created: Apply has made it; it was not there before.
+	// Created is set if Apply created the object.
 	Created bool
 
 	// document is the text that the object was read from, and line the number of
@@ -40,20 +40,20 @@ func (o Object) Name() string {
 	return o.GetKind() + " " + name
 }
 
-// Read reads the objects of manifest files; "-" is stdin, and a folder stands
-// for the files in it that kubectl would take. All problems of all files are
-// reported together.
+// Read reads the objects of manifest files. "-" is standard input, and a folder
+// stands for the files in it that kubectl would read. The error has all problems of
+// all files.
 func Read(paths []string, stdin io.Reader) ([]Object, error) {
 	objects, _, err := ReadText(paths, stdin)
 	return objects, err
 }
 
-// sourceComment begins a document that has been taken from elsewhere; what
-// follows is from where. So do the templates of helm.
+// sourceComment begins a document that comes from another file, and precedes the
+// file's name. helm template writes such comments, too.
 const sourceComment = "# Source: "
 
-// ReadText is Read, and returns the documents as they were written, too, as one
-// text. When that is read, the objects have the same sources.
+// ReadText is like Read, and also returns the documents unchanged as one text.
+// Objects that are read from the text have the same sources.
 func ReadText(paths []string, stdin io.Reader) ([]Object, []byte, error) {
 	var objects []Object
 	var text bytes.Buffer
@@ -166,7 +166,7 @@ func parse(name string, content []byte, text io.Writer) ([]Object, error) {
 	return objects, errors.Join(problems...)
 }
 
-// cutSource takes the separator and the comment with the source off a document.
+// cutSource removes the separator and the source comment from a document.
 func cutSource(document []byte) (body []byte, source string) {
 	line, rest, _ := bytes.Cut(document, []byte("\n"))
 	if bytes.HasPrefix(line, []byte("---")) {

@@ -26,7 +26,7 @@ import (
 type Wish struct {
 	// GPUs lists the job's GPUs on this node.
 	GPUs GPUs
-	// Requests are the user's own.
+	// Requests lists the devices that the user requested.
 	Requests []cluster.DeviceRequest
 	// Part of Parts selects this node's share if several nodes share the machine:
 	// GPUs are dealt out in turn.
@@ -46,17 +46,17 @@ type Found struct {
 	Notices []string
 }
 
-// vendor is ours in the names of CDI devices, so that none of the site's own
-// specifications is meant.
+// vendor is berth's vendor in the names of CDI devices, which then differ from all names
+// in the site's specifications.
 const vendor = "berth.dev"
 
-// cdiVersion is the oldest that has all that is used here.
+// cdiVersion is the oldest version of CDI with all features that are used here.
 const cdiVersion = "0.5.0"
 
 // Machine is the file system below Root, where devices are searched.
 type Machine struct{ Root string }
 
-// Find finds out what a node is to offer.
+// Find returns the devices that a node should offer.
 func (m Machine) Find(wish Wish) (Found, error) {
 	found := Found{Specs: map[string][]byte{}}
 	for _, find := range []func(Wish, *Found) (*cdi.Spec, error){m.findGPUs, m.findRequested} {
@@ -81,7 +81,7 @@ func (f *Found) notice(format string, values ...any) {
 	f.Notices = append(f.Notices, fmt.Sprintf(format, values...))
 }
 
-// add adds a unit to a resource, which may be there already.
+// add adds a unit to a new or existing resource.
 func (f *Found) add(resource string, unit cluster.Unit) {
 	i := slices.IndexFunc(f.Resources, func(r cluster.Resource) bool { return r.Name == resource })
 	if i < 0 {
@@ -91,14 +91,14 @@ func (f *Found) add(resource string, unit cluster.Unit) {
 	f.Resources[i].Units = append(f.Resources[i].Units, unit)
 }
 
-// gpu is one that the machine has.
+// gpu is a GPU of the machine.
 type gpu struct {
-	// number is that of its device file: the minor number of NVIDIA, of the
-	// render node of AMD.
+	// number is the minor number of the device file of an NVIDIA GPU, or of the
+	// render node of an AMD GPU.
 	number int
-	// bus is its PCI address; GPUs are counted in the order of these.
+	// bus is its PCI address. GPUs are numbered in the order of their addresses.
 	bus, uuid string
-	// nodes are its device files.
+	// nodes lists its device files.
 	nodes []string
 }
 
@@ -136,7 +136,7 @@ func (m Machine) findGPUs(wish Wish, found *Found) (*cdi.Spec, error) {
 	return spec, nil
 }
 
-// at is the path of a file of the machine's.
+// at returns the path of a file below Root.
 func (m Machine) at(path string) string { return filepath.Join(m.Root, path) }
 
 // usable reports whether a device file exists that this process may read and
@@ -147,7 +147,7 @@ func (m Machine) usable(path string) bool {
 	return err == nil && isDevice(info.Mode()) && unix.Access(m.at(path), unix.R_OK|unix.W_OK) == nil
 }
 
-// isDevice takes named pipes for devices, as CDI does.
+// isDevice accepts named pipes as devices, as CDI does.
 func isDevice(mode fs.FileMode) bool { return mode&(fs.ModeDevice|fs.ModeNamedPipe) != 0 }
 
 // nodes describes the usable paths.
@@ -157,7 +157,7 @@ func (m Machine) nodes(paths []string) []*cdi.DeviceNode {
 		if !m.usable(path) {
 			continue
 		}
-		// The runtime takes no link for a device.
+		// The runtime does not accept a link as a device.
 		if real, err := filepath.EvalSymlinks(m.at(path)); err == nil {
 			nodes = append(nodes, &cdi.DeviceNode{Path: path, HostPath: real})
 		}

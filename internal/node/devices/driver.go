@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// driver is NVIDIA's in user space.
+// driver is the user-space part of NVIDIA's driver.
 type driver struct {
 	version string
 	// folders lists the folders with the libraries; paths include links and omit
 	// the machine's root.
 	folders []string
-	// libraries are the paths of its files, without links.
+	// libraries lists the paths of its files, without links.
 	libraries []string
 	// links lists the names that programs use for the libraries: NAME=FILE.
 	links []string
@@ -81,7 +81,7 @@ func (m Machine) findDriver(folders []string) driver {
 			}
 			match := versioned.FindStringSubmatch(filepath.Base(path))
 			if match == nil || d.version != "" && match[2] != d.version || !ours(path) {
-				continue // a stub, another driver's, or one of 32 bits
+				continue // a stub, a library of another driver, or a 32-bit one
 			}
 			d.version = match[2]
 			for _, found := range []string{folder, strings.TrimPrefix(filepath.Dir(path), m.Root)} {
@@ -141,7 +141,7 @@ func (d *driver) collect(m Machine) {
 	slices.Sort(d.libraries)
 	d.libraries = slices.Compact(d.libraries)
 	for _, l := range links {
-		// Of a thousand links in a folder few are the driver's.
+		// Few of a thousand links in a folder belong to the driver.
 		stem, _, _ := strings.Cut(l.name, ".so")
 		if files[stem+".so."+d.version] == "" {
 			continue
@@ -150,7 +150,7 @@ func (d *driver) collect(m Machine) {
 			d.links = append(d.links, l.name+"="+filepath.Base(real))
 		}
 	}
-	// A driver without links, of a container's say, has at least these names.
+	// A driver without links, such as a container's, has at least these names.
 	for _, name := range []string{"libcuda.so", "libnvidia-ml.so"} {
 		if file := name + "." + d.version; files[file] != "" {
 			d.links = append(d.links, name+".1="+file)
