@@ -167,11 +167,14 @@ func (f *followProcess) run(ctx context.Context, config followConfig) error {
 		}
 		return err
 	})
-	read := make(chan error, 1)
-	go func() { read <- group.Wait() }()
+	read := make(chan struct{})
 	var problem error
+	go func() {
+		problem = group.Wait()
+		close(read)
+	}()
 	select {
-	case problem = <-read:
+	case <-read:
 	case <-ctx.Done():
 		// Perhaps nobody reads the output any more, so limit the wait.
 		limit, stop := context.WithTimeout(context.WithoutCancel(ctx), lastOutput)

@@ -209,7 +209,7 @@ func (k kindOf) of(name string) string {
 
 // stands reports whether a trial counts for a paper's figure.
 func (p Paper) stands(t *record.Trial) bool {
-	if p.Case == "" || t.Kind != p.Case || t.Phase != record.Run || p.System != "" && t.System != p.System && (p.Or == "" || t.System != p.Or) || p.Systems != nil && !slices.Contains(p.Systems, t.System) && !(t.System == "berth-overlay" && slices.Contains(p.Systems, "berth")) || !matches(t.Parameters, p.Parameters) {
+	if p.Case == "" || t.Kind != p.Case || t.Phase != record.Run || p.System != "" && t.System != p.System && (p.Or == "" || t.System != p.Or) || p.Systems != nil && !slices.Contains(p.Systems, t.System) && (t.System != "berth-overlay" || !slices.Contains(p.Systems, "berth")) || !matches(t.Parameters, p.Parameters) {
 		return false
 	}
 	return slices.ContainsFunc(t.Values, func(v record.Value) bool { return p.Figure == "" || v.Name == p.Figure })

@@ -76,7 +76,7 @@ func (g *coalescer) add(from *source, number uint64, datagram []byte) error {
 	}
 	switch {
 	case datagram[atFlags]&flagFragment != 0:
-		frame, malformed := from.reassembly.add(number, datagram)
+		frame, malformed := from.add(number, datagram)
 		if malformed {
 			g.counts.malformed.Add(1)
 		}

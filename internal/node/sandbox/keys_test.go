@@ -15,7 +15,7 @@ func TestExplainKeys(t *testing.T) {
 			t.Errorf("%v, want %q", full, want)
 		}
 	}
-	if other := explainKeys(unix.ENOMEM); other != unix.ENOMEM {
+	if other := explainKeys(unix.ENOMEM); other.Error() != unix.ENOMEM.Error() {
 		t.Errorf("another error is explained: %v", other)
 	}
 }

@@ -27,10 +27,10 @@ func run(t *testing.T, p Program, c call) uint32 {
 		}
 		switch i.Code {
 		case unix.BPF_LD | unix.BPF_W | unix.BPF_ABS:
-			switch {
-			case i.K == OffsetCall:
+			switch i.K {
+			case OffsetCall:
 				loaded = c.number
-			case i.K == offsetArch:
+			case offsetArch:
 				loaded = c.arch
 			default:
 				loaded = c.arguments[(i.K-OffsetArgs)/8]
