@@ -582,6 +582,21 @@ full_disk() {
 	node sh -c "umount $disk && rmdir $disk"
 }
 
+# What a pod writes while the disk is full arrives, or is counted. That is said also
+# with -q, and makes a run fail whose workload succeeds.
+full_log() {
+	local disk=/var/tmp/small arrived lost
+	node sh -c "mkdir -p $disk && mount -t tmpfs -o size=300m,mode=1777 tmpfs $disk" || fail "no small disk"
+	memory=1900
+	berth a -q --state-dir $disk --image $image -f $here/full-log.yaml
+	ends a 74
+	says a 'node n1 could not write it to the log'
+	arrived=$(grep -Ex '[0-9]*|END' "$out/a" | wc -c)
+	lost=$(sed -n 's/.*lost: \([0-9]*\) bytes; the workload itself has succeeded.*/\1/p' "$out/a")
+	grep -qx END "$out/a" && ((lost > 0 && arrived + lost == 1400404)) || fail "$arrived bytes arrived, '$lost' are lost: $(grep -Evx '[0-9]*' "$out/a" | tail -n 12)"
+	node sh -c "umount $disk && rmdir $disk"
+}
+
 # greeted NODE... checks the output of a: a pod of spread.yaml ran on each node.
 greeted() {
 	local node
