@@ -151,7 +151,7 @@ func open(ctx context.Context, session *login.Session, out io.Writer, arguments 
 			}
 		}
 	}()
-	return runBeside(ctx, session, kubectl)
+	return runThroughTunnel(ctx, session, kubectl)
 }
 
 func showAddress(out io.Writer, local, remote string) {

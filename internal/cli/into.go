@@ -65,7 +65,7 @@ func runProgram(ctx context.Context, session *login.Session, name string, args .
 	}
 	command := exec.Command(filepath.Join(directory, name), args...)
 	command.Env = clusterEnv(session)
-	return runBeside(ctx, session, command)
+	return runThroughTunnel(ctx, session, command)
 }
 
 // briefly is for how long a program that fails has not lived through anything
@@ -90,8 +90,8 @@ func follows(args []string) bool {
 	return false
 }
 
-// runBeside runs a command at the terminal while the tunnel is open.
-func runBeside(ctx context.Context, session *login.Session, command *exec.Cmd) error {
+// runThroughTunnel runs a command at the terminal while the tunnel is open.
+func runThroughTunnel(ctx context.Context, session *login.Session, command *exec.Cmd) error {
 	command.Stdin, command.Stderr = os.Stdin, os.Stderr
 	if command.Stdout == nil {
 		command.Stdout = os.Stdout

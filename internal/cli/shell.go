@@ -49,7 +49,7 @@ job stays open until the shell or command ends.`,
 				return err
 			}
 			child.Env = env
-			return runBeside(command.Context(), session, child)
+			return runThroughTunnel(command.Context(), session, child)
 		},
 	}
 }

@@ -58,8 +58,8 @@ type host struct {
 	// empty unless such rules are needed.
 	refusedIPv6 string
 	runID       string
-	// room contains the number of pods that the kernel allows this user here.
-	room probe.PodRoom
+	// podCapacity contains the number of pods that the kernel allows this user here.
+	podCapacity probe.PodCapacity
 	// roles is the memory that berth itself needs here, in bytes.
 	roles uint64
 	// snapshotter selects how containers get their root file systems here.
@@ -75,14 +75,14 @@ type host struct {
 func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string, job *allocation.Allocation, roles uint64) (host, error) {
 	machine := probe.Local()
 	h := host{
-		roles:  roles,
-		ids:    machine.IDMap(os.Getuid(), os.Getgid()),
-		cpus:   machine.CPUs(),
-		memory: machine.Memory(),
-		room:   machine.PodRoom(spec.NodesPerHost),
+		roles:       roles,
+		ids:         machine.IDMap(os.Getuid(), os.Getgid()),
+		cpus:        machine.CPUs(),
+		memory:      machine.Memory(),
+		podCapacity: machine.PodCapacity(spec.NodesPerHost),
 	}
-	if h.room.Pods == 0 {
-		return host{}, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start pods here: no room for one: %s; %s", h.room.Limit, h.room.Remedy.Admin))
+	if h.podCapacity.Pods == 0 {
+		return host{}, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start pods here: no room for one: %s; %s", h.podCapacity.Limit, h.podCapacity.Remedy.Admin))
 	}
 	if h.ids.NameService && !spec.OneUID {
 		h.ids = machine.AskNameService(ctx, h.ids, os.Getuid(), os.Getgid())
@@ -219,7 +219,7 @@ func (h host) offer(scratch string, hostAPIPort uint16, labels map[string]string
 			CPUSet:              h.cpuSet,
 			MemoryBytes:         h.memory.Bytes,
 			ReservedMemoryBytes: h.reserved(),
-			MaxPods:             h.room.Pods,
+			MaxPods:             h.podCapacity.Pods,
 			Resources:           h.devices.Resources,
 		},
 		Paths: cluster.Paths{

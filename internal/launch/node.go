@@ -67,8 +67,8 @@ func (n *node) inspectHost(ctx context.Context) (err error) {
 	if n.host.ids.OneUID {
 		n.Log.Warn("pods run with one user id only: " + n.host.ids.Reason + "; runAsUser and file ownership in images are not honoured")
 	}
-	if room := n.host.room; room.Pods < probe.MaxPods {
-		n.Log.Warn(fmt.Sprintf("this node offers %d pods instead of %d: %s; an administrator allows more: %s", room.Pods, probe.MaxPods, room.Limit, room.Remedy.Admin))
+	if capacity := n.host.podCapacity; capacity.Pods < probe.MaxPods {
+		n.Log.Warn(fmt.Sprintf("this node offers %d pods instead of %d: %s; an administrator allows more: %s", capacity.Pods, probe.MaxPods, capacity.Limit, capacity.Remedy.Admin))
 	}
 	if n.host.state.Kind == probe.KindMemory {
 		n.Log.Warn(fmt.Sprintf("the run's files are in memory (%s), which counts as the job's: a quarter of it is kept for them; --state-dir DIR names a local disk", n.host.state.Path))

@@ -81,7 +81,7 @@ func usePersistent(ctx context.Context, options Options, job slurm.Job, inJob bo
 		return true, 0, err
 	}
 	if head != "" {
-		code, err = runBeside(ctx, options, job, head)
+		code, err = runOnHead(ctx, options, job, head)
 		return true, code, err
 	}
 	u := newUser(options, onHead{cluster})
@@ -128,17 +128,17 @@ func (o Options) CheckUse() error {
 	return nil
 }
 
-// runBeside runs this command again in a step on the head of the job's cluster,
+// runOnHead runs this command again in a step on the head of the job's cluster,
 // and returns its exit code. The step uses the job's processors and memory, which
 // a login host would lack, and Slurm accounts for them.
-func runBeside(ctx context.Context, options Options, job slurm.Job, head string) (int, error) {
+func runOnHead(ctx context.Context, options Options, job slurm.Job, head string) (int, error) {
 	srun, self, err := findSrun(job)
 	if err != nil {
 		return 0, err
 	}
 	options.Log.Debug("starting a step on " + head + ", the head of the cluster that is up")
 	name := ownStepName()
-	command := slurm.BesideCommand(job, head, name, append([]string{self}, os.Args[1:]...)...)
+	command := slurm.NodeStepCommand(job, head, name, append([]string{self}, os.Args[1:]...)...)
 	env := append(slurm.StepEnv(os.Environ()), options.hop())
 	return runStep(ctx, options, job, name, srun, command, env)
 }

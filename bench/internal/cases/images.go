@@ -17,8 +17,8 @@ const megabit = 1e6 // in bits
 // registryLine returns the parameters of the connection to the registry.
 func registryLine() []plan.Parameter {
 	return []plan.Parameter{
-		{Name: "rate", Default: "200", Help: "of the line to the registry, for all hosts together, in Mbit/s; 0: no limit", Check: wholeNumber},
-		{Name: "delay", Default: "10", Help: "before each connection and request, in ms", Check: wholeNumber},
+		{Name: "rate", Default: "200", Help: "of the line to the registry, for all hosts together, in Mbit/s; 0: no limit", Check: integer},
+		{Name: "delay", Default: "10", Help: "before each connection and request, in ms", Check: integer},
 	}
 }
 
@@ -37,7 +37,7 @@ func versions(number string) plan.Parameter {
 	return plan.Parameter{Name: "versions", Default: number, Help: "of the image, each with a different last layer", Check: positive}
 }
 
-func wholeNumber(value string) error {
+func integer(value string) error {
 	if n, err := strconv.Atoi(value); err != nil || n < 0 {
 		return fmt.Errorf("give a whole number from 0")
 	}
@@ -58,7 +58,7 @@ func patchTuesday() Case {
 	return versioned(plan.Kind{
 		Name: "patch-tuesday", Summary: "versions of an image come to two nodes one after the other, and work there", Hosts: 2,
 		Parameters: []plan.Parameter{versions("5"), {
-			Name: "worker-memory", Default: "1000", Help: "what each of the workers gets beside one core, in MB; 0: none runs", Check: wholeNumber,
+			Name: "worker-memory", Default: "1000", Help: "what each of the workers gets beside one core, in MB; 0: none runs", Check: integer,
 		}},
 		Seconds: func(p map[string]string) float64 { return onLine(p, patchMB) + 8 + 3*number(p, "versions") },
 	}, false)

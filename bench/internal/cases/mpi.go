@@ -1,9 +1,9 @@
 package cases
 
 import (
-	"berth.dev/berth/bench/internal/beside"
 	"berth.dev/berth/bench/internal/plan"
 	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/sequence"
 	"berth.dev/berth/bench/internal/system"
 )
 
@@ -20,10 +20,10 @@ func mpiCase(kind plan.Kind, job, cluster string, more ...plan.Parameter) Case {
 	return Case{
 		Kind: kind,
 		Task: func(p map[string]string, _, _ int) (system.Task, error) {
-			return system.Task{Connects: true, Beside: &system.Beside{Job: job, Cluster: cluster, Nodes: hostsFor(p), Parameters: p, MPI: true}}, nil
+			return system.Task{Connects: true, Sequence: &system.Sequence{Job: job, Cluster: cluster, Nodes: hostsFor(p), Parameters: p, MPI: true}}, nil
 		},
 		Read: func(_ map[string]string, out system.Output) ([]record.Value, error) {
-			r, err := readBeside(out)
+			r, err := readSequence(out)
 			return r.Values, err
 		},
 	}
@@ -34,7 +34,7 @@ func mpiInit() Case {
 	return mpiCase(plan.Kind{
 		Name: "mpi-init", Summary: "steps of a program that does MPI_Init, one after the other: on the hosts or in pods",
 		Seconds: func(p map[string]string) float64 { return 5 + 0.4*number(p, "steps") },
-	}, beside.MPISteps, beside.MPIPods, plan.Parameter{Name: "steps", Default: "50", Help: "in one trial", Check: positive})
+	}, sequence.MPISteps, sequence.MPIPods, plan.Parameter{Name: "steps", Default: "50", Help: "in one trial", Check: positive})
 }
 
 // hpl measures figure 3 of the pcocc paper.
@@ -45,7 +45,7 @@ func hpl() Case {
 			n := number(p, "size") / 1000
 			return 1 + n*n*n // all of hpcc grows as HPL does
 		},
-	}, beside.HPCCJob, beside.HPCCPods, plan.Parameter{Name: "size", Default: "2000", Help: "of the matrix", Check: positive})
+	}, sequence.HPCCJob, sequence.HPCCPods, plan.Parameter{Name: "size", Default: "2000", Help: "of the matrix", Check: positive})
 }
 
 // steps measures the cost of a step, next to a step without the system's
@@ -63,10 +63,10 @@ func steps() Case {
 			Seconds: func(p map[string]string) float64 { return 1 + 0.08*number(p, "pairs") },
 		},
 		Task: func(p map[string]string, _, _ int) (system.Task, error) {
-			return system.Task{Beside: &system.Beside{Job: beside.Steps, Nodes: hostsFor(p), Parameters: p}}, nil
+			return system.Task{Sequence: &system.Sequence{Job: sequence.Steps, Nodes: hostsFor(p), Parameters: p}}, nil
 		},
 		Read: func(_ map[string]string, out system.Output) ([]record.Value, error) {
-			r, err := readBeside(out)
+			r, err := readSequence(out)
 			return r.Values, err
 		},
 	}

@@ -4,9 +4,9 @@ import (
 	"errors"
 	"time"
 
-	"berth.dev/berth/bench/internal/beside"
 	"berth.dev/berth/bench/internal/plan"
 	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/sequence"
 	"berth.dev/berth/bench/internal/system"
 )
 
@@ -20,10 +20,10 @@ func scale() Case {
 			Seconds: func(p map[string]string) float64 { return 1 + 0.3*number(p, "nodes") },
 		},
 		Task: func(p map[string]string, _, _ int) (system.Task, error) {
-			return system.Task{Beside: &system.Beside{Cluster: beside.Nodes, Nodes: hostsFor(p), NoPods: true}}, nil
+			return system.Task{Sequence: &system.Sequence{Cluster: sequence.Nodes, Nodes: hostsFor(p), NoPods: true}}, nil
 		},
 		Read: func(_ map[string]string, out system.Output) ([]record.Value, error) {
-			r, err := readBeside(out)
+			r, err := readSequence(out)
 			if err != nil {
 				return nil, err
 			}

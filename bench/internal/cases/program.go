@@ -3,9 +3,9 @@ package cases
 import (
 	"errors"
 
-	"berth.dev/berth/bench/internal/beside"
 	"berth.dev/berth/bench/internal/plan"
 	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/sequence"
 	"berth.dev/berth/bench/internal/system"
 )
 
@@ -23,10 +23,10 @@ func program() Case {
 			Seconds: func(p map[string]string) float64 { return number(p, "seconds") },
 		},
 		Task: func(p map[string]string, _, _ int) (system.Task, error) {
-			return system.Task{Beside: &system.Beside{Job: beside.Program, Nodes: 1, Parameters: p}}, nil
+			return system.Task{Sequence: &system.Sequence{Job: sequence.Program, Nodes: 1, Parameters: p}}, nil
 		},
 		Read: func(_ map[string]string, out system.Output) ([]record.Value, error) {
-			r, err := readBeside(out)
+			r, err := readSequence(out)
 			return r.Values, err
 		},
 	}

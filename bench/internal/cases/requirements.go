@@ -4,9 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"berth.dev/berth/bench/internal/beside"
 	"berth.dev/berth/bench/internal/plan"
 	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/sequence"
 	"berth.dev/berth/bench/internal/system"
 )
 
@@ -26,17 +26,17 @@ func requirements() Case {
 			Seconds: func(map[string]string) float64 { return 5 },
 		},
 		Task: func(p map[string]string, _, _ int) (system.Task, error) {
-			return system.Task{Beside: &system.Beside{Cluster: beside.Requirements, Nodes: hostsFor(p)}}, nil
+			return system.Task{Sequence: &system.Sequence{Cluster: sequence.Requirements, Nodes: hostsFor(p)}}, nil
 		},
 		Read: func(_ map[string]string, out system.Output) ([]record.Value, error) {
-			r, err := readBeside(out)
+			r, err := readSequence(out)
 			return r.Values, err
 		},
 	}
 }
 
-// readBeside reads the result of a sequence beside a cluster.
-func readBeside(out system.Output) (r beside.Result, err error) {
+// readSequence reads the result of a sequence beside a cluster.
+func readSequence(out system.Output) (r sequence.Result, err error) {
 	if err := json.Unmarshal([]byte(out.Stdout), &r); err != nil {
 		return r, fmt.Errorf("read what was done beside: %w", err)
 	}

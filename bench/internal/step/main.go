@@ -7,23 +7,23 @@ import (
 	"fmt"
 	"os"
 
-	"berth.dev/berth/bench/internal/beside"
 	"berth.dev/berth/bench/internal/deliver"
 	"berth.dev/berth/bench/internal/link"
+	"berth.dev/berth/bench/internal/sequence"
 	"berth.dev/berth/bench/internal/tools"
 	"berth.dev/berth/bench/internal/window"
 )
 
 // First arguments that start this program as one of its parts.
 const (
-	Arg        = "step"
-	MachineArg = "machine"
-	UnpackArg  = "unpack"
-	RemoveArg  = "remove"
-	WindowArg  = "window"
-	DeliverArg = "deliver"
-	UsageArg   = "usage"
-	BesideArg  = "beside"
+	Arg         = "step"
+	MachineArg  = "machine"
+	UnpackArg   = "unpack"
+	RemoveArg   = "remove"
+	WindowArg   = "window"
+	DeliverArg  = "deliver"
+	UsageArg    = "usage"
+	SequenceArg = "sequence"
 )
 
 // Main runs one of the parts if the arguments select one.
@@ -45,8 +45,8 @@ func Main(args []string) (code int, is bool) {
 		err = tools.Remove(args[1])
 	case DeliverArg:
 		err = deliver.Main(context.Background(), args[1])
-	case BesideArg:
-		err = beside.Main(context.Background(), args[1])
+	case SequenceArg:
+		err = sequence.Main(context.Background(), args[1])
 	case link.GuardArg:
 		err = link.Guard(os.Stdin, os.Stdout)
 	case UsageArg:
@@ -78,7 +78,7 @@ func run(args []string) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		if err := os.Setenv(beside.UsageBefore, fmt.Sprint(seconds)); err != nil {
+		if err := os.Setenv(sequence.UsageBefore, fmt.Sprint(seconds)); err != nil {
 			return 0, err
 		}
 	}

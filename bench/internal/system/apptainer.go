@@ -109,8 +109,8 @@ func (a *apptainer) Run(ctx context.Context, task Task) (Output, error) {
 	if a.unpacks != "" {
 		return Output{}, &Unsupported{a.unpacks}
 	}
-	if task.Beside != nil {
-		return a.beside(ctx, *task.Beside)
+	if task.Sequence != nil {
+		return a.sequence(ctx, *task.Sequence)
 	}
 	if task.Folder == Claim {
 		return Output{}, &Unsupported{"Apptainer has no claims"}
@@ -141,9 +141,9 @@ func (a *apptainer) Run(ctx context.Context, task Task) (Output, error) {
 	})
 }
 
-// beside runs MPI programs: srun starts the ranks, each in a container on its host, and
+// sequence runs MPI programs: srun starts the ranks, each in a container on its host, and
 // they find each other by Slurm's PMIx.
-func (a *apptainer) beside(ctx context.Context, what Beside) (Output, error) {
+func (a *apptainer) sequence(ctx context.Context, what Sequence) (Output, error) {
 	switch {
 	case what.Job == "" || !what.MPI:
 		return Output{}, &Unsupported{"Apptainer has no cluster"}
@@ -161,7 +161,7 @@ func (a *apptainer) beside(ctx context.Context, what Beside) (Output, error) {
 	if err != nil {
 		return Output{}, err
 	}
-	return a.place.runBeside(ctx, []string{a.place.Self, step.BesideArg, text})
+	return a.place.runSequence(ctx, []string{a.place.Self, step.SequenceArg, text})
 }
 
 // share makes the SIF file with MPI in a folder that all hosts see, once.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"berth.dev/berth/bench/internal/beside"
+	"berth.dev/berth/bench/internal/sequence"
 )
 
 // fakeApptainer prints prescribed output, makes files, and notes its
@@ -26,7 +26,7 @@ esac`
 func scripted(t *testing.T) (a *apptainer, dir string) {
 	t.Helper()
 	dir, env := programs(t, map[string]string{
-		"apptainer": fakeApptainer, "mksquashfs": "", "self": `[ "$1" != beside ] || { printf '%s\n' "$2"; exit; }
+		"apptainer": fakeApptainer, "mksquashfs": "", "self": `[ "$1" != sequence ] || { printf '%s\n' "$2"; exit; }
 while [ "$1" != -- ]; do shift; done; shift; exec "$@"`,
 	})
 	for _, setting := range env {
@@ -96,8 +96,8 @@ func TestApptainerPrograms(t *testing.T) {
 	}
 	for name, task := range map[string]Task{
 		"claim": {Folder: Claim}, "pod": {Server: &Server{At: InPod}}, "Service": {Server: &Server{At: InService}},
-		"cluster": {Beside: &Beside{Cluster: beside.Requirements}}, "job": {Beside: &Beside{Job: beside.Program}},
-		"mpirun": {Beside: &Beside{Job: beside.MPISteps, MPI: true, Parameters: map[string]string{"hosts-launcher": "mpirun"}}},
+		"cluster": {Sequence: &Sequence{Cluster: sequence.Requirements}}, "job": {Sequence: &Sequence{Job: sequence.Program}},
+		"mpirun": {Sequence: &Sequence{Job: sequence.MPISteps, MPI: true, Parameters: map[string]string{"hosts-launcher": "mpirun"}}},
 	} {
 		if _, err := a.Run(t.Context(), task); !unsupported(err) {
 			t.Errorf("%s: %v", name, err)
@@ -114,10 +114,10 @@ func TestApptainerPrograms(t *testing.T) {
 // TestApptainerMPI: ranks run in a SIF file that all hosts see, and that is made once.
 func TestApptainerMPI(t *testing.T) {
 	a, dir := scripted(t)
-	task := Task{Beside: &Beside{Job: beside.MPISteps, MPI: true, Nodes: 2, Parameters: map[string]string{"hosts-launcher": "srun"}}}
+	task := Task{Sequence: &Sequence{Job: sequence.MPISteps, MPI: true, Nodes: 2, Parameters: map[string]string{"hosts-launcher": "srun"}}}
 	for range 2 {
 		out, err := a.Run(t.Context(), task)
-		var spec beside.Spec
+		var spec sequence.Spec
 		if err == nil {
 			err = json.Unmarshal([]byte(out.Stdout), &spec)
 		}

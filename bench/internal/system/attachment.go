@@ -92,7 +92,7 @@ func (a *attachment) Close(ctx context.Context) error {
 
 func (a *attachment) Run(ctx context.Context, task Task) (Output, error) {
 	switch {
-	case task.Images != nil || task.Beside != nil || task.Folder != NoFolder:
+	case task.Images != nil || task.Sequence != nil || task.Folder != NoFolder:
 		return Output{}, &Unsupported{"it is only a network, without a cluster"}
 	case task.Server == nil || task.Server.At != InPod:
 		return Output{}, &Unsupported{"it connects its pods: measure with the server in a pod"}

@@ -58,7 +58,7 @@ echo "$*"`,
 		{Args: []string{"iperf3"}, Server: &Server{At: InService}},
 		{Folder: Scratch, Server: &Server{At: InPod}},
 		{Images: &Images{}},
-		{Beside: &Beside{}},
+		{Sequence: &Sequence{}},
 	} {
 		var unsupported *Unsupported
 		if _, err := a.Run(t.Context(), task); !errors.As(err, &unsupported) {

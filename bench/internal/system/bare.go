@@ -18,10 +18,10 @@ type bare struct{ place Place }
 
 func (b *bare) Check(ctx context.Context) (map[string]string, error) {
 	versions := map[string]string{}
-	const beside = "berth beside the bench"
+	const ownBerth = "berth beside the bench"
 	// Programs that measure berth themselves have no other record of its version.
-	if own, err := (&berth{place: b.place, name: beside, program: b.place.Berth}).Check(ctx); err == nil {
-		versions[beside] = own["berth"] + ", " + own[programsOf+beside]
+	if own, err := (&berth{place: b.place, name: ownBerth, program: b.place.Berth}).Check(ctx); err == nil {
+		versions[ownBerth] = own["berth"] + ", " + own[programsOf+ownBerth]
 	}
 	if !b.place.InSlurm() {
 		return versions, nil
@@ -42,8 +42,8 @@ func (b *bare) Close(ctx context.Context) error {
 }
 
 func (b *bare) Run(ctx context.Context, task Task) (Output, error) {
-	if task.Beside != nil {
-		return b.beside(ctx, *task.Beside)
+	if task.Sequence != nil {
+		return b.sequence(ctx, *task.Sequence)
 	}
 	if task.Server != nil && task.Server.At != OnHost {
 		return Output{}, &Unsupported{"bare metal has no pods and no Services"}
@@ -62,7 +62,7 @@ func (p Place) withServer(ctx context.Context, task Task, run func(args []string
 	if task.Images != nil {
 		return Output{}, &Unsupported{"it runs programs, and takes no times of images"}
 	}
-	if task.Beside != nil {
+	if task.Sequence != nil {
 		return Output{}, &Unsupported{"it runs one program, and has no cluster"}
 	}
 	if task.Server == nil || task.Server.At != OnHost {

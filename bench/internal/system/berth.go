@@ -138,10 +138,10 @@ func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
 	switch {
 	case task.Images != nil:
 		return b.deliver(ctx, *task.Images)
-	case task.Beside != nil:
-		what := *task.Beside
+	case task.Sequence != nil:
+		what := *task.Sequence
 		what.counted = b.fast && task.Connects
-		return b.beside(ctx, what)
+		return b.sequence(ctx, what)
 	}
 	if task.Window && !task.alone() {
 		r := b.RunTogether(ctx, []Task{task})[0]
@@ -181,7 +181,7 @@ func phases(said string) []record.Value {
 const pair = 2
 
 // alone reports whether a task always needs a separate cluster.
-func (t Task) alone() bool { return t.Alone || t.Beside != nil || t.Folder != NoFolder }
+func (t Task) alone() bool { return t.Alone || t.Sequence != nil || t.Folder != NoFolder }
 
 // RunTogether runs tasks in one cluster: tasks with servers run in pods on two
 // hosts, the others on the first host.

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"berth.dev/berth/bench/internal/beside"
+	"berth.dev/berth/bench/internal/sequence"
 	"berth.dev/berth/bench/internal/step"
 )
 
@@ -110,24 +110,24 @@ exit "$(cat "$to/ended")"
 `
 
 func (j *job) Run(ctx context.Context, task Task) (Output, error) {
-	if task.Beside == nil || task.Beside.Job == "" || task.Beside.Job == beside.Program {
+	if task.Sequence == nil || task.Sequence.Job == "" || task.Sequence.Job == sequence.Program {
 		return Output{}, &Unsupported{"it is for what a job's steps do: mpi-init, hpl and steps"}
 	}
-	what := *task.Beside
+	what := *task.Sequence
 	what.in = j.jobOptions
 	text, err := what.spec(what.Job, "", j.place)
 	if err != nil {
 		return Output{}, err
 	}
-	return j.place.runBeside(ctx, j.argv(what, text))
+	return j.place.runSequence(ctx, j.argv(what, text))
 }
 
 // argv returns the command that starts a sequence: in a batch script of the job,
 // or from here if the sequence submits jobs itself.
-func (j *job) argv(what Beside, spec string) []string {
-	if what.Job == beside.Steps {
-		return []string{j.place.Self, step.BesideArg, spec}
+func (j *job) argv(what Sequence, spec string) []string {
+	if what.Job == sequence.Steps {
+		return []string{j.place.Self, step.SequenceArg, spec}
 	}
-	size := append(beside.Sized(what.Nodes, j.place.CPUs), "--mem="+strconv.Itoa(j.place.MemoryMB))
-	return []string{"sh", "-c", jobShell, "sh", strings.Join(append(size, j.options...), " "), j.place.Self, step.BesideArg, spec}
+	size := append(sequence.Sized(what.Nodes, j.place.CPUs), "--mem="+strconv.Itoa(j.place.MemoryMB))
+	return []string{"sh", "-c", jobShell, "sh", strings.Join(append(size, j.options...), " "), j.place.Self, step.SequenceArg, spec}
 }

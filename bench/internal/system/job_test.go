@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"berth.dev/berth/bench/internal/beside"
+	"berth.dev/berth/bench/internal/sequence"
 )
 
 // submits returns a place whose Slurm runs a job at once, and knows nothing of it
@@ -46,7 +46,7 @@ exec sh "$@"
 func TestJob(t *testing.T) {
 	place := submits(t, atOnce)
 	j := newJob(place, map[string]string{"options": "--network-pod=yes --exclusive", "step": "--container-image={image}", "outside": "--network-pod=no"})
-	out, err := j.Run(t.Context(), Task{Beside: &Beside{Job: beside.MPISteps, Nodes: 8, Parameters: map[string]string{"steps": "2"}}})
+	out, err := j.Run(t.Context(), Task{Sequence: &Sequence{Job: sequence.MPISteps, Nodes: 8, Parameters: map[string]string{"steps": "2"}}})
 	if err != nil || !strings.Contains(out.Stdout, `"Step":["--container-image=/images/hpc"]`) || !strings.Contains(out.Stdout, `"Nodes":8`) {
 		t.Errorf("got %s, %v", out.Stdout, err)
 	}
@@ -61,7 +61,7 @@ func TestJob(t *testing.T) {
 	if err := os.Remove("options"); err != nil {
 		t.Fatal(err)
 	}
-	out, err = j.Run(t.Context(), Task{Beside: &Beside{Job: beside.Steps, Nodes: 2}})
+	out, err = j.Run(t.Context(), Task{Sequence: &Sequence{Job: sequence.Steps, Nodes: 2}})
 	if _, none := os.Stat("options"); err != nil || none == nil || !strings.Contains(out.Stdout, `"Outside":["--network-pod=no"]`) {
 		t.Errorf("got %s, %v", out.Stdout, err)
 	}
@@ -69,7 +69,7 @@ func TestJob(t *testing.T) {
 	if _, err := j.Run(t.Context(), Task{Args: []string{"date"}}); !errors.As(err, &unsupported) {
 		t.Errorf("a program: %v", err)
 	}
-	if _, err := (&bare{place: place}).Run(t.Context(), Task{Beside: &Beside{Job: beside.Steps}}); !errors.As(err, &unsupported) {
+	if _, err := (&bare{place: place}).Run(t.Context(), Task{Sequence: &Sequence{Job: sequence.Steps}}); !errors.As(err, &unsupported) {
 		t.Errorf("steps on bare metal: %v", err)
 	}
 }
@@ -80,7 +80,7 @@ func TestRecordsKeepNotesOfSequences(t *testing.T) {
 	if err := os.WriteFile(place.Self, []byte("#!/bin/sh\necho '"+`{"mpi": "mpirun (Open MPI) 5.0.7", "left_to_overlay": {"policy": 2}}`+"'\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	out, err := newJob(place, nil).Run(t.Context(), Task{Beside: &Beside{Job: beside.MPISteps, Nodes: 2}})
+	out, err := newJob(place, nil).Run(t.Context(), Task{Sequence: &Sequence{Job: sequence.MPISteps, Nodes: 2}})
 	if err != nil || out.Step.MPI != "mpirun (Open MPI) 5.0.7" || out.Step.Left["policy"] != 2 {
 		t.Errorf("got %+v, %v", out.Step, err)
 	}
@@ -89,7 +89,7 @@ func TestRecordsKeepNotesOfSequences(t *testing.T) {
 // TestJobFails: the error has the reason why a job failed, even if the job ended itself.
 // An ended trial cancels its job.
 func TestJobFails(t *testing.T) {
-	task := Task{Beside: &Beside{Job: beside.HPCCJob, Nodes: 2}}
+	task := Task{Sequence: &Sequence{Job: sequence.HPCCJob, Nodes: 2}}
 	for want, sbatch := range map[string]string{
 		"no such partition": "echo no such partition >&2; exit 1\n",
 		"the job 7 ended before its command: out of memory": "for o in \"$@\"; do case $o in --output=*) echo out of memory >${o#*=} ;; esac; done; echo 7\n",

@@ -80,8 +80,8 @@ exit "$("$@" get pod "$pod" -o jsonpath='{.status.containerStatuses[0].state.ter
 `
 
 func (k *kubeconfig) Run(ctx context.Context, task Task) (Output, error) {
-	if task.Beside != nil {
-		return k.beside(ctx, *task.Beside)
+	if task.Sequence != nil {
+		return k.sequence(ctx, *task.Sequence)
 	}
 	if task.Folder == Scratch {
 		return Output{}, &Unsupported{"a folder of the host is for who rules the cluster"}

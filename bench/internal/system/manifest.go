@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"berth.dev/berth/bench/internal/beside"
+	"berth.dev/berth/bench/internal/sequence"
 )
 
 // inContainer is the mount point of a task's storage in a container.
@@ -90,7 +90,7 @@ func manifest(tasks []Task, o objects) (string, error) {
 	all = append(all, object{
 		"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": o.name, "labels": object{"app": o.name}}, "spec": spec,
 	})
-	return beside.Encode(all...)
+	return sequence.Encode(all...)
 }
 
 // distinct returns the servers that tasks have in pods, each once.

@@ -37,8 +37,8 @@ type Task struct {
 	Window bool
 	// Images are delivered instead of a program; Args is empty then.
 	Images *Images
-	// Beside runs instead of a program; Args is empty then.
-	Beside *Beside
+	// Sequence runs instead of a program; Args is empty then.
+	Sequence *Sequence
 }
 
 // Images describes images that are delivered to nodes one after the other, and their work

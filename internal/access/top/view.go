@@ -77,12 +77,12 @@ func (v View) Render(s *Snapshot) string {
 	pods := v.pods(s)
 	if v.Height > 0 {
 		// At most a third for nodes and a quarter for events, the rest for pods.
-		room := v.Height - len(head) - len(foot)
-		nodes = v.shorten(nodes, max(2, room/3))
-		events = v.shorten(events, max(0, room/4))
-		podRoom := room - len(nodes) - len(events)
-		pods = v.window(pods, podRoom)
-		for len(pods) < podRoom {
+		height := v.Height - len(head) - len(foot)
+		nodes = v.shorten(nodes, max(2, height/3))
+		events = v.shorten(events, max(0, height/4))
+		podHeight := height - len(nodes) - len(events)
+		pods = v.window(pods, podHeight)
+		for len(pods) < podHeight {
 			pods = append(pods, "")
 		}
 	}
@@ -214,29 +214,29 @@ func (v View) events(s *Snapshot) []string {
 
 // window returns the visible lines of a table: the heading, and the lines after
 // the ones scrolled away.
-func (v View) window(lines []string, room int) []string {
+func (v View) window(lines []string, height int) []string {
 	const heading = 2
-	if room < heading+1 {
+	if height < heading+1 {
 		return nil
 	}
 	body := lines[min(heading, len(lines)):]
-	skip := min(v.Skip, max(0, len(body)-(room-heading)))
+	skip := min(v.Skip, max(0, len(body)-(height-heading)))
 	body = body[skip:]
-	if more := len(body) - (room - heading); more > 0 {
-		body = append(slices.Clone(body[:room-heading-1]), v.paint(dim, fmt.Sprintf("... and %d more", more+1)))
+	if more := len(body) - (height - heading); more > 0 {
+		body = append(slices.Clone(body[:height-heading-1]), v.paint(dim, fmt.Sprintf("... and %d more", more+1)))
 	}
 	return append(slices.Clone(lines[:heading]), body...)
 }
 
 // shorten omits the last lines of a table that is too long.
-func (v View) shorten(lines []string, room int) []string {
-	if len(lines) <= room {
+func (v View) shorten(lines []string, height int) []string {
+	if len(lines) <= height {
 		return lines
 	}
-	if room < 2 {
+	if height < 2 {
 		return nil
 	}
-	return append(slices.Clone(lines[:room-1]), v.paint(dim, fmt.Sprintf("... and %d more", len(lines)-room+1)))
+	return append(slices.Clone(lines[:height-1]), v.paint(dim, fmt.Sprintf("... and %d more", len(lines)-height+1)))
 }
 
 func (v View) paint(s style, text string) string {

@@ -125,14 +125,14 @@ func (h *Host) checkFiles() Result {
 
 func (h *Host) checkProcesses() Result {
 	r := Result{Name: "processes", Title: "processes", Level: Required, OK: Yes}
-	room := h.freeThreads(math.MaxUint64)
-	r.Found = room.limit
-	if room.free < processesGood {
-		r.OK, r.Cost = Degraded, fmt.Sprintf("pods beyond about %d fail to start with \"resource temporarily unavailable\"", max(0, int(room.free)-nodeThreads)/podThreads)
-		if room.free < processesMin {
+	capacity := h.freeThreads(math.MaxUint64)
+	r.Found = capacity.limit
+	if capacity.free < processesGood {
+		r.OK, r.Cost = Degraded, fmt.Sprintf("pods beyond about %d fail to start with \"resource temporarily unavailable\"", max(0, int(capacity.free)-nodeThreads)/podThreads)
+		if capacity.free < processesMin {
 			r.OK, r.Cost = No, "the components of Kubernetes cannot start their threads"
 		}
-		r.Remedy = room.remedy
+		r.Remedy = capacity.remedy
 	}
 	return r
 }

@@ -124,7 +124,7 @@ func TestHeadEnds(t *testing.T) {
 	if err := head.Await(within(t, long), []string{"n3"}); err != nil {
 		t.Fatal(err)
 	}
-	conn, _ := stranger(t, head)
+	conn, _ := dialUnproven(t, head)
 	headProof(t, conn)
 	head.Close()
 	head.Close()

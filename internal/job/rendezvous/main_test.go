@@ -152,8 +152,8 @@ func occupy(t *testing.T, port uint16, serve func(net.Conn)) {
 	})
 }
 
-// stranger connects to the head with TLS, as any program can.
-func stranger(t *testing.T, head *Head) (*tls.Conn, []byte) {
+// dialUnproven connects to the head with TLS, as any program can.
+func dialUnproven(t *testing.T, head *Head) (*tls.Conn, []byte) {
 	t.Helper()
 	raw, err := net.Dial("tcp", head.Addr().String())
 	if err != nil {

@@ -167,8 +167,8 @@ type boundedBuffer struct {
 }
 
 func (b *boundedBuffer) Write(p []byte) (int, error) {
-	room := b.limit - len(b.content)
-	b.cut = b.cut || len(p) > room
-	b.content = append(b.content, p[:min(room, len(p))]...)
+	space := b.limit - len(b.content)
+	b.cut = b.cut || len(p) > space
+	b.content = append(b.content, p[:min(space, len(p))]...)
 	return len(p), nil
 }

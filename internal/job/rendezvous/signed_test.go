@@ -81,7 +81,7 @@ func TestSignedCredentials(t *testing.T) {
 	if claim, err := prover.Verify(t.Context(), credential); err != nil || claim.Node != "n1" || claim.Role != RoleHead {
 		t.Errorf("%v, %v, want the claim of n1", claim, err)
 	}
-	stranger, err := prover.Prove(t.Context(), Claim{Node: "n9"})
+	unknown, err := prover.Prove(t.Context(), Claim{Node: "n9"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func TestSignedCredentials(t *testing.T) {
 	for words, wrong := range map[string][]byte{
 		"no signature":          credential[:10],
 		"read the claim":        credential[:ed25519.SignatureSize],
-		"there is no such node": stranger,
+		"there is no such node": unknown,
 		"credential":            changed,
 	} {
 		_, err := prover.Verify(t.Context(), wrong)

@@ -84,7 +84,7 @@ func TestWrongWorkers(t *testing.T) {
 		"other version":    {func(c *Claim) { c.Protocol++ }, "use the same one on all nodes"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			conn, binding := stranger(t, head)
+			conn, binding := dialUnproven(t, head)
 			headProof(t, conn)
 			claim := Claim{Protocol: protocol, Role: RoleWorker, Step: of("n1").Step, Node: "n2", Binding: binding}
 			test.change(&claim)
@@ -96,21 +96,21 @@ func TestWrongWorkers(t *testing.T) {
 		})
 	}
 	t.Run("reflected", func(t *testing.T) {
-		conn, _ := stranger(t, head)
+		conn, _ := dialUnproven(t, head)
 		wantWords(t, errors.New(answer(t, conn, headProof(t, conn))), "that of a head")
 	})
 	t.Run("replayed", func(t *testing.T) {
-		_, earlier := stranger(t, head)
+		_, earlier := dialUnproven(t, head)
 		proof, err := of("n1").Prover.Prove(t.Context(), Claim{Protocol: protocol, Role: RoleWorker, Step: of("n1").Step, Node: "n2", Binding: earlier})
 		if err != nil {
 			t.Fatal(err)
 		}
-		conn, _ := stranger(t, head)
+		conn, _ := dialUnproven(t, head)
 		headProof(t, conn)
 		wantWords(t, errors.New(answer(t, conn, proof)), "replayed")
 	})
 	t.Run("other key", func(t *testing.T) {
-		conn, binding := stranger(t, head)
+		conn, binding := dialUnproven(t, head)
 		headProof(t, conn)
 		proof, err := preShared(t).Prove(t.Context(), Claim{Protocol: protocol, Role: RoleWorker, Step: of("n1").Step, Node: "n2", Binding: binding})
 		if err != nil {
@@ -127,7 +127,7 @@ func TestWrongWorkers(t *testing.T) {
 		}
 	})
 	t.Run("oversized", func(t *testing.T) {
-		conn, _ := stranger(t, head)
+		conn, _ := dialUnproven(t, head)
 		headProof(t, conn)
 		conn.Write([]byte{frameProof, 0xff, 0xff, 0xff, 0xff})
 		if said, _ := io.ReadAll(conn); len(said) > 0 {
@@ -260,7 +260,7 @@ func TestSlowProcessIsKilled(t *testing.T) {
 	cfg := of("n1")
 	cfg.Handshake = 200 * time.Millisecond
 	head := startHead(t, cfg)
-	conn, _ := stranger(t, head)
+	conn, _ := dialUnproven(t, head)
 	headProof(t, conn)
 	io.ReadAll(conn) // until the head closes the connection
 	eventually(t, "the head tells why", func() bool {

@@ -52,7 +52,7 @@ func splitHosts(list string) []string {
 }
 
 // expandWord expands the brackets of one word, the last one varying fastest.
-func expandWord(word string, room int) ([]string, error) {
+func expandWord(word string, limit int) ([]string, error) {
 	names := []string{""}
 	for word != "" {
 		literal, rest, found := strings.Cut(word, "[")
@@ -66,14 +66,14 @@ func expandWord(word string, room int) ([]string, error) {
 				return nil, fmt.Errorf("missing bracket in %.80q", word)
 			}
 			var err error
-			if choices, err = expandRanges(inside, room); err != nil {
+			if choices, err = expandRanges(inside, limit); err != nil {
 				return nil, err
 			}
 			word = after
 		} else {
 			choices, word = []string{""}, ""
 		}
-		if len(names)*len(choices) > room {
+		if len(names)*len(choices) > limit {
 			return nil, errTooManyHosts
 		}
 		longer := make([]string, 0, len(names)*len(choices))
@@ -88,7 +88,7 @@ func expandWord(word string, room int) ([]string, error) {
 }
 
 // expandRanges expands "1-3,7,010-012".
-func expandRanges(ranges string, room int) ([]string, error) {
+func expandRanges(ranges string, limit int) ([]string, error) {
 	var numbers []string
 	for item := range strings.SplitSeq(ranges, ",") {
 		low, high, isRange := strings.Cut(item, "-")
@@ -106,7 +106,7 @@ func expandRanges(ranges string, room int) ([]string, error) {
 		if last < first {
 			return nil, fmt.Errorf("range %.40q runs backwards", item)
 		}
-		if last-first >= uint64(room-len(numbers)) {
+		if last-first >= uint64(limit-len(numbers)) {
 			return nil, errTooManyHosts
 		}
 		for n := first; n <= last; n++ {

@@ -50,10 +50,10 @@ func StepCommand(job Job, name string, allRead bool, program ...string) []string
 	return append(command, program...)
 }
 
-// BesideCommand returns the srun command line that runs a program once on one node
+// NodeStepCommand returns the srun command line that runs a program once on one node
 // of this process's allocation, with all resources of the allocation on that node.
 // Name, streams and Ctrl-C work as with StepCommand.
-func BesideCommand(job Job, node, name string, program ...string) []string {
+func NodeStepCommand(job Job, node, name string, program ...string) []string {
 	command := []string{"srun"}
 	if job.Components > 1 {
 		command = append(command, "--het-group=0")

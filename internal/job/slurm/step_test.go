@@ -15,7 +15,7 @@ func TestStepEnvOmitsAllocationShape(t *testing.T) {
 // srun would take the first Ctrl-C for a question, and a second one for an order
 // to kill.
 func TestFirstInterruptIsForProgram(t *testing.T) {
-	for _, command := range [][]string{StepCommand(Job{}, "", false, "berth"), BesideCommand(Job{}, "n1", "name", "berth")} {
+	for _, command := range [][]string{StepCommand(Job{}, "", false, "berth"), NodeStepCommand(Job{}, "n1", "name", "berth")} {
 		if !slices.Contains(command, "--disable-status") {
 			t.Errorf("%q lets srun ask", command)
 		}

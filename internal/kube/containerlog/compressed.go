@@ -70,7 +70,7 @@ func (c *container) unpack(s *segment) {
 		s.drop()
 	default:
 		packed.Close()
-		s.file, s.compressed, s.whole = plain, false, true
+		s.file, s.compressed, s.complete = plain, false, true
 	}
 }
 

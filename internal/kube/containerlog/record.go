@@ -27,7 +27,7 @@ type lines struct {
 func (l *lines) decode(data []byte, flush bool) batch {
 	var b batch
 	open := *l
-	whole, wholeFrames, wholeLength := int64(0), 0, 0
+	complete, completeFrames, completeLength := int64(0), 0, 0
 	for len(data) > 0 {
 		end := bytes.IndexByte(data, '\n')
 		next := end + 1
@@ -49,16 +49,16 @@ func (l *lines) decode(data []byte, flush bool) batch {
 		b.size += int64(next)
 		data = data[next:]
 		if !open.openOut && !open.openErr {
-			whole, wholeFrames = b.size, len(b.frames)
-			if wholeFrames > 0 {
-				wholeLength = len(b.frames[wholeFrames-1].Data)
+			complete, completeFrames = b.size, len(b.frames)
+			if completeFrames > 0 {
+				completeLength = len(b.frames[completeFrames-1].Data)
 			}
 		}
 	}
-	if whole > 0 && whole < b.size {
-		b.size, b.frames = whole, b.frames[:wholeFrames]
-		if wholeFrames > 0 {
-			b.frames[wholeFrames-1].Data = b.frames[wholeFrames-1].Data[:wholeLength]
+	if complete > 0 && complete < b.size {
+		b.size, b.frames = complete, b.frames[:completeFrames]
+		if completeFrames > 0 {
+			b.frames[completeFrames-1].Data = b.frames[completeFrames-1].Data[:completeLength]
 		}
 		open = lines{}
 	}

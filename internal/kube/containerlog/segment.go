@@ -29,7 +29,7 @@ type segment struct {
 	length     int64
 	unpacking  sync.Mutex
 	// whole: nothing will be written to the file.
-	whole bool
+	complete bool
 	// sent is the largest offset that was sent to a client. Records up to taken are
 	// being sent.
 	sent, taken int64
@@ -98,7 +98,7 @@ func (s *segment) size() (bytes int64, named bool) {
 // written reports whether a process has the file open for writing. A read lease
 // is granted by the kernel only where none has (fcntl(2), F_SETLEASE).
 func (s *segment) written() bool {
-	if s.file == nil || s.whole {
+	if s.file == nil || s.complete {
 		return false
 	}
 	fd := s.file.Fd()

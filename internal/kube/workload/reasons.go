@@ -69,7 +69,7 @@ type class string
 const (
 	classNodes    class = "no nodes"
 	classTaint    class = "taint"
-	classRoom     class = "room"
+	classCapacity class = "capacity"
 	classNeeds    class = "needs" // claims, selectors
 	classGate     class = "gate"
 	classVolumes  class = "volumes"
@@ -173,9 +173,9 @@ func findPodEvent(event *corev1.Event) (eventKind, bool) {
 // and deployment/util/deployment_util.go.
 var creationEvents = map[string]bool{"FailedCreate": true, "ReplicaSetCreateError": true}
 
-// roomReasons are the scheduler's words for a pod that may start when others have
+// capacityReasons are the scheduler's words for a pod that may start when others have
 // ended, or with them. Other plugins report what is missing.
-var roomReasons = []string{
+var capacityReasons = []string{
 	"Insufficient ", "Too many pods",
 	"node(s) didn't have free ports for the requested pod ports",
 	"node(s) didn't satisfy existing pods anti-affinity rules",
@@ -282,11 +282,11 @@ func (d diagnosis) schedulingTrouble(pod *corev1.Pod, reason, message string) *t
 		row = kind{classNodes, certain, nodeTimeout}
 	case isTainted(message):
 		row = kind{classTaint, crowded, otherTimeout}
-	case slices.ContainsFunc(roomReasons, func(words string) bool { return strings.Contains(message, words) }):
-		row = kind{classRoom, crowded, idleTimeout}
+	case slices.ContainsFunc(capacityReasons, func(words string) bool { return strings.Contains(message, words) }):
+		row = kind{classCapacity, crowded, idleTimeout}
 	}
 	t := d.newTrouble(row, stageScheduling, "pod "+pod.Name, reason, message)
-	t.tainted, t.tooLarge = row.class == classTaint, row.class == classRoom && isTooLarge(message)
+	t.tainted, t.tooLarge = row.class == classTaint, row.class == classCapacity && isTooLarge(message)
 	return t
 }
 

@@ -155,7 +155,7 @@ func TestSchedulerMessages(t *testing.T) {
 		t.Fatal(err)
 	}
 	table := map[string]bool{}
-	for _, words := range roomReasons {
+	for _, words := range capacityReasons {
 		table[words] = true
 	}
 	for _, words := range []string{"Insufficient ", "Too many pods"} { // of the plugin NodeResourcesFit

@@ -93,7 +93,7 @@ func signals() []signal {
 		signal{reason: "StartError", stage: stageContainers, kind: kind{classCreate, certain, otherTimeout}, message: "container init was OOM-killed"},
 		signal{reason: "Unschedulable", kind: kind{classNodes, certain, nodeTimeout}, message: "no nodes available to schedule pods"},
 		signal{reason: "Unschedulable", kind: kind{classTaint, crowded, otherTimeout}, message: taintedMessage},
-		signal{reason: "Unschedulable", kind: kind{classRoom, crowded, idleTimeout}, message: "0/1 nodes are available: 1 Insufficient cpu."},
+		signal{reason: "Unschedulable", kind: kind{classCapacity, crowded, idleTimeout}, message: "0/1 nodes are available: 1 Insufficient cpu."},
 		signal{reason: "Unschedulable", kind: kind{classNeeds, mendable, idleTimeout}, message: `0/1 nodes are available: persistentvolumeclaim "absent" not found.`},
 		signal{reason: "SchedulingGated", kind: kind{classGate, reported, otherTimeout}, message: "Scheduling is blocked due to non-empty scheduling gates"},
 		signal{reason: "SchedulerError", kind: kind{classNeeds, certain, otherTimeout}, message: "binding rejected"},

@@ -192,7 +192,7 @@ func (c Command) read(lines io.Reader) (sum Sum, err error) {
 			}
 			if line.NoSpace {
 				code = exitcode.NoSpace
-				text += "; " + c.moreRoom()
+				text += "; " + c.spaceRemedy()
 			}
 			problems = append(problems, errors.New(text))
 		}
@@ -200,8 +200,8 @@ func (c Command) read(lines io.Reader) (sum Sum, err error) {
 	return sum, exitcode.Wrap(code, errors.Join(problems...))
 }
 
-// moreRoom returns the remedy for a full disk.
-func (c Command) moreRoom() string {
+// spaceRemedy returns the remedy for a full disk.
+func (c Command) spaceRemedy() string {
 	switch c.Name {
 	case "bundle":
 		return "make room there, or name a folder elsewhere"

@@ -74,7 +74,7 @@ func (a *attempts) admit(ctx context.Context, id stack.TransportEndpointID, sequ
 		return true
 	}
 	pod := address(id.RemoteAddress)
-	if !a.makeRoom(pod) {
+	if !a.evictFor(pod) {
 		a.engine.Counters.overflow.Add(1)
 		return true
 	}
@@ -92,10 +92,10 @@ func (a *attempts) admit(ctx context.Context, id stack.TransportEndpointID, sequ
 	return true
 }
 
-// makeRoom reports whether an attempt of pod may begin. It cancels the oldest
+// evictFor reports whether an attempt of pod may begin. It cancels the oldest
 // attempt of the pod with the most, if pod has fewer even afterwards. The caller
 // holds the lock.
-func (a *attempts) makeRoom(pod netip.Addr) bool {
+func (a *attempts) evictFor(pod netip.Addr) bool {
 	if len(a.byID) >= a.engine.Attempts+a.engine.Connections {
 		return false
 	}

@@ -167,7 +167,7 @@ func (w *Writer) File(meta Meta, content io.Reader, size int64) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := w.hasRoom(size); err != nil {
+	if err := w.checkSize(size); err != nil {
 		return nil, err
 	}
 	start := w.end / BlockSize
@@ -215,7 +215,7 @@ func (w *Writer) Space(meta Meta, size int64) (*Node, int64, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	if err := w.hasRoom(size); err != nil {
+	if err := w.checkSize(size); err != nil {
 		return nil, 0, err
 	}
 	if err := w.flush(); err != nil {
@@ -234,9 +234,9 @@ func (w *Writer) Space(meta Meta, size int64) (*Node, int64, error) {
 	return n, start, nil
 }
 
-// hasRoom refuses content if blocks after it would have numbers beyond the format's
+// checkSize refuses content if blocks after it would have numbers beyond the format's
 // limit.
-func (w *Writer) hasRoom(size int64) error {
+func (w *Writer) checkSize(size int64) error {
 	if blocks := (w.end + size) / BlockSize; blocks >= math.MaxUint32 {
 		return fmt.Errorf("add file of %d bytes: the image would have %d blocks, and can have %d", size, blocks, uint32(math.MaxUint32))
 	}

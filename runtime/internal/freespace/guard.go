@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoRoom reports a write that would use the reserved space.
-var ErrNoRoom = errors.New("it does not fit")
+// ErrNoSpace reports a write that would use the reserved space.
+var ErrNoSpace = errors.New("it does not fit")
 
 const (
 	// interval is the number of bytes between two checks of the file system.
@@ -74,13 +74,13 @@ func lookAt(dir string) (space, error) {
 	return space{st.Bavail * block, st.Blocks * block, st.Ffree, st.Files}, nil
 }
 
-// Add counts bytes that are about to be written. It returns ErrNoRoom if too little
+// Add counts bytes that are about to be written. It returns ErrNoSpace if too little
 // would stay free.
 func (g *Guard) Add(n int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.all += int64(n); g.all > g.most {
-		return fmt.Errorf("%w: it unpacks from %d MB to more than %d MB; check where the image comes from", ErrNoRoom, g.packed>>20, g.most>>20)
+		return fmt.Errorf("%w: it unpacks from %d MB to more than %d MB; check where the image comes from", ErrNoSpace, g.packed>>20, g.most>>20)
 	}
 	if g.pending += n; g.pending < interval {
 		return nil
@@ -90,9 +90,9 @@ func (g *Guard) Add(n int) error {
 	case err != nil:
 		return err
 	case now.free < g.bytes:
-		return fmt.Errorf("%w: unpacked, it has more than %d MB, and the file system of %s keeps %d MB free; check the image, or name a directory with more space", ErrNoRoom, g.all>>20, g.dir, g.bytes>>20)
+		return fmt.Errorf("%w: unpacked, it has more than %d MB, and the file system of %s keeps %d MB free; check the image, or name a directory with more space", ErrNoSpace, g.all>>20, g.dir, g.bytes>>20)
 	case now.freeInodes < g.inodes:
-		return fmt.Errorf("%w: the file system of %s keeps %d inodes free for further files; check the image, or name a directory with more of them", ErrNoRoom, g.dir, g.inodes)
+		return fmt.Errorf("%w: the file system of %s keeps %d inodes free for further files; check the image, or name a directory with more of them", ErrNoSpace, g.dir, g.inodes)
 	}
 	g.pending = 0
 	return nil

@@ -43,13 +43,13 @@ func TestGuardKeepsSpaceFree(t *testing.T) {
 		return len(p), nil
 	}
 	_, err = io.Copy(writerFunc(take), g.Reader(zeros{}))
-	if !errors.Is(err, ErrNoRoom) || !strings.Contains(err.Error(), "/state keeps 512 MB free") {
+	if !errors.Is(err, ErrNoSpace) || !strings.Contains(err.Error(), "/state keeps 512 MB free") {
 		t.Errorf("what has no end: %v", err)
 	}
 	if d.free+2*interval < 512<<20 || d.free == begin {
 		t.Errorf("%d bytes are left", d.free)
 	}
-	if _, err := io.ReadFull(g.Reader(zeros{}), make([]byte, 1)); !errors.Is(err, ErrNoRoom) {
+	if _, err := io.ReadFull(g.Reader(zeros{}), make([]byte, 1)); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("a byte after that: %v", err)
 	}
 	d.free = begin
@@ -58,7 +58,7 @@ func TestGuardKeepsSpaceFree(t *testing.T) {
 	}
 	d.freeInodes = 1 << 10
 	_, err = g.Writer(io.Discard).Write(make([]byte, interval))
-	if !errors.Is(err, ErrNoRoom) || !strings.Contains(err.Error(), "inodes") {
+	if !errors.Is(err, ErrNoSpace) || !strings.Contains(err.Error(), "inodes") {
 		t.Errorf("what takes all inodes: %v", err)
 	}
 	if _, err := watch("/state", 0, func(string) (space, error) { return space{}, io.ErrUnexpectedEOF }); err == nil {
@@ -83,7 +83,7 @@ func TestGuardBoundsTheRatio(t *testing.T) {
 		if err := g.Add(1); err != nil {
 			t.Errorf("%d bytes of %d: %v", most, packed, err)
 		}
-		if most < math.MaxInt64/2 && !errors.Is(g.Add(1), ErrNoRoom) {
+		if most < math.MaxInt64/2 && !errors.Is(g.Add(1), ErrNoSpace) {
 			t.Errorf("more than %d bytes of %d", most, packed)
 		}
 	}

@@ -145,7 +145,7 @@ func (p *Populator) layers(ctx context.Context, blobs []ocispec.Descriptor, ids 
 	if total == 0 {
 		return nil
 	}
-	if err := p.Cache.MakeRoom(total); err != nil {
+	if err := p.Cache.FreeSpace(total); err != nil {
 		return fmt.Errorf("bring layers of %d bytes: %w", total, err)
 	}
 	p.Progress(0, total)

@@ -32,7 +32,7 @@ func TestArchiveLeavesSpaceFree(t *testing.T) {
 	begin := corpus.Free(t, disk)
 	path := corpus.Bomb(t, "large", 300<<20)
 	_, err = ReadArchive(t.Context(), newDirect(remote, disk), disk, Archive{Path: path})
-	if !errors.Is(err, freespace.ErrNoRoom) || !strings.Contains(err.Error(), path) {
+	if !errors.Is(err, freespace.ErrNoSpace) || !strings.Contains(err.Error(), path) {
 		t.Error(err)
 	}
 	if left := corpus.Free(t, disk); left < begin-1<<20 {

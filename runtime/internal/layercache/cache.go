@@ -53,15 +53,15 @@ type Cache struct {
 	// KeepNamed keeps layers of named images, and does not count them for the limit:
 	// the user who brought them may have set another limit.
 	KeepNamed bool
-	// room returns the number of bytes that may still be written to the file system.
-	room func() (int64, error)
+	// space returns the number of bytes that may still be written to the file system.
+	space func() (int64, error)
 }
 
 // Open opens the cache for a job in one of the user's folders, and makes what is
 // missing. Notices for the user go to log.
 func Open(dir, job string, limit int64, log func(string)) (*Cache, error) {
 	c := &Cache{dir: filepath.Join(dir, version), limit: limit, log: log}
-	c.room = func() (int64, error) { return roomIn(c.dir) }
+	c.space = func() (int64, error) { return spaceIn(c.dir) }
 	c.job = filepath.Join(c.dir, jobsDir, job)
 	// Nobody else is to put anything there, and nothing is left where others may.
 	if err := checkOwn(c.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -226,12 +226,12 @@ func (c *Cache) fit(from string) error {
 		return err
 	}
 	if info.Size() > c.limit {
-		return ErrNoRoom
+		return ErrNoSpace
 	}
 	if err := c.shrink(c.limit-info.Size(), false); err != nil {
 		return err
 	}
-	return c.MakeRoom(info.Size())
+	return c.FreeSpace(info.Size())
 }
 
 // Make calls write with a new path in the cache to write the image of a layer, and
@@ -252,9 +252,9 @@ func (c *Cache) Make(d digest.Digest, write func(path string) error) (string, er
 	}
 	// Meanwhile other nodes may have written, too, and other layers of the image may
 	// have arrived in part.
-	room, err := c.room()
+	space, err := c.space()
 	if err == nil {
-		err = c.free(-room, nil, false)
+		err = c.free(-space, nil, false)
 	}
 	if err != nil {
 		return "", err

@@ -105,11 +105,11 @@ func TestPartialsAreTrimmed(t *testing.T) {
 	if err := c.shrink(10, true); err != nil || there(old) || !there(young) {
 		t.Errorf("old %t, young %t, %v", there(old), there(young), err)
 	}
-	c.room = func() (int64, error) { return -1, nil }
-	if err := c.MakeRoom(0); err != nil || there(young) {
+	c.space = func() (int64, error) { return -1, nil }
+	if err := c.FreeSpace(0); err != nil || there(young) {
 		t.Errorf("young %t, %v", there(young), err)
 	}
-	c.room = func() (int64, error) { return 1 << 30, nil }
+	c.space = func() (int64, error) { return 1 << 30, nil }
 	// Nobody goes on after a week.
 	begun(t, c, old, "a few bytes")
 	if err := c.Trim(now.Add(partialFor / 2)); err != nil || !there(old) {
@@ -124,11 +124,11 @@ func TestPartialsAreTrimmed(t *testing.T) {
 // part.
 func bounded(t *testing.T, c *Cache, most int64) {
 	quota(t, c, most)
-	layers := c.room
-	c.room = func() (int64, error) {
-		room, err := layers()
+	layers := c.space
+	c.space = func() (int64, error) {
+		space, err := layers()
 		_, begun, err2 := c.beginnings()
-		return room - begun, errors.Join(err, err2)
+		return space - begun, errors.Join(err, err2)
 	}
 }
 
@@ -178,13 +178,13 @@ func TestPartialsAreNotTrimmedNeedlessly(t *testing.T) {
 	}
 	underWay(t, c, 5000)
 	bounded(t, c, info.Size()-1)
-	if _, err := c.Make(d, func(to string) error { return copyImage(path, to) }); !errors.Is(err, ErrNoRoom) {
+	if _, err := c.Make(d, func(to string) error { return copyImage(path, to) }); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("made beyond the quota: %v", err)
 	}
-	if _, err := c.Publish(d, path); !errors.Is(err, ErrNoRoom) {
+	if _, err := c.Publish(d, path); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("published beyond the quota: %v", err)
 	}
-	if err := c.shrink(-1, false); !errors.Is(err, ErrNoRoom) {
+	if err := c.shrink(-1, false); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("below nothing: %v", err)
 	}
 	if _, begun, err := c.beginnings(); err != nil || begun != 5000 {
@@ -216,7 +216,7 @@ func TestPartialsThatStay(t *testing.T) {
 		}
 	}
 	c.limit = 100
-	c.room = func() (int64, error) { return -1, nil }
+	c.space = func() (int64, error) { return -1, nil }
 	if err := c.Trim(time.Now()); err != nil {
 		t.Error(err)
 	}

@@ -44,7 +44,7 @@ func (c *Cache) Trim(now time.Time) error {
 	problems = append(problems, c.shrink(c.limit, true))
 	// Others may have written to the same file system or quota meanwhile. Each removed
 	// layer helps them, even if it is not enough.
-	problems = append(problems, c.makeRoom(0, true))
+	problems = append(problems, c.freeSpace(0, true))
 	if err := errors.Join(problems...); err != nil {
 		return fmt.Errorf("trim cache of layers: %w", err)
 	}

@@ -48,7 +48,7 @@ func TestBombsLeaveSpaceFree(t *testing.T) {
 			return errors.Join(err, os.Remove(filepath.Join(unpacked, "large")))
 		},
 	} {
-		if err := use(); !errors.Is(err, freespace.ErrNoRoom) {
+		if err := use(); !errors.Is(err, freespace.ErrNoSpace) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if left := corpus.Free(t, disk); left < begin-1<<20 {

@@ -87,7 +87,7 @@ func startWatcher(path string) (*watcher, error) {
 }
 
 // A node counts an inotify instance for each container with a control group
-// (probe.PodRoom), because containerd's service makes one. Whoever takes a containerd
+// (probe.PodCapacity), because containerd's service makes one. Whoever takes a containerd
 // that makes none, or more, corrects the count.
 func TestContainerdWatchesEachContainerWithInotify(t *testing.T) {
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/containerd/containerd/v2").Output()

@@ -30,18 +30,18 @@ func TestLimitIsFourFifthsOfQuota(t *testing.T) {
 		{"a local disk tells no quota", ext4, 1000, 50, 50, math.MaxInt64},
 	} {
 		st := unix.Statfs_t{Type: c.kind, Bsize: 4096, Frsize: 1 << 20, Blocks: c.blocks, Bfree: c.free, Bavail: c.own}
-		if got := roomOf(&st); got != c.want {
+		if got := spaceOf(&st); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
 		}
 	}
-	if _, err := roomIn("/no/such/folder"); err == nil {
+	if _, err := spaceIn("/no/such/folder"); err == nil {
 		t.Error("no error of a folder that is not there")
 	}
 }
 
 // quota has a cache know how much room there is: what is gone from it is free.
 func quota(t *testing.T, c *Cache, most int64) {
-	c.room = func() (int64, error) {
+	c.space = func() (int64, error) {
 		_, total, err := c.files()
 		for _, part := range parts(t, c) {
 			info, err := os.Stat(part)
@@ -82,7 +82,7 @@ func TestQuotaIsRespected(t *testing.T) {
 	}
 	// What is in use frees nothing, and what has a name was brought on purpose.
 	third, path := image(t, strings.Repeat("third", 2000))
-	if own, err := c.Publish(third, path); !errors.Is(err, ErrNoRoom) || !NoSpace(err) {
+	if own, err := c.Publish(third, path); !errors.Is(err, ErrNoSpace) || !NoSpace(err) {
 		t.Errorf("published as %q, %v", own, err)
 	}
 	if _, err := os.Stat(c.path(second)); err != nil {
@@ -93,7 +93,7 @@ func TestQuotaIsRespected(t *testing.T) {
 	}
 	// As much as others write meanwhile.
 	quota(t, c, 1)
-	if _, err := c.Make(third, func(to string) error { return copyImage(path, to) }); !errors.Is(err, ErrNoRoom) {
+	if _, err := c.Make(third, func(to string) error { return copyImage(path, to) }); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("made beyond the quota: %v", err)
 	}
 	if left := parts(t, c); len(left) > 0 {
@@ -140,7 +140,7 @@ func TestLimitInUse(t *testing.T) {
 	}
 	c.limit = info.Size() * 3 / 2
 	second, path := image(t, "other")
-	if own, err := c.Publish(second, path); !errors.Is(err, ErrNoRoom) {
+	if own, err := c.Publish(second, path); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("published as %q, %v", own, err)
 	}
 	if other, _ := open(t, dir, "other", 1<<30); take(t, other, first) == "" {
@@ -161,7 +161,7 @@ func TestLayersLargerThanLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.limit = info.Size() - 1
-	if own, err := c.Publish(large, path); !errors.Is(err, ErrNoRoom) {
+	if own, err := c.Publish(large, path); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("published as %q, %v", own, err)
 	}
 	if take(t, c, small) == "" {

@@ -1,8 +1,8 @@
-// Package beside runs sequences of the bench next to a cluster, or next to a
+// Package sequence runs sequences of the bench next to a cluster, or next to a
 // job's other steps, instead of a program in a container. Each sequence returns
 // figures. The package does not assign sequences to cases, and does not start
 // clusters. Package deliver delivers images.
-package beside
+package sequence
 
 import (
 	"context"

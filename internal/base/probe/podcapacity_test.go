@@ -16,7 +16,7 @@ func namespaceLimits(name, value string) map[string]string {
 	return files
 }
 
-func TestPodRoom(t *testing.T) {
+func TestPodCapacity(t *testing.T) {
 	busy := map[string]string{"/proc/7/status": "Uid:\t1000\t1000\t1000\t1000\nThreads:\t600\n"}
 	job := func(files map[string]string) machine {
 		return machine{files: files, limits: map[int]uint64{unix.RLIMIT_NPROC: math.MaxUint64}, env: map[string]string{"SLURM_JOB_ID": "1"}}
@@ -60,9 +60,9 @@ func TestPodRoom(t *testing.T) {
 		{"no network namespace", job(namespaceLimits("user.max_net_namespaces", "0")), 1, 0, "user.max_net_namespaces is 0", "net"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			room := test.machine.host().PodRoom(test.nodes)
-			if room.Pods != test.pods || !strings.Contains(room.Limit, test.limit) || !strings.Contains(room.Remedy.Admin, test.remedy) {
-				t.Errorf("got %+v, want %d pods, %q, %q", room, test.pods, test.limit, test.remedy)
+			capacity := test.machine.host().PodCapacity(test.nodes)
+			if capacity.Pods != test.pods || !strings.Contains(capacity.Limit, test.limit) || !strings.Contains(capacity.Remedy.Admin, test.remedy) {
+				t.Errorf("got %+v, want %d pods, %q, %q", capacity, test.pods, test.limit, test.remedy)
 			}
 			r := test.machine.host().checkPods()
 			if test.nodes == 1 && (r.OK == Yes) != (test.pods == MaxPods) || r.OK == No != (r.Level == Required) {

@@ -32,9 +32,9 @@ const (
 	countBelow = 8
 )
 
-// PodRoom holds the number of pods that fit into what the kernel's limits leave
+// PodCapacity holds the number of pods that fit into what the kernel's limits leave
 // this user.
-type PodRoom struct {
+type PodCapacity struct {
 	// Pods is MaxPods at most.
 	Pods int
 	// Limit names the limit that allows no more; empty where Pods is MaxPods.
@@ -43,17 +43,17 @@ type PodRoom struct {
 	Remedy Remedy
 }
 
-// PodRoom returns the number of pods that fit on each of several nodes that the
+// PodCapacity returns the number of pods that fit on each of several nodes that the
 // user starts on this machine. Memory is no part of it: the scheduler counts
 // that.
-func (h *Host) PodRoom(nodes int) PodRoom {
+func (h *Host) PodCapacity(nodes int) PodCapacity {
 	nodes = max(nodes, 1)
-	room := PodRoom{Pods: MaxPods}
+	capacity := PodCapacity{Pods: MaxPods}
 	bound := func(free, ofNode, ofPod uint64, limit string, remedy Remedy) {
 		each := free / uint64(nodes)
 		pods := int(min((each-min(each, ofNode))/ofPod, MaxPods))
-		if pods < room.Pods {
-			room = PodRoom{pods, limit, remedy}
+		if pods < capacity.Pods {
+			capacity = PodCapacity{pods, limit, remedy}
 		}
 	}
 	enough := uint64(nodes*(nodeThreads+MaxPods*podThreads)) * countBelow
@@ -84,7 +84,7 @@ func (h *Host) PodRoom(nodes int) PodRoom {
 		}
 		bound(free, need.min/2, need.perPod, found, namespaceRemedy(name))
 	}
-	return room
+	return capacity
 }
 
 func namespaceRemedy(name string) Remedy {
@@ -94,21 +94,21 @@ func namespaceRemedy(name string) Remedy {
 // checkPods answers for the number of pods, as a run decides it.
 func (h *Host) checkPods() Result {
 	r := Result{Name: "pods", Title: "pods on a node", Level: Recommended, OK: Yes}
-	room := h.PodRoom(1)
-	r.Found = strconv.Itoa(room.Pods)
-	if room.Pods < MaxPods {
-		r.OK, r.Found, r.Remedy = Degraded, r.Found+": "+room.Limit, room.Remedy
-		r.Cost = fmt.Sprintf("a node offers %d pods instead of %d", room.Pods, MaxPods)
-		if room.Pods == 0 {
+	capacity := h.PodCapacity(1)
+	r.Found = strconv.Itoa(capacity.Pods)
+	if capacity.Pods < MaxPods {
+		r.OK, r.Found, r.Remedy = Degraded, r.Found+": "+capacity.Limit, capacity.Remedy
+		r.Cost = fmt.Sprintf("a node offers %d pods instead of %d", capacity.Pods, MaxPods)
+		if capacity.Pods == 0 {
 			r.Level, r.OK, r.Cost = Required, No, "no pod can start"
 		}
 	}
 	return r
 }
 
-// threadRoom holds how many threads the user can start, and the limit that
+// threadCapacity holds how many threads the user can start, and the limit that
 // allows no more.
-type threadRoom struct {
+type threadCapacity struct {
 	free   uint64
 	limit  string
 	remedy Remedy
@@ -116,11 +116,11 @@ type threadRoom struct {
 
 // freeThreads returns the smallest room that any limit leaves. What is in use
 // is counted only of limits below enough.
-func (h *Host) freeThreads(enough uint64) threadRoom {
-	room := threadRoom{free: math.MaxUint64, limit: "no limit"}
+func (h *Host) freeThreads(enough uint64) threadCapacity {
+	capacity := threadCapacity{free: math.MaxUint64, limit: "no limit"}
 	bound := func(limit, used uint64, found string, remedy Remedy) {
-		if free := limit - min(limit, used); free < room.free {
-			room = threadRoom{free, found, remedy}
+		if free := limit - min(limit, used); free < capacity.free {
+			capacity = threadCapacity{free, found, remedy}
 		}
 	}
 	ofUser := h.limitRemedy("nproc", "LimitNPROC", "65536")
@@ -150,7 +150,7 @@ func (h *Host) freeThreads(enough uint64) threadRoom {
 			}
 		}
 	}
-	return room
+	return capacity
 }
 
 // allThreads returns the number of threads of the machine.

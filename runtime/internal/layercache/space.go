@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoRoom is the error for a layer that would not fit even if everything else went.
-var ErrNoRoom = errors.New("no room: its limit, or four fifths of the quota or file system that it is on, would be passed")
+// ErrNoSpace is the error for a layer that would not fit even if everything else went.
+var ErrNoSpace = errors.New("no room: its limit, or four fifths of the quota or file system that it is on, would be passed")
 
 // mostKept bounds the space to keep free on a file system, in bytes: a fifth of
 // a site's shared file system may be more than it ever has free.
@@ -28,20 +28,20 @@ var locals = []int64{
 	0x52654973, 0x3434, 0x00011954, 0x4d44, 0x2011bab0,
 }
 
-// roomIn returns the number of bytes that may still be written to a folder before
+// spaceIn returns the number of bytes that may still be written to a folder before
 // four fifths of a quota are used. Servers report quotas as the size of the file
 // system, as the user sees it, or not at all. A kernel cannot query quotas over
 // NFS, and Lustre, GPFS and others each have their own interface. A local disk
 // does not report quotas as its size, and is written to until it is full.
-func roomIn(dir string) (int64, error) {
+func spaceIn(dir string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
 		return 0, fmt.Errorf("look for room in %s: %w", dir, err)
 	}
-	return roomOf(&st), nil
+	return spaceOf(&st), nil
 }
 
-func roomOf(st *unix.Statfs_t) int64 {
+func spaceOf(st *unix.Statfs_t) int64 {
 	if slices.Contains(locals, st.Type) {
 		return math.MaxInt64
 	}
@@ -56,26 +56,26 @@ func roomOf(st *unix.Statfs_t) int64 {
 
 // NoSpace reports whether an error means a lack of space.
 func NoSpace(err error) bool {
-	return errors.Is(err, ErrNoRoom) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+	return errors.Is(err, ErrNoSpace) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
-// MakeRoom frees size bytes on the file system. It removes layers that no job uses
+// FreeSpace frees size bytes on the file system. It removes layers that no job uses
 // and that belong to no named image, but none of them if that would not be enough.
-func (c *Cache) MakeRoom(size int64) error { return c.makeRoom(size, false) }
+func (c *Cache) FreeSpace(size int64) error { return c.freeSpace(size, false) }
 
-// makeRoom frees space for size bytes. If it cannot, it fails; with whatThereIs
+// freeSpace frees space for size bytes. If it cannot, it fails; with whatThereIs
 // it removes what it may and succeeds.
-func (c *Cache) makeRoom(size int64, whatThereIs bool) error {
+func (c *Cache) freeSpace(size int64, whatThereIs bool) error {
 	files, named, err := c.byAge()
 	if err != nil {
 		return err
 	}
-	room, err := c.room()
+	space, err := c.space()
 	if err != nil {
 		return err
 	}
 	files = slices.DeleteFunc(files, func(info fs.FileInfo) bool { return inUse(info) || named[digestOf(info.Name())] })
-	return c.free(size-room, files, whatThereIs)
+	return c.free(size-space, files, whatThereIs)
 }
 
 // free removes partial blobs, which nobody can run, and then layers in their order,
@@ -90,7 +90,7 @@ func (c *Cache) free(want int64, layers []fs.FileInfo, whatThereIs bool) error {
 		return err
 	}
 	if _, more := enough(layers, want-begun); begun+more < want && !whatThereIs {
-		return ErrNoRoom
+		return ErrNoSpace
 	}
 	freed, err := c.dropBeginnings(want)
 	if err != nil {
@@ -98,7 +98,7 @@ func (c *Cache) free(want int64, layers []fs.FileInfo, whatThereIs bool) error {
 	}
 	gone, more := enough(layers, want-freed)
 	if freed+more < want && !whatThereIs {
-		return ErrNoRoom
+		return ErrNoSpace
 	}
 	return c.remove(gone)
 }

@@ -7,14 +7,14 @@ import (
 	"os"
 	"slices"
 
-	"berth.dev/berth/bench/internal/beside"
+	"berth.dev/berth/bench/internal/sequence"
 	"berth.dev/berth/bench/internal/step"
 )
 
-// Beside is a sequence of the bench that runs instead of a program.
-type Beside struct {
+// Sequence is a sequence of the bench that runs instead of a program.
+type Sequence struct {
 	// Cluster names the sequence next to a cluster of that many nodes, and Job
-	// the sequence in a plain job of that many hosts; package beside has the
+	// the sequence in a plain job of that many hosts; package sequence has the
 	// names. Empty means that there is none.
 	Cluster, Job string
 	Nodes        int
@@ -33,8 +33,8 @@ type Beside struct {
 
 // spec returns the sequence's configuration. Its time limit is shorter than the trial's,
 // so that it can report what it waited for.
-func (b Beside) spec(what, image string, place Place, kubectl ...string) (string, error) {
-	text, err := json.Marshal(beside.Spec{
+func (b Sequence) spec(what, image string, place Place, kubectl ...string) (string, error) {
+	text, err := json.Marshal(sequence.Spec{
 		What: what, Nodes: b.Nodes, Hosts: place.first(b.Nodes), CPUs: place.CPUs, MemoryMB: place.MemoryMB, Image: image, Kubectl: kubectl, Given: len(kubectl) > 0, Counted: b.counted, Parameters: b.Parameters, Through: b.through,
 		Timeout: place.Timeout * 9 / 10, Job: b.in.options, Step: b.in.step, Outside: b.in.outside,
 	})
@@ -58,8 +58,8 @@ func (p Place) first(n int) []string {
 	return p.Hosts[:min(n, len(p.Hosts))]
 }
 
-// beside runs a sequence next to a cluster of berth.
-func (b *berth) beside(ctx context.Context, what Beside) (Output, error) {
+// sequence runs a sequence next to a cluster of berth.
+func (b *berth) sequence(ctx context.Context, what Sequence) (Output, error) {
 	if what.Cluster == "" {
 		return Output{}, &Unsupported{"it is of the hosts, without a cluster"}
 	}
@@ -81,24 +81,24 @@ func (b *berth) beside(ctx context.Context, what Beside) (Output, error) {
 	if !what.NoPods {
 		argv = append(argv, "--image", archive)
 	}
-	argv = append(append(argv, b.options...), "--fast-path", b.fastPath(), "--", b.place.Self, step.BesideArg, text)
-	return b.place.runBeside(ctx, b.place.step(b.place.first(what.Nodes), argv))
+	argv = append(append(argv, b.options...), "--fast-path", b.fastPath(), "--", b.place.Self, step.SequenceArg, text)
+	return b.place.runSequence(ctx, b.place.step(b.place.first(what.Nodes), argv))
 }
 
-// runBeside runs a sequence, and records what it reports besides figures. The case checks
+// runSequence runs a sequence, and records what it reports besides figures. The case checks
 // the result itself.
-func (p Place) runBeside(ctx context.Context, argv []string) (Output, error) {
+func (p Place) runSequence(ctx context.Context, argv []string) (Output, error) {
 	out, err := p.Run(ctx, argv, "")
-	var r beside.Result
+	var r sequence.Result
 	if err == nil && json.Unmarshal([]byte(out.Stdout), &r) == nil {
 		out.Step.Left, out.Step.MPI = r.Left, r.MPI
 	}
 	return out, err
 }
 
-// beside runs a sequence here, in the job. The sequence starts its own steps.
-func (b *bare) beside(ctx context.Context, what Beside) (Output, error) {
-	if what.Job == beside.Steps {
+// sequence runs a sequence here, in the job. The sequence starts its own steps.
+func (b *bare) sequence(ctx context.Context, what Sequence) (Output, error) {
+	if what.Job == sequence.Steps {
 		return Output{}, &Unsupported{"it is measured in separate jobs: by the driver job"}
 	}
 	if what.Job == "" {
@@ -108,11 +108,11 @@ func (b *bare) beside(ctx context.Context, what Beside) (Output, error) {
 	if err != nil {
 		return Output{}, err
 	}
-	return b.place.runBeside(ctx, []string{b.place.Self, step.BesideArg, text})
+	return b.place.runSequence(ctx, []string{b.place.Self, step.SequenceArg, text})
 }
 
-// beside runs a sequence beside the existing cluster.
-func (k *kubeconfig) beside(ctx context.Context, what Beside) (Output, error) {
+// sequence runs a sequence beside the existing cluster.
+func (k *kubeconfig) sequence(ctx context.Context, what Sequence) (Output, error) {
 	if what.Cluster == "" {
 		return Output{}, &Unsupported{"it is of the hosts, without a cluster"}
 	}
@@ -123,10 +123,10 @@ func (k *kubeconfig) beside(ctx context.Context, what Beside) (Output, error) {
 	if err != nil {
 		return Output{}, err
 	}
-	argv := []string{k.place.Self, step.BesideArg, text}
+	argv := []string{k.place.Self, step.SequenceArg, text}
 	if k.place.InSlurm() {
 		// A step on the host sees the processes of the job.
 		argv = slices.Concat(k.place.step(k.place.host(0), nil), []string{"env", "KUBECONFIG=" + os.Getenv("KUBECONFIG")}, argv)
 	}
-	return k.place.runBeside(ctx, argv)
+	return k.place.runSequence(ctx, argv)
 }

@@ -7,12 +7,12 @@ import (
 	"testing"
 	"time"
 
-	"berth.dev/berth/bench/internal/beside"
+	"berth.dev/berth/bench/internal/sequence"
 )
 
-// TestBesideOwnProgram: a system with its own build of berth is measured with
+// TestSequenceWithOwnProgram: a system with its own build of berth is measured with
 // that build, and no image is imported if there are no pods.
-func TestBesideOwnProgram(t *testing.T) {
+func TestSequenceWithOwnProgram(t *testing.T) {
 	dir := t.TempDir()
 	self, archive := filepath.Join(dir, "self"), filepath.Join(dir, "mpi.tar")
 	for path, text := range map[string]string{self: "#!/bin/sh\necho \"$@\"\n", archive: ""} {
@@ -22,14 +22,14 @@ func TestBesideOwnProgram(t *testing.T) {
 	}
 	b := &berth{program: "/opt/old/bin/berth", place: Place{Self: self, Berth: "/usr/bin/berth", Archive: "bench.tar", MPIArchive: archive, CPUs: 4, Timeout: time.Minute}}
 	for _, c := range []struct {
-		does  Beside
+		does  Sequence
 		image string
 	}{
-		{Beside{Cluster: beside.Nodes, Nodes: 1, NoPods: true}, ""},
-		{Beside{Cluster: beside.Requirements, Nodes: 1}, " --image bench.tar "},
-		{Beside{Cluster: beside.MPIPods, Nodes: 1, MPI: true}, " --image " + archive + " "},
+		{Sequence{Cluster: sequence.Nodes, Nodes: 1, NoPods: true}, ""},
+		{Sequence{Cluster: sequence.Requirements, Nodes: 1}, " --image bench.tar "},
+		{Sequence{Cluster: sequence.MPIPods, Nodes: 1, MPI: true}, " --image " + archive + " "},
 	} {
-		out, err := b.Run(t.Context(), Task{Beside: &c.does})
+		out, err := b.Run(t.Context(), Task{Sequence: &c.does})
 		if err != nil || !strings.HasPrefix(out.Stdout, "step --usage -- /opt/old/bin/berth run --quiet ") || strings.Contains(out.Stdout, "/usr/bin/berth") {
 			t.Errorf("%v: %s, %v", c.does, out.Stdout, err)
 		}
