@@ -46,8 +46,10 @@ func TestStories(t *testing.T) {
 	if dist == "" {
 		t.Skipf("%s is not set: 'make test' runs the stories", envBerth)
 	}
-	testscript.Run(t, testscript.Params{
-		Dir: "testdata",
+	deadline, _ := t.Deadline()
+	testscript.RunT(storyT{T: t}, testscript.Params{
+		Dir:      "testdata",
+		Deadline: deadline,
 		// testscript's own directory would stay when only some stories run.
 		WorkdirRoot:     t.TempDir(),
 		ContinueOnError: true,
@@ -74,8 +76,9 @@ func TestStories(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": exits,
-			"until": until,
+			"exits":      exits,
+			"only-berth": onlyBerth,
+			"until":      until,
 		},
 		Condition: func(condition string) (bool, error) {
 			switch condition {
