@@ -2,7 +2,7 @@
 # Every way to end a run (rows), by its launcher (columns). A cell is LAUNCHER/WAY;
 # the pod of ways.yaml writes its result.
 
-launchers=(srun srun-X srun-pty salloc submit script)
+launchers=(srun srun-X srun-pty salloc submit script script-srun)
 every_way=(ctrl-c ctrl-c-twice close-terminal
 	scancel scancel-INT scancel-TERM scancel-HUP scancel-batch scancel-full
 	kill-TERM-srun kill-HUP-srun kill-QUIT-srun kill-KILL-srun
@@ -23,6 +23,10 @@ every_cell() {
 	for way in "${every_way[@]}"; do
 		for launcher in "${launchers[@]}"; do
 			# The terminal of sbatch is not the job's, and there is no srun.
+			case $launcher/$way in
+			script-srun/scancel | script-srun/time-limit) ;;
+			script-srun/*) continue ;;
+			esac
 			case $launcher/$way in submit/*srun | script/*srun | submit/ctrl* | script/ctrl* | submit/close* | script/close*) continue ;; esac
 			echo "$launcher/$way"
 		done
@@ -74,6 +78,7 @@ run_cell() {
 	salloc) command="salloc $options $command" ;;
 	submit) command="berth submit --wait -o ways/$name.out $options ${command#berth run}" ;;
 	script) command="sbatch -W -o ways/$name.out $options --wrap '$command'" ;;
+	script-srun) command="sbatch -W -o ways/$name.out $options --wrap 'srun $command; echo done'" ;;
 	esac
 	mkfifo "$out/$name.keys" && exec {keys}<>"$out/$name.keys" || return 1
 	timeout -k 1 300 "$bed" run --user alice login env PATH=/srv/ends/dist/bin:/usr/bin:/bin script -qec "$command" /dev/null \
@@ -86,7 +91,7 @@ run_cell() {
 	}
 	job=$("$bed" run ctl squeue -h -n "$name" -o %A)
 	act "$way"
-	if ! poll "$(patience_for "$way")" over; then
+	if ! poll "$(patience_for "$launcher/$way")" over; then
 		said=" goes on"
 	else
 		said=$(describe "$file")
@@ -104,7 +109,11 @@ over() {
 }
 
 patience_for() {
-	case $1 in time-limit) echo 200 ;; *) echo 25 ;; esac
+	case $1 in
+	*/time-limit) echo 200 ;;
+	script*) echo 60 ;; # sbatch -W notices the end late
+	*) echo 25 ;;
+	esac
 }
 
 end_cell() {
