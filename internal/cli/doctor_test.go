@@ -17,7 +17,7 @@ func sample() probe.Report {
 			Cost:   "parts of /proc are covered (/proc/kcore, /proc/acpi), and the kernel then forbids a /proc that would show them",
 			Remedy: probe.Remedy{User: "run berth outside of the container", Admin: "start the container with an unmasked /proc: podman --security-opt unmask=ALL, docker --security-opt systempaths=unconfined"}},
 		{Name: "subordinate-ids", Title: "subordinate ids", Level: probe.Recommended, OK: probe.Degraded, Found: "only 1001 uids and 1001 gids for alice, and images may use 65536",
-			Cost: "images whose files belong to higher ids cannot be unpacked", Remedy: probe.Remedy{Admin: "echo alice:101000:65536 | tee -a /etc/subuid >> /etc/subgid"}},
+			Cost: "files of images that belong to higher ids have another owner in pods", Remedy: probe.Remedy{Admin: "echo alice:101000:65536 | tee -a /etc/subuid >> /etc/subgid"}},
 		{Name: "munge", Title: "munge", Level: probe.Optional, OK: probe.Unknown, Found: "no answer"},
 	}}
 	report.Conclude()

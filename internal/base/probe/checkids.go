@@ -28,7 +28,7 @@ func (h *Host) checkIDs(ids IDMap, tried outcomes) []Result {
 		r.Remedy = Remedy{Admin: "make newuidmap and newgidmap work for this user: getent passwd " + strconv.Itoa(h.uid) + " must answer, and its name must stand in /etc/subuid and /etc/subgid"}
 	case !ids.Complete:
 		r.OK, r.Found = Degraded, ids.Reason
-		r.Cost, r.Remedy = "images whose files belong to higher ids cannot be unpacked", ids.Remedy
+		r.Cost, r.Remedy = "files of images that belong to higher ids have another owner in pods", ids.Remedy
 	}
 	results := []Result{r}
 	if ids := ParseIDMap(h.read("/proc/self/uid_map")); h.uid == 0 && len(ids) == 1 && ids[0] == (IDRange{0, 0, math.MaxUint32}) {
