@@ -44,7 +44,7 @@ type Campaign struct {
 }
 
 // pair is a case on a system; an empty case stands for all cases.
-type pair struct{ system, kase string }
+type pair struct{ system, caseName string }
 
 // Known returns the names that plans can use.
 func Known() plan.Catalogue { return plan.Catalogue{Cases: cases.Kinds(), Drivers: system.Kinds()} }
@@ -248,8 +248,8 @@ func (c *Campaign) leave(u record.Unmeasured) error {
 
 // made is a finished trial before its record is written.
 type made struct {
-	kase  cases.Case
-	trial record.Trial
+	measured cases.Case
+	trial    record.Trial
 }
 
 // trials makes trials of one system, together if there are several, and writes
@@ -259,11 +259,11 @@ func (c *Campaign) trials(ctx context.Context, ids []record.ID) error {
 	var tasks []system.Task
 	for _, id := range ids {
 		planned, _ := c.Plan.Case(id.Case)
-		kase, ok := cases.Find(planned.Kind)
+		measured, ok := cases.Find(planned.Kind)
 		if !ok {
 			return fmt.Errorf("there is no case %q", planned.Kind)
 		}
-		task, err := kase.Task(planned.Parameters, c.Plan.CPUs, c.Plan.MemoryMB)
+		task, err := measured.Task(planned.Parameters, c.Plan.CPUs, c.Plan.MemoryMB)
 		if err != nil {
 			if err := c.leave(record.Unmeasured{System: id.System, Case: id.Case, Reason: err.Error()}); err != nil {
 				return err
@@ -272,7 +272,7 @@ func (c *Campaign) trials(ctx context.Context, ids []record.ID) error {
 		}
 		task.CPUs, task.MemoryMB = c.Plan.CPUs, c.Plan.MemoryMB
 		tasks = append(tasks, task)
-		all = append(all, made{kase, record.Trial{
+		all = append(all, made{measured, record.Trial{
 			Case: id.Case, Kind: planned.Kind, System: id.System, Against: planned.Against, Phase: id.Phase, Number: id.Number,
 			Parameters: planned.Parameters, Start: time.Now().UTC(),
 		}})
@@ -331,7 +331,7 @@ func (c *Campaign) finish(ctx context.Context, m made, r system.Result) error {
 	}
 	trial.Step, trial.Output = out.Step, out.Stdout
 	if err == nil {
-		trial.Values, err = m.kase.Read(trial.Parameters, out)
+		trial.Values, err = m.measured.Read(trial.Parameters, out)
 	}
 	if err == nil {
 		trial.Values = append(trial.Values, out.Values...)

@@ -405,12 +405,12 @@ func TestAloneInATurn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for kase, want := range map[string]int{"startup": 0, "cpu": 2} {
+	for caseName, want := range map[string]int{"startup": 0, "cpu": 2} {
 		n := count(t, path, func(l record.Line) bool {
-			return l.Trial != nil && l.Trial.Kind == kase && l.Trial.Together == want && (l.Trial.Seconds == 1e-9 && l.Trial.Start.Unix() == 7) == (kase == "startup")
+			return l.Trial != nil && l.Trial.Kind == caseName && l.Trial.Together == want && (l.Trial.Seconds == 1e-9 && l.Trial.Start.Unix() == 7) == (caseName == "startup")
 		})
-		if all := count(t, path, func(l record.Line) bool { return l.Trial != nil && l.Trial.Kind == kase }); n != all || n == 0 {
-			t.Errorf("%s: %d of %d trials have their own time, made together %d", kase, n, all, want)
+		if all := count(t, path, func(l record.Line) bool { return l.Trial != nil && l.Trial.Kind == caseName }); n != all || n == 0 {
+			t.Errorf("%s: %d of %d trials have their own time, made together %d", caseName, n, all, want)
 		}
 	}
 }
@@ -430,13 +430,13 @@ func TestEstimate(t *testing.T) {
 		t.Errorf("after a slow one: %d trials in %s", trials, after)
 	}
 	// Packing images takes minutes, and only image cases need it.
-	for kase, longer := range map[string]bool{"cpu": false, "cold-node": true} {
-		p, err := plan.Parse("f", []byte("name: f\nseed: 1\ncpus: 1\nmemory-mb: 500\nrepetitions: 1\nwarm-ups: 0\nsystems: [{name: apptainer}]\ncases: [{case: "+kase+"}]\n"), Known())
+	for caseName, longer := range map[string]bool{"cpu": false, "cold-node": true} {
+		p, err := plan.Parse("f", []byte("name: f\nseed: 1\ncpus: 1\nmemory-mb: 500\nrepetitions: 1\nwarm-ups: 0\nsystems: [{name: apptainer}]\ncases: [{case: "+caseName+"}]\n"), Known())
 		if err != nil {
 			t.Fatal(err)
 		}
 		if _, long := Estimate(p, nil); (long > 2*time.Minute) != longer {
-			t.Errorf("%s by Apptainer in %s", kase, long)
+			t.Errorf("%s by Apptainer in %s", caseName, long)
 		}
 	}
 }

@@ -17,16 +17,16 @@ type clock struct {
 
 func newClock(p *plan.Plan, known plan.Catalogue, before []record.Line) clock {
 	c := clock{map[pair]float64{}, map[pair][]float64{}}
-	for _, kase := range p.Cases {
+	for _, planned := range p.Cases {
 		for _, s := range p.Systems {
 			adds := known.Drivers[s.Driver].Seconds(s.Options)
 			if p.Together && known.Drivers[s.Driver].Together {
-				adds /= float64(casesOn(p, s.Name, kase.Link))
+				adds /= float64(casesOn(p, s.Name, planned.Link))
 			}
-			if known.Cases[kase.Kind].Images {
+			if known.Cases[planned.Kind].Images {
 				adds += known.Drivers[s.Driver].Packing
 			}
-			c.guess[pair{s.Name, kase.Name}] = known.Cases[kase.Kind].Seconds(kase.Parameters) + adds
+			c.guess[pair{s.Name, planned.Name}] = known.Cases[planned.Kind].Seconds(planned.Parameters) + adds
 		}
 	}
 	for _, line := range before {

@@ -22,24 +22,24 @@ func defaults(c Case) map[string]string {
 
 func TestImageTasks(t *testing.T) {
 	for _, c := range []struct {
-		kase Case
-		want system.Images
+		measured Case
+		want     system.Images
 	}{
 		{patchTuesday(), system.Images{Names: []string{"patch:v1", "patch:v2", "patch:v3", "patch:v4", "patch:v5"}, Work: deliver.Workers, Nodes: 2, WorkerMB: 1000}},
 		{coldNode(), system.Images{Names: []string{"patch:v1", "patch:v2", "patch:v3", "patch:v4", "patch:v5"}, Work: deliver.Workers, Nodes: 2, Fresh: true}},
 		{fourNodes(), system.Images{Names: []string{"patch:v1"}, Work: deliver.Workers, Nodes: 4}},
 		{lazyPull(), system.Images{Names: []string{"lazy:large"}, Work: deliver.Pipeline, Nodes: 1}},
 	} {
-		task, err := c.kase.Task(defaults(c.kase), 2, 1000)
+		task, err := c.measured.Task(defaults(c.measured), 2, 1000)
 		if err != nil || task.Images == nil {
-			t.Fatalf("%s: %+v, %v", c.kase.Name, task, err)
+			t.Fatalf("%s: %+v, %v", c.measured.Name, task, err)
 		}
 		got := *task.Images
 		if got.BitsPerSecond != 200e6 || got.Delay != 10*time.Millisecond {
-			t.Errorf("%s: a line of %g bit/s and %s", c.kase.Name, got.BitsPerSecond, got.Delay)
+			t.Errorf("%s: a line of %g bit/s and %s", c.measured.Name, got.BitsPerSecond, got.Delay)
 		}
 		if !slices.Equal(got.Names, c.want.Names) || got.Work != c.want.Work || got.Nodes != c.want.Nodes || got.Fresh != c.want.Fresh || got.WorkerMB != c.want.WorkerMB {
-			t.Errorf("%s: got %+v, want %+v", c.kase.Name, got, c.want)
+			t.Errorf("%s: got %+v, want %+v", c.measured.Name, got, c.want)
 		}
 	}
 }
@@ -55,7 +55,7 @@ func TestReadImages(t *testing.T) {
 	}
 	p := map[string]string{"versions": "1"}
 	for _, c := range []struct {
-		kase       Case
+		measured   Case
 		text, want string
 	}{
 		{
@@ -72,8 +72,8 @@ func TestReadImages(t *testing.T) {
 		},
 		{lazyPull(), `{"images":[{"checkpoints":[1,2,3],"bytes":4000000}]}`, "checkpoint 1=1 s, checkpoint 2=2 s, checkpoint 3=3 s, sent by the registry=4 MB"},
 	} {
-		if got, err := read(c.kase, p, c.text); err != nil || got != c.want {
-			t.Errorf("%s: %q, %v, want %q", c.kase.Name, got, err, c.want)
+		if got, err := read(c.measured, p, c.text); err != nil || got != c.want {
+			t.Errorf("%s: %q, %v, want %q", c.measured.Name, got, err, c.want)
 		}
 	}
 	for _, text := range []string{"", "{", `{"images":[]}`, `{"images":[{"first":[1]}]}`, `{"images":[{"first":[1],"pull":[1]},{}]}`} {

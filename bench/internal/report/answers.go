@@ -52,11 +52,11 @@ func (a Answer) Says() string {
 }
 
 // answer adds a value that answers a question.
-func (r *Report) answer(system, kase string, v record.Value) {
-	i := slices.IndexFunc(r.Answers, func(a Answer) bool { return a.System == system && a.Case == kase && a.Question == v.Name })
+func (r *Report) answer(system, caseName string, v record.Value) {
+	i := slices.IndexFunc(r.Answers, func(a Answer) bool { return a.System == system && a.Case == caseName && a.Question == v.Name })
 	if i < 0 {
 		i = len(r.Answers)
-		r.Answers = append(r.Answers, Answer{System: system, Case: kase, Question: v.Name})
+		r.Answers = append(r.Answers, Answer{System: system, Case: caseName, Question: v.Name})
 	}
 	a := &r.Answers[i]
 	a.Of++

@@ -44,7 +44,7 @@ type Point struct {
 // curves sets the figures of cases that were measured with several numbers of
 // nodes.
 func (r *Report) curves(lines []record.Line) {
-	type which struct{ kase, figure, system string }
+	type which struct{ caseName, figure, system string }
 	values := map[which]map[float64][]float64{}
 	units := map[string]string{}
 	var order []which
@@ -71,14 +71,14 @@ func (r *Report) curves(lines []record.Line) {
 		}
 	}
 	slices.SortStableFunc(order, func(a, b which) int {
-		return cmp.Or(cmp.Compare(a.kase, b.kase), cmp.Compare(a.figure, b.figure), cmp.Compare(a.system, b.system))
+		return cmp.Or(cmp.Compare(a.caseName, b.caseName), cmp.Compare(a.figure, b.figure), cmp.Compare(a.system, b.system))
 	})
 	for _, at := range order {
 		if len(values[at]) < 2 {
 			continue
 		}
-		if n := len(r.Curves); n == 0 || r.Curves[n-1].Case != at.kase || r.Curves[n-1].Name != at.figure {
-			r.Curves = append(r.Curves, Curve{Case: at.kase, Name: at.figure, Unit: units[at.figure]})
+		if n := len(r.Curves); n == 0 || r.Curves[n-1].Case != at.caseName || r.Curves[n-1].Name != at.figure {
+			r.Curves = append(r.Curves, Curve{Case: at.caseName, Name: at.figure, Unit: units[at.figure]})
 		}
 		c := &r.Curves[len(r.Curves)-1]
 		c.Lines = append(c.Lines, line(at.system, values[at]))

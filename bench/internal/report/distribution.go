@@ -48,7 +48,7 @@ type quantile struct{ percent, time float64 }
 // distributions sets the distributions of groups whose programs print their
 // times.
 func (r *Report) distributions(lines []record.Line) {
-	type which struct{ kase, system string }
+	type which struct{ caseName, system string }
 	trials := map[which][][]float64{}
 	for _, line := range lines {
 		t := line.Trial

@@ -22,8 +22,8 @@ sockperf: ---> <MIN> observation =   10.000
 // TestDistributions: the times that programs print become one line for each system.
 func TestDistributions(t *testing.T) {
 	var lines []record.Line
-	trial := func(kase, kind, output string) {
-		lines = append(lines, record.Line{Trial: &record.Trial{Case: kase, Kind: kind, System: "berth", Phase: record.Run, Output: output}})
+	trial := func(caseName, kind, output string) {
+		lines = append(lines, record.Line{Trial: &record.Trial{Case: caseName, Kind: kind, System: "berth", Phase: record.Run, Output: output}})
 	}
 	trial("trips", "latency", sockperfSays)
 	trial("trips", "latency", strings.ReplaceAll(sockperfSays, "800.000", "1000.000"))

@@ -132,7 +132,7 @@ type Noise struct {
 // Missing names a case that was not measured, and the reason.
 type Missing struct{ System, Case, Reason string }
 
-type key struct{ kase, figure, system string }
+type key struct{ caseName, figure, system string }
 
 // underLink is a system under a link; without links that is empty.
 type underLink struct{ system, link string }

@@ -39,7 +39,7 @@ type Paper struct {
 	// Vary lists parameters whose values in the trials are reported, besides the
 	// parameters in amountOf.
 	Vary string `yaml:"vary"`
-	// Plan names a plan that has it.
+	// Plan names a plan that measures it.
 	Plan string `yaml:"plan"`
 	// Note names the differences from the paper's, and the substitutes for its
 	// programs.
@@ -84,7 +84,7 @@ func papers(lines []record.Line) (all []Paper, err error) {
 				}
 				planned = planned || p.under(now) && slices.Contains(slices.Collect(maps.Values(of)), p.Case) && p.among(s)
 			}
-			if t := line.Trial; t != nil && p.under(now) && p.stands(t) {
+			if t := line.Trial; t != nil && p.under(now) && p.counts(t) {
 				all[i].At = cmp.Or(all[i].At, anchor(t.Case))
 				has.note(p, t, now.Name)
 				tuned = tunings[now.Name]
@@ -207,8 +207,8 @@ func (k kindOf) of(name string) string {
 	return cmp.Or(k[base], base)
 }
 
-// stands reports whether a trial counts for a paper's figure.
-func (p Paper) stands(t *record.Trial) bool {
+// counts reports whether a trial counts for a paper's figure.
+func (p Paper) counts(t *record.Trial) bool {
 	if p.Case == "" || t.Kind != p.Case || t.Phase != record.Run || p.System != "" && t.System != p.System && (p.Or == "" || t.System != p.Or) || p.Systems != nil && !slices.Contains(p.Systems, t.System) && (t.System != "berth-overlay" || !slices.Contains(p.Systems, "berth")) || !matches(t.Parameters, p.Parameters) {
 		return false
 	}

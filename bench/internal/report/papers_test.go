@@ -70,7 +70,9 @@ func TestPapers(t *testing.T) {
 	}
 }
 
-func TestStands(t *testing.T) {
+// TestTrialSelection: a trial counts for a paper's figure if its case, parameters,
+// system and figure match.
+func TestTrialSelection(t *testing.T) {
 	trial := record.Trial{
 		Kind: "patch-tuesday", System: "apptainer", Phase: record.Run, Parameters: map[string]string{"rate": "200"},
 		Values: []record.Value{{Name: "v1 packing"}},
@@ -79,7 +81,7 @@ func TestStands(t *testing.T) {
 		{Case: "patch-tuesday"},
 		{Case: "patch-tuesday", Figure: "v1 packing", System: "apptainer", Parameters: map[string]string{"rate": "200"}},
 	} {
-		if !p.stands(&trial) {
+		if !p.counts(&trial) {
 			t.Errorf("%+v: it does not", p)
 		}
 	}
@@ -97,15 +99,15 @@ func TestStands(t *testing.T) {
 		{&failed, Paper{Case: "patch-tuesday"}},
 		{&warm, Paper{Case: "patch-tuesday"}},
 	} {
-		if c.paper.stands(c.of) {
-			t.Errorf("%+v: it stands for %+v", c.of, c.paper)
+		if c.paper.counts(c.of) {
+			t.Errorf("%+v: it counts %+v", c.of, c.paper)
 		}
 	}
 }
 
-// TestWhyNot: the row of a paper's figure gives the reason why a system was
+// TestReasonsOfMissingSystems: the row of a paper's figure gives the reason why a system was
 // missing.
-func TestWhyNot(t *testing.T) {
+func TestReasonsOfMissingSystems(t *testing.T) {
 	missing := func(system string) record.Line {
 		return record.Line{Unmeasured: &record.Unmeasured{System: system, Reason: system + " is missing"}}
 	}
@@ -142,10 +144,10 @@ func TestWhyNot(t *testing.T) {
 	}
 }
 
-// TestUnder: a figure of a profile or a link counts only when it was measured under
+// TestProfileAndLink: a figure of a profile or a link counts only when it was measured under
 // that profile or link. The row names the systems, links and values that were
 // measured.
-func TestUnder(t *testing.T) {
+func TestProfileAndLink(t *testing.T) {
 	under := func(name, is, system, length string) []record.Line {
 		return []record.Line{
 			{Session: &record.Session{Name: "cni-bed", Link: &record.Link{Name: name, Is: is}}},

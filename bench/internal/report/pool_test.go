@@ -75,14 +75,14 @@ func TestNotPooled(t *testing.T) {
 	}
 }
 
-// TestComparedElsewhere: a comparison begins with the other differences of the two, and
+// TestCompareDifferentConditions: a comparison begins with the other differences of the two, and
 // does not compare cases with different parameters.
-func TestComparedElsewhere(t *testing.T) {
+func TestCompareDifferentConditions(t *testing.T) {
 	first := slices.Concat(records(0, asIs), records(1, func(_ *record.Session, t *record.Trial) { t.Case = "cpu-long" }))
-	change := func(kase, seconds string) func(*record.Session, *record.Trial) {
+	change := func(caseName, seconds string) func(*record.Session, *record.Trial) {
 		return func(s *record.Session, t *record.Trial) {
 			s.Nodes[0].CPU, s.Nodes[0].Kernel, s.Versions["berth"] = "B", "6.2", "2"
-			t.Case, t.Parameters = kase, map[string]string{"seconds": seconds}
+			t.Case, t.Parameters = caseName, map[string]string{"seconds": seconds}
 		}
 	}
 	second := slices.Concat(records(2, change("cpu", "1")), records(3, change("cpu-long", "30")))

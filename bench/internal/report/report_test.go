@@ -160,8 +160,8 @@ func TestPublished(t *testing.T) {
 	}
 }
 
-// TestPageNeedsNothing: a report can be read without a network.
-func TestPageNeedsNothing(t *testing.T) {
+// TestPageWorksOffline: a report can be read without a network.
+func TestPageWorksOffline(t *testing.T) {
 	files, err := Make(read(t, "quick.jsonl"))
 	if err != nil {
 		t.Fatal(err)
@@ -174,9 +174,9 @@ func TestPageNeedsNothing(t *testing.T) {
 	}
 }
 
-// TestReadAgain: reading a record's output again gives the record's figures. A
+// TestReadOutputAgain: reading a record's output again gives the record's figures. A
 // case may read more figures by now.
-func TestReadAgain(t *testing.T) {
+func TestReadOutputAgain(t *testing.T) {
 	kinds := map[string]bool{}
 	for _, line := range slices.Concat(read(t, "quick.jsonl"), read(t, "bed.jsonl"), read(t, "connections.jsonl"), read(t, "images.jsonl"), read(t, "pcocc.jsonl"), read(t, "again/images.jsonl"), read(t, "again/beside.jsonl")) {
 		trial := line.Trial
@@ -274,13 +274,13 @@ func TestFastPath(t *testing.T) {
 		Name: "x", Title: "x", Reference: "bare", Link: &record.Link{Name: "slow", Is: "1 Gbit/s"}, Nodes: []record.Machine{machine("n1"), machine("n2")},
 	}}}
 	for n := range 6 {
-		add := func(system, kase, against string, gbits, share float64) {
+		add := func(system, caseName, against string, gbits, share float64) {
 			values := []record.Value{{Name: "received", Unit: "Gbit/s", Better: "higher", Value: gbits + float64(n)/100}}
 			if share >= 0 {
 				values = append(values, record.Value{Name: record.Share, Unit: "%", Better: "higher", Value: share})
 			}
 			lines = append(lines, record.Line{Trial: &record.Trial{
-				Case: kase, Kind: "bandwidth", System: system, Against: against, Phase: record.Run, Number: n + 1, Values: values,
+				Case: caseName, Kind: "bandwidth", System: system, Against: against, Phase: record.Run, Number: n + 1, Values: values,
 			}})
 		}
 		add("bare", "hosts", "", 10, -1)
@@ -307,9 +307,9 @@ func TestFastPath(t *testing.T) {
 	}
 }
 
-// TestOverlayIsSaid: one trial without the fast path marks a system that should have it,
+// TestOverlayIsReported: one trial without the fast path marks a system that should have it,
 // in tables, charts and comparisons.
-func TestOverlayIsSaid(t *testing.T) {
+func TestOverlayIsReported(t *testing.T) {
 	records := func(shares ...float64) []record.Line {
 		lines := []record.Line{{Session: &record.Session{Name: "x", Title: "x", Reference: "bare", Plan: "systems: [{name: fast, driver: berth, options: {network: auto}}]"}}}
 		for n, share := range shares {
@@ -447,16 +447,16 @@ func TestInEffect(t *testing.T) {
 	}
 }
 
-// TestBesideItself: the reference under another link is compared with itself.
-func TestBesideItself(t *testing.T) {
+// TestReferenceUnderTwoLinks: the reference under another link is compared with itself.
+func TestReferenceUnderTwoLinks(t *testing.T) {
 	lines := []record.Line{{Session: &record.Session{Name: "x", Title: "x", Reference: "bare"}}}
 	for n := range 6 {
 		for _, c := range []struct {
-			kase, against string
-			value         float64
+			caseName, against string
+			value             float64
 		}{{"steps link=hosts", "", 1}, {"steps-site link=pods", "steps link=hosts", 2}} {
 			lines = append(lines, record.Line{Trial: &record.Trial{
-				Case: c.kase, Kind: "mpi-init", System: "bare", Against: c.against, Phase: record.Run, Number: n + 1,
+				Case: c.caseName, Kind: "mpi-init", System: "bare", Against: c.against, Phase: record.Run, Number: n + 1,
 				Values: []record.Value{{Name: "step", Unit: "s", Better: "lower", Value: c.value + float64(n)/1000}},
 			}})
 		}
@@ -471,8 +471,8 @@ func TestBesideItself(t *testing.T) {
 	}
 }
 
-// TestCutOffIsSaid: the report mentions lines that a crash left unfinished.
-func TestCutOffIsSaid(t *testing.T) {
+// TestCutOffLinesAreReported: the report mentions lines that a crash left unfinished.
+func TestCutOffLinesAreReported(t *testing.T) {
 	lines := records(0, asIs)
 	for cut, want := range []string{"", "1 line of the records was cut off by a crash", "2 lines of the records were cut off by a crash"} {
 		files, err := Make(lines)
