@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// chunk is the size of one reading of a file, in bytes.
+	// chunk is the size of one read of a file, in bytes.
 	chunk = 256 << 10
 	// gather is a reader's pause after it has sent everything, and after an
 	// event. A container that writes line by line would wake it for each.
@@ -28,7 +28,8 @@ type reader struct {
 	c     *container
 	out   io.Writer
 	flush func() error
-	// final: the container has ended, and the stream ends with its log.
+	// final means that the container has ended, and the stream ends with its
+	// log.
 	final bool
 	// count is the file whose length counts unwritten output; empty where none is
 	// counted. unwritten is its length as the client knows it.

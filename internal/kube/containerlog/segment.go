@@ -24,17 +24,17 @@ type segment struct {
 	stamp       string // see Position.Segment; empty while the file is
 
 	file *os.File // nil once it was dropped
-	// compressed: file is a gzip file, of length decompressed bytes.
+	// compressed means that file is a gzip file, of length decompressed bytes.
 	compressed bool
 	length     int64
 	unpacking  sync.Mutex
-	// whole: nothing will be written to the file.
+	// complete means that nothing more will be written to the file.
 	complete bool
 	// sent is the largest offset that was sent to a client. Records up to taken are
 	// being sent.
 	sent, taken int64
 	sentAt      time.Time
-	// deleted is when the file was found to have no name.
+	// deleted is the time when the file was found to have no name.
 	deleted time.Time
 	// lost counts the output in a dropped file after taken.
 	lost Loss
@@ -95,8 +95,8 @@ func (s *segment) size() (bytes int64, named bool) {
 	return stat.Size, stat.Nlink > 0
 }
 
-// written reports whether a process has the file open for writing. A read lease
-// is granted by the kernel only where none has (fcntl(2), F_SETLEASE).
+// written reports whether a process has the file open for writing. The kernel
+// grants a read lease only if no process has (fcntl(2), F_SETLEASE).
 func (s *segment) written() bool {
 	if s.file == nil || s.complete {
 		return false
@@ -110,13 +110,14 @@ func (s *segment) written() bool {
 	if errors.Is(err, unix.EAGAIN) {
 		return true
 	}
-	// A file system without leases: the runtime writes what it has at once.
+	// On a file system without leases, consider the time of the last write: the
+	// runtime writes all of its output at once.
 	info, err := s.file.Stat()
 	return err == nil && time.Since(info.ModTime()) < settled
 }
 
-// settled is for how long a file must be unchanged to count as complete where
-// the file system has no leases.
+// settled is the time that a file must stay unchanged to count as complete on a file
+// system without leases.
 const settled = 2 * time.Second
 
 // drop closes the file, and counts what no client has read.

@@ -34,7 +34,7 @@ const (
 	Provisioner = "berth.dev/local"
 	// defaultClassAnnotation is upstream's, which keeps it internal.
 	defaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
-	// managedBy marks what berth made.
+	// managedBy marks the objects that berth made.
 	managedBy = "berth"
 )
 
@@ -82,7 +82,7 @@ func addonRoles() []rbacv1.ClusterRole {
 }
 
 // metricsReader lets everybody who may view a namespace see what its pods use.
-// It has the name that it has where metrics-server is installed.
+// It has the name that metrics-server gives it.
 func metricsReader() rbacv1.ClusterRole {
 	role := rbacv1.ClusterRole{
 		ObjectMeta: addonMeta("", "system:aggregated-metrics-reader"),
@@ -122,10 +122,11 @@ func listMetrics(ctx context.Context, config *rest.Config) error {
 	})
 }
 
-// addonBindings bind them. The controllers share one identity, which therefore
-// may do everything: upstream's alternative, a service account for each, costs
-// a hundred requests before the first controller runs, and buys nothing where
-// they share a process with the cluster's CA.
+// addonBindings binds these roles to the clients. The controllers share one
+// identity, which therefore may do everything: upstream's alternative, a
+// service account for each, costs a hundred requests before the first
+// controller runs, and buys nothing where they share a process with the
+// cluster's CA.
 func addonBindings() []rbacv1.ClusterRoleBinding {
 	bind := func(name, role, user string) rbacv1.ClusterRoleBinding {
 		return rbacv1.ClusterRoleBinding{
@@ -168,7 +169,7 @@ func (s *seeder) addAddons(plan cluster.Plan) {
 	}
 }
 
-// retry does something until that succeeds.
+// retry calls a function until it succeeds.
 func retry(ctx context.Context, what string, do func() error) error {
 	for {
 		err := do()
@@ -259,7 +260,7 @@ func clusterDNSEndpoints(plan cluster.Plan) *discoveryv1.EndpointSlice {
 	}
 }
 
-// storageClass waits with a volume until the pod's node is known, because a
+// storageClass makes a volume only when the pod's node is known, because a
 // directory exists on one node only.
 func storageClass() *storagev1.StorageClass {
 	meta := addonMeta("", DefaultStorageClass)
@@ -272,7 +273,7 @@ func storageClass() *storagev1.StorageClass {
 	}
 }
 
-// sharedClass keeps what is in its volumes: that is the user's.
+// sharedClass keeps the content of its volumes, because it belongs to the user.
 func sharedClass() *storagev1.StorageClass {
 	return &storagev1.StorageClass{
 		ObjectMeta:        addonMeta("", cluster.SharedClass),

@@ -20,7 +20,7 @@ import (
 //	--plan FILE          the plan, as JSON
 //	--notify-fd N        where to report; see package notify
 //	--listener-fd N      a listening TCP socket; may be repeated
-//	--state-fd N         a listening socket, where objects that last are given out
+//	--state-fd N         a listening socket that serves the objects to save
 func Main(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("control", flag.ContinueOnError)
 	planFile := flags.String("plan", "", "`file` with the plan of the cluster")
@@ -31,7 +31,7 @@ func Main(ctx context.Context, args []string) error {
 		listenerFDs = append(listenerFDs, fd)
 		return err
 	})
-	stateFD := flags.Int("state-fd", -1, "listening `descriptor` where objects that last are given out")
+	stateFD := flags.Int("state-fd", -1, "listening `descriptor` that serves the objects to save")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -79,8 +79,8 @@ func readPlan(path string) (plan cluster.Plan, err error) {
 	return plan, nil
 }
 
-// inherit takes over listening sockets. net.FileListener makes a descriptor of
-// its own that children do not inherit; ours is closed.
+// inherit takes over listening sockets. net.FileListener makes its own descriptor,
+// which children do not inherit; the original one is closed.
 func inherit(fds []int) ([]net.Listener, error) {
 	var listeners []net.Listener
 	for _, fd := range fds {

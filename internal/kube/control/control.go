@@ -82,7 +82,7 @@ func Run(ctx context.Context, plan cluster.Plan, opts Options) error {
 	return r.run(ctx)
 }
 
-// role is a control plane on its way.
+// role is a control plane that starts or runs.
 type role struct {
 	began     time.Time
 	plan      cluster.Plan
@@ -118,8 +118,8 @@ func (r *role) configure(ctx context.Context, listener net.Listener) error {
 }
 
 // run runs the components. When ctx ends, the API server's clients stop first,
-// so that they can write down how they end; the store, closed by the caller,
-// stops last.
+// so that they can still write their last state; the store, closed by the
+// caller, stops last.
 func (r *role) run(ctx context.Context) error {
 	serverCtx, stopServer := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopServer()

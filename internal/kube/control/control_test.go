@@ -30,8 +30,8 @@ import (
 	"berth.dev/berth/internal/base/notify"
 )
 
-// TestControlPlane holds one control plane against what the rest of berth and
-// its users expect of it.
+// TestControlPlane checks one control plane for everything that the rest of berth
+// and its users expect of it.
 func TestControlPlane(t *testing.T) {
 	c := newTestCluster(t)
 	r := c.start(t)
@@ -282,7 +282,7 @@ func testAddons(t *testing.T, c *testCluster) {
 	}
 }
 
-// testAsCreated holds the add-ons, which are written to the store, against what
+// testAsCreated compares the add-ons, which are written to the store, with what
 // kube-apiserver makes of the same objects.
 func testAsCreated(t *testing.T, c *testCluster) {
 	admin := c.client(t, cluster.UserAdmin)
@@ -362,7 +362,7 @@ func testAsCreated(t *testing.T, c *testCluster) {
 	same(class.Name, seededClass, madeClass)
 }
 
-// TestAPIServiceMatchesUpstream holds the seed's Service kubernetes against the one that
+// TestAPIServiceMatchesUpstream compares the seed's Service kubernetes with the one that
 // upstream's controller creates where there is none.
 func TestAPIServiceMatchesUpstream(t *testing.T) {
 	plan := cluster.Plan{Addresses: cluster.Addresses{APIService: netip.MustParseAddr("10.96.0.1"), APIPort: 6443}}

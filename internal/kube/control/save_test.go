@@ -19,7 +19,7 @@ import (
 	"berth.dev/berth/internal/kube/savedstate"
 )
 
-// keepState gives the cluster a place where its state can be had.
+// keepState gives the cluster a socket that serves its state, and returns the path.
 func (c *testCluster) keepState(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "state")
@@ -46,7 +46,7 @@ func readState(t testing.TB, path string) (savedstate.Facts, []savedstate.Record
 	return facts, records
 }
 
-// restore has the cluster begin with what another one has left.
+// restore makes the cluster start with the state of an earlier one.
 func (c *testCluster) restore(t testing.TB, facts savedstate.Facts, records []savedstate.Record) {
 	t.Helper()
 	var content strings.Builder

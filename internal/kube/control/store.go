@@ -95,7 +95,7 @@ func newStoreServer(plan cluster.Plan) (*etcdserver.EtcdServer, error) {
 	return etcdserver.NewServer(configuration)
 }
 
-// storeConfig is that of the only member.
+// storeConfig returns the configuration of the only member.
 func storeConfig(dir string) (config.ServerConfig, error) {
 	member, err := url.Parse(memberURL)
 	if err != nil {
@@ -119,8 +119,8 @@ func storeConfig(dir string) (config.ServerConfig, error) {
 		// Everything is on a tmpfs and dies with the node.
 		UnsafeNoFsync:     true,
 		QuotaBackendBytes: storeQuota,
-		// The log is memory twice, on the tmpfs and in the process; without
-		// followers to catch up little of it is ever needed.
+		// The log takes memory twice, on the tmpfs and in the process. Without
+		// followers that have to catch up, little of it is ever needed.
 		SnapshotCount:          2000,
 		SnapshotCatchUpEntries: 100,
 		MaxSnapFiles:           1,

@@ -83,7 +83,7 @@ func kubeletServer(plan cluster.Plan) (*options.KubeletServer, error) {
 		"nodefs.inodesFree": "1%",
 	}
 	c.EvictionPressureTransitionPeriod = metav1.Duration{Duration: pressureTransition}
-	// Images given as archives cannot be had again: no garbage collection.
+	// Images from archives cannot be pulled again, so none are removed.
 	c.ImageGCHighThresholdPercent = 100
 	c.ContainerLogMaxSize, c.ContainerLogMaxFiles = logMaxSize, logMaxFiles
 	c.SerializeImagePulls = false
@@ -101,8 +101,8 @@ func kubeletServer(plan cluster.Plan) (*options.KubeletServer, error) {
 	} else {
 		c.CgroupsPerQOS = false
 		c.EnforceNodeAllocatable = []string{}
-		// CPU quotas are left on: nobody enforces them, which notices tells,
-		// but a pod's status then shows the limits that it has.
+		// CPU quotas are left on. Nobody enforces them, as an event of notices
+		// reports, but a pod's status then shows its limits.
 	}
 	return s, nil
 }
@@ -113,8 +113,8 @@ func memoryReserve(capacity uint64) uint64 {
 	return min(max(capacity/20, 64<<20), 512<<20)
 }
 
-// openFiles is the most files that the process may open. The kubelet's default
-// is above the hard limit of an ordinary user.
+// openFiles is the number of files that the process may open. The kubelet's
+// default is above the hard limit of an ordinary user.
 func openFiles() int64 {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Max > 1<<20 {

@@ -61,9 +61,9 @@ func (k *nodeKubelet) healthy() error {
 	return nil
 }
 
-// dependencies makes what the kubelet works with. Upstream's own constructor is not
-// used: it executes umount(8) to learn its habits, and leaves clients and pod source
-// to a place where they would poll.
+// dependencies makes the kubelet's dependencies. Upstream's own constructor is not
+// used: it executes umount(8) to learn how that behaves, and leaves out the clients
+// and the source of pods, which upstream makes in a way that polls.
 func dependencies(ctx context.Context, plan cluster.Plan, api *access, server *options.KubeletServer) (*kubelet.Dependencies, error) {
 	plugins, err := app.ProbeVolumePlugins(ctx, utilfeature.DefaultFeatureGate)
 	if err != nil {
@@ -114,7 +114,8 @@ func dependencies(ctx context.Context, plan cluster.Plan, api *access, server *o
 	return d, nil
 }
 
-// newKubelet makes all that needs neither the API server nor the runtime.
+// newKubelet makes every part that needs neither the API server nor the
+// runtime.
 func newKubelet(ctx context.Context, plan cluster.Plan, api *access, filter *policyFilter, log *slog.Logger) (*nodeKubelet, error) {
 	server, err := kubeletServer(plan)
 	if err != nil {
@@ -180,8 +181,8 @@ func newRecorder(ctx context.Context, plan cluster.Plan, client typedv1.EventsGe
 	return b.NewRecorder(legacyscheme.Scheme, v1.EventSource{Component: "kubelet", Host: plan.Node.Name})
 }
 
-// machineID tells the nodes of all clusters apart. The host's own id is no
-// one's business here.
+// machineID distinguishes the nodes of all clusters. Pods need not know the
+// host's own id.
 func machineID(plan cluster.Plan) string {
 	sum := sha256.Sum256([]byte(plan.RunID + "/" + plan.Node.Name))
 	return hex.EncodeToString(sum[:16])

@@ -18,7 +18,7 @@ type leftNotices struct {
 	recorder record.EventRecorder
 }
 
-// left is such a file.
+// left is one of these records.
 type left struct {
 	Pod     struct{ Namespace, Name, UID, Container string }
 	Notices []struct {
@@ -27,7 +27,7 @@ type left struct {
 	}
 }
 
-// report makes events of the files that there are, and removes them.
+// report makes events from the existing files, and removes the files.
 func (l leftNotices) report() {
 	paths, _ := filepath.Glob(filepath.Join(l.dir, "*.json"))
 	for _, path := range paths {

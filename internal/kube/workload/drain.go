@@ -28,7 +28,7 @@ type Drained struct{ Asked, Ended int }
 
 // Drain asks all pods to end, with their own grace period but no more than
 // grace, and lets no new ones start. It returns when all have ended, or with
-// the context. Where grace is below a second pods are asked all the same.
+// the context. A grace below a second counts as one second.
 func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error) {
 	var drained Drained
 	nodes, err := c.dynamic.Resource(nodeResource).List(ctx, metav1.ListOptions{})
@@ -62,7 +62,8 @@ func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error
 	}
 }
 
-// deletePods returns how many there were.
+// deletePods deletes all running pods, with a grace period of at most longest
+// seconds, and returns their number.
 func (c *Client) deletePods(ctx context.Context, longest int64) (int, error) {
 	pods, err := c.runningPods(ctx)
 	if err != nil {

@@ -62,7 +62,7 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// Who has only the list decides as the policy does.
+// A process that has only the list decides as the policy does.
 func TestRefusedAsAList(t *testing.T) {
 	c := Default()
 	c.Cluster = []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("fd01::/64")}

@@ -32,8 +32,8 @@ func (a *alarm) after(d time.Duration) {
 	a.timer.Reset(d)
 }
 
-// clear allows to set the alarm again, which its function calls. It reports whether the
-// alarm is still in use.
+// clear lets the alarm be set again, and reports whether it is still in use. The
+// alarm's function calls it.
 func (a *alarm) clear() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
