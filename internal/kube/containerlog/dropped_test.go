@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// The spool may drop a file at any moment of a reading. What arrives and what is
-// counted as lost are together what was written.
+// The spool may drop a file at any moment while it is read. The output that
+// arrives and the output that is counted as lost add up to the written output.
 func TestAFileThatIsDroppedWhileItIsReadIsCounted(t *testing.T) {
 	r := newRuntime(t, t.TempDir())
 	r.open(0)

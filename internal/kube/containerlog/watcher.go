@@ -23,8 +23,8 @@ const (
 	DefaultGrace = time.Minute
 	// prunePeriod is the time between two calls of prune.
 	prunePeriod = time.Second
-	// scanPeriod is the time between two readings of directories that the
-	// kernel cannot watch.
+	// scanPeriod is the time between two scans of directories that the kernel
+	// cannot watch.
 	scanPeriod = 200 * time.Millisecond
 )
 
@@ -48,7 +48,7 @@ type Watcher struct {
 	containers map[string]*container
 	watched    map[int32]string // directories relative to root, by watch
 	watches    map[string]int32
-	// blind: some directory is not watched.
+	// blind means that some directory is not watched.
 	blind bool
 
 	buffers sync.Pool // of *[chunk]byte
@@ -228,7 +228,7 @@ func (w *Watcher) readEvents() error {
 		if err != nil {
 			return err
 		}
-		// What is to be done for a directory is done once for all its events.
+		// A directory is handled once for all of its events.
 		changed, written := map[int32]bool{}, map[int32]bool{}
 		for rest := buffer[:n]; len(rest) >= unix.SizeofInotifyEvent; {
 			event := (*unix.InotifyEvent)(unsafe.Pointer(&rest[0]))
@@ -303,9 +303,9 @@ func (w *Watcher) ignored(wd int32) {
 	}
 }
 
-// prune drops files that nobody is going to read, and more of them where the
-// rest is larger than the spool: first of containers that nobody reads, the
-// oldest first.
+// prune drops files that nobody is going to read. If the remaining files are
+// larger than the spool, it drops more: first files of containers that nobody
+// reads, the oldest first.
 func (w *Watcher) prune(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

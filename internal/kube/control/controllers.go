@@ -21,9 +21,9 @@ import (
 )
 
 // clientArgs are common to the clients of kube-apiserver in this process. They
-// need no election where they have no rival, and nobody scrapes them. The limits
-// keep a client from overrunning a distant server; upstream's 20 requests per
-// second would make the start of a hundred pods take minutes.
+// need no leader election where there is one control plane, and nobody scrapes
+// them. The limits keep a client from overrunning a distant server; upstream's
+// 20 requests per second would make the start of a hundred pods take minutes.
 func clientArgs(plan cluster.Plan, user string) []string {
 	election := []string{"--leader-elect=false"}
 	if plan.Replicated() {
@@ -43,8 +43,8 @@ func clientArgs(plan cluster.Plan, user string) []string {
 }
 
 // parseManagerOptions configures kube-controller-manager. Addresses of pods are
-// not allocated here (allocate-node-cidrs is off): which part of the range is
-// whose was decided with the plan.
+// not allocated here (allocate-node-cidrs is off): the plan gives each node its
+// part of the range.
 func parseManagerOptions(ctx context.Context, plan cluster.Plan, serving <-chan struct{}) (*managerconfig.Config, error) {
 	opts, err := manageroptions.NewKubeControllerManagerOptions()
 	if err != nil {
@@ -64,8 +64,9 @@ func parseManagerOptions(ctx context.Context, plan cluster.Plan, serving <-chan 
 		"--service-cluster-ip-range="+serviceRanges(plan),
 		// Upstream's default lies below /usr and is created.
 		"--flex-volume-plugin-dir="+filepath.Join(plan.Paths.Run, "flexvolume"),
-		// A node that was looked at between its registration and its being ready
-		// has a taint until the next look; upstream takes five seconds.
+		// A node that was checked after its registration, but before it was
+		// ready, has a taint until the next check. Upstream checks every five
+		// seconds.
 		"--node-monitor-period=250ms",
 	)
 	if err := flags.Parse(args); err != nil {
@@ -125,7 +126,7 @@ func runScheduler(ctx context.Context, opts *scheduleroptions.Options) error {
 	return ended("kube-scheduler", err)
 }
 
-// ended is the error of a component that returned although it was not told to.
+// ended returns the error for a component that returned although ctx had not ended.
 func ended(component string, err error) error {
 	if err == nil {
 		return fmt.Errorf("run %s: it ended by itself; see the log above", component)
@@ -136,8 +137,8 @@ func ended(component string, err error) error {
 // healthyWhenServing answers kube-controller-manager's question whether
 // kube-apiserver is healthy. It asks once a second until it is, and health
 // includes hooks that have nothing to do with the controllers, so on a fresh
-// start the first answer is always no. All that the controllers need is that
-// requests are accepted, and the process knows when that is.
+// start the first answer is always no. The controllers need only a server that
+// accepts requests, and this process knows when it does.
 type healthyWhenServing struct {
 	next    http.RoundTripper
 	serving <-chan struct{}

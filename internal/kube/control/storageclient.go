@@ -38,10 +38,10 @@ func serveStorageFrom(s *store) {
 	feature.DefaultFeatureSupportChecker = etcdFeatures{feature.DefaultFeatureSupportChecker}
 }
 
-// etcdFeatures answers what upstream finds out by asking each endpoint of a
-// client for its version: clients in process have no endpoints, and would be
-// taken for an etcd without progress notifications, which makes consistent
-// lists bypass the watch cache.
+// etcdFeatures reports which features etcd has. Upstream asks each endpoint of
+// a client for its version. Clients in this process have no endpoints, so
+// upstream would assume an etcd without progress notifications, and consistent
+// lists would bypass the watch cache.
 type etcdFeatures struct{ feature.FeatureSupportChecker }
 
 func (etcdFeatures) Supports(f storage.Feature) bool { return f == storage.RequestWatchProgress }

@@ -35,8 +35,8 @@ type State struct {
 	// reach through gateways.
 	Hosts           netip.Prefix
 	OutsideNetworks []siteconf.OutsideNetwork
-	// Forwards: this host is a gateway, to Interfaces beside the one with its
-	// address.
+	// Forwards means that this host is a gateway, to Interfaces beside the one
+	// with its address.
 	Forwards   bool
 	Interfaces []string
 	// As holds the source addresses that pods get from this gateway, if not its own address.

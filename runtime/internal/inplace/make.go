@@ -3,7 +3,7 @@
 // read from the SIF file, block by block, when somebody reads it. Package sif
 // parses SIF files and their configuration.
 //
-// A file that has changed gives errors, and never other content.
+// A file that has changed gives errors, never other content.
 package inplace
 
 import (
@@ -218,7 +218,7 @@ func Keep(made, snapshotter string, standIn digest.Digest) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	// The image comes last: with it, both are there.
+	// The image comes last: once it exists, both do.
 	for _, extension := range []string{indexExtension, ""} {
 		if err := os.Link(made+extension, filepath.Join(dir, layerFile+extension)); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err

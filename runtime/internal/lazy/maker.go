@@ -15,7 +15,8 @@ import (
 // Maker makes files of layers from the registries that images are pulled from.
 type Maker struct {
 	Hosts docker.RegistryHosts
-	// Not is a host to skip, because only this process can reach it.
+	// Not is the host of a registry to skip, because only this process can
+	// reach it.
 	Not string
 	// Keep keeps a login for the process that reads the layer, and returns its name.
 	Keep func(context.Context, Login) (string, error)
