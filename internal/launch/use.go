@@ -30,7 +30,7 @@ const (
 )
 
 // errKeepsNothing is the error of --keep for a cluster that ends with its run.
-var errKeepsNothing = errors.New("keep what the manifests have applied (--keep): the cluster of this run ends with it; start one that stays with 'berth up', or leave --keep away")
+var errKeepsNothing = errors.New("keep what the manifests have applied (--keep): the cluster of this run ends with it; start one that stays with 'berth up', or omit --keep")
 
 // hops returns how often this process was sent to another node.
 func (o Options) hops() int {

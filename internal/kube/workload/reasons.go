@@ -328,7 +328,7 @@ func (d diagnosis) troubleOfContainer(pod *corev1.Pod, status *corev1.ContainerS
 		t.timeout = noTimeout
 	}
 	if isPull(waiting.Reason) && d.noPull {
-		t.err.Remedy = "no archive holds this image under this name: give it as one (--image FILE or --image NAME=FILE), or leave --no-pull away"
+		t.err.Remedy = "no archive holds this image under this name: give it as one (--image FILE or --image NAME=FILE), or omit --no-pull"
 	}
 	return t
 }
