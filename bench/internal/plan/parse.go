@@ -152,7 +152,7 @@ func (r *reader) plan(f file) *Plan {
 		p.Title = p.Name
 	}
 	if !plain.MatchString(p.Name) {
-		r.fault([]any{"name"}, "name %q: give one of small letters, digits and dashes", p.Name)
+		r.fault([]any{"name"}, "name %q: give one of lowercase letters, digits and dashes", p.Name)
 	}
 	if p.CPUs < 1 {
 		r.fault([]any{"cpus"}, "cpus %d: give the number of cores of each trial", p.CPUs)
@@ -170,7 +170,7 @@ func (r *reader) plan(f file) *Plan {
 	for name, link := range f.Links {
 		r.link(name, link)
 		if !plain.MatchString(name) {
-			r.fault([]any{"links", name}, "link name %q: give one of small letters, digits and dashes", name)
+			r.fault([]any{"links", name}, "link name %q: give one of lowercase letters, digits and dashes", name)
 		}
 	}
 	r.systems(p, f.Systems)
@@ -274,7 +274,7 @@ func (r *reader) systems(p *Plan, systems []fileSystem) {
 		}
 		switch {
 		case !plain.MatchString(s.Name):
-			r.fault(at, "system name %q: give one of small letters, digits and dashes", s.Name)
+			r.fault(at, "system name %q: give one of lowercase letters, digits and dashes", s.Name)
 		case seen[s.Name]:
 			r.fault(at, "there are two systems %s: give one of them another name", s.Name)
 		}
@@ -312,7 +312,7 @@ func (r *reader) addCase(p *Plan, c fileCase, at []any) {
 		c.Name = c.Case
 	}
 	if !plain.MatchString(c.Name) {
-		r.fault(append(at, "name"), "name %q: give one of small letters, digits and dashes", c.Name)
+		r.fault(append(at, "name"), "name %q: give one of lowercase letters, digits and dashes", c.Name)
 	}
 	base := Case{
 		Name: c.Name, Kind: c.Case, Systems: c.Systems, Base: c.Name, against: c.Against,

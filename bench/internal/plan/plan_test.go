@@ -86,7 +86,7 @@ baseline: {case: memory, drift: 7}
 	want := []string{
 		"f:2: cannot unmarshal !!int `-1` where something else is needed",
 		"f:6: field colour is not known here",
-		`f:1: name "No Name": give one of small letters, digits and dashes`,
+		`f:1: name "No Name": give one of lowercase letters, digits and dashes`,
 		"f:1: cpus 0: give the number of cores of each trial",
 		"f:3: memory-mb 0: give the memory of each trial in MB",
 		`f:4: timeout "soon": give a time such as 90s or 5m`,

@@ -92,7 +92,7 @@ func listen(ctx context.Context, cfg Config) (*net.TCPListener, error) {
 		cfg.Log.Debug("candidate port of the rendezvous is taken", "port", port, "error", err)
 		problem = err
 	}
-	return nil, fmt.Errorf("listen for the nodes of step %s: none of the %d candidate ports in %s can be had: %w; choose other ports with --port-range",
+	return nil, fmt.Errorf("listen for the nodes of step %s: none of the %d candidate ports in %s could be opened: %w; choose other ports with --port-range",
 		cfg.Step, len(cfg.candidates()), cfg.Ports, problem)
 }
 

@@ -169,11 +169,11 @@ func (p *serviceProxy) start(ctx context.Context, nodes informers.SharedInformer
 	p.proxier.OnEndpointSlicesSynced()
 	done := p.health.Health().Status
 	if _, ok := done[v1.IPv4Protocol]; !ok {
-		return errors.New("program nftables rules: nft refused them, its words are in the log above; " +
+		return errors.New("program nftables rules: nft refused them, and its messages are in the log above; " +
 			"the kernel needs nf_tables with nat, fib, masquerade and numgen, and may need modprobe of them by an administrator")
 	}
 	if len(done) < len(p.plan.Addresses.Families()) {
-		return errors.New("program nftables rules for IPv6: nft refused them, its words are in the log above; " +
+		return errors.New("program nftables rules for IPv6: nft refused them, and its messages are in the log above; " +
 			"the kernel may need 'modprobe -a nft_fib_ipv6 nft_reject_ipv6' by an administrator; --ip-family ipv4 does without")
 	}
 	if p.sender != nil {

@@ -30,7 +30,7 @@ func TryFolder(folder string) error {
 		return fmt.Errorf("look at %s: %w", dirs[0], err)
 	}
 	if st.Uid != uint32(os.Getuid()) || st.Mode&0o022 != 0 {
-		return fmt.Errorf("its file system has new folders belong to user %d with mode %#o, so others may change them", st.Uid, st.Mode&0o777)
+		return fmt.Errorf("its file system gives new folders to user %d with mode %#o, so others may change them", st.Uid, st.Mode&0o777)
 	}
 	file := filepath.Join(dirs[0], "file")
 	err := os.WriteFile(file, nil, 0o600)

@@ -97,7 +97,7 @@ func openEcho(f *flow) error {
 	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if errors.Is(err, unix.EACCES) {
 		f.table.engine.warnEcho.Do(func() {
-			f.table.engine.Log.Warn("pods cannot ping the outside, as their user cannot on this host: net.ipv4.ping_group_range leaves him out; an administrator can run: sysctl -w net.ipv4.ping_group_range='0 2147483647'")
+			f.table.engine.Log.Warn("pods cannot ping the outside, because their user cannot on this host: net.ipv4.ping_group_range excludes the groups of the user; an administrator can run: sysctl -w net.ipv4.ping_group_range='0 2147483647'")
 		})
 	}
 	if err != nil {

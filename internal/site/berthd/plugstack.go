@@ -69,7 +69,7 @@ func plugged(ctx context.Context) error {
 		return fmt.Errorf("ask scontrol for its version: %w", err)
 	}
 	if here := release(string(out)); here != built {
-		return fmt.Errorf("%s was built for Slurm %s, and this is %s, which leaves it out: make spank SLURM_PREFIX=... with the headers of this one", path, built, here)
+		return fmt.Errorf("%s was built for Slurm %s, and this is %s, which does not load it: make spank SLURM_PREFIX=... with the headers of this one", path, built, here)
 	}
 	return nil
 }

@@ -353,7 +353,7 @@ func (c Config) Validate() error {
 	var problems []error
 	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	if !labelPattern.MatchString(c.Cluster) {
-		wrong("cluster %q: use small letters, digits and dashes", c.Cluster)
+		wrong("cluster %q: use lowercase letters, digits and dashes", c.Cluster)
 	}
 	if !c.Pods.IsValid() || !c.Pods.Addr().Is4() || c.Pods.Bits() < 8 || c.Pods.Bits() > 28 {
 		wrong("pods %v: give an IPv4 range from /8 to /28, 10.128.0.0/12 say", c.Pods)
@@ -404,7 +404,7 @@ func (c Config) Validate() error {
 	for _, domain := range c.DNS.Search {
 		for part := range strings.SplitSeq(domain, ".") {
 			if !labelPattern.MatchString(part) {
-				wrong("dns.search %q: give a domain in small letters, without a dot at its end", domain)
+				wrong("dns.search %q: give a domain in lowercase letters, without a dot at its end", domain)
 				break
 			}
 		}
@@ -570,7 +570,7 @@ func (c Config) checkGroups() []error {
 	groups := map[string]string{}
 	for _, group := range slices.Sorted(maps.Keys(c.Groups)) {
 		if !groupPattern.MatchString(group) {
-			problems = append(problems, fmt.Errorf("groups.%s: use up to 32 small letters, digits, dashes and underscores, a letter first", group))
+			problems = append(problems, fmt.Errorf("groups.%s: use up to 32 lowercase letters, digits, dashes and underscores, a letter first", group))
 		}
 		for _, user := range c.Groups[group] {
 			if groups[user] != "" {

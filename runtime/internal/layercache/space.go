@@ -13,7 +13,7 @@ import (
 )
 
 // ErrNoSpace is the error for a layer that would not fit even if everything else went.
-var ErrNoSpace = errors.New("no room: its limit, or four fifths of the quota or file system that it is on, would be passed")
+var ErrNoSpace = errors.New("no room: its limit, or four fifths of the quota or file system that it is on, would be exceeded")
 
 // mostKept bounds the space to keep free on a file system, in bytes: a fifth of
 // a site's shared file system may be more than it ever has free.

@@ -68,7 +68,7 @@ func Open(from io.ReaderAt, size int64) (*File, error) {
 	}
 	total, at := int64(order.Uint64(header[tableOffset+8:])), int64(order.Uint64(header[tableOffset+16:]))
 	if total < 0 || total > maxDescriptors || at < headerSize || at > size-total*descriptorSize {
-		return nil, fmt.Errorf("it says to hold %d objects, listed at %d of %d bytes: it is not complete, or damaged", total, at, size)
+		return nil, fmt.Errorf("it should hold %d objects, listed at %d of %d bytes: it is not complete, or damaged", total, at, size)
 	}
 	f := &File{Architecture: architecture(header[archOffset:])}
 	for k := range total {
@@ -80,7 +80,7 @@ func Open(from io.ReaderAt, size int64) (*File, error) {
 			continue
 		}
 		if order.Uint32(b) == dataOCIRoot {
-			return nil, errors.New("it is an OCI-SIF, which is not understood: build the image without --oci, or give it as an archive")
+			return nil, errors.New("it is an OCI-SIF, which is not supported: build the image without --oci, or give it as an archive")
 		}
 		if order.Uint32(b) == dataPartition && order.Uint32(b[partitionOffset+4:]) == partPrimary {
 			return f, f.openPartition(from, size, b)
