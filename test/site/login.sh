@@ -75,8 +75,8 @@ sessions_apart() {
 	done
 }
 
-# forwards: what sshd forwards for a user starts and ends in his pod, and so does what
-# his shell starts before berth-session. A connection without a session uses the pod
+# forwards: what sshd forwards for a user starts and ends in the user's pod, and so does
+# what the user's shell starts before berth-session. A connection without a session uses the pod
 # too.
 forwards() {
 	local seen get=$'GET / HTTP/1.0\r\n\r\n'

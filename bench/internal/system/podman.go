@@ -23,7 +23,7 @@ const podmanHome = `${TMPDIR:-/tmp}/berth-bench-podman-$(id -u)`
 // and no delegated cgroup, and then runs a script.
 func (d *podman) script(then string) []string {
 	return []string{"sh", "-c", `set -e; home=` + podmanHome + `; mkdir -p -m 0700 "$home/run"; export XDG_RUNTIME_DIR="$home/run"
-# Its locks would be one file of the user's for all of his containers.
+# Its locks would be one file for all of the user's containers.
 export CONTAINERS_CONF="$home/containers.conf"; printf '[engine]\nlock_type = "file"\n' >"$CONTAINERS_CONF"
 podman() { ${exec:-command} podman --storage-driver overlay --root "$home/root" --runroot "$home/run/root" --tmpdir "$home/run/tmp" --cgroup-manager cgroupfs --events-backend none "$@"; }
 container= bypass=

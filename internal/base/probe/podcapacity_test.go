@@ -45,7 +45,7 @@ func TestPodCapacity(t *testing.T) {
 		{"processes of a user", machine{files: busy, limits: map[int]uint64{unix.RLIMIT_NPROC: 1900}}, 1, (1900 - 600 - 200) / 11, "limit 1900 for each user, in use 600", "nproc"},
 		{"of which several nodes take", machine{files: busy, limits: map[int]uint64{unix.RLIMIT_NPROC: 1900}}, 2, ((1900-600)/2 - 200) / 11, "limit 1900", "nproc"},
 		{"no room at all", machine{files: busy, limits: map[int]uint64{unix.RLIMIT_NPROC: 700}}, 1, 0, "limit 700", "nproc"},
-		// Who may have that many is not asked what he has.
+		// With such a limit, the user's processes are not counted.
 		{"many processes", machine{files: busy, limits: map[int]uint64{unix.RLIMIT_NPROC: 30000}}, 1, MaxPods, "", ""},
 		{"the machine", job(with(sysctls("kernel.pid_max", "2000"), "/proc/loadavg", "0.20 0.18 0.12 1/700 11206\n")), 1, (2000 - 700 - 200) / 11, "kernel.pid_max is 2000 for the whole machine", "pid_max"},
 		{"the job's control group", job(rhel9(t, jobV2, v2job+"/pids.max", "1024\n", v2job+"/pids.current", "24\n")), 1, (1000 - 200) / 11, "pids.max is 1024", "TasksMax"},

@@ -53,8 +53,8 @@ func TestHomeIsClosedToOthers(t *testing.T) {
 	}
 }
 
-// Who is first to make what would be this user's directory gains nothing, and
-// keeps nobody from working, whatever names he takes.
+// A user who first makes what would be this user's directory gains nothing, and
+// keeps nobody from working, whatever names are taken.
 func TestForeignHomeIsSkipped(t *testing.T) {
 	base := t.TempDir()
 	elsewhere := t.TempDir()

@@ -12,7 +12,7 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// A user can name his own job while it runs, and no job of others.
+// Users can name their own jobs while these run, and no jobs of others.
 func TestJobsNamedByUsers(t *testing.T) {
 	w := newWired(t)
 	a, other := w.allocate(1, 1000), w.allocate(2, 1001)

@@ -61,7 +61,7 @@ func TestUsersCannotFillLog(t *testing.T) {
 	}
 }
 
-// A user who starts sessions endlessly blocks only his own.
+// A user who starts sessions endlessly blocks no sessions of others.
 func TestUserCannotBlockOthersSessions(t *testing.T) {
 	d := newDaemon(siteconf.Config{}, "n1", netip.Addr{}, nil, nil, slog.New(slog.DiscardHandler))
 	login := func(uid string) error {

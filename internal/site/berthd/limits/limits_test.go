@@ -47,8 +47,8 @@ func (e entrance) enter(uid uint32) bool {
 	return entered
 }
 
-// A user with subordinate numbers gets as many connections with all of them and his
-// own number as any other user.
+// A user with subordinate numbers gets, with all of them and the user's own number,
+// as many connections as any other user.
 func TestSubordinateNumbersAreOneUser(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "subuid")
 	number := func(name string) (uint32, bool) { return 1001, name == "bob" }
