@@ -143,7 +143,7 @@ func connectKnowing(t *testing.T, server *httptest.Server, from Position, unwrit
 	return &client{t: t, body: answer.Body, reader: bufio.NewReader(answer.Body), out: map[Kind]*bytes.Buffer{KindStdout: {}, KindStderr: {}}}
 }
 
-// next takes in one frame and returns its kind.
+// next receives one frame and returns its kind.
 func (c *client) next() Kind {
 	c.t.Helper()
 	frame, err := ReadFrame(c.reader)
@@ -174,7 +174,7 @@ func (c *client) until(text string) {
 	}
 }
 
-// toEnd reads on until the log is complete, and wants its output.
+// toEnd reads on until the log is complete, and compares its output.
 func (c *client) toEnd(want string) {
 	c.t.Helper()
 	for c.next() != KindEnd {
@@ -489,7 +489,7 @@ func inotifyInstances(t *testing.T) int {
 	return descriptors(t, func(target string) bool { return target == "anon_inode:inotify" })
 }
 
-// descriptors counts the open files of this process that it is true of.
+// descriptors counts the open files of this process that match.
 func descriptors(t *testing.T, is func(target string) bool) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")

@@ -133,8 +133,8 @@ func BenchmarkIdle(b *testing.B) {
 	r.stop(b)
 }
 
-// processCPU is the CPU time that a process has used; the fields of its stat
-// file are counted in hundredths of a second.
+// processCPU returns the CPU time that a process has used; the fields of its
+// stat file are counted in hundredths of a second.
 func processCPU(t testing.TB, pid int) time.Duration {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -153,7 +153,8 @@ func processCPU(t testing.TB, pid int) time.Duration {
 	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
-// residentMB is the proportional share of a process in memory.
+// residentMB returns the memory of a process, with its proportional share of
+// shared pages.
 func residentMB(t testing.TB, pid int) float64 {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))

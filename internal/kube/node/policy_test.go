@@ -16,7 +16,7 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// policyBench is a filter whose nft notes what it is to execute.
+// policyBench is a filter whose nft records its input.
 type policyBench struct {
 	*policyFilter
 	executed []string

@@ -8,7 +8,8 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// What the node itself opens to a Service keeps its port, as what pods open does.
+// A connection of the node itself to a Service keeps its port, as connections of
+// pods do.
 func TestNodeConnectionsKeepTheirPorts(t *testing.T) {
 	for want, family := range map[string]cluster.Family{
 		"ip saddr != { 10.1.0.0/16, 10.9.0.2 }":   {Pods: netip.MustParsePrefix("10.1.0.0/16"), Node: netip.MustParseAddr("10.9.0.2")},

@@ -65,7 +65,7 @@ func TestApplyOutlivesTheAPIServer(t *testing.T) {
 	}
 }
 
-// Nobody knows whether it was created, under which name.
+// The client cannot know whether the object was created, or under which name.
 func TestGeneratedNameIsNotAppliedTwice(t *testing.T) {
 	client := killedServer(t)
 	if _, err := client.Apply(t.Context(), []Object{configMap(map[string]any{"generateName": "settings-"})}); !unanswered(err) {

@@ -55,7 +55,7 @@ func TestKubeletErrorsAreNotOutput(t *testing.T) {
 	}
 }
 
-// A container's own words pass, whatever they are like.
+// A container's own output passes, even if it looks like the kubelet's.
 func TestLinesLikeKubeletErrorsPass(t *testing.T) {
 	for _, text := range []string{
 		"failed to ",
@@ -85,7 +85,8 @@ func testStream() *stream {
 	return &stream{namespace: "default", pod: "p", podUID: "u", container: "main", containerID: "c"}
 }
 
-// The text may arrive in parts. What cannot be the kubelet's is not kept back.
+// The text may arrive in parts. Text that cannot be the kubelet's is not held
+// back.
 func TestKubeletErrorsInParts(t *testing.T) {
 	for _, text := range kubeletTexts {
 		for cut := range len(text) - shortestBegin {

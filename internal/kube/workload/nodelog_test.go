@@ -179,8 +179,8 @@ func TestLossIsReportedAndInResult(t *testing.T) {
 	}
 }
 
-// What the runtime cannot write to the log is lost, and counted once: by connections
-// that break, and by another process that goes on.
+// Output that the runtime cannot write to the log is lost, and counted once, even if
+// connections break and another process goes on.
 func TestWhatIsNotWrittenToALogIsCountedOnce(t *testing.T) {
 	n := newNode(t, "default_p_u")
 	n.breakAfter.Store(700_000)
@@ -246,7 +246,8 @@ func TestOutputAnnouncedByLostNodeIsCounted(t *testing.T) {
 }
 
 // A lost node does not answer at all, and its pod is set to failed before it is
-// deleted. That is no node without the role, whose logs the API server has.
+// deleted. It is not taken for a node without the role, whose logs the API
+// server has.
 func TestLostNodeStillHasItsRole(t *testing.T) {
 	n := newNode(t, "default_p_u")
 	n.writeLog(t, "0.log", 0, 30_000)
@@ -288,7 +289,7 @@ func TestLostNodeStillHasItsRole(t *testing.T) {
 }
 
 // A container that writes when its node is lost has written more than the node had
-// announced. One that the node has called idle perhaps has not.
+// announced. A container that the node has called idle may not have.
 func TestLostNodeThatAnnouncedEverything(t *testing.T) {
 	for _, idle := range []bool{false, true} {
 		frames := func(w io.Writer) error {

@@ -10,9 +10,9 @@ import (
 // cgroupMount is the mount point of a container's cgroup.
 const cgroupMount = "/sys/fs/cgroup"
 
-// cover adds mounts over files of /proc and /sys. One over the cgroup replaces
-// that; a container that mounts none gets none. What a volume of the pod covers
-// stays as the pod wants it.
+// cover adds mounts over files of /proc and /sys. A mount over the cgroup
+// replaces the container's own; a container that mounts no cgroup gets none.
+// Paths that a volume of the pod covers stay unchanged.
 func cover(spec *specs.Spec, mounts []specs.Mount) {
 	for _, m := range mounts {
 		if ofVolume(spec.Mounts, m.Destination) {
@@ -30,7 +30,7 @@ func cover(spec *specs.Spec, mounts []specs.Mount) {
 	}
 }
 
-// ofVolume reports whether path is in a bind mount, or one is below it.
+// ofVolume reports whether path is in a bind mount, or above one.
 func ofVolume(mounts []specs.Mount, path string) bool {
 	return slices.ContainsFunc(mounts, func(m specs.Mount) bool {
 		return m.Type == "bind" && (strings.HasPrefix(path+"/", m.Destination+"/") || strings.HasPrefix(m.Destination, path+"/"))

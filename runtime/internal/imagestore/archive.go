@@ -50,8 +50,8 @@ func normalize(name string) (string, error) {
 	return ref.String(), nil
 }
 
-// imageName returns the name of an image with these annotations, and whether
-// it has one by itself or by the caller's word.
+// imageName returns the name of an image with these annotations, and reports
+// whether the image or the caller names it.
 func (a Archive) imageName(annotations map[string]string) (name string, named bool, err error) {
 	if a.Name != "" {
 		return a.Name, true, nil

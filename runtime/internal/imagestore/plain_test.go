@@ -92,7 +92,7 @@ func saved(t testing.TB, layers ...[]byte) []byte {
 		}})})
 }
 
-// laidOut is an OCI layout.
+// laidOut returns an OCI layout with the layer.
 func laidOut(t testing.TB, layer []byte) []byte {
 	blob := zipped(t, layer)
 	var entries []entry
@@ -165,7 +165,7 @@ func TestPlainEqualsFullRead(t *testing.T) {
 	}
 }
 
-// readsWhereItLies reads a layer as who unpacks it does.
+// readsWhereItLies checks that a layer can be read in place.
 func readsWhereItLies(t *testing.T, from Lying, layer digest.Digest) {
 	t.Helper()
 	at, err := from.Part(layer)
@@ -232,7 +232,8 @@ func TestLayoutFolder(t *testing.T) {
 	readsWhereItLies(t, lying, layers[0])
 }
 
-// What is wrong with a folder is said, and nobody waits for what is not a file.
+// Errors name the problem of a folder, and no read waits for a pipe or a
+// device.
 func TestWrongLayoutFolders(t *testing.T) {
 	dir := layoutFolder(t, laidOut(t, pack(t, entry{name: "one", content: []byte("1")})))
 	index := filepath.Join(dir, ocispec.ImageIndexFile)
@@ -268,7 +269,8 @@ func TestWrongLayoutFolders(t *testing.T) {
 	}
 }
 
-// What is in another form, or not whole, is left to who reads it in full.
+// Archives in another form, or incomplete ones, are left to the reader of whole
+// archives.
 func TestPlainLeavesOtherForms(t *testing.T) {
 	layer := pack(t, entry{name: "file", content: []byte("1")})
 	whole := saved(t, layer, layer)

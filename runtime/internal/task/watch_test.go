@@ -87,8 +87,8 @@ func startWatcher(path string) (*watcher, error) {
 }
 
 // A node counts an inotify instance for each container with a control group
-// (probe.PodCapacity), because containerd's service makes one. Whoever takes a containerd
-// that makes none, or more, corrects the count.
+// (probe.PodCapacity), because containerd's service makes one. If a new containerd makes
+// none, or more, correct the count.
 func TestContainerdWatchesEachContainerWithInotify(t *testing.T) {
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/containerd/containerd/v2").Output()
 	if err != nil {
