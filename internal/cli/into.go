@@ -68,8 +68,8 @@ func runProgram(ctx context.Context, session *login.Session, name string, args .
 	return runThroughTunnel(ctx, session, command)
 }
 
-// briefly is for how long a program that fails has not lived through anything
-// that would have to be asked of Slurm.
+// briefly is the longest time of a program that ends too soon for the end of the job
+// to be the cause. Slurm is not asked about the job then.
 const briefly = 2 * time.Second
 
 // follows reports whether kubectl's arguments make it follow something to the

@@ -39,7 +39,7 @@ func pathOptions() []string {
 // forbiddable are the options that a site may forbid.
 func forbiddable() []string { return []string{"here"} }
 
-// oneFileOptions are for layers that are one file each.
+// oneFileOptions lists the options that need each layer as one file.
 func oneFileOptions() []string { return []string{"image-cache", "lazy-pull"} }
 
 // preferences holds the files of the site and of the user.
@@ -199,7 +199,7 @@ func wrongAlone(entry settings.Entry) []string {
 	return mistakes(spec)
 }
 
-// variable is the one that stands for an option.
+// variable returns the name of the variable for an option.
 func variable(option string) string {
 	return "BERTH_" + strings.ToUpper(strings.ReplaceAll(option, "-", "_"))
 }

@@ -1,6 +1,6 @@
 // Package launch is the composition root. It calls the other packages in order:
 // each step starts something and has its undo beside it. It also watches what runs.
-// What a step does inside belongs to the package that it calls.
+// The work of a step belongs to the package that it calls.
 //
 // These packages import each other only in one direction, as the tables in
 // internal/imports allow. All of them may import base, kube may import network,

@@ -34,8 +34,8 @@ const (
 // bench/results. It is not available to pods. probe.HeadMemory is that of a head.
 const (
 	workerMemory = 320 << 20
-	// replicaMemory is for a node with one of several control planes. Its
-	// controllers are a separate process.
+	// replicaMemory is the memory of a node with one of several control planes.
+	// Its controllers are a separate process.
 	replicaMemory = 704 << 20
 )
 

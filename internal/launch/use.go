@@ -154,7 +154,7 @@ type usable interface {
 	BringImages(ctx context.Context, images []string) error
 }
 
-// onHead is such a cluster, on its head.
+// onHead is a cluster of 'berth up', used on its head.
 type onHead struct{ persistent.Cluster }
 
 func (onHead) Reason() error { return persistent.ErrEnded }

@@ -212,7 +212,7 @@ func (c *cacheCommand) importAll(ctx context.Context) error {
 // trimmed makes room after something came in. That it takes what has just come is
 // an error.
 func (c *cacheCommand) trimmed(before error) error {
-	// What it has in use itself would stay.
+	// The layers that this process uses would stay.
 	if err := errors.Join(c.cache.Close(), c.cache.Trim(time.Now())); err != nil {
 		return errors.Join(before, err)
 	}

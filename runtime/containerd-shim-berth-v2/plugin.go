@@ -46,7 +46,7 @@ const (
 	// The socket where the fast path receives the filters of containers. It is
 	// unset without a fast path.
 	fastPathVariable = "BERTH_FAST_PATH"
-	// What the shim tells berth-runc of the pod.
+	// The variable with the shim's description of the pod for berth-runc.
 	podVariable = "BERTH_FAST_PATH_POD"
 	// The folder for notices to pods' owners.
 	noticesVariable = "BERTH_NOTICES"

@@ -236,8 +236,8 @@ func TestLostBytesAreCounted(t *testing.T) {
 	}
 }
 
-// Whoever takes another containerd compares its logger with containerd/_cri, and
-// writes its sum here.
+// After an upgrade of containerd, compare its logger with containerd/_cri, and
+// write its sum here.
 func TestContainerdLoggerIsReplaced(t *testing.T) {
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/containerd/containerd/v2").Output()
 	if err != nil {

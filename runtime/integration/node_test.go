@@ -35,7 +35,8 @@ type node struct {
 	log     string
 	cmd     *exec.Cmd
 	exited  chan error
-	// snapshotter is that of the cluster; layers serves the images of erofs.
+	// snapshotter is the cluster's snapshotter; layers serves the images of
+	// erofs.
 	snapshotter string
 	layers      *layersRole
 	runtime     cri.RuntimeServiceClient

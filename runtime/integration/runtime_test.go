@@ -10,7 +10,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// endContext is for what runs after a test, when its own context is done.
+// endContext returns a context for code that runs after a test, when the test's
+// context is done.
 func endContext() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	time.AfterFunc(60*time.Second, cancel)

@@ -90,7 +90,7 @@ func TestContainersAreBoundToCPUs(t *testing.T) {
 	}
 }
 
-// What a program in a container reads to size itself.
+// Programs in a container size themselves by files that show its limits.
 func TestContainersSeeTheirLimits(t *testing.T) {
 	n := startNode(t)
 	n.helperImage()
@@ -129,7 +129,8 @@ func TestContainersSeeTheirLimits(t *testing.T) {
 			t.Errorf("%s: %q", path, show(path))
 		}
 	}
-	// What it holds is seen when it has grown, and not what is free on the machine.
+	// When the container's memory use has grown, the files show it, and not the
+	// free memory of the machine.
 	grown := eventually(10*time.Second, func() bool {
 		used, _ := strconv.Atoi(show("/sys/fs/cgroup/memory.current"))
 		left := field(show("/proc/meminfo"), "MemAvailable")

@@ -167,7 +167,7 @@ func (inv *Inventory) ReadLicences() error {
 			if c.Kind == "deb" {
 				return c.common(string(text))
 			}
-			// What the thing as a whole is under stands at its top.
+			// The licence of the whole stands at its top.
 			if !strings.Contains(rel, "/") {
 				for _, id := range licences(string(text)) {
 					if !slices.Contains(c.Licences, id) {

@@ -193,7 +193,7 @@ func TestReadOutputAgain(t *testing.T) {
 			recorded[v.Name] = true
 		}
 		values = slices.DeleteFunc(values, func(v record.Value) bool { return !recorded[v.Name] })
-		// What follows them is the system's own.
+		// The values after them come from the system.
 		own := trial.Values[:min(len(values), len(trial.Values))]
 		if err != nil || len(values) == 0 || !slices.Equal(values, own) {
 			t.Errorf("%v: got %v, %v; want %v", trial.ID(), values, err, trial.Values)

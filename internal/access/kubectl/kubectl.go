@@ -29,7 +29,7 @@ func Main() {
 	// The flag set's -v must work before cobra has parsed anything.
 	logs.GlogSetter(cmd.GetLogVerbosity(os.Args)) // nolint:errcheck // as upstream: no level, no verbosity
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
-	// What upstream's default command has.
+	// These are the settings of upstream's default command.
 	flags := genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
 		WithDiscoveryBurst(300).WithDiscoveryQPS(50).WithWarningPrinter(streams)
 	command := cmd.NewDefaultKubectlCommandWithArgs(cmd.KubectlOptions{

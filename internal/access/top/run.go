@@ -84,7 +84,7 @@ type model struct {
 	err      error
 }
 
-// What happens besides keys.
+// Messages about events other than keys.
 type (
 	readMsg struct {
 		snapshot *Snapshot

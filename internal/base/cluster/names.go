@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// longestName is that of a label's value, which a node's name becomes too.
+// longestName is the longest value of a label: a node's name becomes one, too.
 const longestName = 63
 
-// nodeNames names the node of each offer. Who has a valid name keeps it; of
-// others that come to the same one, all but the first get a number.
+// nodeNames names the node of each offer. A node keeps a valid name. If other
+// names are changed to the same one, all but the first get a number.
 func nodeNames(offers []Offer) []string {
 	names := make([]string, len(offers))
 	for i, offer := range offers {

@@ -24,7 +24,7 @@ func Settle(ctx context.Context, after time.Duration) {
 	case <-time.After(after):
 		Rest()
 		debug.FreeOSMemory()
-		// What fails here costs memory, nothing else.
+		// A failure here only costs memory.
 		_, _ = linux.ForgetProgram()
 	case <-ctx.Done():
 	}

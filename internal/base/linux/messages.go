@@ -11,7 +11,7 @@ import (
 // the thread's place to another one. See PollBriefly.
 
 // Message is struct mmsghdr: one message of SendMessages or ReceiveMessages.
-// What it points to must be on the heap, and stay there.
+// The memory that it points to must be on the heap, and stay there.
 type Message struct {
 	unix.Msghdr
 	// Length is the number of bytes sent or received.

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host answers questions about one machine, as the calling process sees it.
-// What it reads it reads once. It is safe for concurrent use.
+// Host answers questions about one machine, as the calling process sees it. It
+// reads each file once. It is safe for concurrent use.
 type Host struct {
 	root   fs.FS
 	getenv func(string) string

@@ -22,8 +22,8 @@ type Memory struct {
 	Physical, Available uint64
 }
 
-// What a node with a control plane needs, in bytes; see the measurements in
-// bench/results.
+// The memory that a node with a control plane needs, in bytes; see the
+// measurements in bench/results.
 const (
 	// HeadMemory is for berth's own roles.
 	HeadMemory = 512 << 20

@@ -48,8 +48,8 @@ type Result struct {
 
 // Report is everything that was found on one machine.
 type Report struct {
-	// Version is that of this structure; it grows when a field changes its
-	// meaning.
+	// Version is the version of this structure; it grows when a field changes
+	// its meaning.
 	Version int      `json:"version"`
 	Host    string   `json:"host"`
 	Kernel  string   `json:"kernel"`

@@ -100,7 +100,7 @@ func FuzzPackageNote(f *testing.F) {
 	f.Add([]byte{255, 255, 255, 255, 255, 255, 255, 255, 126, 26, 254, 202, 70, 68, 79, 0})
 	f.Fuzz(func(t *testing.T, content []byte) {
 		fuzzbound.Watch(t)
-		// Whatever it holds, reading ends without a panic.
+		// Reading ends without a panic, whatever the note holds.
 		_, _ = parsePackageNote(content, binary.BigEndian)
 		_, _ = parsePackageNote(content, binary.LittleEndian)
 	})

@@ -18,7 +18,8 @@ type Script struct {
 	Commands string
 	// Input is the program's standard input; empty means the job's.
 	Input []byte
-	// CommandLine is the one that the script was made from, for the reader.
+	// CommandLine is the command line that the script was made from, for the
+	// reader.
 	CommandLine []string
 }
 

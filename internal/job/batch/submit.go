@@ -31,7 +31,8 @@ type Submission struct {
 
 // Job is one that has been submitted.
 type Job struct {
-	// ID is that of the job, of the whole array, or of the first component.
+	// ID is the number of the job, of the whole array, or of the first
+	// component.
 	ID string
 	// Cluster is Slurm's name of another machine, where the job went to one.
 	Cluster string

@@ -63,7 +63,7 @@ func FuzzExpandHosts(f *testing.F) {
 		if len(hosts) > MaxHosts {
 			t.Fatalf("%d hosts", len(hosts))
 		}
-		// What came out is plain: expanding it again changes nothing.
+		// The result is plain: expanding it again changes nothing.
 		again, err := ExpandHosts(strings.Join(hosts, ","))
 		if err != nil || !slices.Equal(again, hosts) {
 			t.Fatalf("%q: %v, then %v (%v)", list, hosts, again, err)

@@ -308,7 +308,7 @@ func TestCompressedLogsAreReadAfterARestart(t *testing.T) {
 	after, server := startWatcher(t, r.root)
 	awaitSegments(t, after, 4)
 	connect(t, server, middle, true).toEnd("three\nfour\nfive\nsix\n")
-	// Whoever begins later gets the same, also of a pod that is deleted.
+	// A client that begins later gets the same, even after the pod is deleted.
 	if err := os.RemoveAll(filepath.Dir(r.dir)); err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func addFastPathPlugin(o *options.AdmissionOptions) {
 	o.Plugins.Register(fastPathPlugin, func(io.Reader) (admission.Interface, error) {
 		return &namespaceFastPath{Handler: admission.NewHandler(admission.Create, admission.Update)}, nil
 	})
-	// Those at the end of the order are to see what all others have done.
+	// Plugins at the end of the order see the changes of all others.
 	o.RecommendedPluginOrder = append([]string{fastPathPlugin}, o.RecommendedPluginOrder...)
 }
 

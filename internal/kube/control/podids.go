@@ -84,7 +84,8 @@ func (p *podIDs) Validate(_ context.Context, a admission.Attributes, _ admission
 		return nil
 	}
 	err := p.check(podSpec(a.GetObject()))
-	// Whatever is there already, from an earlier cluster, can be changed and removed.
+	// Objects that exist already, from an earlier cluster, can be changed and
+	// removed.
 	if err == nil || a.GetOperation() == admission.Update && p.check(podSpec(a.GetOldObject())) != nil {
 		return nil
 	}

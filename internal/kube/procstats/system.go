@@ -48,8 +48,8 @@ func parseNetDev(text string) []cadvisorv1.InterfaceStats {
 
 // tmpfsUsage adds up what tmpfs mounts hold: volumes in memory, the shared
 // memory of pods, the node's own small state. The kernel does not tell who made
-// a mount, so those at the places where a host has its own are left out.
-// What lies in a pod's volumes below the kubelet's root is counted by pod, too.
+// a mount, so those at the places where a host has its own are left out. Files
+// in a pod's volumes below the kubelet's root are counted for the pod, too.
 func tmpfsUsage(kubelet string) (total uint64, pods map[string]uint64) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

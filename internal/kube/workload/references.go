@@ -13,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// missingTimeout is for a pod that lacks an object which nothing is there to
-// create. Objects of the manifests are there before anything is followed; this
-// is for controllers to make pods of them.
+// missingTimeout bounds the wait for an object that a pod lacks and nothing can
+// create. The manifests' objects exist before anything is followed; controllers
+// need this time to make pods of them.
 const missingTimeout = 2 * time.Second
 
 // reference is an object of its namespace that a pod cannot start without, and

@@ -8,8 +8,8 @@ import (
 
 const loginRemedy = "log in to the registry (podman login, docker login)"
 
-// PullRemedy is for errors of pulls that do not pass by themselves; for the
-// others it is empty. The words are containerd's and Go's.
+// PullRemedy returns the remedy for an error of a pull that does not pass by
+// itself, and "" for others. The matched words are containerd's and Go's.
 func PullRemedy(message string) string {
 	for _, known := range []struct{ words, remedy string }{
 		{"server gave HTTP response to HTTPS client", "the registry has no TLS: allow that with --registry NAME=http://NAME"},
@@ -146,7 +146,7 @@ func says(message, words string) bool {
 	return false
 }
 
-// idRemedy is for users and groups that the nodes do not have.
+// idRemedy returns the remedy for users and groups that the nodes do not have.
 func (d diagnosis) idRemedy() string {
 	has := ""
 	if d.ids != "" {

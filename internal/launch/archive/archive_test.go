@@ -138,7 +138,7 @@ func TestNodeWithoutPortFetchesArchive(t *testing.T) {
 	}
 }
 
-// What another node does not send comes from the head, whether that node is gone
+// The head sends the bytes that another node does not, whether that node is gone
 // from the beginning or fails in the middle.
 func TestRelayingNodeIsLost(t *testing.T) {
 	server, content := serveOne(t, 1<<20)

@@ -167,7 +167,7 @@ func newLab(t testing.TB, config labConfig) *lab {
 	return l
 }
 
-// hostAddress is that of a host.
+// hostAddress returns the address of a host.
 func (c labConfig) hostAddress(index int) netip.Addr {
 	if c.hostsIPv6 {
 		return netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", index+1))

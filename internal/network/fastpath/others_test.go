@@ -156,7 +156,7 @@ server { listen 5006; listen [::]:5006; location / { return 200 "$remote_addr\n"
 		programs := postgreSQL(t)
 		data := filepath.Join(t.TempDir(), "data")
 		// It does not run as root, the lab's only user: it sees itself as another one.
-		// What it shares between its processes goes with them.
+		// The memory that its processes share ends with them.
 		serving := server.start("exec", "unshare", "--user", "--ipc", "--map-user=1000", "sh", "-ec", fmt.Sprintf(
 			"%[1]s/initdb -D %[2]s -U ann -A trust --no-sync >/dev/null; echo host all all all trust >>%[2]s/pg_hba.conf\n"+
 				"exec %[1]s/postgres -D %[2]s -p 5007 -c listen_addresses='*' -c unix_socket_directories= -c fsync=off -c dynamic_shared_memory_type=mmap 2>&1", programs, data))

@@ -22,7 +22,8 @@ func (c *connecting) reach() {
 	}
 	c.fd = fd
 	if c.ipv6 {
-		// Whatever the host's default is: the target may be an IPv4 address.
+		// Set this whatever the host's default is: the target may be an IPv4
+		// address.
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
 	}
 	// Sizes of buffers have an effect only before connect. Options that may change

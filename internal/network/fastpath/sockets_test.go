@@ -55,7 +55,7 @@ func show(address unix.Sockaddr) string {
 	return fmt.Sprintf("%T", address)
 }
 
-// familyOf is that of a socket for an address.
+// familyOf returns the family of a socket for an address.
 func familyOf(address string) int {
 	if strings.HasPrefix(address, "[") {
 		return unix.AF_INET6

@@ -197,7 +197,7 @@ func TestHostPortsRunOut(t *testing.T) {
 	if got := ask(250); got != "switched 250" {
 		t.Errorf("%s of 250", got)
 	}
-	// Those beyond stay on the overlay.
+	// Further connections stay on the overlay.
 	if got := ask(300); got == "switched 300" {
 		t.Errorf("%s of 300 more", got)
 	}

@@ -191,7 +191,8 @@ func (l *lab) passes(t *testing.T, what, direction string, send func()) bool {
 		before, _ := l.counted(t)
 		return before > 0
 	})
-	// Whatever came by was judged on its way, before it could be counted here.
+	// Every packet passed the rules on its way, before it could be counted
+	// here.
 	before, after := l.counted(t)
 	if after != 0 && after != before {
 		t.Fatalf("%s: %d of %d packets passed", what, after, before)

@@ -47,7 +47,7 @@ func (m Machine) nvidiaGPUs() []gpu {
 			}
 		}
 	}
-	// What the driver says of each is not there in every container.
+	// Not every container has the driver's reports about the GPUs.
 	reports, _ := filepath.Glob(m.at("/proc/driver/nvidia/gpus/*/information"))
 	for _, path := range reports {
 		minor, uuid := information(path)

@@ -156,7 +156,7 @@ func warnOfPorts(config siteconf.Config) {
 	}
 }
 
-// nameCommand is for users, in their jobs.
+// nameCommand runs 'berthd name', which users call in their jobs.
 func nameCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
 	job := flags.String("job", os.Getenv("SLURM_JOB_ID"), "number of a job that runs on this node")
 	config, err := configOf(flags, args)

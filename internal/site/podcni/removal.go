@@ -140,7 +140,7 @@ func (n *Network) remove(ctx context.Context, id string, inUse map[string]bool) 
 		defer close(r.done)
 		defer r.cancel()
 		if former != nil && !former.wait(ctx) {
-			// Whatever that attempt still does would not be undone.
+			// The rest of that attempt would not be undone.
 			r.err, r.ended = fail(ctx.Err()), time.Now()
 			return
 		}

@@ -66,7 +66,7 @@ func TestOwnersAreListed(t *testing.T) {
 	}
 }
 
-// What has no room is omitted, the lowest ids first.
+// Owners that do not fit are omitted, the lowest ids first.
 func TestManyOwnersAreBounded(t *testing.T) {
 	var headers []tar.Header
 	for i := range 1000 {

@@ -71,8 +71,8 @@ func parts(t *testing.T, c *Cache) (all []string) {
 	return all
 }
 
-// What a job was writing when it was killed goes with the job's folder, which
-// others remove, or with its age.
+// Unfinished files of a killed job are removed with the job's folder, by other
+// jobs, or when they are old.
 func TestKilledJobFiles(t *testing.T) {
 	dir := t.TempDir()
 	killed, _ := open(t, dir, "killed", 1<<30)
@@ -249,7 +249,7 @@ func TestDamageFoundWhileReading(t *testing.T) {
 	if got := take(t, c, d); got != own || !same(own, c.path(d)) {
 		t.Errorf("%q is taken, and is the same: %t", got, same(own, c.path(d)))
 	}
-	// What is not a layer of a cache stays.
+	// A file that is not a layer of a cache stays.
 	if err := PutAside(path); err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +305,7 @@ func TestTrim(t *testing.T) {
 	}
 	other, _ := open(t, dir, "other", limit)
 	for i, d := range all {
-		// What is in use counts, and to remove it would free nothing.
+		// Layers in use count, and to remove them would free nothing.
 		if got, want := take(t, other, d) != "", i == 0 || i == 4; got != want {
 			t.Errorf("layer %d is there: %v", i, got)
 		}

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Who finds that another job copies a layer does not; nor does it wait.
+// A job that finds another one copying a layer neither copies it nor waits.
 func TestOneOfManyCopiesIsUsed(t *testing.T) {
 	dir := t.TempDir()
 	one, _ := open(t, dir, "one", 1<<30)
@@ -68,7 +68,7 @@ func TestClaimsOfJobsThatAreGone(t *testing.T) {
 	}
 }
 
-// What is somebody else's by now is not given up.
+// A claim that another job has taken over is not given up.
 func TestClaimTakenOver(t *testing.T) {
 	dir := t.TempDir()
 	slow, _ := open(t, dir, "slow", 1<<30)

@@ -165,7 +165,7 @@ func TestDamagedTextsAreNotUsed(t *testing.T) {
 			t.Errorf("record %q: %+v", text, got)
 		}
 	}
-	// What others may write to is not used either.
+	// A record that others may write to is not used either.
 	if err := os.Chmod(c.record(img.Name, img.Platform), 0o622); err != nil {
 		t.Fatal(err)
 	}
@@ -252,8 +252,8 @@ func TestNamesIncludePlatform(t *testing.T) {
 	}
 }
 
-// What was written when a name had one platform is read, and goes when it is
-// brought again.
+// A record from the time when a name had one platform is read, and removed when
+// the image is pulled again.
 func TestNamesOfOneFile(t *testing.T) {
 	c, _ := open(t, t.TempDir(), "job", 1<<30)
 	one := name(t, c, "reg.test/a:1", "amd64")

@@ -80,7 +80,8 @@ func TestQuotaIsRespected(t *testing.T) {
 	if take(t, c, first) != "" {
 		t.Error("the oldest is still there")
 	}
-	// What is in use frees nothing, and what has a name was brought on purpose.
+	// Removing layers in use frees nothing, and layers of named images were
+	// pulled on purpose.
 	third, path := image(t, strings.Repeat("third", 2000))
 	if own, err := c.Publish(third, path); !errors.Is(err, ErrNoSpace) || !NoSpace(err) {
 		t.Errorf("published as %q, %v", own, err)
@@ -125,7 +126,7 @@ func TestTrimFreesAsMuchAsPossible(t *testing.T) {
 	}
 }
 
-// What jobs use cannot be removed, so there is no room for more.
+// Layers that jobs use cannot be removed, so there is no room for more.
 func TestLimitInUse(t *testing.T) {
 	dir := t.TempDir()
 	c, _ := open(t, dir, "one", 1<<30)

@@ -56,8 +56,8 @@ func (c *Client) Mount(ctx context.Context, target string, layers []string) erro
 	}
 	// Only the server is to have it, or its death would not be noticed.
 	defer device.Close()
-	// Who may do what is the kernel's to decide. Users of other user namespaces
-	// are kept out all the same.
+	// The kernel checks permissions. It keeps users of other user namespaces
+	// out in any case.
 	data := fmt.Sprintf("fd=%d,rootmode=40755,user_id=0,group_id=0,allow_other,default_permissions", device.Fd())
 	if err := unix.Mount("berth", target, "fuse.berth", unix.MS_RDONLY|unix.MS_NODEV|unix.MS_NOATIME, data); err != nil {
 		return fmt.Errorf("mount image on %s: %w", target, err)

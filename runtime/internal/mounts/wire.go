@@ -17,7 +17,7 @@ import (
 // Request asks the server to serve a mount, whose /dev/fuse is beside it. It is
 // also what the server remembers of it.
 type Request struct {
-	// ID is of this one mount.
+	// ID identifies the mount.
 	ID string
 	// Layers are the paths of the images, the uppermost first.
 	Layers []string

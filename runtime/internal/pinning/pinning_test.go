@@ -67,7 +67,7 @@ func TestNewLimitKeepsFittingLayers(t *testing.T) {
 	}
 }
 
-// What killed shims and half-written lines say counts for nothing.
+// Claims of killed shims and half-written lines do not count.
 func TestClaimsOfDeadProcesses(t *testing.T) {
 	l, all := testLedger(t, 99), cpuset.New(0, 1)
 	const text = `{"Container":"x","Milli":1000,"CPUs":"0","Owner":{"PID":99,"Start":5}}

@@ -189,7 +189,7 @@ func TestFilesInMemory(t *testing.T) {
 	}
 }
 
-// What the kernel says of this process is understood.
+// The kernel's description of this process can be parsed.
 func TestOwnProcess(t *testing.T) {
 	f := New("/proc")
 	s, err := f.Stat(os.Getpid())

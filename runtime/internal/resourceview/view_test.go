@@ -16,8 +16,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files again")
 
-// testView is of a container with 1.5 CPUs on CPUs 1 and 3 of a machine with
-// four.
+// testView returns the view of a container with 1.5 CPUs on CPUs 1 and 3 of a
+// machine with four.
 func testView() *View {
 	return &View{
 		Limits: func() Limits { return Limits{Memory: 512 << 20, MilliCPU: 1500, CPUs: cpuset.New(1, 3)} },

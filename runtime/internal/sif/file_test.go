@@ -106,7 +106,7 @@ func TestLayer(t *testing.T) {
 	}
 }
 
-// What is kept of an image in memory is bounded, however small the image is.
+// The memory that an image takes is bounded, however small the image is.
 func TestTextsAndLinkNamesAreBounded(t *testing.T) {
 	files := map[string]string{}
 	for k := range maxTexts/maxText + 1 {

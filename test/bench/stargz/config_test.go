@@ -20,7 +20,7 @@ func TestProxy(t *testing.T) {
 		}
 		var lines []string
 		for line := range strings.Lines(text) {
-			// What is left are strings, or none.
+			// The rest are strings, or empty.
 			if key, value, is := strings.Cut(line, " = "); is && strings.Contains(value, "{") && !strings.Contains(value, "[") {
 				line = key + ` = "x"` + "\n"
 			} else if is && strings.Contains(value, "{") {

@@ -45,7 +45,7 @@ type testcase struct {
 	Seconds float64  `xml:"time,attr"`
 	Failure *failure `xml:"failure"`
 	Error   *failure `xml:"error"`
-	// What the suite logged; it omits that of specs that pass.
+	// Log is the suite's log. It omits specs that pass.
 	Log string `xml:"system-err,omitempty"`
 }
 
@@ -82,7 +82,7 @@ func (c testcase) state() state {
 // A history is the results of a spec, from the oldest on.
 type history []testcase
 
-// state is that of the last result.
+// state returns the state of the last result.
 func (h history) state() state {
 	if len(h) == 0 {
 		return notRun
