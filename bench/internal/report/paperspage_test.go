@@ -55,7 +55,7 @@ Of %d rows %d are measured as in the paper, %d measured otherwise, %d measured i
 | measured otherwise | the same systems, but other programs stand for them or for the paper's, or the amounts differ: both are named in the row |
 | measured in part | at least one system of the paper's, and not all of them |
 | only berth | berth, and bare metal, but no other system of the paper's |
-| not applied | nothing that can change the figure was in effect of the profile |
+| not applied | the profile changed no setting that can change the figure |
 
 Amounts are from the records, with the paper's in brackets where they differ. Systems and links with
 the same amounts are named together. Settings of a profile with * can change the figure. "So
