@@ -144,20 +144,13 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 		case <-ctx.Done():
 			return f.result, context.Cause(ctx)
 		case change := <-changes:
-			if change.deleted && change.object.GetKind() == "Event" {
-				continue // what it says was heard, an hour ago
-			}
-			if err := f.handle(ctx, change.object); err != nil {
+			if err := f.handleChange(ctx, change); err != nil {
 				return Result{}, err
-			}
-			if change.deleted {
-				if err := f.handleDeletion(change.object); err != nil {
-					return Result{}, err
-				}
 			}
 		case <-f.logs.ended:
 			f.logs.retry(ctx)
 		case <-ticker.C:
+			f.endJobs(ctx)
 			f.lookAtNodes(ctx)
 			f.lookAtReferences(ctx)
 			err := f.stuck.overdue(time.Now())
@@ -169,9 +162,21 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 			}
 		}
 	}
-	err := f.logs.wait(ctx)
+	// Jobs and their pods are watched separately: a Job may be seen to end before the
+	// last state of its pod, which ends the stream of its log.
+	err := f.logs.wait(ctx, changes, func(c change) error { return f.handleChange(ctx, c) })
 	f.result.Lost = f.logs.lost.String()
 	return f.result, err
+}
+
+func (f *follower) handleChange(ctx context.Context, c change) error {
+	if c.deleted && c.object.GetKind() == "Event" {
+		return nil // its message came an hour ago
+	}
+	if err := f.handle(ctx, c.object); err != nil || !c.deleted {
+		return err
+	}
+	return f.handleDeletion(c.object)
 }
 
 // change is a state of an object, its last one if it has been deleted.
@@ -233,7 +238,12 @@ func (f *follower) handleDeletion(object *unstructured.Unstructured) error {
 		f.logs.abandon(pod)
 	}
 	for _, t := range f.targets {
-		if t.finite && !t.done && t.object.GetUID() == object.GetUID() {
+		if !t.finite || t.done || t.object.GetUID() != object.GetUID() {
+			continue
+		}
+		if end := jobEnd(t.state); end != nil {
+			f.endJob(t, end)
+		} else {
 			t.done = true
 			f.fail(max(t.lastCode, 1), fmt.Sprintf("%s %s was deleted before it ended", strings.ToLower(object.GetKind()), object.GetName()))
 		}
@@ -311,37 +321,53 @@ func (f *follower) handleJob(ctx context.Context, job *batchv1.Job) {
 			continue
 		}
 		f.stuck.watchJob(job, time.Now())
-		if t.done {
-			continue
-		}
-		for _, condition := range job.Status.Conditions {
-			if condition.Status != corev1.ConditionTrue {
-				continue
-			}
-			switch condition.Type {
-			case batchv1.JobComplete:
-				t.done = true
-			case batchv1.JobFailed:
-				f.lookAtPods(ctx, job)
-				if f.stuck.givesUp(job.UID) {
-					return
-				}
-				t.done = true
-				f.fail(max(t.lastCode, 1), fmt.Sprintf("job %s failed: %s: %s", job.Name, condition.Reason, condition.Message)+t.lastFailure)
-			}
+		t.state = job
+	}
+	f.endJobs(ctx)
+}
+
+// endJobs ends the targets whose Job has ended and whose pods are known. Without an
+// answer of the API server it tries again later.
+func (f *follower) endJobs(ctx context.Context) {
+	for _, t := range f.targets {
+		if end := jobEnd(t.state); end != nil && !t.done && f.lookAtPods(ctx, t.state) {
+			f.endJob(t, end)
 		}
 	}
 }
 
-// lookAtPods asks for the pods of a job that has failed: their last states may
-// still be on their way. Without an answer, what is known counts.
-func (f *follower) lookAtPods(ctx context.Context, job *batchv1.Job) {
+func (f *follower) endJob(t *target, end *batchv1.JobCondition) {
+	if end.Type == batchv1.JobFailed {
+		if f.stuck.givesUp(t.state.UID) {
+			return
+		}
+		f.fail(max(t.lastCode, 1), fmt.Sprintf("job %s failed: %s: %s", t.state.Name, end.Reason, end.Message)+t.lastFailure)
+	}
+	t.done = true
+}
+
+// jobEnd returns the condition that ends a Job, or nil while none does.
+func jobEnd(job *batchv1.Job) *batchv1.JobCondition {
+	if job == nil {
+		return nil
+	}
+	for i, c := range job.Status.Conditions {
+		if c.Status == corev1.ConditionTrue && (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) {
+			return &job.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// lookAtPods asks for the pods of a Job that has ended: their last states may still be
+// on their way, or the pods unknown. It reports whether there was an answer.
+func (f *follower) lookAtPods(ctx context.Context, job *batchv1.Job) bool {
 	brief, cancel := context.WithTimeout(ctx, stuckPeriod)
 	defer cancel()
 	pods, err := f.client.dynamic.Resource(podResource).Namespace(job.Namespace).List(brief,
 		metav1.ListOptions{LabelSelector: batchv1.ControllerUidLabel + "=" + string(job.UID)})
 	if err != nil {
-		return
+		return false
 	}
 	slices.SortFunc(pods.Items, func(a, b unstructured.Unstructured) int {
 		return a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time)
@@ -351,6 +377,7 @@ func (f *follower) lookAtPods(ctx context.Context, job *batchv1.Job) {
 			f.handlePod(ctx, pod)
 		}
 	}
+	return true
 }
 
 // fail keeps the first failure: later ones are often its consequence.

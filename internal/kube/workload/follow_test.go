@@ -14,7 +14,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"berth.dev/berth/internal/kube/containerlog"
 )
 
 // fakeAPI implements just enough of an API server to follow one pod: watches
@@ -195,6 +198,73 @@ func TestEvictedPodFailure(t *testing.T) {
 	code, reason := failure(pod)
 	if want := "Evicted: The node was low on resource: ephemeral-storage."; code != 137 || reason != want {
 		t.Errorf("%d, %q; want %q", code, reason, want)
+	}
+}
+
+// lateJob serves a Job that has ended while the watch of pods has its pod running. The
+// pod's last state is in the list or, for one that was deleted meanwhile, comes later
+// with the watch.
+type lateJob struct {
+	*node
+	running, ended *corev1.Pod
+	deleted        bool
+}
+
+func (l lateJob) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	event := func(kind string, object any) { writeJSON(w, map[string]any{"type": kind, "object": object}) }
+	watch := r.URL.Query().Get("watch") == "true"
+	switch {
+	case watch && strings.HasSuffix(r.URL.Path, "/jobs"):
+		time.Sleep(100 * time.Millisecond) // the log is being followed
+		event("ADDED", jobObject(map[string]any{"conditions": []any{map[string]any{"type": "Complete", "status": "True"}}}))
+	case watch && strings.HasSuffix(r.URL.Path, "/pods"):
+		event("ADDED", l.running)
+	case r.URL.Query().Get("labelSelector") == "batch.kubernetes.io/controller-uid=j1":
+		items := []any{l.ended}
+		if l.deleted {
+			items = nil
+		}
+		writeJSON(w, map[string]any{"apiVersion": "v1", "kind": "PodList", "items": items})
+		return
+	case !watch:
+		l.node.ServeHTTP(w, r)
+		return
+	}
+	event("BOOKMARK", map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{
+		"resourceVersion": "1", "annotations": map[string]any{"k8s.io/initial-events-end": "true"}}})
+	w.(http.Flusher).Flush()
+	if l.deleted && strings.HasSuffix(r.URL.Path, "/pods") {
+		time.Sleep(500 * time.Millisecond)
+		event("DELETED", l.ended)
+		w.(http.Flusher).Flush()
+	}
+	<-r.Context().Done()
+}
+
+// A Job may be seen to end before its pod: the two are watched separately.
+func TestJobSeenToEndBeforeItsPod(t *testing.T) {
+	for _, deleted := range []bool{false, true} {
+		t.Run(fmt.Sprintf("deleted=%v", deleted), func(t *testing.T) {
+			job := lateJob{node: newNode(t, "default_p_u"), running: podOnNode(corev1.PodRunning), ended: podOnNode(corev1.PodSucceeded), deleted: deleted}
+			want := job.writeLog(t, "0.log", 0, 10)
+			for _, pod := range []*corev1.Pod{job.running, job.ended} {
+				pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+				pod.ResourceVersion = "1"
+				controller := true
+				pod.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "train", UID: "j1", Controller: &controller}}
+			}
+			job.ended.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{StartedAt: metav1.Now()}}
+			server := httptest.NewServer(job)
+			defer server.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			var out syncBuffer
+			result, err := testClient(t, server.URL).Follow(ctx, []Object{{Unstructured: &unstructured.Unstructured{Object: jobObject(nil)}}},
+				Streams{Out: &out, Err: io.Discard, Note: func(text string) { t.Error(text) }, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }})
+			if err != nil || result.Code != 0 || out.String() != want {
+				t.Errorf("%+v, %v, output %q; want %q", result, err, out.String(), want)
+			}
+		})
 	}
 }
 

@@ -197,9 +197,10 @@ func (l *logs) abandon(pod *corev1.Pod) {
 	}
 }
 
-// wait returns when every stream has ended. Streams from nodes know themselves
+// wait returns when every stream has ended. It passes changes to handle meanwhile,
+// because the end of a pod ends a stream. Streams from nodes know themselves
 // when to give up; those from the API server are given up when they are silent.
-func (l *logs) wait(ctx context.Context) error {
+func (l *logs) wait(ctx context.Context, changes <-chan change, handle func(change) error) error {
 	ticker := time.NewTicker(drainPeriod)
 	defer ticker.Stop()
 	l.passed.Store(time.Now().UnixNano())
@@ -214,6 +215,10 @@ func (l *logs) wait(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		case c := <-changes:
+			if err := handle(c); err != nil {
+				return err
+			}
 		case <-l.ended:
 		case <-ticker.C:
 		}

@@ -123,7 +123,7 @@ func (n *node) followPodTo(t *testing.T, end *corev1.Pod, streams Streams, plain
 	l := newLogs(testClient(t, server.URL), streams, plain)
 	l.follow(ctx, podOnNode(corev1.PodRunning))
 	l.follow(ctx, end)
-	if err := l.wait(ctx); err != nil {
+	if err := l.wait(ctx, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	return l
@@ -234,7 +234,7 @@ func TestOutputAnnouncedByLostNodeIsCounted(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	l.abandon(podOnNode(corev1.PodRunning))
-	if err := l.wait(ctx); err != nil {
+	if err := l.wait(ctx, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	if lost.Bytes == 0 || l.lost.String() == "" {
@@ -280,7 +280,7 @@ func TestLostNodeStillHasItsRole(t *testing.T) {
 	failed.Status.Phase = corev1.PodFailed
 	l.follow(ctx, failed)
 	l.abandon(failed)
-	if err := l.wait(ctx); err != nil {
+	if err := l.wait(ctx, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	if lost.Bytes == 0 || l.lost.String() == "" {
@@ -319,7 +319,7 @@ func TestLostNodeThatAnnouncedEverything(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		l.abandon(podOnNode(corev1.PodRunning))
-		if err := l.wait(t.Context()); err != nil {
+		if err := l.wait(t.Context(), nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		server.Close()
@@ -350,7 +350,7 @@ func TestLogsFallBackToAPIServer(t *testing.T) {
 	l := newLogs(testClient(t, server.URL), Streams{Out: &out, Err: &out, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }}, true)
 	l.pause = time.Millisecond
 	l.follow(t.Context(), podOnNode(corev1.PodSucceeded))
-	if err := l.wait(t.Context()); err != nil {
+	if err := l.wait(t.Context(), nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	if out.String() != "one\n" {

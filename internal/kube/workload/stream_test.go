@@ -293,7 +293,7 @@ func TestLogOfLaterContainerComesLater(t *testing.T) {
 	l.followed["c"] = []*stream{s}
 	s.start(t.Context(), nil)
 	close(begun)
-	_ = l.wait(t.Context())
+	_ = l.wait(t.Context(), nil, nil)
 	if want := "first\nsecond\n"; text.String() != want || notes.String() != "" {
 		t.Errorf("got %q, notes %q, want %q", text.String(), notes.String(), want)
 	}
@@ -347,6 +347,6 @@ func follow(t *testing.T, api *brokenLog) (out, notes string) {
 	l.followed["c"] = []*stream{s}
 	s.start(t.Context(), nil)
 	close(ready)
-	_ = l.wait(t.Context())
+	_ = l.wait(t.Context(), nil, nil)
 	return text.String(), said.String()
 }
