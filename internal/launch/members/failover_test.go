@@ -1,8 +1,10 @@
 package members
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -98,4 +100,32 @@ func TestRunEndsWithControlPlaneMajority(t *testing.T) {
 	if err := context.Cause(ctx); err == nil || !strings.Contains(err.Error(), "n2 and n3") {
 		t.Errorf("without a majority the run goes on, or ends with %v", err)
 	}
+}
+
+// silent is an API server that gives no answer before the run ends.
+type silent struct{ Reporter }
+
+func (silent) Lose(ctx context.Context, _, _ string) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func TestLossIsReportedWhileTheAPIServerIsSilent(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	members := testMembers("n1", nil)
+	lines, log := io.Pipe()
+	members.log = slog.New(slog.NewTextHandler(log, nil))
+	monitor := members.newMonitor(MonitorConfig{Reporter: silent{}, GiveUp: cancel})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		monitor.takeOutOfService(ctx, &member{name: "n2", node: "n2"}, errors.New("lost node n2"))
+	}()
+	line, err := bufio.NewReader(lines).ReadString('\n')
+	if err != nil || !strings.Contains(line, "lost node n2; the run goes on without the node") {
+		t.Errorf("%q, %v", line, err)
+	}
+	lines.Close()
+	cancel(nil)
+	<-done
 }

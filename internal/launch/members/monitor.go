@@ -173,10 +173,16 @@ func (m *Monitor) takeOutOfService(ctx context.Context, w *member, why error) {
 	}
 	m.unreported[w.name] = fmt.Sprintf("%v; the run goes on without the node, its pods start on others", why)
 	m.mu.Unlock()
+	// The API server may take its time to answer.
+	reported := make(chan struct{})
+	go func() {
+		defer close(reported)
+		if settle(ctx); ctx.Err() == nil {
+			m.reportLoss(w.name)
+		}
+	}()
 	m.warn(ctx, m.Reporter.Lose(ctx, w.node, why.Error()))
-	if settle(ctx); ctx.Err() == nil {
-		m.reportLoss(w.name)
-	}
+	<-reported
 }
 
 // reportLoss reports a lost node to the user, once.
