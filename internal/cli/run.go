@@ -27,6 +27,7 @@ Pods in them, and ends with their exit code. With a command, runs that on the
 host beside the cluster, with KUBECONFIG set and kubectl and helm in PATH, and
 ends with its exit code. The cluster is gone when berth run returns. A pod that
 can never start ends the run, usually within 30 s, with code 75 and the reason.
+A pod has your programs' power over the host's network, unless --fast-path off.
 
 In a job with several nodes, one cluster spans all of them.
 
@@ -165,7 +166,7 @@ func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.StringVar(&spec.Network.Ports, "port-range", "", "`ports` to use between nodes (default 21000-28999)")
 	flags.StringVar(&spec.Network.Interface, "interface", "", "`name` of the network interface for pod traffic between nodes (default: the one that the nodes' names resolve to)")
 	flags.StringVar(&spec.Network.Carrier, "carrier", "", "`protocol` that carries pod traffic between nodes: udp or tcp (default: udp if it gets through)")
-	flags.StringVar(&spec.Network.FastPath, "fast-path", "", "`mode` of the fast path, which lets the hosts make the TCP connections of pods to other nodes and to the outside: auto (if they can) or off (default auto)")
+	flags.StringVar(&spec.Network.FastPath, "fast-path", "", "`mode` of the fast path, which lets the hosts make the TCP connections of pods to other nodes and to the outside, and gives pods the power over the hosts' network that your own programs have: auto (if they can) or off (default auto)")
 	flags.StringVar(&spec.Network.Folder, "rendezvous-dir", "", "shared `folder` for the nodes' keys, if munge and PMI are unavailable")
 	flags.StringArrayVar(&spec.Network.Refuse, "deny-egress", nil, "`range` of outside addresses that pods may not reach, such as 10.0.0.0/8; can be repeated")
 	flags.StringVar(&spec.SharedVolumes, "shared-volumes", "", "shared `folder` for volume claims of the class shared")
