@@ -17,6 +17,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"slices"
 	"time"
@@ -99,11 +100,16 @@ func (r *Reporter) AwaitAll(ctx context.Context, count int) error {
 }
 
 // unanswered reports whether the error of a request is that the API server gave no
-// answer. A control plane that was killed is started again, and one that hangs is
-// replaced, so the next request may succeed.
+// answer, or could give none, as during an election of etcd (a 500 without a reason). A
+// control plane that was killed is started again, and one that hangs is replaced, so
+// the next request may succeed.
 func unanswered(err error) bool {
 	var transport *url.Error
-	return errors.As(err, &transport) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) || apierrors.IsTooManyRequests(err)
+	var status apierrors.APIStatus
+	if errors.As(err, &transport) {
+		return true
+	}
+	return errors.As(err, &status) && (status.Status().Code >= http.StatusInternalServerError || status.Status().Code == http.StatusTooManyRequests)
 }
 
 // insist repeats a change until the API server answers or ctx ends. A pod of a lost

@@ -5,11 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net/http"
 	"net/url"
 	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -71,10 +73,11 @@ func TestRequestsWithoutAnAnswerAreRepeated(t *testing.T) {
 	}
 	client := fake.NewSimpleDynamicClient(scheme, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}})
 	silent := ""
+	var answer error = &url.Error{Op: "Get", URL: "https://127.0.0.1/", Err: io.ErrUnexpectedEOF}
 	client.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		if action.GetVerb() == silent {
 			silent = ""
-			return true, nil, &url.Error{Op: "Get", URL: "https://127.0.0.1/", Err: io.ErrUnexpectedEOF}
+			return true, nil, answer
 		}
 		return action.GetSubresource() == "status", nil, nil
 	})
@@ -92,6 +95,8 @@ func TestRequestsWithoutAnAnswerAreRepeated(t *testing.T) {
 			t.Errorf("taints of the lost node: %q", got)
 		}
 	}
+	// As kube-apiserver answers during an election of etcd.
+	answer = &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusInternalServerError, Message: "etcdserver: leader changed"}}
 	silent = "patch"
 	if err := reporter.Regain(t.Context(), "n2"); err != nil {
 		t.Error(err)
