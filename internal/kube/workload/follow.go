@@ -290,6 +290,9 @@ func (f *follower) handlePod(ctx context.Context, pod *corev1.Pod) {
 		if !t.owns(pod) {
 			continue
 		}
+		if !t.finite && !f.endless {
+			f.logs.servers[pod.UID] = true
+		}
 		// Beside what ends, servers only serve; alone, they are the workload.
 		if f.streams.Logs.includes(t, pod, t.finite || f.endless) {
 			f.logs.follow(ctx, pod)

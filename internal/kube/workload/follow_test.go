@@ -8,6 +8,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -265,6 +267,69 @@ func TestJobSeenToEndBeforeItsPod(t *testing.T) {
 				t.Errorf("%+v, %v, output %q; want %q", result, err, out.String(), want)
 			}
 		})
+	}
+}
+
+// server serves a Job that has ended, and the pod of a Deployment that goes on.
+type server struct {
+	*node
+	pod *corev1.Pod
+}
+
+func (s server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	event := func(kind string, object any) { writeJSON(w, map[string]any{"type": kind, "object": object}) }
+	switch {
+	case r.URL.Query().Get("watch") != "true" && strings.HasSuffix(r.URL.Path, "/pods"):
+		writeJSON(w, map[string]any{"apiVersion": "v1", "kind": "PodList", "items": []any{}})
+		return
+	case r.URL.Query().Get("watch") != "true":
+		s.node.ServeHTTP(w, r)
+		return
+	case strings.HasSuffix(r.URL.Path, "/jobs"):
+		time.Sleep(100 * time.Millisecond) // the server's log is being followed
+		event("ADDED", jobObject(map[string]any{"conditions": []any{map[string]any{"type": "Complete", "status": "True"}}}))
+	case strings.HasSuffix(r.URL.Path, "/pods"):
+		event("ADDED", s.pod)
+	}
+	event("BOOKMARK", map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{
+		"resourceVersion": "1", "annotations": map[string]any{"k8s.io/initial-events-end": "true"}}})
+	w.(http.Flusher).Flush()
+	<-r.Context().Done()
+}
+
+// The log of a server does not end, and must not keep a run from its end.
+func TestSelectedServerDoesNotHoldUpTheEnd(t *testing.T) {
+	running := server{newNode(t, "default_p_u"), podOnNode(corev1.PodRunning)}
+	running.pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
+	running.pod.ResourceVersion, running.pod.Labels = "1", map[string]string{"app": "web"}
+	running.writeLog(t, "0.log", 0, 2)
+	// Its runtime still has the log open.
+	log, err := os.OpenFile(filepath.Join(running.dir, "0.log"), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	api := httptest.NewServer(running)
+	defer api.Close()
+	deployment := map[string]any{
+		"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"name": "web", "namespace": "default", "uid": "d1"},
+		"spec": map[string]any{
+			"selector": map[string]any{"matchLabels": map[string]any{"app": "web"}},
+			"template": map[string]any{"spec": map[string]any{"containers": []any{map[string]any{"name": "main", "image": "i"}}}},
+		},
+	}
+	selection, err := NewSelection([]string{"app=web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	var out syncBuffer
+	result, err := testClient(t, api.URL).Follow(ctx, []Object{
+		{Unstructured: &unstructured.Unstructured{Object: jobObject(nil)}}, {Unstructured: &unstructured.Unstructured{Object: deployment}},
+	}, Streams{Out: &out, Err: io.Discard, Logs: selection, Note: func(text string) { t.Error(text) }, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }})
+	if want := "[p main] line 0\n[p main] line 1\n"; err != nil || result.Code != 0 || out.String() != want {
+		t.Errorf("%+v, %v, output %q; want %q", result, err, out.String(), want)
 	}
 }
 

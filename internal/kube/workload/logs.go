@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"berth.dev/berth/internal/kube/containerlog"
 )
@@ -18,6 +19,10 @@ const (
 	// containers have ended.
 	drainSilence = 15 * time.Second
 	drainPeriod  = 200 * time.Millisecond
+	// Servers do not end. Once everything else has, the rest of their output is awaited
+	// until nothing has come for serverQuiet, and no longer than serverLast.
+	serverQuiet = 500 * time.Millisecond
+	serverLast  = 5 * time.Second
 )
 
 // logs copies the output of containers to the workload's streams. Each node
@@ -36,6 +41,8 @@ type logs struct {
 	nodes map[string]*nodeStream
 	// pods holds the last state of each pod that has a stream from a node.
 	pods map[string]*corev1.Pod
+	// servers holds the pods that do not end by themselves.
+	servers map[types.UID]bool
 	// followed holds the streams of a container from the API server, by its id.
 	followed map[string][]*stream
 	// latest holds the streams of the latest container for each pod and container
@@ -56,7 +63,7 @@ type logs struct {
 func newLogs(client *Client, streams Streams, plain bool) *logs {
 	return &logs{
 		client: client, streams: streams, plain: plain, pause: resumePause, lostAfter: lostAfter, roleAbsent: roleAbsent, ended: make(chan struct{}, 1),
-		nodes: map[string]*nodeStream{}, pods: map[string]*corev1.Pod{},
+		nodes: map[string]*nodeStream{}, pods: map[string]*corev1.Pod{}, servers: map[types.UID]bool{},
 		followed: map[string][]*stream{}, latest: map[string][]*stream{},
 	}
 }
@@ -94,6 +101,9 @@ func (l *logs) deliver(key string, pieces []piece, mark Mark) error {
 // is not followed yet. It ends a stream whose container will not go on.
 func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	if ended {
+		l.endStreamsWithoutStatus(pod)
+	}
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		started := status.State.Running != nil || status.State.Terminated != nil && !status.State.Terminated.StartedAt.IsZero()
 		known := status.ContainerID != ""
@@ -119,6 +129,18 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 		}
 		if s.isAbsent() && started && known {
 			l.followThere(ctx, pod, status, s, ended)
+		}
+	}
+}
+
+// endStreamsWithoutStatus ends the streams of containers that the last state of a pod
+// does not name any more, as of a pod that a restarted kubelet has refused.
+func (l *logs) endStreamsWithoutStatus(pod *corev1.Pod) {
+	statuses := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
+	for _, s := range l.nodes {
+		named := slices.ContainsFunc(statuses, func(status corev1.ContainerStatus) bool { return status.Name == s.container })
+		if s.uid == pod.UID && !named {
+			s.end(true)
 		}
 	}
 }
@@ -184,6 +206,7 @@ func (l *logs) retry(ctx context.Context) {
 // abandon ends the streams of a deleted pod. If the end of a container was not
 // reported, its node may be lost, and a request for its log hangs.
 func (l *logs) abandon(pod *corev1.Pod) {
+	l.endStreamsWithoutStatus(pod)
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		unseen := status.State.Terminated == nil
 		if s := l.nodes[string(pod.UID)+"/"+status.Name]; s != nil {
@@ -203,12 +226,17 @@ func (l *logs) abandon(pod *corev1.Pod) {
 func (l *logs) wait(ctx context.Context, changes <-chan change, handle func(change) error) error {
 	ticker := time.NewTicker(drainPeriod)
 	defer ticker.Stop()
-	l.passed.Store(time.Now().UnixNano())
+	began := time.Now()
+	l.passed.Store(began.UnixNano())
 	for {
 		if l.retry(ctx); l.running.Load() == 0 {
 			return nil
 		}
-		if silent := time.Since(time.Unix(0, l.passed.Load())); silent > drainSilence && !l.busy.Load() && !l.nodesRun() {
+		silent := time.Since(time.Unix(0, l.passed.Load()))
+		if l.onlyServersRun() && (silent > serverQuiet && !l.busy.Load() || time.Since(began) > serverLast) {
+			return nil
+		}
+		if silent > drainSilence && !l.busy.Load() && !l.nodesRun() {
 			l.lose("", "", containerlog.Loss{}, fmt.Sprintf("the API server has given nothing of the logs of ended containers for %s", drainSilence))
 			return nil
 		}
@@ -235,6 +263,23 @@ func (l *logs) nodesRun() bool {
 		}
 	}
 	return false
+}
+
+// onlyServersRun reports whether all streams that have not ended are of servers.
+func (l *logs) onlyServersRun() bool {
+	running := int64(0)
+	for _, s := range l.nodes {
+		select {
+		case <-s.done:
+			continue
+		default:
+		}
+		if !l.servers[s.uid] {
+			return false
+		}
+		running++
+	}
+	return running == l.running.Load()
 }
 
 // start runs a stream.

@@ -143,6 +143,19 @@ func TestLogOfEvictedPodEnds(t *testing.T) {
 	}
 }
 
+// A kubelet that was restarted may refuse a pod, and names no containers then.
+func TestLogOfPodWithoutStatusesEnds(t *testing.T) {
+	n := newNode(t, "default_p_u")
+	want := n.writeLog(t, "0.log", 0, 10)
+	var out syncBuffer
+	end := podOnNode(corev1.PodFailed)
+	end.Status.ContainerStatuses = nil
+	n.followPodTo(t, end, Streams{Out: &out, Err: io.Discard, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }}, true)
+	if out.String() != want {
+		t.Errorf("output %q, want %q", out.String(), want)
+	}
+}
+
 func TestBrokenConnectionsLoseAndRepeatNothing(t *testing.T) {
 	n := newNode(t, "default_p_u")
 	want := n.writeLog(t, "0.log", 0, 30_000) + n.writeLog(t, "1.log", 30_000, 60_000)
