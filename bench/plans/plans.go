@@ -14,7 +14,7 @@ import (
 //go:embed *.yaml
 var files embed.FS //nolint:gochecknoglobals // the only way to embed
 
-// Names are the plans' names.
+// Names returns the names of the plans.
 func Names() []string {
 	entries, err := fs.Glob(files, "*.yaml")
 	if err != nil {

@@ -35,7 +35,7 @@ type Profile struct {
 	LeftOut []string `yaml:"left-out"`
 }
 
-// Names are the profiles' names.
+// Names returns the names of the profiles.
 func Names() (names []string) {
 	entries, err := fs.Glob(files, "*.yaml")
 	if err != nil {
@@ -101,10 +101,11 @@ func (p Profile) Settings() map[string]string {
 	return all
 }
 
-// First is the first file of a pattern.
+// First returns the first file of a pattern.
 func First(pattern string) string { return strings.ReplaceAll(pattern, "*", "0") }
 
-// Paths are the files of all that any profile sets, for records of what is in effect.
+// Paths returns the files of all settings that a profile sets, for records of the
+// settings in effect.
 func Paths() []string {
 	all := map[string]bool{}
 	for _, name := range Names() {

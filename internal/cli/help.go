@@ -72,7 +72,7 @@ const (
 // prompt. Longer help leaves rare options to --help-all.
 const shortHelpLines = 47
 
-// commonOptions are the options that short help shows.
+// commonOptions returns the options that short help shows.
 func commonOptions() []string {
 	return []string{
 		"file", "image", "logs", "mount", "publish", "device", "state-dir", "no-pull", "ha", "print", "wait",
@@ -106,7 +106,7 @@ func briefHelp(command *cobra.Command, width int) string {
 	return text
 }
 
-// manName is the name of a command's page.
+// manName returns the name of a command's page.
 func manName(command *cobra.Command) string {
 	return strings.ReplaceAll(command.CommandPath(), " ", "-")
 }

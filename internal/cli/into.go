@@ -38,8 +38,8 @@ func reach(ctx context.Context, job string) (*login.Session, error) {
 	return place.Connect(ctx, target)
 }
 
-// clusterEnv is this process's environment with what a program needs to reach
-// the cluster of a session. exec.Cmd takes the last value of a name.
+// clusterEnv returns this process's environment with the variables that a program
+// needs to reach the cluster of a session. exec.Cmd takes the last value of a name.
 func clusterEnv(session *login.Session, extra ...string) []string {
 	return append(append(os.Environ(), sessionEnv(session)...), extra...)
 }

@@ -114,7 +114,7 @@ func newStatusCommand() *cobra.Command {
 	return command
 }
 
-// atMostAJob is cobra's check of the arguments of a command that takes a job.
+// atMostAJob checks the arguments of a command that takes a job, for cobra.
 func atMostAJob(_ *cobra.Command, args []string) error {
 	switch {
 	case len(args) > 1:

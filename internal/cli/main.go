@@ -87,7 +87,7 @@ func sayWhatToGive(err error) error {
 	return fmt.Errorf("--%s %q: %s", invalid.GetFlag().Name, invalid.GetValue(), whatToGive(invalid.GetFlag()))
 }
 
-// wrongValue is the same for a value from elsewhere than the command line.
+// wrongValue returns the same error for a value that is not from the command line.
 func wrongValue(flag *pflag.Flag, value string, err error) error {
 	if give := whatToGive(flag); give != "" {
 		return fmt.Errorf("%s %q: %s", flag.Name, value, give)

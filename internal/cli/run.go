@@ -83,7 +83,7 @@ type runFlags struct {
 	shape []string
 }
 
-// given are the flags on the command line.
+// given returns the flags on the command line.
 func given(flags *pflag.FlagSet) (names []string) {
 	flags.Visit(func(flag *pflag.Flag) { names = append(names, flag.Name) })
 	return names

@@ -16,13 +16,13 @@ import (
 	"berth.dev/berth/internal/base/settings"
 )
 
-// notSettable are the options of a run that no file may give: what is run, what
-// opens a host to others, and what is for a closer look.
+// notSettable returns the options of a run that no file may give: they select the
+// workload, open a host to others, or are for debugging.
 func notSettable() []string {
 	return []string{"file", "logs", "state", "publish", "nodes-per-host", "debug-dir"}
 }
 
-// settableVariables are the variables of the environment that a file may give.
+// settableVariables returns the variables of the environment that a file may give.
 func settableVariables() []string {
 	return []string{
 		"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
@@ -36,7 +36,7 @@ func pathOptions() []string {
 	return []string{"state-dir", "shared-volumes", "rendezvous-dir", "image", "image-cache", "mount"}
 }
 
-// forbiddable are the options that a site may forbid.
+// forbiddable returns the options that a site may forbid.
 func forbiddable() []string { return []string{"here"} }
 
 // oneFileOptions lists the options that need each layer as one file.
@@ -99,7 +99,7 @@ func (p *preferences) forbid(file *settings.File) {
 	}
 }
 
-// settable are the options that a file may give.
+// settable returns the options that a file may give.
 func settable() (*pflag.FlagSet, *cluster.Spec) {
 	spec := &cluster.Spec{}
 	all := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -204,8 +204,8 @@ func variable(option string) string {
 	return "BERTH_" + strings.ToUpper(strings.ReplaceAll(option, "-", "_"))
 }
 
-// Getenv is a variable of the environment, or what a file gives in its place; the
-// user's file before the site's.
+// Getenv returns a variable of the environment, or else the value in a file; the
+// user's file comes before the site's.
 func (p *preferences) Getenv(name string) string {
 	value, _ := p.lookup(name)
 	return value
@@ -278,8 +278,8 @@ func (p *preferences) unpacks(flags *pflag.FlagSet) bool {
 	return slices.Equal(values, []string{cluster.Overlay})
 }
 
-// valuesOf are the values of an option that are not on the command line: of one
-// that can be repeated all, the site's first, of others the one that counts.
+// valuesOf returns the values of an option from settings files and the environment:
+// all of a repeatable option, the site's first; otherwise the value that applies.
 func (p *preferences) valuesOf(option string, many bool) (values []string, effects []setting) {
 	for _, file := range p.files {
 		for _, entry := range file.Options {
@@ -307,7 +307,8 @@ func (p *preferences) valuesOf(option string, many bool) (values []string, effec
 	return append(values, own...), append(effects, setting{option, text, name})
 }
 
-// inEffect are all settings that are not berth's own, for somebody who asks.
+// inEffect returns all settings that differ from berth's defaults, with their
+// sources.
 func (p *preferences) inEffect() ([]setting, error) {
 	flags, _ := settable()
 	effects, err := p.apply(flags)
@@ -324,7 +325,7 @@ func (p *preferences) inEffect() ([]setting, error) {
 	return effects, err
 }
 
-// newPlace is this host, as the files and the environment want it.
+// newPlace returns this host with the settings of the files and the environment.
 func newPlace() (*login.Place, error) {
 	p, err := readPreferences(os.Getenv)
 	if err != nil {

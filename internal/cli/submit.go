@@ -100,7 +100,7 @@ func ownFlags(flags *pflag.FlagSet) batch.Own {
 	}
 }
 
-// changedFlags are the words that set the flags again as they are now set.
+// changedFlags returns the arguments that set the flags to their current values.
 func changedFlags(flags *pflag.FlagSet, except ...string) []string {
 	var words []string
 	flags.Visit(func(flag *pflag.Flag) {

@@ -62,8 +62,7 @@ type followMark struct {
 	Mark workload.Mark
 }
 
-// FollowRole is the main function of the process that follows a workload. It
-// returns the exit status.
+// FollowRole runs the process that follows a workload, and returns the exit status.
 func FollowRole() int {
 	sandbox.OutliveSignals() // the supervisor ends this process
 	if err := followHere(); err != nil {

@@ -36,7 +36,7 @@ func logRole(plan cluster.Plan, box *sandbox.Sandbox) *supervisor.Role {
 	})
 }
 
-// LogRole is the main function of the role. It returns the exit status.
+// LogRole runs the role, and returns the exit status.
 func LogRole(dir, unwritten, socket string) int {
 	sandbox.OutliveSignals()
 	notifier := notify.New(logNotifyFD)

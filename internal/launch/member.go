@@ -18,8 +18,8 @@ import (
 // workload takes to end. The loss of the head is noticed in other ways.
 const signalTimeout = ownGrace
 
-// takePart is a run on a node that is not the head. The node follows the head's plan
-// until the head ends the run. If it leads the run in the end, takePart returns the
+// takePart runs a node that is not the head. The node follows the head's plan until
+// the head ends the run. If it leads the run in the end, takePart returns the
 // workload's exit code.
 func (r *run) takePart(ctx context.Context) (code int, err error) {
 	// Slurm signals all nodes at once. The head asks the workload to end, and

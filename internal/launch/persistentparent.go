@@ -35,8 +35,7 @@ type persistentParent struct {
 	messages *os.File
 }
 
-// PersistentParent is the main function of the persistent parent. It returns the
-// exit status.
+// PersistentParent runs the persistent parent, and returns the exit status.
 func PersistentParent() int {
 	runtime.LockOSThread() // the supervisor ends with the thread that started it
 	var k persistentParent

@@ -56,7 +56,7 @@ func replicaRoles(plan cluster.Plan, box *sandbox.Sandbox, listener *os.File) []
 	})}
 }
 
-// Balancer is the main function of the balancer. It returns the exit status.
+// Balancer runs the balancer, and returns the exit status.
 func Balancer(args []string) int {
 	sandbox.OutliveSignals()
 	notifier := notify.New(supervisor.NotifyFD)

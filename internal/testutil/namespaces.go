@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MainInNamespaces is TestMain of a package whose tests run as root of a new
-// user and network namespace, prepared by setUp. If the machine does not allow
+// MainInNamespaces implements TestMain for a package whose tests run as root of a
+// new user and network namespace, prepared by setUp. If the machine does not allow
 // namespaces, tests that need them are skipped, or fail.
 func MainInNamespaces(m *testing.M, setUp func() error) {
 	const inside = "BERTH_TEST_IN_NAMESPACES"

@@ -42,7 +42,7 @@ func run(args []string, stdin io.Reader) error {
 	return linkLibraries(root, *folder, flags.Args())
 }
 
-// rootOf is the container's root file system, by the state that the runtime
+// rootOf returns the root file system of the container whose state the runtime
 // writes to a hook.
 func rootOf(state io.Reader) (string, error) {
 	var container specs.State

@@ -385,7 +385,8 @@ func (c *cacheCommand) verify(ctx context.Context) error {
 	return nil
 }
 
-// chosen are the images that were named, for all platforms, or all.
+// chosen returns the images that the arguments name, for all platforms. Without
+// arguments it returns all images.
 func (c *cacheCommand) chosen() ([]layercache.Image, error) {
 	if len(c.args) == 0 {
 		return c.cache.Images()

@@ -92,7 +92,7 @@ func withoutCache(folder string, err error) string {
 	return text
 }
 
-// layersPlugin is the snapshotter of layers in one file each. fd is the socket
+// layersPlugin returns the snapshotter of layers in one file each. fd is the socket
 // to the role that serves the layers, -1 for none; notice notifies the user.
 func layersPlugin(fd int, notice func(string)) *plugin.Registration {
 	return &plugin.Registration{

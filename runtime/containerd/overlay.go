@@ -14,9 +14,9 @@ type overlayConfig struct {
 	MountOptions []string `toml:"mount_options"`
 }
 
-// overlayPlugin is containerd's overlay snapshotter with a database that does not
-// wait for the disk; containerd's registration has no setting for that. It also omits
-// the probe for id-mapped mounts, which need root.
+// overlayPlugin returns containerd's overlay snapshotter with a database that does
+// not wait for the disk; containerd's registration has no setting for that. It also
+// omits the probe for id-mapped mounts, which need root.
 func overlayPlugin() *plugin.Registration {
 	return &plugin.Registration{
 		Type:   plugins.SnapshotPlugin,

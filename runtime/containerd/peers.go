@@ -9,8 +9,8 @@ import (
 	"berth.dev/berth/runtime/internal/peers"
 )
 
-// contentPlugin is containerd's content store. It shares layers with the other nodes,
-// if there are any, and works without them.
+// contentPlugin returns containerd's content store. It shares layers with the other
+// nodes, if there are any, and works without them.
 func contentPlugin(counts *peers.Counts) *plugin.Registration {
 	return &plugin.Registration{
 		Type:   plugins.ContentPlugin,

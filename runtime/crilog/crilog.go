@@ -57,7 +57,7 @@ func New(to io.Writer, stream string, maxLine int, events Events) *Logger {
 	return &Logger{to: to, stream: stream, maxLine: maxLine, events: events, done: make(chan struct{})}
 }
 
-// Done is closed after the last write.
+// Done returns a channel that is closed after the last write.
 func (l *Logger) Done() <-chan struct{} { return l.done }
 
 // buffers holds buffers for records, of *[]byte. Most containers are silent most

@@ -215,7 +215,7 @@ func isLicence(name string) bool {
 	return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(upper, prefix) })
 }
 
-// PURL is the component's name as package URLs have it.
+// PURL returns the component's name as a package URL.
 func (c *Component) PURL() string {
 	switch c.Kind {
 	case "deb":

@@ -39,8 +39,8 @@ CONTENTS
 
 `
 
-// Notices is the text that goes with every copy: each licence text once, after
-// the list of all that it covers.
+// Notices returns the text that goes with every copy: each licence text once, after
+// the list of the components that it covers.
 func (inv *Inventory) Notices() []byte {
 	type text struct {
 		body   string
@@ -122,7 +122,7 @@ type (
 	}
 )
 
-// CycloneDX is the bill of materials. It holds no time and no random serial
+// CycloneDX returns the bill of materials. It holds no time and no random serial
 // number: the same programs give the same bytes.
 func (inv *Inventory) CycloneDX(version string) []byte {
 	b := bom{Format: "CycloneDX", Spec: "1.5", Version: 1, Metadata: metadata{component{

@@ -17,6 +17,8 @@ type line struct {
 	path   string
 	number int
 	text   string
+	// function: the comment on a function begins here, with the function's name.
+	function bool
 }
 
 var (
@@ -24,6 +26,7 @@ var (
 	comment  = regexp.MustCompile(`^\s*(?://+|/?\*+|#+)\s?(.*)$`)
 	trailing = regexp.MustCompile(`(?:^|[^:])//\s(.*)$`)
 	hunk     = regexp.MustCompile(`^@@ -\S+ \+(\d+)`)
+	function = regexp.MustCompile(`^func (?:\([^)]*\) )?(\w+)`)
 )
 
 // prose returns the prose in a line of the named file, if there is any.
@@ -62,14 +65,27 @@ func linesOf(name string) (lines []line) {
 	if skipped.MatchString(name) || err != nil || bytes.IndexByte(data, 0) >= 0 {
 		return nil
 	}
-	number := 0
-	for text := range strings.Lines(string(data)) {
+	return append(comments(name, string(data)), literals(name, data)...)
+}
+
+// comments returns the lines of a document, or of the comments in a file.
+func comments(name, source string) (lines []line) {
+	number, first := 0, -1 // first is the index of the current comment in lines
+	for text := range strings.Lines(source) {
 		number++
+		if m := function.FindStringSubmatch(text); m != nil && first >= 0 {
+			lines[first].function = strings.HasPrefix(lines[first].text, m[1]+" ")
+		}
+		if !strings.HasPrefix(text, "//") {
+			first = -1
+		} else if first < 0 {
+			first = len(lines)
+		}
 		if text, ok := prose(name, strings.TrimSuffix(text, "\n")); ok {
-			lines = append(lines, line{name, number, text})
+			lines = append(lines, line{path: name, number: number, text: text})
 		}
 	}
-	return append(lines, literals(name, data)...)
+	return lines
 }
 
 // addedLines returns the prose of lines added since the revision.

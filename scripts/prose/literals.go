@@ -41,7 +41,7 @@ func literals(name string, source []byte) (lines []line) {
 				number += i
 			}
 			if len(strings.Fields(row)) >= sentence {
-				lines = append(lines, line{name, number, row})
+				lines = append(lines, line{path: name, number: number, text: row})
 			}
 		}
 	}

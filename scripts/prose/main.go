@@ -44,7 +44,7 @@ func run(base string, paths []string) (found, read int, err error) {
 	}
 	for _, l := range lines {
 		for _, r := range rules {
-			if r.marks(l.text) {
+			if r.marks(l) {
 				fmt.Printf("%s:%d: %s: %s\n", l.path, l.number, r.remedy, l.text)
 				found++
 			}

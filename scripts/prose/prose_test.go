@@ -24,7 +24,7 @@ func TestRules(t *testing.T) {
 	} {
 		marked := false
 		for _, r := range rules {
-			marked = marked || r.marks(text)
+			marked = marked || r.marks(line{text: text})
 		}
 		if marked != want {
 			t.Errorf("%q: marked %v, want %v", text, marked, want)
@@ -53,12 +53,44 @@ func TestProse(t *testing.T) {
 	}
 }
 
+// TestFunctions: only the first line of a comment directly above the named function is
+// read as a comment on a function.
+func TestFunctions(t *testing.T) {
+	for source, want := range map[string]bool{
+		"// port is the port.\nfunc port() int {\n":                        true,
+		"// Names are the names,\n// sorted.\nfunc (p *Plan) Names() {}\n": true,
+		"// Close is not a promise.\nfunc Close() {}\n":                    true,
+		"// port returns the port.\nfunc port() int {\n":                   false,
+		"// Get returns a port,\n// Get is fast.\nfunc Get() int {\n":      false,
+		"// wake is called with mu held.\nfunc (q *queue) wake() {\n":      false,
+		"// ReadAll is like Read, for files.\nfunc ReadAll() {}\n":         false,
+		"// Zones is not implemented.\nfunc (c cloud) Zones() bool {\n":    false,
+		"// This is the rest.\nfunc rest() {}\n":                           false,
+		"// port is the port.\n\nfunc port() int {\n":                      false,
+		"// port is the port.\nvar port int\n\nfunc f() {}\n":              false,
+		"x() // port is open\n\n// port opens it.\nfunc port() {}\n":       false,
+		"// port returns it.\nfunc port() {}\n\n// get is.\nfunc get() {}": false,
+	} {
+		marked := false
+		for _, l := range comments("a.go", source) {
+			for _, r := range rules {
+				marked = marked || r.marks(l)
+			}
+		}
+		if marked != want {
+			t.Errorf("%q: marked %v, want %v", source, marked, want)
+		}
+	}
+}
+
 // TestLiterals: help texts and messages are read, and other string literals are not.
 func TestLiterals(t *testing.T) {
 	source := "package a\n\nconst help = `Prints the pods\n\n  berth ls\nof a job now`\n\n" +
 		"var err = errors.New(\"say which \\\"node\\\" it is\") // why\nvar name = \"two words\"\nvar broken = \"\n"
 	want := []line{
-		{"a.go", 3, "Prints the pods"}, {"a.go", 6, "of a job now"}, {"a.go", 8, `say which "node" it is`},
+		{path: "a.go", number: 3, text: "Prints the pods"},
+		{path: "a.go", number: 6, text: "of a job now"},
+		{path: "a.go", number: 8, text: `say which "node" it is`},
 	}
 	if got := literals("a.go", []byte(source)); !slices.Equal(got, want) {
 		t.Errorf("%v", got)
@@ -80,11 +112,11 @@ func TestTooLong(t *testing.T) {
 		"[1.0](x \"" + words + "\")": false,
 		strings.Repeat("word", 30):   false,
 	} {
-		if got := (line{"docs/x.md", 1, text}).tooLong(); got != want {
+		if got := (line{path: "docs/x.md", number: 1, text: text}).tooLong(); got != want {
 			t.Errorf("%q: %v", text, got)
 		}
 	}
-	if (line{"x.go", 1, words}).tooLong() {
+	if (line{path: "x.go", number: 1, text: words}).tooLong() {
 		t.Error("a line of Go")
 	}
 }

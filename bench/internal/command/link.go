@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/bench/internal/link"
 )
 
-// newLink is the operator's part.
+// newLink returns the command that the operator of a link runs.
 func newLink() *cobra.Command {
 	name, device := "cni", "eth0"
 	var pids []string

@@ -69,8 +69,8 @@ func (g *guard) end() error {
 	return err
 }
 
-// Guard is the main function of the guard process. It reads an Undo per line from
-// standard input. At end-of-file it runs them in reverse order.
+// Guard runs the guard process. It reads an Undo per line from standard input. At
+// end-of-file it runs them in reverse order.
 func Guard(from io.Reader, to io.Writer) error {
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE)
 	fmt.Fprintln(to, "ready")

@@ -84,7 +84,7 @@ func bySystem(round []record.ID) {
 	slices.SortStableFunc(round, func(a, b record.ID) int { return cmp.Compare(first[a.System], first[b.System]) })
 }
 
-// baselineCase is the baseline's case with a link.
+// baselineCase returns the case of the baseline with a link.
 func (p *Plan) baselineCase(link string) (Case, bool) {
 	if link == "" {
 		return p.Case(p.Baseline.Case)

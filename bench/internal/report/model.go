@@ -109,7 +109,7 @@ type Row struct {
 	Overlay bool
 }
 
-// Label is the row's name where there is little room.
+// Label returns a short name of the row.
 func (r Row) Label() string {
 	if r.Overlay {
 		return r.System + " (overlay)"

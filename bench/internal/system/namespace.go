@@ -20,7 +20,7 @@ type namespace struct {
 	wanted, unknown string
 }
 
-// rootlesskit is the network of rootless Docker and containerd.
+// rootlesskit returns the network of rootless Docker and containerd.
 func rootlesskit(place Place, network string) *namespace {
 	n := &namespace{
 		place: place, program: "rootlesskit", packages: map[string]string{"rootlesskit": "rootlesskit", "newuidmap": "uidmap"},
@@ -38,7 +38,7 @@ func rootlesskit(place Place, network string) *namespace {
 	return n
 }
 
-// pasta is the namespace mode of passt.
+// pasta returns the namespace mode of passt.
 func pasta(place Place) *namespace {
 	return &namespace{
 		place: place, program: "pasta", packages: map[string]string{"pasta": "passt"},

@@ -149,7 +149,7 @@ func open(r run, node string) (*tunnel.Cluster, error) {
 	}, nil
 }
 
-// gone is the error for a run that ended while it was looked at.
+// gone returns the error for a run that ended during the inspection.
 func gone(r run, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return &tunnel.Refusal{Reason: tunnel.None, Text: "the cluster has just ended"}

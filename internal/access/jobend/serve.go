@@ -52,7 +52,7 @@ func nodeName(getenv func(string) string) string {
 	return name
 }
 
-// standardStream is standard input and output as one stream that can be closed
+// standardStream returns standard input and output as one stream that can be closed
 // while it is read.
 func standardStream() (io.ReadWriteCloser, error) {
 	for _, fd := range []int{0, 1} {

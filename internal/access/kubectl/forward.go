@@ -22,7 +22,7 @@ import (
 	"k8s.io/kubectl/pkg/cmd/util"
 )
 
-// forward is upstream's command, except for its listeners.
+// forward returns upstream's command with its own listeners.
 func forward(factory util.Factory, streams genericiooptions.IOStreams) func(*cobra.Command, []string) {
 	return func(command *cobra.Command, args []string) {
 		options := portforward.NewDefaultPortForwardOptions(streams)

@@ -13,7 +13,7 @@ import (
 	kubectlproxy "k8s.io/kubectl/pkg/proxy"
 )
 
-// proxy is upstream's command, except for its listener.
+// proxy returns upstream's command with its own listener.
 func proxy(factory util.Factory, streams genericiooptions.IOStreams) func(*cobra.Command, []string) {
 	return func(command *cobra.Command, _ []string) {
 		server, listener, err := openProxy(factory, command.Flags(), streams)
@@ -70,7 +70,7 @@ func openProxy(factory util.Factory, flags *pflag.FlagSet, streams genericioopti
 	return server, listener, err
 }
 
-// slashed is a prefix of paths.
+// slashed returns a prefix of paths with a slash at its end.
 func slashed(prefix string) string {
 	if len(prefix) == 0 || prefix[len(prefix)-1] != '/' {
 		return prefix + "/"

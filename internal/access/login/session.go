@@ -149,7 +149,7 @@ func (s *Session) attend(answers *json.Decoder) {
 // safe for concurrent use.
 func (s *Session) Check() error { return s.check(doCheck) }
 
-// CheckJob is like Check, but also queries Slurm: the tunnel exists for a moment
+// CheckJob works like Check, but also queries Slurm: the tunnel exists for a moment
 // longer than a job's pods. It returns an error if the job does not run.
 func (s *Session) CheckJob() error { return s.check(doCheckJob) }
 
@@ -174,7 +174,8 @@ func (s *Session) check(how string) error {
 	return s.why
 }
 
-// Lost is closed when the tunnel is lost. Check returns the reason.
+// Lost returns a channel that is closed when the tunnel is lost. Check returns the
+// reason.
 func (s *Session) Lost() <-chan struct{} { return s.lost }
 
 // Close ends the session. A tunnel stays open for other commands.

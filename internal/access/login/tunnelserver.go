@@ -94,8 +94,7 @@ type tunnelServer struct {
 	without map[string]time.Time
 }
 
-// TunnelServer is the main function of the process that keeps a tunnel. It returns
-// the exit status.
+// TunnelServer runs the process that keeps a tunnel, and returns its exit status.
 func TunnelServer() int {
 	runtime.LockOSThread() // srun ends with the thread that started it
 	say := func(text string) {

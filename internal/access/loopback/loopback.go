@@ -43,7 +43,7 @@ func Listen(address netip.AddrPort) (*Listener, error) {
 	return &Listener{TCPListener: listener}, nil
 }
 
-// Port is the listener's port.
+// Port returns the port of the listener.
 func (l *Listener) Port() uint16 { return uint16(l.Addr().(*net.TCPAddr).Port) }
 
 // Accept returns the next connection of this user.

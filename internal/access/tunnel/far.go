@@ -36,7 +36,7 @@ type Cluster struct {
 // node or step to try.
 type Find func(ctx context.Context, request Request) (*Cluster, error)
 
-// Serve is the far end. It answers the near end's request over the stream, and
+// Serve runs the far end. It answers the near end's request over the stream, and
 // forwards connections to the cluster until the cluster, the stream or the context
 // ends. self has the node and the version of the far end's berth.
 func Serve(ctx context.Context, stream io.ReadWriteCloser, self Answer, find Find) error {

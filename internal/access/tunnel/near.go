@@ -114,7 +114,7 @@ func (t *Tunnel) Ping(within time.Duration) bool {
 	}
 }
 
-// Done is closed when the tunnel has ended.
+// Done returns a channel that is closed when the tunnel has ended.
 func (t *Tunnel) Done() <-chan struct{} { return t.done }
 
 // Ended reports whether the tunnel has stopped carrying connections. Done is closed

@@ -60,8 +60,8 @@ func addressesIn(block netip.Prefix, index int) Addresses {
 	}
 }
 
-// balancerAddress is on the loopback of the node's namespace, beside the port of
-// the API server, which listens on all addresses.
+// balancerAddress returns an address on the loopback of the node's namespace,
+// beside the port of the API server, which listens on all addresses.
 func balancerAddress() netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 6444)
 }

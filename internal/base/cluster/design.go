@@ -163,7 +163,7 @@ func chooseBlock(spec Spec, offers []Offer) (netip.Prefix, error) {
 	return blocks[i], nil
 }
 
-// prefixesTo are all that lead to the node with these addresses.
+// prefixesTo returns all prefixes that lead to the node with these addresses.
 func prefixesTo(addresses Addresses) []netip.Prefix {
 	var all []netip.Prefix
 	for _, f := range addresses.Families() {
@@ -177,7 +177,7 @@ func prefixesTo(addresses Addresses) []netip.Prefix {
 // does. 16 bytes under the maximum, so that it stays a multiple of 8.
 const LocalMTU = 65520
 
-// podMTU is the smallest of all nodes, so that no packet has to be cut.
+// podMTU returns the smallest MTU of all nodes, so that no packet is fragmented.
 func podMTU(offers []Offer) int {
 	mtu := LocalMTU
 	for _, offer := range offers {

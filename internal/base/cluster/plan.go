@@ -288,8 +288,8 @@ func (p Paths) ResolvConf() string      { return filepath.Join(p.Run, "resolv.co
 func (p Paths) FastPath() string        { return filepath.Join(p.Run, "fast-path.sock") }
 func (p Paths) LogSocket() string       { return filepath.Join(p.Run, "logs.sock") }
 
-// Unwritten is the directory of counts of the output that containerd could not
-// write to the logs. Paths below it are as below PodLogs.
+// Unwritten returns the directory of counts of the output that containerd could not
+// write to the logs. Its files have the same names as below PodLogs.
 func (p Paths) Unwritten() string { return filepath.Join(p.Run, "unwritten") }
 func (p Paths) Restore() string   { return filepath.Join(p.Run, "restore") }
 func (p Paths) Plan() string      { return filepath.Join(p.Run, "plan.json") }

@@ -5,8 +5,8 @@ import "runtime/debug"
 // version is set by the linker for a release.
 var version string
 
-// Version is berth's own version: that of the release, or the revision that it
-// was built from.
+// Version returns the version of berth: its release, or the revision that it was
+// built from.
 func Version() string {
 	if version != "" {
 		return version

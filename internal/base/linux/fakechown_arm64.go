@@ -4,5 +4,5 @@ import "golang.org/x/sys/unix"
 
 const auditArch = unix.AUDIT_ARCH_AARCH64
 
-// ownershipCalls are the calls that only this architecture has.
+// ownershipCalls returns the calls that only this architecture has.
 func ownershipCalls() []int { return nil }

@@ -29,7 +29,7 @@ func SendMessages(fd int, messages []Message) (int, error) {
 	return int(n), nil
 }
 
-// ReceiveMessages is recvmmsg(2) without an allocation. It waits for nothing.
+// ReceiveMessages calls recvmmsg(2) without an allocation. It does not block.
 func ReceiveMessages(fd int, messages []Message) (int, error) {
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(messages))), uintptr(len(messages)), unix.MSG_DONTWAIT, 0, 0)
 	if errno != 0 {
@@ -38,7 +38,7 @@ func ReceiveMessages(fd int, messages []Message) (int, error) {
 	return int(n), nil
 }
 
-// Read is read(2) of a descriptor that does not block.
+// Read calls read(2) for a descriptor that does not block.
 func Read(fd int, into []byte) (int, error) {
 	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(into))), uintptr(len(into)))
 	if errno != 0 {
@@ -47,7 +47,7 @@ func Read(fd int, into []byte) (int, error) {
 	return int(n), nil
 }
 
-// WriteVector is writev(2) without an allocation.
+// WriteVector calls writev(2) without an allocation.
 func WriteVector(fd int, vector []unix.Iovec) error {
 	_, _, errno := unix.RawSyscall(unix.SYS_WRITEV, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(vector))), uintptr(len(vector)))
 	if errno != 0 {
@@ -56,7 +56,7 @@ func WriteVector(fd int, vector []unix.Iovec) error {
 	return nil
 }
 
-// PollBriefly is ppoll(2) with a timeout of a few milliseconds at most: the
+// PollBriefly calls ppoll(2) with a timeout of a few milliseconds at most: the
 // thread keeps its place in Go's scheduler (a P) while it waits. A program whose
 // threads wait so has to allow for them in GOMAXPROCS.
 func PollBriefly(fds []unix.PollFd, timeout *unix.Timespec) (int, error) {

@@ -45,8 +45,9 @@ func SeccompListener() (int, error) {
 	return ForceFilter([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}})
 }
 
-// ForceFilter is InstallFilter for any thread: if the thread has no capabilities in
-// its user namespace, it sets no_new_privs, which cannot be cleared again.
+// ForceFilter works like InstallFilter, but for any thread: if the thread has no
+// capabilities in its user namespace, it sets no_new_privs, which cannot be cleared
+// again.
 func ForceFilter(program []unix.SockFilter) (listener int, err error) {
 	listener, err = InstallFilter(program)
 	if !errors.Is(err, unix.EACCES) {

@@ -66,7 +66,7 @@ func Label(page, name, value string) string {
 	return text.String()
 }
 
-// Only are the families of a page whose names begin with one of the prefixes.
+// Only returns the families of a page whose names begin with one of the prefixes.
 func Only(page string, prefixes ...string) string {
 	var text strings.Builder
 	for line := range strings.Lines(page) {
@@ -110,7 +110,7 @@ type sample struct {
 	value  float64
 }
 
-// samples are the lines of a page that have a value, by the names of their
+// samples returns the lines of a page that have a value, by the names of their
 // families.
 func samples(page string) iter.Seq2[string, sample] {
 	return func(yield func(string, sample) bool) {

@@ -114,10 +114,10 @@ func (p *Page) AddCounts(counts map[string]uint64) {
 	}
 }
 
-// Count is the key of a value for AddCounts: a name with at most one label.
+// Count returns the key of a value for AddCounts: a name with at most one label.
 func Count(name, label, value string) string { return name + "|" + label + "=" + value }
 
-// FamilyOf is the name in a key.
+// FamilyOf returns the name in a key.
 func FamilyOf(key string) string {
 	name, _, _ := strings.Cut(key, "|")
 	return name

@@ -51,8 +51,8 @@ func (h *Host) checkNftables(tried outcomes) Result {
 	return r
 }
 
-// refused are the expressions of nftables that the kernel lacks, with its words,
-// and the modules that have them.
+// refused returns the expressions of nftables that the kernel lacks, with its
+// errors, and the modules that have them.
 func (tried outcomes) refused(trial string) (expressions, modules []string) {
 	for _, name := range []string{"ct", "reject", "numgen", "fib", "dnat", "masquerade"} {
 		if o, ok := tried[trial+":"+name]; ok && !o.ok() {

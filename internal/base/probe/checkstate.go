@@ -157,7 +157,7 @@ func (h *Host) checkPidfd(tried outcomes) Result {
 		Cost: "the end of processes is polled for", Remedy: Remedy{Admin: "use Linux 5.3 or newer"}}, trialPidfd, "pidfd_open works")
 }
 
-// checkVisibility is about the host's /proc: a hidden one costs berth nothing,
+// checkVisibility checks the host's /proc. A hidden one costs berth nothing,
 // because the sandbox has its own.
 func (h *Host) checkVisibility() Result {
 	r := Result{Name: "proc-visibility", Title: "visible processes", Level: Optional, OK: Yes, Found: "all processes are visible in /proc"}

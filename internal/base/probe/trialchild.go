@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RunTrial is the children's half of Trials: the program calls it when its
-// command line starts with Trials.Command, with the arguments after it. It
-// returns the exit status.
+// RunTrial runs the children's half of Trials: the program calls it when its
+// command line starts with Trials.Command, with the arguments after it. It returns
+// the exit status.
 func RunTrial(arguments []string, stdin io.Reader, stdout io.Writer) int {
 	// Namespaces, capabilities and filters belong to threads.
 	runtime.LockOSThread()
@@ -55,7 +55,7 @@ func hold(rest []string, stdin io.Reader) int {
 	return 1
 }
 
-// inside is root of the user namespace. It makes the other namespaces one by
+// inside runs as root of the user namespace. It makes the other namespaces one by
 // one, so that each has its own answer, and a child in a PID namespace.
 func inside(rest []string, report func(string, error)) int {
 	// Gaining capabilities cleared the signal that the parent had set.
@@ -89,8 +89,8 @@ func inside(rest []string, report func(string, error)) int {
 	return 0
 }
 
-// trialInit is the first process of the PID namespace; what it mounts and
-// makes ends with it.
+// trialInit runs as the first process of the PID namespace. Its mounts and files
+// end with it.
 func trialInit(rest []string, report func(string, error)) int {
 	scratch := ""
 	if len(rest) > 0 {
@@ -221,7 +221,7 @@ func fuseOutcome(said []byte, err error) error {
 	return fmt.Errorf("try to mount with FUSE: %w", err)
 }
 
-// TryFUSE is the child's half of MountFUSE. It returns the exit status.
+// TryFUSE runs the child's half of MountFUSE. It returns the exit status.
 func TryFUSE(stdout io.Writer) int {
 	err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	if err == nil {

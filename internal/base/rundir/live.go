@@ -27,8 +27,8 @@ func Memory(getenv func(string) string) string {
 
 const sharedMemory = "/dev/shm"
 
-// MemoryPlaces are all that Memory may have returned to another process of
-// this user on this host, whose environment was another one.
+// MemoryPlaces returns all directories that Memory may have returned to another
+// process of this user on this host, with another environment.
 func MemoryPlaces(getenv func(string) string) []string {
 	places := []string{sharedMemory, fmt.Sprintf("/run/user/%d", os.Getuid())}
 	if own := getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(own) && own != places[0] && own != places[1] {
@@ -92,8 +92,8 @@ func Await(path string) error {
 	}
 }
 
-// Claim is like Create for a name that several processes want and only one may
-// have. It first removes the directory of a dead process. It fails with
+// Claim works like Create, but for a name that several processes want and only one
+// may have. It first removes the directory of a dead process. It fails with
 // fs.ErrExist if a living process has it.
 func Claim(base, name string) (*Dir, error) {
 	for range createTries {

@@ -34,7 +34,7 @@ func (s State) Ended() bool { return slices.Contains(final, s.Name) }
 // that it could not begin: 0:53.
 const signalNotBegun = 53
 
-// ExitCode is the script's exit code if the script ended by itself.
+// ExitCode returns the script's exit code if the script ended by itself.
 func (s State) ExitCode() int {
 	switch {
 	case s.Name == "TIMEOUT" || s.Name == "DEADLINE":

@@ -110,7 +110,8 @@ func (p *Peer) RemoteAddr() net.Addr { return p.conn.RemoteAddr() }
 // LocalAddr returns this host's address on the connection.
 func (p *Peer) LocalAddr() net.Addr { return p.conn.LocalAddr() }
 
-// Done is closed when the connection has ended; Err then returns the reason.
+// Done returns a channel that is closed when the connection has ended; Err then
+// returns the reason.
 func (p *Peer) Done() <-chan struct{} { return p.done }
 
 // Err returns a *ClosedError or a *LostError, or nil while the connection is open.

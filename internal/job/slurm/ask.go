@@ -28,8 +28,8 @@ func AskSlurm(ctx context.Context, command ...string) ([]byte, error) {
 	return askWithin(ctx, askLimit, command...)
 }
 
-// AskLong is AskSlurm with a longer limit, for callers that cannot continue
-// without an answer.
+// AskLong works like AskSlurm, but with a longer limit, for callers that cannot
+// continue without an answer.
 func AskLong(ctx context.Context, command ...string) ([]byte, error) {
 	return askWithin(ctx, longLimit, command...)
 }

@@ -44,9 +44,9 @@ func IsHeterogeneous(said string) bool { return strings.Contains(said, "hetjob c
 // IntoStep is the name of the steps of IntoCommand.
 const IntoStep = "berth-tunnel"
 
-// IntoEnv is env for IntoCommand: without what Slurm says of the job that the
-// caller itself may be in, and without options for srun. Which cluster it is,
-// and where its configuration is, stay.
+// IntoEnv returns env for IntoCommand. It omits Slurm's variables of the job that
+// the caller itself may be in, and options for srun. It keeps the name of the
+// cluster and the place of its configuration.
 func IntoEnv(env []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")

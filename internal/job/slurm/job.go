@@ -73,9 +73,9 @@ type Job struct {
 	End time.Time
 }
 
-// Here is FromEnv for this process, with one more check. A batch script that was
-// submitted from within a step inherits that step's variables, and looks like one
-// of its tasks. The process that slurmd started distinguishes the two.
+// Here works like FromEnv for this process, with one more check. A batch script
+// that was submitted from within a step inherits that step's variables, and looks
+// like one of its tasks. The process that slurmd started distinguishes the two.
 func Here() (Job, bool) {
 	return here(os.Getenv, os.ReadFile)
 }
@@ -209,7 +209,7 @@ func topology(address, pattern string) map[string]string {
 	return nearest
 }
 
-// allocatedIndex is this node's place in the allocation, which need not be its
+// allocatedIndex returns this node's place in the allocation, which need not be its
 // place in the step.
 func (j Job) allocatedIndex() int {
 	for i, node := range j.AllocatedNodes {

@@ -125,8 +125,8 @@ func parseAPIServerOptions(plan cluster.Plan, listener net.Listener) (*options.S
 	return opts, nil
 }
 
-// serviceRanges is the range of Services of each IP family. The first is that
-// of Services which do not ask for one.
+// serviceRanges returns the range of Services of each IP family. A Service that
+// requests no family has an address of the first range.
 func serviceRanges(plan cluster.Plan) string {
 	return plan.Addresses.List(func(f cluster.Family) string { return f.Services.String() })
 }

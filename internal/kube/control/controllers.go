@@ -20,10 +20,11 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// clientArgs are common to the clients of kube-apiserver in this process. They
-// need no leader election where there is one control plane, and nobody scrapes
-// them. The limits keep a client from overrunning a distant server; upstream's
-// 20 requests per second would make the start of a hundred pods take minutes.
+// clientArgs returns the arguments that are common to the clients of kube-apiserver
+// in this process. They need no leader election where there is one control plane,
+// and nobody scrapes them. The limits keep a client from overrunning a distant
+// server; upstream's 20 requests per second would make the start of a hundred pods
+// take minutes.
 func clientArgs(plan cluster.Plan, user string) []string {
 	election := []string{"--leader-elect=false"}
 	if plan.Replicated() {

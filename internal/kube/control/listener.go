@@ -81,5 +81,5 @@ func (m *mergedListener) Close() error {
 	return m.closeErr
 }
 
-// Addr is the first listener's.
+// Addr returns the address of the first listener.
 func (m *mergedListener) Addr() net.Addr { return m.listeners[0].Addr() }

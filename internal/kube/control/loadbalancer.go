@@ -140,7 +140,7 @@ func (b *nodeBalancer) UpdateLoadBalancer(context.Context, string, *corev1.Servi
 	return nil
 }
 
-// GetLoadBalancerName is only used in messages.
+// GetLoadBalancerName returns a name for messages.
 func (b *nodeBalancer) GetLoadBalancerName(_ context.Context, _ string, s *corev1.Service) string {
 	return s.Namespace + "/" + s.Name
 }
@@ -197,8 +197,8 @@ func (b *nodeBalancer) Clusters() (cloudprovider.Clusters, bool) { return nil, f
 // Routes is not implemented.
 func (b *nodeBalancer) Routes() (cloudprovider.Routes, bool) { return nil, false }
 
-// ProviderName is berth.
+// ProviderName returns "berth".
 func (b *nodeBalancer) ProviderName() string { return managedBy }
 
-// HasClusterID is true.
+// HasClusterID returns true.
 func (b *nodeBalancer) HasClusterID() bool { return true }

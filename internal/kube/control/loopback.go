@@ -54,7 +54,8 @@ func newLoopback(addr net.Addr) (*loopback, error) {
 	}, nil
 }
 
-// config is a client of kube-apiserver without a limit of requests per second.
+// config returns the configuration of a client of kube-apiserver without a limit of
+// requests per second.
 func (l *loopback) config(userAgent string) *rest.Config {
 	return &rest.Config{
 		Host:        l.host,

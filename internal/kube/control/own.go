@@ -62,7 +62,7 @@ func (r *role) alivePath() string {
 	return "/livez"
 }
 
-// unlessStopped is nil if the work failed because the role is stopping.
+// unlessStopped returns nil if the work failed because the role is stopping.
 func unlessStopped(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil

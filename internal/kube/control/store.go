@@ -154,7 +154,7 @@ func (s *store) close() {
 	}
 }
 
-// storeLog is etcd's own kind of logger, on stderr like everything else. etcd
+// storeLog returns etcd's own kind of logger, on stderr like everything else. etcd
 // logs each step of a normal start as info and some of them as a warning.
 func storeLog() *zap.Logger {
 	encoding := zap.NewProductionEncoderConfig()

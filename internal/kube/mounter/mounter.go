@@ -29,7 +29,8 @@ func (m *Mounter) Mount(source, target, fstype string, options []string) error {
 	return m.MountSensitive(source, target, fstype, options, nil)
 }
 
-// MountSensitive is Mount with further options that no error message repeats.
+// MountSensitive works like Mount, with further options that no error message
+// repeats.
 func (m *Mounter) MountSensitive(source, target, fstype string, options, sensitive []string) error {
 	o := parse(slices.Concat(options, sensitive))
 	if err := o.apply(source, target, fstype); err != nil {
@@ -39,13 +40,14 @@ func (m *Mounter) MountSensitive(source, target, fstype string, options, sensiti
 	return nil
 }
 
-// MountSensitiveWithoutSystemd is MountSensitive: systemd is never involved.
+// MountSensitiveWithoutSystemd calls MountSensitive: systemd is never involved.
 func (m *Mounter) MountSensitiveWithoutSystemd(source, target, fstype string, options, sensitive []string) error {
 	return m.MountSensitive(source, target, fstype, options, sensitive)
 }
 
-// MountSensitiveWithoutSystemdWithMountFlags is MountSensitive. The only flag that the
-// kubelet passes is --no-canonicalize, and a system call does not canonicalize.
+// MountSensitiveWithoutSystemdWithMountFlags calls MountSensitive. The only flag
+// that the kubelet passes is --no-canonicalize, and a system call does not
+// canonicalize.
 func (m *Mounter) MountSensitiveWithoutSystemdWithMountFlags(source, target, fstype string, options, sensitive, mountFlags []string) error {
 	for _, f := range mountFlags {
 		if f != "--no-canonicalize" {
@@ -71,7 +73,7 @@ func (m *Mounter) UnmountWithForce(target string, timeout time.Duration) error {
 	}
 }
 
-// CanSafelySkipMountPointCheck is true: see Unmount.
+// CanSafelySkipMountPointCheck returns true: see Unmount.
 func (m *Mounter) CanSafelySkipMountPointCheck() bool { return true }
 
 func unmount(target string, flags int) error {

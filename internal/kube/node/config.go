@@ -30,7 +30,7 @@ const (
 	pressureTransition = 30 * time.Second
 )
 
-// kubeletServer is the kubelet's whole configuration for a plan.
+// kubeletServer returns the kubelet's whole configuration for a plan.
 func kubeletServer(plan cluster.Plan) (*options.KubeletServer, error) {
 	s, err := options.NewKubeletServer()
 	if err != nil {
@@ -113,7 +113,7 @@ func memoryReserve(capacity uint64) uint64 {
 	return min(max(capacity/20, 64<<20), 512<<20)
 }
 
-// openFiles is the number of files that the process may open. The kubelet's
+// openFiles returns the number of files that the process may open. The kubelet's
 // default is above the hard limit of an ordinary user.
 func openFiles() int64 {
 	var limit unix.Rlimit

@@ -188,6 +188,6 @@ func machineID(plan cluster.Plan) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// imageDir is a directory on the file system of the images that exists before
+// imageDir returns a directory on the file system of the images that exists before
 // containerd made its own.
 func imageDir(p cluster.Paths) string { return p.Scratch }

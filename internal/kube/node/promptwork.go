@@ -26,9 +26,9 @@ type promptQueue struct {
 	look, now func(types.UID)
 }
 
-// Enqueue is a worker's last call. It calls look. For an item without a delay it
-// also calls now; the item stays in the queue until the worker enqueues it with
-// a later time.
+// Enqueue serves the last call of a worker. It calls look. For an item without a
+// delay it also calls now; the item stays in the queue until the worker enqueues it
+// with a later time.
 func (q *promptQueue) Enqueue(item types.UID, delay time.Duration) {
 	q.WorkQueue.Enqueue(item, delay)
 	q.look(item)

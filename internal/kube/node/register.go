@@ -16,9 +16,9 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// newNode is the Node as the kubelet would register it. Its status is left to
-// the kubelet, but for the condition without which the kubelet does not hurry
-// to report that it is ready.
+// newNode returns the Node as the kubelet would register it. The kubelet sets its
+// status, except for the Ready condition: without that one the kubelet does not
+// hurry to report that it is ready.
 func newNode(plan cluster.Plan) *v1.Node {
 	labels := map[string]string{
 		v1.LabelHostname:             plan.Node.Name,

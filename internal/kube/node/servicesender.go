@@ -134,7 +134,7 @@ func (t *serviceSender) run(ctx context.Context) error {
 	}
 }
 
-// state is nil as long as not all is known.
+// state returns nil until all parts are known.
 func (t *serviceSender) state() *servicemap.State {
 	t.mu.Lock()
 	topology, synced, policies := t.topology, t.synced, t.policy

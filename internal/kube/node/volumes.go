@@ -68,12 +68,12 @@ func runVolumes(ctx context.Context, plan cluster.Plan, api *access, log *slog.L
 // errNoBlock is for claims of devices.
 var errNoBlock = errors.New("provision a block volume: only volumeMode Filesystem is possible here")
 
-// ShouldProvision is true for claims whose first consumer was put on this node.
+// ShouldProvision reports whether the claim's first consumer was put on this node.
 func (v *volumes) ShouldProvision(_ context.Context, claim *v1.PersistentVolumeClaim) bool {
 	return claim.Annotations[volume.AnnSelectedNode] == v.node
 }
 
-// ShouldDelete is true for volumes that this node made.
+// ShouldDelete reports whether this node made the volume.
 func (v *volumes) ShouldDelete(_ context.Context, pv *v1.PersistentVolume) bool {
 	_, err := v.path(pv)
 	return err == nil

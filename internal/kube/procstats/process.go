@@ -25,7 +25,7 @@ type process struct {
 	pidNS       string
 }
 
-// anonymous is the part of resident that no file backs.
+// anonymous returns the part of resident that no file backs.
 func (p process) anonymous() uint64 { return p.resident - min(p.shared, p.resident) }
 
 // parseStat reads the fields of /proc/<pid>/stat that a process needs. The

@@ -64,8 +64,8 @@ func (h *history) take(ctx context.Context) error {
 	return nil
 }
 
-// baseOf is the newest sample that is older than the last one by the window, or
-// else the oldest.
+// baseOf returns the newest sample that is older than the last one by the window,
+// or else the oldest.
 func baseOf(samples []*sample) *sample {
 	base := samples[0]
 	newest := samples[len(samples)-1]

@@ -104,7 +104,7 @@ func valueOf(m *dto.Metric) float64 {
 	return m.GetUntyped().GetValue()
 }
 
-// momentOf is when a value was measured.
+// momentOf returns the time of a measurement.
 func momentOf(m *dto.Metric, otherwise time.Time) time.Time {
 	if m.TimestampMs == nil {
 		return otherwise

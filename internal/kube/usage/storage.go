@@ -245,7 +245,7 @@ func selectors(options *metainternalversion.ListOptions) (labels.Selector, field
 	return byLabel, byField
 }
 
-// selected are the objects that a field selector selects.
+// selected returns the objects that a field selector selects.
 func selected[T metav1.Object](objects []T, selector fields.Selector) []T {
 	var chosen []T
 	for _, object := range objects {

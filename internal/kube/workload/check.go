@@ -78,7 +78,7 @@ func decode(decoder runtime.Decoder, object Object) (runtime.Object, []fault) {
 	return nil, []fault{{"", err.Error()}}
 }
 
-// typeName is a type of Go's in words of manifests.
+// typeName returns the word of manifests for a type of Go.
 func typeName(name string) string {
 	switch {
 	case strings.HasPrefix(name, "[]"):
@@ -95,7 +95,7 @@ func typeName(name string) string {
 	return "an object"
 }
 
-// valueName is the kind of a value in the same words.
+// valueName returns the word of manifests for the kind of a value.
 func valueName(name string) string {
 	switch name {
 	case "array":
@@ -110,8 +110,8 @@ func valueName(name string) string {
 	return "a " + name
 }
 
-// unknownKind is the fault of a kind that is not Kubernetes' own, but in a group that
-// is.
+// unknownKind returns the fault of a kind that Kubernetes does not have, in one of
+// its groups.
 func unknownKind(kind schema.GroupVersionKind) []fault {
 	if !scheme.Scheme.IsGroupRegistered(kind.Group) {
 		return nil
@@ -125,8 +125,8 @@ func unknownKind(kind schema.GroupVersionKind) []fault {
 	return []fault{{"kind", text}}
 }
 
-// removed is the fault of a version of a kind that the API server does not serve any
-// more.
+// removed returns the fault of a kind in a version that the API server no longer
+// serves.
 func removed(typed runtime.Object, kind schema.GroupVersionKind) []fault {
 	gone, ok := typed.(interface{ APILifecycleRemoved() (major, minor int) })
 	if !ok {

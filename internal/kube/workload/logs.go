@@ -323,7 +323,7 @@ func (l *Losses) Add(loss containerlog.Loss) {
 	l.sum.Bytes += loss.Bytes
 }
 
-// String is empty where nothing was lost.
+// String returns the empty string where nothing was lost.
 func (l *Losses) String() string {
 	switch {
 	case !l.any:

@@ -31,7 +31,7 @@ type Object struct {
 	file string
 }
 
-// Name is "Kind name", for messages.
+// Name returns "Kind name", for messages.
 func (o Object) Name() string {
 	name := o.GetName()
 	if name == "" {
@@ -52,7 +52,7 @@ func Read(paths []string, stdin io.Reader) ([]Object, error) {
 // file's name. helm template writes such comments, too.
 const sourceComment = "# Source: "
 
-// ReadText is like Read, and also returns the documents unchanged as one text.
+// ReadText works like Read, and also returns the documents unchanged as one text.
 // Objects that are read from the text have the same sources.
 func ReadText(paths []string, stdin io.Reader) ([]Object, []byte, error) {
 	var objects []Object

@@ -31,7 +31,7 @@ func (r reference) String() string {
 	return fmt.Sprintf("%s %q", r.kind, r.name)
 }
 
-// references are all of a pod's; what it says is optional is left out.
+// references returns all references of a pod, without the optional ones.
 func references(spec corev1.PodSpec) []reference {
 	var all []reference
 	add := func(resource, kind, name string, optional *bool, keys ...string) {

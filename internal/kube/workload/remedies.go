@@ -25,7 +25,7 @@ func PullRemedy(message string) string {
 	return ""
 }
 
-// podRemedy is the same for a pod.
+// podRemedy returns the same remedy for a pod.
 func podRemedy(message string) string {
 	remedy := PullRemedy(message)
 	if remedy == loginRemedy {

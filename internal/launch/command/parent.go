@@ -111,7 +111,7 @@ func (p *Parent) End(grace time.Duration) {
 	p.end.Close()
 }
 
-// Ended is closed when the command has ended.
+// Ended returns a channel that is closed when the command has ended.
 func (p *Parent) Ended() <-chan struct{} { return p.ended }
 
 // Wait ends the command and returns when all its descendants have ended. There is
@@ -125,8 +125,7 @@ func (p *Parent) Wait() {
 	_ = p.process.Wait() // if it was killed, the supervisor does its work
 }
 
-// ParentMain is the main function of the command's parent. It returns the exit
-// status.
+// ParentMain runs the command's parent, and returns the exit status.
 func ParentMain() int {
 	// The supervisor orders the end. Ignored signals stay ignored, for the
 	// command.

@@ -27,7 +27,7 @@ type Note struct {
 	Keep string `json:",omitempty"`
 }
 
-// BeforeWorkload is the note until the workload starts.
+// BeforeWorkload returns the note until the workload starts.
 func BeforeWorkload() Note { return Note{Whose: "berth", Lost: " before it started the workload"} }
 
 // pipeBytes is the size of the pipe to the reporter, the smallest there is. All

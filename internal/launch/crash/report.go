@@ -31,7 +31,7 @@ const (
 	searchedBytes = 64 << 10
 )
 
-// Main is the main function of the reporter. It returns the exit status.
+// Main runs the reporter, and returns the exit status.
 func Main() int {
 	sandbox.OutliveSignals() // it ends after the process that it reports on
 	var first Note

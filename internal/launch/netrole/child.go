@@ -18,9 +18,8 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// Main is the main function of the net role. It returns the exit status. The
-// role ends with the sandbox, whose end closes the TUN device, or with its
-// parent.
+// Main runs the net role, and returns the exit status. The role ends with the
+// sandbox, whose end closes the TUN device, or with its parent.
 func Main() int {
 	notifier := notify.New(notifyFD)
 	if err := runNet(notifier); err != nil {

@@ -51,7 +51,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Default is a Config that lacks only the Gateway and the Cluster.
+// Default returns a Config that lacks only the Gateway and the Cluster.
 func Default() Config {
 	return Config{
 		Refuse:      linkLocal(),

@@ -123,7 +123,8 @@ func exchange(ctx context.Context, server netip.AddrPort, timeout time.Duration,
 	}
 }
 
-// serverFailure is the answer when nobody answers: the query, marked so.
+// serverFailure returns the answer when no server answers: the query with the code
+// SERVFAIL.
 func serverFailure(query []byte) []byte {
 	answer := slices.Clone(query)
 	answer[2] |= dnsResponse

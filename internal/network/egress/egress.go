@@ -217,7 +217,7 @@ func networkOf(a netip.Addr) tcpip.NetworkProtocolNumber {
 	return header.IPv6ProtocolNumber
 }
 
-// endpoints are both ends of a flow as the pod sees it.
+// endpoints returns both ends of a flow as the pod sees it.
 func endpoints(id stack.TransportEndpointID) (pod, remote netip.AddrPort) {
 	return netip.AddrPortFrom(address(id.RemoteAddress), id.RemotePort),
 		netip.AddrPortFrom(address(id.LocalAddress), id.LocalPort)

@@ -119,7 +119,7 @@ func (t *flowTable) find(key flowKey, open func(*flow) error) (*flow, error) {
 	return created, nil
 }
 
-// hostPort is the host's port that flows of a pod's socket use already.
+// hostPort returns the port of the host that flows of a pod's socket already use.
 func (t *flowTable) hostPort(pod netip.AddrPort) (uint16, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -54,7 +54,7 @@ func (c *control) permits(from netip.Addr, to netip.AddrPort, outside bool) bool
 	return c.policy.Permits(from, to)
 }
 
-// permitsRecord is permits for a switched socket.
+// permitsRecord works like permits, for a switched socket.
 func (c *control) permitsRecord(r *record) bool {
 	from, to := r.local.addrPort(), r.target.addrPort()
 	if from == to { // the server's end

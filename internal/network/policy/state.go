@@ -103,7 +103,7 @@ func (l *Latest) Permits(from netip.Addr, to netip.AddrPort) bool {
 	return fromKnown && toKnown && s.Permits(TCP, from, to)
 }
 
-// PermitsOutside is like Permits, for an address outside the cluster.
+// PermitsOutside works like Permits, for an address outside the cluster.
 func (l *Latest) PermitsOutside(from netip.Addr, to netip.AddrPort) bool {
 	s := l.state.Load()
 	if s == nil {

@@ -59,9 +59,9 @@ func CNI(plan cluster.Plan) []byte {
 	return append(text, '\n')
 }
 
-// throughGateway are routes that lead a pod everywhere through the first address
-// of its subnet: also to the rest of the subnet, in halves, because those come
-// before the route to the whole that its interface has. The half with the
+// throughGateway returns routes that lead a pod everywhere through the first address
+// of its subnet. The rest of the subnet has a route for each half, because the halves
+// come before the route to the whole that the pod's interface has. The half with the
 // gateway is the last: until then the kernel finds the gateway on the link.
 func throughGateway(subnet netip.Prefix) []netip.Prefix {
 	first := subnet.Masked().Addr()

@@ -76,8 +76,8 @@ func fastPathEnv(plan cluster.Plan) string {
 	return env
 }
 
-// mirrorHosts is the directory for hosts files that put the mirror before some
-// registries; empty if the mirror stands before all of them.
+// mirrorHosts returns the directory for hosts files that put the mirror before some
+// registries. It is empty if the mirror stands before all of them.
 func mirrorHosts(plan cluster.Plan) string {
 	if plan.Registries.NoPull {
 		return ""

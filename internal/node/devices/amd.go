@@ -32,7 +32,7 @@ func (m Machine) amdGPUs() []gpu {
 	return all
 }
 
-// property is the number behind a word in a file of such lines, -1 if there is
+// property returns the number after a word in a file of such lines, -1 if there is
 // none.
 func property(path, name string) int {
 	text, err := os.ReadFile(path)

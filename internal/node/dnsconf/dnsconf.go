@@ -26,7 +26,7 @@ const Domain = "cluster.local"
 //go:embed Corefile.tmpl
 var corefile string
 
-// Corefile is the whole configuration of CoreDNS on the node of the plan.
+// Corefile returns the whole configuration of CoreDNS on the node of the plan.
 //
 // The template is filled by plain replacement: a plan that is complete can
 // then fail in no way, and its paths hold no character that a Corefile quotes.

@@ -107,8 +107,8 @@ func (c *Cgroup) Close() error {
 	return errors.Join(c.closeLock(), RemoveCgroup(c.Path))
 }
 
-// RemoveCgroup is Close for a process that did not make the group. A group that
-// does not exist is no error.
+// RemoveCgroup works like Close, but for a process that did not make the group. A
+// group that does not exist is no error.
 func RemoveCgroup(path string) error {
 	parent := filepath.Dir(path)
 	if !filepath.IsAbs(path) || !strings.HasPrefix(filepath.Base(path), runPrefix) {

@@ -17,8 +17,8 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// Init is the main function of PID 1. It returns its exit status; when it
-// returns, the kernel ends everything else in the namespaces.
+// Init runs PID 1, and returns its exit status. When it returns, the kernel ends
+// everything else in the namespaces.
 func Init() int {
 	OutliveSignals()
 	// The mounted /proc still belongs to the supervisor's PID namespace.

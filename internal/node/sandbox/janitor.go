@@ -20,8 +20,7 @@ import (
 // mappedEnv marks the janitor's second execution, as user 0.
 const mappedEnv = "BERTH_SANDBOX_MAPPED"
 
-// Janitor is the main function of the janitor process. It returns its exit
-// status.
+// Janitor runs the janitor process, and returns its exit status.
 func Janitor() int {
 	OutliveSignals()
 	lifeline := os.NewFile(lifelineFD, "lifeline")

@@ -30,7 +30,7 @@ const usage = `berthd is the daemon of the site network of berth. It runs as roo
 All accept --config FILE (` + siteconf.ConfigPath + `).
 `
 
-// Main is the command line of berthd; it returns the exit code.
+// Main runs the command line of berthd, and returns the exit code.
 func Main(ctx context.Context, args []string) int {
 	if len(args) == 0 {
 		fmt.Fprint(os.Stderr, usage)

@@ -25,7 +25,7 @@ type Part struct {
 	Offset, Size int64
 }
 
-// Whole is all of a file.
+// Whole returns a Part that covers a whole file.
 func Whole(path string) (Part, error) {
 	info, err := os.Stat(path)
 	if err != nil {

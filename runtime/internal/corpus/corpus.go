@@ -159,8 +159,8 @@ type File struct {
 	Content []byte
 }
 
-// String is one line. Of directories it leaves out what changes with the file
-// system that holds them.
+// String returns the file as one line. For directories it omits the values that
+// depend on the file system that holds them.
 func (f File) String() string {
 	var attributes []string
 	for _, name := range slices.Sorted(maps.Keys(f.Xattrs)) {
@@ -233,7 +233,8 @@ func inspect(path string) (File, error) {
 	return f, nil
 }
 
-// Difference is the first one between two lists of lines, "" if there is none.
+// Difference returns the first difference between two lists of lines, "" if there
+// is none.
 func Difference(got, want []string) string {
 	missing := slices.DeleteFunc(slices.Clone(want), func(line string) bool { return slices.Contains(got, line) })
 	extra := slices.DeleteFunc(slices.Clone(got), func(line string) bool { return slices.Contains(want, line) })

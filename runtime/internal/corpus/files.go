@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Pack is an archive of regular files, by their names.
+// Pack returns an archive of regular files, by their names.
 func Pack(t testing.TB, files map[string][]byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -28,7 +28,8 @@ func Pack(t testing.TB, files map[string][]byte) []byte {
 	return out.Bytes()
 }
 
-// Noise is content that does not get smaller, the same for each seed.
+// Noise returns content that cannot be compressed. A seed always gives the same
+// content.
 func Noise(seed uint64, size int) []byte {
 	out := make([]byte, size)
 	for i := range out {

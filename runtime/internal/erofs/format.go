@@ -107,7 +107,7 @@ func direntType(mode uint16) uint8 {
 	return 0
 }
 
-// modeType is the inverse of direntType; it returns 0 for an unknown type.
+// modeType inverts direntType. It returns 0 for an unknown type.
 func modeType(dirent uint8) uint16 {
 	types := [...]uint16{0, TypeRegular, TypeDir, TypeChar, TypeBlock, TypeFIFO, TypeSocket, TypeSymlink}
 	if int(dirent) < len(types) {

@@ -108,8 +108,8 @@ func (m *Misfits) Fit(name string, uid, gid int) (int, int) {
 	return int(u), int(g)
 }
 
-// FitAll is like Fit for several files with one owner. name is the name of one of
-// them.
+// FitAll works like Fit, but for several files with one owner. name is the name of
+// one of them.
 func (m *Misfits) FitAll(files int, name string, uid, gid uint32) (uint32, uint32) {
 	u, g := m.Map.Fit(uid, gid)
 	if u != uid || g != gid {

@@ -86,7 +86,7 @@ func readText(ctx context.Context, path string) ([]byte, error) {
 	return io.ReadAll(content.NewReader(file))
 }
 
-// Part is a whole file.
+// Part returns the whole file of a blob.
 func (l layout) Part(blob digest.Digest) (archived.Part, error) {
 	if err := blob.Validate(); err != nil {
 		return archived.Part{}, fmt.Errorf("read blob: %w", err)

@@ -155,7 +155,7 @@ func setLink(size int) error {
 	return nil
 }
 
-// request is an RTM_SETLINK message.
+// request returns an RTM_SETLINK message.
 func request(size int) []byte {
 	order := binary.NativeEndian
 	message := make([]byte, unix.SizeofNlMsghdr+unix.SizeofIfInfomsg)

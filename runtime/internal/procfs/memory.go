@@ -39,7 +39,7 @@ func (f FS) Memory(pid int) (Memory, error) {
 	return m, err
 }
 
-// Proportional is like Memory, but pages shared by n processes count 1/n to
+// Proportional works like Memory, but pages shared by n processes count 1/n to
 // each. The kernel walks every page table for it: milliseconds per gigabyte,
 // against microseconds for Memory.
 func (f FS) Proportional(pid int) (Memory, error) {

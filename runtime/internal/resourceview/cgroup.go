@@ -63,7 +63,7 @@ func (v *View) cpuMax() string {
 	return quota[:len(quota)-1] + " " + strconv.Itoa(period) + "\n"
 }
 
-// quota is the time that the container may run in a period, in microseconds.
+// quota returns the time that the container may run in a period, in microseconds.
 func (v *View) quota(none string) string {
 	milli := v.Limits().MilliCPU
 	if milli == 0 {

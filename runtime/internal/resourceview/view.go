@@ -36,7 +36,7 @@ type Usage struct {
 	Threads                               int
 }
 
-// charged is the memory that the kernel could not take back.
+// charged returns the memory that the kernel could not take back.
 func (u Usage) charged() uint64 { return u.Anonymous + u.Shared + u.PageTables }
 
 // View makes the files of one container.
@@ -97,7 +97,7 @@ func (v *View) Files() map[string]func() string {
 	return files
 }
 
-// usage is zero where nobody measures.
+// usage returns zero if v.Usage is nil.
 func (v *View) usage() Usage {
 	if v.Usage == nil {
 		return Usage{}

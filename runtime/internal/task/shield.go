@@ -53,7 +53,7 @@ func (s *shield) Start(c *exec.Cmd) (chan gorunc.Exit, error) {
 	return s.start(c, s.ProcessMonitor.Start)
 }
 
-// StartLocked is Start for a thread that stays locked.
+// StartLocked works like Start, for a thread that stays locked.
 func (s *shield) StartLocked(c *exec.Cmd) (chan gorunc.Exit, error) {
 	return s.start(c, s.ProcessMonitor.StartLocked)
 }

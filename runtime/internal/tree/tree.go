@@ -113,7 +113,7 @@ func (t *Tree) HasXattrs() bool {
 
 func (t *Tree) id(n inode) uint64 { return t.bases[n.layer] + n.number }
 
-// resolve is the inverse of id.
+// resolve inverts id.
 func (t *Tree) resolve(id uint64) (inode, error) {
 	for i, base := range t.bases {
 		if id >= base && id-base < t.layers[i].Numbers() {

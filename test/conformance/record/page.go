@@ -190,7 +190,7 @@ func writeSpecs(out io.Writer, specs []string, all map[string]history) {
 	}
 }
 
-// area is the special interest group that a spec's name starts with.
+// area returns the special interest group that a spec's name starts with.
 func area(spec string) string {
 	name, _, _ := strings.Cut(strings.TrimPrefix(spec, "[sig-"), "]")
 	return name

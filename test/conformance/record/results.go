@@ -36,7 +36,7 @@ func (r round) condition(name string) []string {
 	return values
 }
 
-// started is in UTC and sorts as text.
+// started returns the start of the round in UTC. It sorts as text.
 func (r round) started() string { return strings.Join(r.condition("date"), "") }
 
 type testcase struct {

@@ -218,8 +218,8 @@ func (s Shape) tier(l *layout, tier Tier, base, modules blob, convert func(layou
 	return l.converted(name, name+"-estargz", convert)
 }
 
-// random is a stream of SHA-256 of the seed, a name and a counter, as the paper has
-// it: no compression makes it smaller.
+// random returns a stream of SHA-256 of the seed, a name and a counter, as in the
+// paper: it cannot be compressed.
 func (s Shape) random(name string, size int) string {
 	var text strings.Builder
 	text.Grow(size + sha256.Size)
@@ -241,7 +241,7 @@ func below(all []string, folder string) (within []string) {
 	return within
 }
 
-// Key is a digest of all that the images depend on.
+// Key returns a digest of everything that the images depend on.
 func (s Shape) Key() (string, error) {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%+v\n%s\n%s\n", s, worker, pipeline)

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// epoch is the time of every file: reproducible, and visibly not a real one.
+// epoch returns the time of every file: reproducible, and visibly not a real one.
 func epoch() time.Time { return time.Unix(1_700_000_000, 0) }
 
 // layerWriter writes the tar stream of one layer.

@@ -81,7 +81,7 @@ func run(file, dir, arch, format, out string) (err error) {
 	return os.WriteFile(keyFile, []byte(key), 0o644)
 }
 
-// inputs is a digest of all that the archive depends on.
+// inputs returns a digest of everything that the archive depends on.
 func inputs(r recipe.Recipe, file, arch, format string) (string, error) {
 	sum := sha256.New()
 	fmt.Fprintf(sum, "%s %s\n", arch, format)
