@@ -23,8 +23,8 @@ type progress struct {
 	to    io.Writer
 	start time.Time
 	verbosity
-	// without is a step that this run does not have.
-	without string
+	// omitted is a step that this run does not have.
+	omitted string
 	// live shows the steps on a terminal until all are done; nil elsewhere.
 	live *liveSteps
 }
@@ -63,11 +63,11 @@ var steps = []struct{ name, doing, done string }{
 	{"workload", "workload", "workload applied"},
 }
 
-// omit keeps a step from being shown that the run does not have.
+// omit hides a step that the run does not have.
 func (p *progress) omit(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.without = name
+	p.omitted = name
 	if p.live != nil {
 		p.live.omit(name)
 	}
@@ -77,7 +77,7 @@ func (p *progress) omit(name string) {
 func (p *progress) step(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.quiet || name == p.without {
+	if p.quiet || name == p.omitted {
 		return
 	}
 	if p.live != nil && name == launch.StepPersistent {

@@ -80,7 +80,7 @@ anyway, if the site permits it.`,
 		case already && !onlyErrIsUp(err), !already && err != nil:
 			return err
 		case already:
-			log.Info(launch.Describe(facts, time.Now()) + "; it was so before, and stays as it was started")
+			log.Info(launch.Describe(facts, time.Now()) + "; it was already running, and its options do not change")
 		default:
 			log.Info(launch.Describe(facts, time.Now()) + "; 'berth run', 'berth kubectl' and 'berth shell' use it, 'berth down' ends it")
 		}
@@ -116,7 +116,7 @@ returns when nothing of it is left. The allocation stays.`,
 			progress := newLines(os.Stderr, shown)
 			code, err := launch.Down(command.Context(), launch.Options{Getenv: os.Getenv, Log: slog.New(progress)}, job, grace)
 			if err != nil && job != "" {
-				// Of a job that nobody can reach into, that is the reason.
+				// If the job cannot be entered, report why instead.
 				if place, placeErr := newPlace(); placeErr == nil {
 					if problem := place.JobProblem(command.Context(), job); problem != nil {
 						return problem
@@ -155,8 +155,7 @@ func writeExports(w io.Writer, session *login.Session) error {
 			return err
 		}
 	}
-	// berth itself is to be found when the cluster, and with it the directory of
-	// its tools, has gone.
+	// Keep berth in PATH after the cluster, with its tools directory, is removed.
 	self, err := os.Executable()
 	if err == nil {
 		_, err = fmt.Fprintf(w, "export PATH=%s:%s:\"$PATH\"\n", quote(filepath.Dir(self)), quote(session.Bin))

@@ -146,7 +146,7 @@ func (f *followProcess) run(ctx context.Context, config followConfig) error {
 	fds.Add(fdEvents, theirs[0])
 	fds.Add(fdOutput, theirs[1])
 	fds.Add(fdLife, theirs[2])
-	var said tailBuffer
+	var said headBuffer
 	process := exec.Command("/proc/self/exe", FollowArg)
 	process.Args[0] = "berth"
 	process.Stderr = &said
@@ -268,10 +268,10 @@ func (f *followProcess) hold(bytes int64) {
 	f.changed = time.Now()
 }
 
-// tailBuffer keeps the beginning of a process's standard error.
-type tailBuffer struct{ bytes.Buffer }
+// headBuffer keeps the beginning of a process's standard error.
+type headBuffer struct{ bytes.Buffer }
 
-func (b *tailBuffer) Write(data []byte) (int, error) {
+func (b *headBuffer) Write(data []byte) (int, error) {
 	if room := 16<<10 - b.Len(); room > 0 {
 		b.Buffer.Write(data[:min(room, len(data))])
 	}
@@ -279,7 +279,7 @@ func (b *tailBuffer) Write(data []byte) (int, error) {
 }
 
 // panicked returns the reason of a panic, or the first line of the output.
-func (b *tailBuffer) panicked() string {
+func (b *headBuffer) panicked() string {
 	first := ""
 	for line := range strings.Lines(b.String()) {
 		line = strings.TrimSpace(line)

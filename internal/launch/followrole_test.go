@@ -78,7 +78,7 @@ func TestPanicReasonIsFound(t *testing.T) {
 		"W1124 something\npanic: runtime error: invalid memory address\n\ngoroutine 1": ": panic: runtime error: invalid memory address",
 		"no such file\nmore\n": ": no such file",
 	} {
-		var b tailBuffer
+		var b headBuffer
 		if _, err := b.Write([]byte(said)); err != nil {
 			t.Fatal(err)
 		}

@@ -53,7 +53,7 @@ func run() error {
 	defer cancel(nil)
 	go func() {
 		// The supervisor is the only reader.
-		linux.WaitForReader(*notifyFD)
+		linux.WaitForClose(*notifyFD)
 		cancel(errors.New("the supervisor is gone"))
 	}()
 	notifier := notify.New(*notifyFD)

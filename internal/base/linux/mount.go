@@ -60,8 +60,8 @@ func CopyUpRoot(staging string) error {
 	return os.Chdir("/")
 }
 
-// copyUp mounts a tmpfs on copied with the entries of dir. Where that is below
-// dir, it is bound from what is there now, too.
+// copyUp mounts a tmpfs on copied with the entries of dir. If copied is below dir, its
+// current entries are bound too.
 func copyUp(dir, copied string) error {
 	originals := map[string]int{}
 	for _, path := range []string{dir, copied} {

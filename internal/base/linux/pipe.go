@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WaitForReader returns when no process has the other end of a pipe open.
-func WaitForReader(fd int) {
+// WaitForClose returns when no process has the other end of a pipe open.
+func WaitForClose(fd int) {
 	for {
 		poll := []unix.PollFd{{Fd: int32(fd)}}
 		if _, err := unix.Poll(poll, -1); err != nil && !errors.Is(err, unix.EINTR) {

@@ -38,7 +38,7 @@ func runNet(notifier *notify.Notifier) error {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	go func() {
-		linux.WaitForReader(notifyFD)
+		linux.WaitForClose(notifyFD)
 		cancel(errors.New("the supervisor is gone"))
 	}()
 	var given config

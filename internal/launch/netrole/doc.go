@@ -6,5 +6,5 @@
 // The role has two halves, in two processes. The parent half opens and holds what
 // must outlive the role, and starts it: parent.go, held.go and published.go. The
 // child half is the role itself: child.go, switch.go, notices.go and counts.go.
-// config.go has what one tells the other.
+// config.go has the messages between the halves.
 package netrole

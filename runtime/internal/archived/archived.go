@@ -79,8 +79,8 @@ func Of(ctx context.Context, desc ocispec.Descriptor, opts []diff.ApplyOpt) (p P
 	return Part{string(at.Path), at.Offset, at.Size}, true, nil
 }
 
-// ReaderAt opens it. Whoever reads looks whether that has the digest that it is to have: the
-// file may be another one by now.
+// ReaderAt opens the part. The caller must check the digest, because the file may have
+// been replaced.
 func (p Part) ReaderAt(context.Context, ocispec.Descriptor) (content.ReaderAt, error) {
 	// A pipe of that name would have who opens it wait for ever.
 	file, err := os.OpenFile(p.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
