@@ -29,8 +29,19 @@ func (r *run) acquireLease(ctx context.Context) error {
 		return exitcode.Wrap(exitcode.Internal, err)
 	}
 	r.work.progress = &workload.Progress{}
-	go r.renewLease(ctx)
+	// Not ctx, which a signal ends: another node would lead the run while this one gives
+	// the workload time to end.
+	renewal, end := context.WithCancel(context.WithoutCancel(ctx))
+	r.endRenewal = end
+	go r.renewLease(renewal)
 	return nil
+}
+
+// stopRenewal ends the renewal of the lease, if it has begun.
+func (r *run) stopRenewal() {
+	if r.endRenewal != nil {
+		r.endRenewal()
+	}
 }
 
 // monitorConfig returns the configuration for the monitor of the other nodes.

@@ -162,7 +162,7 @@ func (r *run) lead(ctx context.Context, giveUp context.CancelCauseFunc) (code in
 		{name: "images", do: r.importImages},
 		{name: "late node", do: r.startLateNode},
 		{name: "cluster", do: r.awaitCluster},
-		{name: "workload", do: r.applyObjects},
+		{name: "workload", do: r.applyObjects, stop: r.stopRenewal},
 	}
 	if err := r.start.run(ctx, r.Report); err != nil {
 		return 0, explain(ctx, r.allocation, err)

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"context"
 	"sync/atomic"
 
 	"berth.dev/berth/internal/access/persistent"
@@ -19,4 +20,6 @@ type run struct {
 	// when it may do so.
 	lease     *lease.Lease
 	lostLease atomic.Bool
+	// endRenewal ends the renewal of the lease; nil before it begins.
+	endRenewal context.CancelFunc
 }

@@ -1117,6 +1117,17 @@ ha_cut_head() {
 	says a 'n2 and n3 are lost, and the cluster cannot go on with 1 of 3 control planes'
 	outlived a
 }
+# A head that gives its pods more time than the lease lasts (12 s) keeps the lease.
+ha_slow_end() {
+	"$bed" run --user alice login sh -c "sed 's/sleep 5/sleep 20/' $here/slow-end.yaml >slow.yaml"
+	begin a alice login srun -N3 --mem=1500 --time=1 berth run --ha --grace 40s -f slow.yaml --image $image
+	says a started
+	ends a 124
+	says a 'ended in order'
+	never_says a 'leads it now'
+	never_says a 'lost node'
+	"$bed" run --user alice login rm slow.yaml
+}
 outlived() { [[ $(grep -c 'ended on n[23]' "$out/$1") == 3 ]] || fail "three pods should have ended on n2 and n3: $(tail -n 20 "$out/$1")"; }
 # A killed control plane is restarted, and the others answer meanwhile.
 ha_kill_control() {
