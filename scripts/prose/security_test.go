@@ -13,7 +13,7 @@ var (
 	goTest   = regexp.MustCompile(`^(?:Test|Fuzz)[A-Z]\w*$`)
 	declared = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
 	kinds    = regexp.MustCompile("(site cases?|cases?|story|stories)((?:(?:, | and | )?`\\w+`)+)")
-	function = regexp.MustCompile(`(?m)^(\w+)\(\) \{`)
+	caseName = regexp.MustCompile(`(?m)^(\w+)\(\) \{`)
 )
 
 // shownBy heads the column of docs/security.md that names tests.
@@ -98,7 +98,7 @@ func tests(t *testing.T) map[string][]string {
 		}
 		declares := declared
 		if kind != "" {
-			declares = function
+			declares = caseName
 		}
 		for file := range strings.Lines(files) {
 			file = strings.TrimSuffix(file, "\n")
