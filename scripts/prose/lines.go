@@ -26,7 +26,7 @@ var (
 	comment  = regexp.MustCompile(`^\s*(?://+|/?\*+|#+)\s?(.*)$`)
 	trailing = regexp.MustCompile(`(?:^|[^:])//\s(.*)$`)
 	hunk     = regexp.MustCompile(`^@@ -\S+ \+(\d+)`)
-	function = regexp.MustCompile(`^func (?:\([^)]*\) )?(\w+)`)
+	declares = regexp.MustCompile(`^func (?:\([^)]*\) )?(\w+)`)
 )
 
 // prose returns the prose in a line of the named file, if there is any.
@@ -73,7 +73,7 @@ func comments(name, source string) (lines []line) {
 	number, first := 0, -1 // first is the index of the current comment in lines
 	for text := range strings.Lines(source) {
 		number++
-		if m := function.FindStringSubmatch(text); m != nil && first >= 0 {
+		if m := declares.FindStringSubmatch(text); m != nil && first >= 0 {
 			lines[first].function = strings.HasPrefix(lines[first].text, m[1]+" ")
 		}
 		if !strings.HasPrefix(text, "//") {
