@@ -6,7 +6,7 @@
 // internal/imports allow. All of them may import base, kube may import network,
 // and site and access may import job.
 //
-// The packages below this one know nothing of a run:
+// None of these packages imports launch:
 //   - allocation is the Slurm job and the end of a run by signals;
 //   - archive finds image files, and sends them to other nodes;
 //   - hostnet opens the sockets between the hosts;
