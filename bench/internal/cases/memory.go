@@ -33,7 +33,7 @@ func memory() Case {
 		Read: func(parameters map[string]string, out system.Output) ([]record.Value, error) {
 			rates := regexp.MustCompile(`memory rate: ([0-9.]+) MB read/sec, ([0-9.]+) MB write/sec`).FindAllStringSubmatch(out.Stdout, -1)
 			if len(rates) == 0 {
-				return nil, fmt.Errorf("stress-ng told no memory rate: give it more seconds")
+				return nil, fmt.Errorf("stress-ng printed no memory rate: give it more seconds")
 			}
 			total := 0.0
 			for _, rate := range rates {

@@ -45,7 +45,7 @@ func storage() Case {
 				return nil, err
 			}
 			if len(said.Jobs) != 1 {
-				return nil, fmt.Errorf("fio told of %d jobs", len(said.Jobs))
+				return nil, fmt.Errorf("fio reported %d jobs instead of one", len(said.Jobs))
 			}
 			done := said.Jobs[0].Write
 			if strings.HasSuffix(p["how"], "read") {

@@ -311,7 +311,7 @@ func (s Spec) pulls(ctx context.Context, name string, timeout time.Duration) ([]
 			return found, nil
 		}
 		if time.Now().After(deadline) {
-			return nil, fmt.Errorf("the kubelets have told of %d pulls, and there are %d nodes", len(found), s.Nodes)
+			return nil, fmt.Errorf("the kubelets reported %d pulls, but there are %d nodes", len(found), s.Nodes)
 		}
 		if err := sleep(ctx, 200*time.Millisecond); err != nil {
 			return nil, err

@@ -168,7 +168,7 @@ func TestTooFewPulls(t *testing.T) {
 	if got, err := (Spec{Nodes: 2}).pulls(t.Context(), "bench-0", time.Minute); err != nil || !slices.Equal(got, []float64{1, 3}) {
 		t.Errorf("got %v, %v", got, err)
 	}
-	if got, err := (Spec{Nodes: 3}).pulls(t.Context(), "bench-0", time.Millisecond); err == nil || !strings.Contains(err.Error(), "2 pulls, and there are 3 nodes") {
+	if got, err := (Spec{Nodes: 3}).pulls(t.Context(), "bench-0", time.Millisecond); err == nil || !strings.Contains(err.Error(), "2 pulls, but there are 3 nodes") {
 		t.Errorf("got %v, %v", got, err)
 	}
 }

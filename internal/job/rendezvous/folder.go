@@ -92,7 +92,7 @@ func (f *Folder) Key(ctx context.Context, node string) (ed25519.PublicKey, error
 		select {
 		case <-time.After(folderPoll):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for it in %s: %w; do all nodes see the same folder there?", f.path, context.Cause(ctx))
+			return nil, fmt.Errorf("wait for it in %s: %w; give --rendezvous-dir a folder that all nodes share", f.path, context.Cause(ctx))
 		}
 	}
 }

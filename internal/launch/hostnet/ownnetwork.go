@@ -79,7 +79,7 @@ func (n *ownNetwork) addresses(ctx context.Context, node string) ([]netip.Addr, 
 	}
 	addresses, err := n.look(ctx, name)
 	if err != nil {
-		return nil, fmt.Errorf("find node %s in the network of this job by the name %s: %w; does the site's network have names ('dns' in its configuration)?",
+		return nil, fmt.Errorf("find node %s in the network of this job by the name %s: %w; names need 'dns' in the configuration of the site's network",
 			node, name, err)
 	}
 	return addresses, nil

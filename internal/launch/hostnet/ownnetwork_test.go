@@ -74,7 +74,7 @@ func TestNodesInJobsOwnNetwork(t *testing.T) {
 	}
 	job, getenv = task(append(plain, "BERTH_POD_ADDRESS=10.128.0.9")...)
 	network := findOwnNetwork(job, getenv, here, func(context.Context, string) ([]netip.Addr, error) { return nil, errors.New("no such host") })
-	if _, err := network.addresses(t.Context(), "n4"); err == nil || !strings.Contains(err.Error(), "does the site's network have names") {
+	if _, err := network.addresses(t.Context(), "n4"); err == nil || !strings.Contains(err.Error(), "names need 'dns'") {
 		t.Errorf("no names: %v", err)
 	}
 	if _, err := network.addresses(t.Context(), "n9"); err == nil || !strings.Contains(err.Error(), "has no such node") {

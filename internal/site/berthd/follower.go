@@ -124,7 +124,7 @@ func (f *follower) await(ctx context.Context, id, node string) (siteconf.Allocat
 		case <-changed:
 		case <-ctx.Done():
 			if problem == nil {
-				problem = errors.New("the first node of the job has not asked for them: does berthd run there?")
+				problem = errors.New("the first node of the job has not asked for them: start berthd there (systemctl start berthd)")
 			}
 			return a, fmt.Errorf("wait for the addresses of %s: %w: %w", id, context.Cause(ctx), problem)
 		}

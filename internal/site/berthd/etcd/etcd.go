@@ -68,7 +68,7 @@ func Run(ctx context.Context, config siteconf.Etcd, member Member) error {
 	case err := <-e.Err():
 		return fmt.Errorf("run etcd member %s: %w", member.Name, err)
 	case <-time.After(startLimit):
-		return errors.New("start etcd: the other members do not answer: are they started, and their ports 2380 open?")
+		return errors.New("start etcd: the other members do not answer: start them, and open port 2380 on their hosts")
 	case <-ctx.Done():
 		return nil
 	}

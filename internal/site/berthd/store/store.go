@@ -119,7 +119,7 @@ func (s *Store) Explain(err error) error {
 	if err == nil || last == nil {
 		return err
 	}
-	return fmt.Errorf("%w: no connection to etcd: %w: are the certificates valid, and the clocks of both hosts right?", err, *last)
+	return fmt.Errorf("%w: no connection to etcd: %w: check the certificates, and the clocks of both hosts", err, *last)
 }
 
 // Check returns an error if etcd does not answer, with the reason of a refused connection.
