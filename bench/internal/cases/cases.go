@@ -1,5 +1,3 @@
-// Package cases defines what is measured: each case is a program to run, and a function
-// that reads its output. Package system decides how programs run.
 package cases
 
 import (

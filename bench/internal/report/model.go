@@ -1,6 +1,3 @@
-// Package report makes a report of records: what was measured, what was not, and
-// how certain it is. It is a function of only the records: the same records give
-// the same bytes.
 package report
 
 import (

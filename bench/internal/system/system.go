@@ -1,5 +1,3 @@
-// Package system has the compared ways of running a program; each is a Driver. Package
-// cases selects the programs and interprets their output.
 package system
 
 import (

@@ -1,6 +1,3 @@
-// Package imagecache adds images from registries and archives to the folder that
-// runs share. It needs no cluster. Package layercache keeps the folder, and package
-// layerfile makes the files in it.
 package imagecache
 
 import (
