@@ -20,6 +20,8 @@
 //   - command runs the user's command;
 //   - crash reports a panic of this process.
 //
+// docs/glossary.md explains the word run.
+//
 // # Reading order
 //
 // A file uses those after it, and few before it:

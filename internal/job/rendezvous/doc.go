@@ -13,6 +13,8 @@
 // Once accepted, a Peer is a channel of JSON messages that notices the loss of the
 // other side. The caller defines the messages and handles the loss of a node.
 //
+// docs/glossary.md explains the word rendezvous.
+//
 // Read config.go and claim.go first, then head.go and await.go for the head,
 // join.go for the other nodes, and peer.go for the channel. munge.go, preshared.go
 // and signed.go are the three kinds of credentials.

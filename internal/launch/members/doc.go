@@ -3,6 +3,8 @@
 // or takes the run over. A run on one node has one member. The start of a node
 // and the workload do not belong here.
 //
+// docs/glossary.md explains the words head, hello and welcome.
+//
 // Read members.go first. gather.go is the head's view until the plans are sent,
 // follow.go that of the other nodes. monitor.go and importrequests.go are the head's view
 // while the cluster runs, and failover.go is about its successor. local.go has the

@@ -7,4 +7,6 @@
 // must outlive the role, and starts it: parent.go, held.go and published.go. The
 // child half is the role itself: child.go, switch.go, notices.go and counts.go.
 // config.go has the messages between the halves.
+//
+// docs/glossary.md explains the word Switch.
 package netrole

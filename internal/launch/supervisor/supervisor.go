@@ -1,6 +1,8 @@
 // Package supervisor starts the roles of a run, which are processes. It restarts
 // roles that die or hang, and cancels the run when one fails for good. Which
 // roles a node has, and how each one is started, does not belong here.
+//
+// docs/glossary.md explains the word role.
 package supervisor
 
 import (

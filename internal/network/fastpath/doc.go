@@ -9,6 +9,9 @@
 // and Policy for permissions. The runtime installs the filter in a container
 // (Confine).
 //
+// docs/glossary.md explains the words fast path, Switch, trap, bell, parked
+// connection, challenge, preamble and seal.
+//
 // # Outgoing connections
 //
 // A connecting (outbound.go) has one of these states. Its record holds a stage, at

@@ -14,6 +14,8 @@
 // The package knows nodes and addresses. Pods, names and the discovery of nodes
 // do not belong here.
 //
+// docs/glossary.md explains the words overlay and seal.
+//
 // Start with overlay.go, then read queue.go, wire.go, udpsend.go, udpreceive.go
 // and coalesce.go for the packets, and probe.go and stream.go for the paths.
 package overlay

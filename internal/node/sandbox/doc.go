@@ -16,6 +16,8 @@
 //
 // The package does not decide which processes run inside, or their order.
 //
+// docs/glossary.md explains the words janitor and lifeline.
+//
 // Read sandbox.go first, the supervisor's part, then janitor.go and init.go.
 // protocol.go has their messages; mounts.go, network.go and cgroup.go set up the
 // namespaces.

@@ -5,6 +5,8 @@
 //
 // A Daemon only connects its parts. Each part is one type with its own state.
 //
+// docs/glossary.md explains the term site network.
+//
 // # Reading order
 //
 // Files use only files that are listed below them:
