@@ -48,10 +48,10 @@ type Paper struct {
 	Of map[string][]string `yaml:"of"`
 	// Reason is the reason why the bench does not measure it, or "".
 	Reason string `yaml:"reason"`
-	// At is the anchor of the trials in the report, or "". Standing compares them
+	// At is the anchor of the trials in the report, or "". Coverage compares them
 	// with the paper's.
 	At       string   `yaml:"-"`
-	Standing standing `yaml:"-"`
+	Coverage coverage `yaml:"-"`
 	// Has describes the trials, and Elsewhere reports that no plan of the records
 	// has it.
 	Has       string `yaml:"-"`
@@ -99,7 +99,7 @@ func papers(lines []record.Line) (all []Paper, err error) {
 		case len(p.Systems) > 1 && slices.Equal(has.systems, []string{"bare"}):
 			all[i].At, all[i].Reason = "", "bare metal alone was; "+without
 		case all[i].At != "":
-			all[i].Standing = p.judge(has.systems, differ, tuned)
+			all[i].Coverage = p.judge(has.systems, differ, tuned)
 			all[i].Has = joined(amounts, tuned.words(p.Parameters["protocol"]), without)
 		case p.Reason == "" && reasons[p.System] != "":
 			all[i].Reason = reasons[p.System]
@@ -142,8 +142,8 @@ func (p Paper) without(has []string, reasons map[string]string) string {
 		if p.has(system, has) {
 			continue
 		}
-		for _, standIn := range p.Of[system] {
-			if reason := reasons[standIn]; reason != "" {
+		for _, substitute := range p.Of[system] {
+			if reason := reasons[substitute]; reason != "" {
 				system += " (" + reason + ")"
 				break
 			}

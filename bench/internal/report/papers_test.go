@@ -165,7 +165,7 @@ func TestProfileAndLink(t *testing.T) {
 		said := map[string]string{}
 		for _, p := range all {
 			if p.Paper == "CNI study" {
-				said[p.What] = map[bool]string{true: p.Standing.String() + ": ", false: "not: "}[p.At != ""] + map[bool]string{true: p.Says(), false: p.Reason}[p.At != ""]
+				said[p.What] = map[bool]string{true: p.Coverage.String() + ": ", false: "not: "}[p.At != ""] + map[bool]string{true: p.Says(), false: p.Reason}[p.At != ""]
 			}
 		}
 		return said
@@ -199,7 +199,7 @@ func TestSystemsOfAFigure(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range all {
-		if p.Item == "Table V" && (!strings.HasSuffix(p.Says(), "; on berth; 1 run (in the paper: 10); without Bridge Operator, HPK, KSI (podman is missing), bare metal") || p.Item == "Table V" && p.Standing != berthAlone) {
+		if p.Item == "Table V" && (!strings.HasSuffix(p.Says(), "; on berth; 1 run (in the paper: 10); without Bridge Operator, HPK, KSI (podman is missing), bare metal") || p.Item == "Table V" && p.Coverage != onlyBerth) {
 			t.Errorf("got %q", p.Says())
 		}
 		if p.Item == "Figure 3" && p.Paper == "KSI 2" && (p.At != "" || p.Reason != "bare metal alone was; without Bridge Operator, HPK, KSI (podman is missing)") {
@@ -254,22 +254,22 @@ func TestSystemsOfAFigure(t *testing.T) {
 	}
 }
 
-// TestStanding: the paper's systems, programs and amounts make a row "measured".
-func TestStanding(t *testing.T) {
+// TestCoverage: the paper's systems, programs and amounts make a row "measured".
+func TestCoverage(t *testing.T) {
 	of := map[string][]string{"bare metal": {"bare"}, "A": {"a-1", "a-2"}, "B": {"b"}}
 	everything := []string{"bare", "a-2", "b", "berth"}
 	for _, c := range []struct {
 		paper   Paper
 		systems []string
 		differ  bool
-		want    standing
+		want    coverage
 	}{
 		{Paper{Of: of}, everything, false, asInPaper},
 		{Paper{Of: of}, everything, true, otherwise},
 		{Paper{Of: of, Note: "C instead of B"}, everything, false, otherwise},
 		{Paper{Of: of}, []string{"a-1", "berth"}, false, inPart},
-		{Paper{Of: of}, []string{"bare", "berth"}, false, berthAlone},
-		{Paper{}, []string{"berth"}, false, berthAlone},
+		{Paper{Of: of}, []string{"bare", "berth"}, false, onlyBerth},
+		{Paper{}, []string{"berth"}, false, onlyBerth},
 		{Paper{Of: of, Profile: noProfile}, everything, false, asInPaper},
 		{Paper{Of: of, Profile: "tuned"}, everything, false, notApplied},
 	} {

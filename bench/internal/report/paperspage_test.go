@@ -68,7 +68,7 @@ beside Slurm.
 
 | paper | item | what | here |
 | --- | --- | --- | --- |
-`, len(each[0]), counts[asInPaper.String()], counts[otherwise.String()], counts[inPart.String()], counts[berthAlone.String()], counts[notApplied.String()], counts[notMeasured], counts[notAtAll])
+`, len(each[0]), counts[asInPaper.String()], counts[otherwise.String()], counts[inPart.String()], counts[onlyBerth.String()], counts[notApplied.String()], counts[notMeasured], counts[notAtAll])
 	page.Write(rows.Bytes())
 	return page.Bytes(), nil
 }
@@ -84,7 +84,7 @@ func recorded(runs []Run, each [][]Paper, row int) (is, what string) {
 		switch {
 		case p.At != "":
 			has = append(has, link+": "+cell(p.Has))
-			best = min(best, p.Standing)
+			best = min(best, p.Coverage)
 		case static.Case != "" && !p.Elsewhere:
 			once(&reasons, link+": "+cell(p.Reason))
 		}

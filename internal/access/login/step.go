@@ -102,9 +102,9 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ofStrangers lists parts of srun's messages about connections to its ports from
+// outsideMessages lists parts of srun's messages about connections to its ports from
 // outside the step, for example from a port scanner.
-var ofStrangers = []string{"eio_message_socket_accept", "io_init_msg", "io init message"}
+var outsideMessages = []string{"eio_message_socket_accept", "io_init_msg", "io init message"}
 
 // text returns the kept output as one line.
 func (t *tail) text() string {
@@ -112,7 +112,7 @@ func (t *tail) text() string {
 	defer t.mu.Unlock()
 	var lines []string
 	for line := range strings.Lines(t.kept.String()) {
-		if line = strings.TrimSpace(line); line != "" && !slices.ContainsFunc(ofStrangers, func(word string) bool { return strings.Contains(line, word) }) {
+		if line = strings.TrimSpace(line); line != "" && !slices.ContainsFunc(outsideMessages, func(word string) bool { return strings.Contains(line, word) }) {
 			lines = append(lines, line)
 		}
 	}

@@ -69,7 +69,7 @@ func (f *policyFilter) run(ctx context.Context, api *access) {
 	f.look()
 	config := policy.Config{
 		Core: api.client.CoreV1().RESTClient(), Networking: api.client.NetworkingV1().RESTClient(),
-		StandIns: []policy.StandIn{policy.ClusterDNS(f.plan.Addresses.DNS)}, Hints: &f.hints,
+		VirtualPods: []policy.VirtualPod{policy.ClusterDNS(f.plan.Addresses.DNS)}, Hints: &f.hints,
 	}
 	policy.Watch(ctx, config, func(s *policy.State) error { return f.enforce(ctx, s) })
 }

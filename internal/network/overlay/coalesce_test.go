@@ -101,7 +101,7 @@ func TestCoalesceRestoresDatagrams(t *testing.T) {
 			if want := (length + 1399) / 1400; len(datagrams) != want {
 				t.Errorf("%d bytes are cut into %d datagrams, want %d", length, len(datagrams), want)
 			}
-			frames, _ := glue(t, receiver, datagrams)
+			frames, _ := coalesced(t, receiver, datagrams)
 			binary.NativeEndian.PutUint16(frame[vnetHeaders:], uint16(len(frame)-linux.VnetHeaderLen-length))
 			if len(frames) != 1 || !bytes.Equal(frames[0], frame) {
 				t.Errorf("IPv6 %v, %d bytes: another packet came out (%d)", ipv6, length, len(frames))
@@ -110,14 +110,14 @@ func TestCoalesceRestoresDatagrams(t *testing.T) {
 			if length < 30000 {
 				continue
 			}
-			frames, _ = glue(t, receiver, slices.Delete(slices.Clone(datagrams), 5, 6))
+			frames, _ = coalesced(t, receiver, slices.Delete(slices.Clone(datagrams), 5, 6))
 			if len(frames) != 2 {
 				t.Errorf("IPv6 %v: %d packets came out without one datagram, want 2", ipv6, len(frames))
 			}
 		}
 		// A datagram that is too large for the path is not made smaller.
 		large := superDatagram(ipv6, 2000, noise(9000))
-		frames, _ := glue(t, receiver, datagramsOf(t, sender, large))
+		frames, _ := coalesced(t, receiver, datagramsOf(t, sender, large))
 		if len(frames) != 1 || !bytes.Equal(frames[0][linux.VnetHeaderLen:], large[linux.VnetHeaderLen:]) {
 			t.Errorf("IPv6 %v: what is too large for the path does not arrive as it was (%d)", ipv6, len(frames))
 		}
@@ -176,7 +176,7 @@ func datagramsOf(t testing.TB, known *table, frame []byte) [][]byte {
 	return datagrams
 }
 
-func glue(t testing.TB, receiver *table, datagrams [][]byte) ([][]byte, *counts) {
+func coalesced(t testing.TB, receiver *table, datagrams [][]byte) ([][]byte, *counts) {
 	t.Helper()
 	out, counts := new(shelf), new(counts)
 	g := newCoalescer(out, counts)
@@ -206,7 +206,7 @@ func TestCoalesceRestoresPacket(t *testing.T) {
 			if want := (length + 1399) / 1400; len(datagrams) != want {
 				t.Errorf("%d bytes are cut into %d datagrams, want %d", length, len(datagrams), want)
 			}
-			frames, _ := glue(t, receiver, datagrams)
+			frames, _ := coalesced(t, receiver, datagrams)
 			binary.NativeEndian.PutUint16(frame[vnetHeaders:], uint16(len(frame)-linux.VnetHeaderLen-length))
 			if length <= 1400 {
 				// Nothing is left to be cut.
@@ -232,7 +232,7 @@ func TestSegmentsThatArriveAreDelivered(t *testing.T) {
 		for _, i := range order {
 			arrived = append(arrived, datagrams[i])
 		}
-		frames, counts := glue(t, receiver, arrived)
+		frames, counts := coalesced(t, receiver, arrived)
 		total := 0
 		for i, frame := range frames {
 			at, data := checkPacket(t, frame)
@@ -288,7 +288,7 @@ func FuzzCoalesce(f *testing.F) {
 			datagrams = append(datagrams, data[:n:n])
 			data = data[n:]
 		}
-		frames, _ := glue(t, receiver, datagrams)
+		frames, _ := coalesced(t, receiver, datagrams)
 		for _, frame := range frames {
 			if len(frame) <= linux.VnetHeaderLen || len(frame) > linux.VnetHeaderLen+maxPacket+maxPacket {
 				t.Errorf("a frame of %d bytes", len(frame))
@@ -320,7 +320,7 @@ func FuzzCut(f *testing.F) {
 				t.Errorf("a datagram of %d bytes", len(datagram))
 			}
 		}
-		glue(t, receiver, datagrams)
+		coalesced(t, receiver, datagrams)
 	})
 }
 

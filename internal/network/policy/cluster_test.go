@@ -59,7 +59,7 @@ func testCluster(t *testing.T, policies string) Objects {
 			podOf("w", "a", wa, waIPv6), podOf("w", "b", wb), podOf("z", "a", za, zaIPv6),
 			onNode, ended,
 		},
-		StandIns: []StandIn{{
+		VirtualPods: []VirtualPod{{
 			Namespace: "system", Labels: map[string]string{"k8s-app": "dns"},
 			Addresses: []netip.Addr{netip.MustParseAddr(dns)},
 			Ports:     []Ports{{TCP, 53, 53}, {UDP, 53, 53}},

@@ -16,15 +16,15 @@ import (
 
 // Objects holds the objects of the API that Compile reads.
 type Objects struct {
-	Policies   []*networkingv1.NetworkPolicy
-	Pods       []*corev1.Pod
-	Namespaces []*corev1.Namespace
-	StandIns   []StandIn
+	Policies    []*networkingv1.NetworkPolicy
+	Pods        []*corev1.Pod
+	Namespaces  []*corev1.Namespace
+	VirtualPods []VirtualPod
 }
 
-// StandIn is a process on the nodes that is a pod in other clusters. Policies select
+// VirtualPod is a process on the nodes that is a pod in other clusters. Policies select
 // it by labels, as they would select the pod.
-type StandIn struct {
+type VirtualPod struct {
 	Namespace string
 	Labels    map[string]string
 	Addresses []netip.Addr
@@ -32,9 +32,9 @@ type StandIn struct {
 	Ports []Ports
 }
 
-// ClusterDNS returns a StandIn with the labels that CoreDNS has in other clusters.
-func ClusterDNS(address netip.Addr) StandIn {
-	return StandIn{
+// ClusterDNS returns a VirtualPod with the labels that CoreDNS has in other clusters.
+func ClusterDNS(address netip.Addr) VirtualPod {
+	return VirtualPod{
 		Namespace: metav1.NamespaceSystem, Labels: map[string]string{"k8s-app": "kube-dns"},
 		Addresses: []netip.Addr{address},
 		Ports:     []Ports{{UDP, 53, 53}, {TCP, 53, 53}, {TCP, 9153, 9153}},
@@ -45,10 +45,10 @@ func ClusterDNS(address netip.Addr) StandIn {
 // validates them and fills in defaults.
 func Compile(o Objects) *State {
 	c := compiler{
-		namespaces: map[string]labels.Set{},
-		known:      map[string]int{},
-		found:      map[string]*meant{},
-		standIns:   o.StandIns,
+		namespaces:  map[string]labels.Set{},
+		known:       map[string]int{},
+		found:       map[string]*meant{},
+		virtualPods: o.VirtualPods,
 	}
 	for _, n := range o.Namespaces {
 		c.namespaces[n.Name] = n.Labels
@@ -103,12 +103,12 @@ type pod struct {
 }
 
 type compiler struct {
-	pods       []*pod
-	namespaces map[string]labels.Set
-	standIns   []StandIn
-	peers      []Ranges
-	known      map[string]int    // indexes of peers
-	found      map[string]*meant // by namespace and selectors
+	pods        []*pod
+	namespaces  map[string]labels.Set
+	virtualPods []VirtualPod
+	peers       []Ranges
+	known       map[string]int    // indexes of peers
+	found       map[string]*meant // by namespace and selectors
 }
 
 // add adds a policy to the pods that it selects.
@@ -189,7 +189,7 @@ func (c *compiler) egress(policy *networkingv1.NetworkPolicy) []Rule {
 		if len(rule.Ports) == 0 || len(numbered) > 0 {
 			rules = append(rules, Rule{peers, numbered})
 		}
-		for _, s := range destinations.standIns {
+		for _, s := range destinations.virtualPods {
 			ports := s.Ports
 			if len(rule.Ports) > 0 {
 				ports = common(numbered, s.Ports)
@@ -228,9 +228,9 @@ func (c *compiler) byName(named []networkingv1.NetworkPolicyPort, destinations *
 
 // meant holds everything that the peers of a rule select.
 type meant struct {
-	pods     []*pod
-	blocks   Ranges
-	standIns []StandIn
+	pods        []*pod
+	blocks      Ranges
+	virtualPods []VirtualPod
 	// index refers to the addresses of pods and blocks. Stand-ins need separate
 	// rules, because they have their own ports.
 	index int
@@ -267,9 +267,9 @@ func (c *compiler) look(namespace string, peers []networkingv1.NetworkPolicyPeer
 			f.pods = append(f.pods, p)
 		}
 	}
-	for _, s := range c.standIns {
+	for _, s := range c.virtualPods {
 		if matching(s.Namespace, s.Labels) {
-			f.standIns = append(f.standIns, s)
+			f.virtualPods = append(f.virtualPods, s)
 		}
 	}
 	var addresses []netip.Addr

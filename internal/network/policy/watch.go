@@ -35,7 +35,7 @@ type Config struct {
 	// networking.k8s.io, which may list and watch pods, namespaces and network
 	// policies.
 	Core, Networking rest.Interface
-	StandIns         []StandIn
+	VirtualPods      []VirtualPod
 	// Hints may be nil.
 	Hints *Hints
 }
@@ -137,7 +137,7 @@ func (w *watcher) state(ctx context.Context) *State {
 	if !w.policies.complete() {
 		return nil
 	}
-	o := Objects{Policies: listed[*networkingv1.NetworkPolicy](w.policies), StandIns: w.config.StandIns}
+	o := Objects{Policies: listed[*networkingv1.NetworkPolicy](w.policies), VirtualPods: w.config.VirtualPods}
 	if len(o.Policies) == 0 {
 		w.pause()
 		return &State{}

@@ -147,7 +147,7 @@ func (i *Importer) read(ctx context.Context, a Archive) (index ocispec.Index, st
 	}
 	index, layer, err := readRoot(ctx, i.store, a.Path)
 	if err == nil {
-		err = roots.Stand(i.snapshots, layer, a.Path)
+		err = roots.Record(i.snapshots, layer, a.Path)
 	}
 	if err != nil {
 		return index, false, fmt.Errorf("use folder %s as an image: %w", a.Path, err)

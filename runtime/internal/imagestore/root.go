@@ -41,7 +41,7 @@ func readRoot(ctx context.Context, store content.Store, folder string) (index oc
 		}
 	}
 	config.Architecture = runtime.GOARCH
-	desc, err := writeStandIn(ctx, store, folder)
+	desc, err := writePlaceholder(ctx, store, folder)
 	if err != nil {
 		return index, "", err
 	}
@@ -49,10 +49,10 @@ func readRoot(ctx context.Context, store content.Store, folder string) (index oc
 	return index, desc.Digest, err
 }
 
-// writeStandIn puts a layer into a store that stands for something else and holds
-// only a description of it.
-func writeStandIn(ctx context.Context, store content.Store, what string) (ocispec.Descriptor, error) {
-	archive, err := standIn(what)
+// writePlaceholder puts a placeholder layer into a store. The layer holds only a
+// description.
+func writePlaceholder(ctx context.Context, store content.Store, what string) (ocispec.Descriptor, error) {
+	archive, err := placeholder(what)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
@@ -60,9 +60,9 @@ func writeStandIn(ctx context.Context, store content.Store, what string) (ocispe
 	return desc, content.WriteBlob(ctx, store, "stand-in-"+desc.Digest.Encoded(), bytes.NewReader(archive), desc)
 }
 
-// standIn returns the archive of such a layer. A pod that sees this layer by mistake
+// placeholder returns the archive of a placeholder layer. A pod that sees this layer by mistake
 // finds the description there.
-func standIn(what string) ([]byte, error) {
+func placeholder(what string) ([]byte, error) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
 	err := w.WriteHeader(&tar.Header{Name: "./", Typeflag: tar.TypeDir, Mode: 0o755})

@@ -92,7 +92,7 @@ func useSIF(ctx context.Context, store content.Store, path, snapshotter string) 
 	if err != nil {
 		return index, false, err
 	}
-	desc, err := writeStandIn(ctx, store, string(text))
+	desc, err := writePlaceholder(ctx, store, string(text))
 	if err == nil {
 		err = inplace.Keep(made, snapshotter, desc.Digest)
 	}

@@ -458,17 +458,17 @@ func TestDamagedList(t *testing.T) {
 
 func TestKeepAndPlace(t *testing.T) {
 	path := sifOf(t, corpus.Pack(t, map[string][]byte{"small": []byte("text")}))
-	root, standIn := t.TempDir(), digest.FromString("x")
+	root, placeholder := t.TempDir(), digest.FromString("x")
 	target := filepath.Join(t.TempDir(), "target")
-	if placed, err := Place(root, standIn, target); placed || err != nil {
+	if placed, err := Place(root, placeholder, target); placed || err != nil {
 		t.Errorf("%v, %v", placed, err)
 	}
 	for range 2 {
-		if err := Keep(makeLayer(t, path), root, standIn); err != nil {
+		if err := Keep(makeLayer(t, path), root, placeholder); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if placed, err := Place(root, standIn, target); !placed || err != nil || !Is(target) {
+	if placed, err := Place(root, placeholder, target); !placed || err != nil || !Is(target) {
 		t.Errorf("%v, %v", placed, err)
 	}
 	_, image := open(t, target, nil)

@@ -208,13 +208,13 @@ func readList(path string) (h header, parts []part, err error) {
 	return h, parts, nil
 }
 
-// Keep puts a new layer where Place finds it by the digest of its stand-in. A layer
+// Keep puts a new layer where Place finds it by the digest of its placeholder. A layer
 // that is already there is the same.
-func Keep(made, snapshotter string, standIn digest.Digest) error {
-	if err := standIn.Validate(); err != nil {
+func Keep(made, snapshotter string, placeholder digest.Digest) error {
+	if err := placeholder.Validate(); err != nil {
 		return err
 	}
-	dir := filepath.Join(snapshotter, folder, standIn.Encoded())
+	dir := filepath.Join(snapshotter, folder, placeholder.Encoded())
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -227,13 +227,13 @@ func Keep(made, snapshotter string, standIn digest.Digest) error {
 	return nil
 }
 
-// Place puts the layer that a stand-in's digest represents at a new path. It returns
+// Place puts the layer that a placeholder's digest represents at a new path. It returns
 // false if the digest represents no layer.
-func Place(snapshotter string, standIn digest.Digest, path string) (bool, error) {
-	if snapshotter == "" || standIn.Validate() != nil {
+func Place(snapshotter string, placeholder digest.Digest, path string) (bool, error) {
+	if snapshotter == "" || placeholder.Validate() != nil {
 		return false, nil
 	}
-	kept := filepath.Join(snapshotter, folder, standIn.Encoded(), layerFile)
+	kept := filepath.Join(snapshotter, folder, placeholder.Encoded(), layerFile)
 	if _, err := os.Stat(kept); errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}

@@ -33,8 +33,8 @@ func link(snapshotter string, layer digest.Digest) string {
 	return filepath.Join(snapshotter, folders, layer.Encoded())
 }
 
-// Stand records in a snapshotter's directory that a layer stands for a folder.
-func Stand(snapshotter string, layer digest.Digest, folder string) error {
+// Record records in a snapshotter's directory that a layer stands for a folder.
+func Record(snapshotter string, layer digest.Digest, folder string) error {
 	if err := layer.Validate(); err != nil {
 		return fmt.Errorf("use %s as an image: %w", folder, err)
 	}

@@ -50,7 +50,7 @@ func TestFolderInsteadOfItsLayer(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // the image may be imported again
-		if err := Stand(root, layer, folder); err != nil {
+		if err := Record(root, layer, folder); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -101,13 +101,13 @@ func TestFolderInsteadOfItsLayer(t *testing.T) {
 
 func TestLayerRepresentsOneFolder(t *testing.T) {
 	root := t.TempDir()
-	if err := Stand(root, layer, "/a"); err != nil {
+	if err := Record(root, layer, "/a"); err != nil {
 		t.Fatal(err)
 	}
-	if err := Stand(root, layer, "/b"); err == nil || !strings.Contains(err.Error(), "stands for /a") {
+	if err := Record(root, layer, "/b"); err == nil || !strings.Contains(err.Error(), "stands for /a") {
 		t.Errorf("a second folder: %v", err)
 	}
-	if err := Stand(root, "sha256:../../x", "/b"); err == nil {
+	if err := Record(root, "sha256:../../x", "/b"); err == nil {
 		t.Error("a layer without a digest")
 	}
 }
@@ -122,7 +122,7 @@ func TestForeignFolders(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Symlink("/etc", filepath.Join(folder, "link")), os.WriteFile(filepath.Join(folder, "file"), nil, 0o644), os.Symlink(folder, tag), Stand(root, layer, tag)); err != nil {
+	if err := errors.Join(os.Symlink("/etc", filepath.Join(folder, "link")), os.WriteFile(filepath.Join(folder, "file"), nil, 0o644), os.Symlink(folder, tag), Record(root, layer, tag)); err != nil {
 		t.Fatal(err)
 	}
 	s := New(&fake{mounts: overlay(upper)}, root)

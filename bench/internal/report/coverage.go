@@ -9,26 +9,26 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// standing grades how far a paper's row was measured, from all of it to none.
-type standing int
+// coverage grades how far a paper's row was measured, from all of it to none.
+type coverage int
 
 const (
-	asInPaper standing = iota + 1
+	asInPaper coverage = iota + 1
 	otherwise
 	inPart
-	berthAlone
+	onlyBerth
 	notApplied
 )
 
-func (v standing) String() string {
-	return map[standing]string{
-		asInPaper: "measured", otherwise: "measured otherwise", inPart: "measured in part", berthAlone: "only berth", notApplied: "not applied",
+func (v coverage) String() string {
+	return map[coverage]string{
+		asInPaper: "measured", otherwise: "measured otherwise", inPart: "measured in part", onlyBerth: "only berth", notApplied: "not applied",
 	}[v]
 }
 
 // judge returns the verdict on trials of some systems. Amounts or programs that differ from the
 // paper's are enough for "otherwise".
-func (p Paper) judge(systems []string, differ bool, tuned profileState) standing {
+func (p Paper) judge(systems []string, differ bool, tuned profileState) coverage {
 	found, peers := 0, false
 	for of := range p.Of {
 		if p.has(of, systems) {
@@ -40,7 +40,7 @@ func (p Paper) judge(systems []string, differ bool, tuned profileState) standing
 	case p.Profile != "" && p.Profile != noProfile && !tuned.applied(p.Parameters["protocol"]):
 		return notApplied
 	case !peers:
-		return berthAlone
+		return onlyBerth
 	case found < len(p.Of):
 		return inPart
 	case differ || p.Note != "":
@@ -51,7 +51,7 @@ func (p Paper) judge(systems []string, differ bool, tuned profileState) standing
 
 // has reports whether a system of the paper, or its substitute, is among systems.
 func (p Paper) has(of string, systems []string) bool {
-	return slices.ContainsFunc(p.Of[of], func(standIn string) bool { return slices.Contains(systems, standIn) })
+	return slices.ContainsFunc(p.Of[of], func(substitute string) bool { return slices.Contains(systems, substitute) })
 }
 
 // noProfile is the profile that changes nothing.
