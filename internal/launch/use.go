@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// useVariable tells a task to use the cluster on its node. Its value counts
+	// useVariable makes a task use the cluster on its node. Its value counts
 	// the nodes that the task was sent to so far.
 	useVariable = "BERTH_USE_STANDING"
 	// maxHops bounds that number. The first node may send the task to another

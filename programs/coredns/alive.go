@@ -40,7 +40,7 @@ func heartbeat(getenv func(string) string) error {
 	go func() {
 		for range time.Tick(period) {
 			if answers(&resolver) {
-				// Nobody to tell means that nobody is left to start us again.
+				// Nobody to notify means that nobody is left to start us again.
 				_, _ = notify.WriteString("{\"event\":\"alive\"}\n")
 			}
 		}

@@ -60,7 +60,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// TestExitCodes: a script can tell a command line that is wrong from a run that
+// TestExitCodes: a script can distinguish a command line that is wrong from a run that
 // failed.
 func TestExitCodes(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")

@@ -32,7 +32,7 @@ type Cluster struct {
 	Ended <-chan struct{}
 }
 
-// Find returns the cluster for a request. A *Refusal tells the near end which other
+// Find returns the cluster for a request. A *Refusal names for the near end which other
 // node or step to try.
 type Find func(ctx context.Context, request Request) (*Cluster, error)
 

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The calls below are made without telling Go's scheduler: they never wait, and
-// telling it costs as much as a small packet, most of all when it then gives
+// The calls below are made without a notice to Go's scheduler: they never wait, and
+// a notice costs as much as a small packet, most of all when it then gives
 // the thread's place to another one. See PollBriefly.
 
 // Message is struct mmsghdr: one message of SendMessages or ReceiveMessages.

@@ -188,7 +188,7 @@ func (h *Host) candidate(dir string) Candidate {
 	return c
 }
 
-// CheckShared tells why other machines would not see what is put into a folder, which
+// CheckShared reports why other machines would not see what is put into a folder, which
 // need not be there yet: it has to be on a file system of the network.
 func (h *Host) CheckShared(folder string) error {
 	resolved, err := h.resolve(filepath.Clean(folder))

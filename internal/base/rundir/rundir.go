@@ -1,4 +1,4 @@
-// Package rundir keeps one locked directory per run. The lock tells a directory
+// Package rundir keeps one locked directory per run. The lock distinguishes a directory
 // in use from one that a crash left. The package does not choose the parent
 // directory, and it cannot remove files of subordinate users.
 package rundir

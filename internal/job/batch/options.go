@@ -2,7 +2,7 @@ package batch
 
 import "strings"
 
-// value tells options with a value from others.
+// value distinguishes options with a value from others.
 type value int
 
 const (

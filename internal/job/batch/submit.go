@@ -12,7 +12,7 @@ import (
 	"syscall"
 )
 
-// Refused says that sbatch ended with an error, which it has told itself.
+// Refused reports that sbatch ended with an error, which sbatch has printed.
 type Refused struct{ Code int }
 
 func (r *Refused) Error() string { return fmt.Sprintf("sbatch ended with exit code %d", r.Code) }
@@ -38,7 +38,7 @@ type Job struct {
 	Cluster string
 }
 
-// Submit calls sbatch. The job is empty where sbatch told none, as with
+// Submit calls sbatch. The job is empty where sbatch printed none, as with
 // --test-only, or --quiet where nobody waits.
 func Submit(ctx context.Context, sbatch string, s Submission) (Job, error) {
 	command := exec.CommandContext(ctx, sbatch)

@@ -138,7 +138,7 @@ func (c *container) scanLocked() {
 		path := filepath.Join(c.path, name)
 		info, err := c.root.Lstat(path)
 		if err != nil {
-			continue // renamed or deleted since; another event tells
+			continue // renamed or deleted since; another event reports it
 		}
 		stat, ok := info.Sys().(*unixStat)
 		if !ok {

@@ -333,7 +333,7 @@ func (r *testRole) awaitReady(t testing.TB) time.Duration {
 	return r.await(t, notify.Event{Event: notify.KindReady})
 }
 
-// stop tells the role to stop and waits until it has.
+// stop ends the role and waits for its end.
 func (r *testRole) stop(t testing.TB) time.Duration {
 	t.Helper()
 	began := time.Now()

@@ -36,7 +36,7 @@ func (p *devicePlugin) GetDevicePluginOptions(context.Context, *api.Empty) (*api
 	return &api.DevicePluginOptions{}, nil
 }
 
-// ListAndWatch tells the units once: a job's devices stay the same.
+// ListAndWatch sends the units once: a job's devices stay the same.
 func (p *devicePlugin) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
 	var list api.ListAndWatchResponse
 	for _, unit := range p.resource.Units {

@@ -21,7 +21,7 @@ const (
 	ReasonCPULimitNotEnforced = "CPULimitNotEnforced"
 )
 
-// notices tells the owner of a pod what this node cannot honour: once, and again
+// notices reports to the owner of a pod what this node cannot honour: once, and again
 // when a resize in place asks for something else. The kubelet calls it at every
 // sync of a pod, which saves an informer of pods.
 type notices struct {

@@ -20,7 +20,7 @@ import (
 // pass.
 const firstPullReport = 5 * time.Second
 
-// pullReports is the kubelet's recorder, and tells beside its events how pulls
+// pullReports is the kubelet's recorder, and reports beside its events how pulls
 // of images that take long go on: the runtime's API for the kubelet has no
 // progress.
 type pullReports struct {
@@ -63,7 +63,7 @@ func (p *pullReports) Event(object runtime.Object, kind, reason, message string)
 // WithLogger implements record.EventRecorderLogger.
 func (p *pullReports) WithLogger(klog.Logger) record.EventRecorderLogger { return p }
 
-// report tells of a pull until ctx ends.
+// report reports a pull until ctx ends.
 func (p *pullReports) report(ctx context.Context, container *v1.ObjectReference, pulling string) {
 	began := time.Now()
 	for next := firstPullReport; ; next *= 2 {

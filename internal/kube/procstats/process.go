@@ -18,7 +18,7 @@ const clockTick = time.Second / 100
 // process holds the result of one pass over /proc for one process.
 type process struct {
 	pid, parent int
-	start       uint64 // ticks since boot; tells a reused pid apart
+	start       uint64 // ticks since boot; distinguishes a reused pid
 	cpu         time.Duration
 	resident    uint64 // bytes
 	shared      uint64 // bytes of resident that are file or shmem pages
@@ -160,7 +160,7 @@ func (t *table) process(name string, buf []byte) (process, error) {
 	if known, ok := t.names[p.pid]; ok && known.start == p.start && known.pidNS != "" {
 		p.pidNS = known.pidNS
 	} else if ns, err := os.Readlink(filepath.Join(t.root, name, "ns", "pid")); err == nil {
-		p.pidNS = ns // a zombie has none; its ancestors tell where it belongs
+		p.pidNS = ns // a zombie has none; its ancestors show where it belongs
 	}
 	return p, nil
 }

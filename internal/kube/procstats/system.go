@@ -47,7 +47,7 @@ func parseNetDev(text string) []cadvisorv1.InterfaceStats {
 }
 
 // tmpfsUsage adds up what tmpfs mounts hold: volumes in memory, the shared
-// memory of pods, the node's own small state. The kernel does not tell who made
+// memory of pods, the node's own small state. The kernel does not report who made
 // a mount, so those at the places where a host has its own are left out. Files
 // in a pod's volumes below the kubelet's root are counted for the pod, too.
 func tmpfsUsage(kubelet string) (total uint64, pods map[string]uint64) {

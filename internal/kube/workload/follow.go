@@ -392,7 +392,7 @@ func (f *follower) fail(code int, reason string) {
 
 // killedCode is the exit code of a container that SIGKILL has ended. The runtime
 // calls it OOMKilled where a limit of the container's was the reason; when the
-// whole job is out of memory, the kernel kills and tells nobody.
+// whole job is out of memory, the kernel kills without a notice.
 const killedCode = 137
 
 // evicted is the reason of pods that the kubelet has ended because their node had

@@ -121,7 +121,7 @@ var waitingReasons = map[string]kind{
 // what the event proves that the pod has reached.
 type eventKind struct {
 	stage stage
-	// trouble is the zero value for an event that only tells of progress.
+	// trouble is the zero value for an event that only reports progress.
 	trouble kind
 }
 

@@ -340,7 +340,7 @@ func (s *stream) isPrevious(ctx context.Context) (bool, error) {
 // container before the API server knows of it.
 func (s *stream) checkBeginning(ctx context.Context, which reading) error {
 	if s.copied == 0 {
-		return nil // of the two logs there is nothing yet to tell them by
+		return nil // of the two logs there is nothing yet to distinguish them by
 	}
 	body, err := s.open(ctx, reading{previous: which.previous, beginning: true})
 	if err != nil {

@@ -16,7 +16,7 @@ type NeverStarts struct {
 	Object string
 	// Reason is Kubernetes' reason, and Message its explanation.
 	Reason, Message string
-	// Remedy tells the user how to solve the problem.
+	// Remedy describes for the user how to solve the problem.
 	Remedy string
 }
 

@@ -72,7 +72,7 @@ func lastNote(note Note, notes *os.File) Note {
 }
 
 // report reads the output until the end of the process. If it is that of a panic,
-// report tells the user as soon as the first stack has come. The process waits
+// report notifies the user as soon as the first stack has come. The process waits
 // meanwhile, because the pipe is small: once it has ended, Slurm may end its step
 // and this process with it.
 func report(output io.Reader, stderr io.Writer, lastNote func() Note) error {
@@ -142,5 +142,5 @@ func printCrash(stderr io.Writer, note Note, kept bool, reason, stack []byte) {
 			said += "berth:   " + strings.TrimRight(line, "\n") + "\n"
 		}
 	}
-	_, _ = io.WriteString(stderr, said) // there is nobody else to tell
+	_, _ = io.WriteString(stderr, said) // there is nobody else to notify
 }

@@ -98,7 +98,7 @@ func (l *Local) start(config LocalConfig, lifeline *os.File) error {
 	return nil
 }
 
-// End tells all local members to end, and waits for them.
+// End ends all local members, and waits for them.
 func (l *Local) End() {
 	if l == nil {
 		return

@@ -330,7 +330,7 @@ func (m *Members) disconnect(end func(*rendezvous.Peer)) {
 	m.forgetKeys()
 }
 
-// SetReady tells the head that this node is ready.
+// SetReady reports to the head that this node is ready.
 func (m *Members) SetReady(ctx context.Context) {
 	m.mu.Lock()
 	m.ready = true
@@ -338,7 +338,7 @@ func (m *Members) SetReady(ctx context.Context) {
 	m.reportReady(ctx)
 }
 
-// reportReady tells the head that this node is ready, if it is. If the connection
+// reportReady reports to the head that this node is ready, if it is. If the connection
 // has just broken, the node reports it again on the next one.
 func (m *Members) reportReady(ctx context.Context) {
 	m.mu.Lock()

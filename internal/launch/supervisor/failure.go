@@ -7,7 +7,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 )
 
-// MoreWatchers tells the user how to get more inotify instances.
+// MoreWatchers explains to the user how to get more inotify instances.
 const MoreWatchers = "your other runs or programs use all that a user may have on this machine: end some, " +
 	"or an administrator allows more: sysctl -w fs.inotify.max_user_instances=8192"
 

@@ -47,7 +47,7 @@ const NotifyFD = 3
 
 // Passed is a file that a role inherits.
 type Passed struct {
-	// Flag is the argument that tells the role the number of the descriptor. It is
+	// Flag is the argument that passes the role the number of the descriptor. It is
 	// empty for roles that know it.
 	Flag string
 	File *os.File
@@ -63,7 +63,7 @@ type Role struct {
 	Args []string
 	Env  []string
 	Log  string
-	// NotifyFlag is the argument that tells the role the number of NotifyFD. It is
+	// NotifyFlag is the argument that passes the role the number of NotifyFD. It is
 	// empty for roles that know it.
 	NotifyFlag string
 	// Passed lists further files that the role inherits.

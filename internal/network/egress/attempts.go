@@ -24,7 +24,7 @@ const repeatWithin = 3 * time.Second
 // finds no room is ignored, as if the network had lost it. The pod's kernel repeats
 // it.
 //
-// An attempt also ends when the pod stops repeating its SYN: no packet tells that
+// An attempt also ends when the pod stops repeating its SYN: no packet reports that
 // a program has given up.
 type attempts struct {
 	engine *engine

@@ -61,7 +61,7 @@ func quotePorts(pod, remote netip.AddrPort, protocol tcpip.TransportProtocolNumb
 	return q
 }
 
-// sendUnreachable tells a pod that its packet did not arrive.
+// sendUnreachable reports to a pod that its packet did not arrive.
 func (e *engine) sendUnreachable(why reason, about quote) {
 	code := codes[why]
 	if about.pod.Is4() {

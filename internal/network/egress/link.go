@@ -238,7 +238,7 @@ func (l *link) write(packet *stack.PacketBuffer) tcpip.Error {
 	}
 }
 
-// vnetHeader tells the kernel what is left to do with a packet of the stack:
+// vnetHeader describes for the kernel what is left to do with a packet of the stack:
 // its TCP checksum covers the pseudo header only, and it may be several
 // segments. The kernel does neither for a receiver on this host.
 func vnetHeader(vnet *[linux.VnetHeaderLen]byte, packet *stack.PacketBuffer) {

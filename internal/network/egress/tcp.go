@@ -154,7 +154,7 @@ func (e *engine) dial(ctx context.Context, targets []netip.AddrPort) (*net.TCPCo
 	return nil, errors.Join(problems...)
 }
 
-// reject tells the pod why there is no connection. It returns true for "reset".
+// reject reports to the pod why there is no connection. It returns true for "reset".
 // After a timeout it says nothing, for the pod's own timer ends then too, nor where
 // this process is short of descriptors or memory: the pod's kernel tries again.
 func (e *engine) reject(pod, remote netip.AddrPort, sequence uint32, err error) (reset bool) {

@@ -119,7 +119,7 @@ func (e *engine) sendUDP(from, pod netip.AddrPort, payload []byte) {
 	e.send(from.Addr(), pod.Addr(), header.UDPProtocolNumber, udp, payload)
 }
 
-// rejectDatagram tells a pod why a datagram of a UDP or echo flow went astray,
+// rejectDatagram reports to a pod why a datagram of a UDP or echo flow went astray,
 // where the host's kernel said so.
 func (e *engine) rejectDatagram(key flowKey, err error) {
 	about := quoteUDP(key.pod, key.remote)

@@ -228,7 +228,7 @@ func (l *lab) wire(name string, a, b *namespace, atA, atB []netip.Prefix) {
 	l.introduce(name, b, a, atA)
 }
 
-// introduce tells a namespace where its neighbour on a wire is: for a second after
+// introduce shows a namespace where its neighbour on a wire is: for a second after
 // that has got its IPv6 addresses it does not hear who asks for them.
 func (l *lab) introduce(name string, to, neighbour *namespace, addresses []netip.Prefix) {
 	l.Helper()

@@ -15,7 +15,7 @@ import (
 )
 
 // echoOutside is a server on the second host, which is outside for the pods of the
-// first one. It tells who connects.
+// first one. It reports who connects.
 func (l *lab) echoOutside(t *testing.T) (address string, from chan netip.Addr) {
 	t.Helper()
 	var listener net.Listener

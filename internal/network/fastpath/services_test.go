@@ -130,7 +130,7 @@ func TestSteeredSocketsAreForgotten(t *testing.T) {
 	}
 }
 
-// who PORT [v6]: tells everybody its address, for ever.
+// who PORT [v6]: sends its address to each client, without end.
 func who(args []string) error {
 	network := "tcp4"
 	if options(args[1:]).has("v6") {

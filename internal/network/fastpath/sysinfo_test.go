@@ -25,7 +25,7 @@ func TestSysinfoReportsContainer(t *testing.T) {
 	}
 }
 
-// memory prints what sysinfo(2) tells: the memory, whether no more than that is
+// memory prints the result of sysinfo(2): the memory, whether no more than that is
 // free, and whether the machine has been started before.
 func memory([]string) error {
 	var info unix.Sysinfo_t

@@ -63,7 +63,7 @@ func Containerd(plan cluster.Plan) []byte {
 	).Replace(containerdTemplate))
 }
 
-// fastPathEnv tells shims where the fast path takes filters of containers, and
+// fastPathEnv passes to shims where the fast path takes filters of containers, and
 // berth-runc which calls it has to see.
 func fastPathEnv(plan cluster.Plan) string {
 	if !plan.FastPath {

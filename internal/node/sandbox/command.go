@@ -17,6 +17,6 @@ type Command struct {
 	Stdout *os.File `json:"-"`
 	// Files become descriptors 3 and up. The caller keeps its copies.
 	Files []*os.File `json:"-"`
-	// HasStdout tells init that the first passed file is stdout.
+	// HasStdout is set if the first passed file is stdout.
 	HasStdout bool
 }

@@ -156,7 +156,7 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, shared *sto
 	return d
 }
 
-// notifySystemd tells systemd that berthd is ready, if systemd waits for that
+// notifySystemd reports to systemd that berthd is ready, if systemd waits for that
 // (sd_notify(3)). systemd then starts slurmd.
 func notifySystemd() error {
 	path := os.Getenv("NOTIFY_SOCKET")

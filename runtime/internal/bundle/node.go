@@ -22,7 +22,7 @@ func Probe() Node {
 
 // delegated returns the controllers that containers may use below root, nil
 // where no cgroup can be created there. The launcher mounts an empty cgroup2
-// over a host's hierarchy that the user may not write, so this one look tells
+// over a host's hierarchy that the user may not write, so this one look shows
 // the two apart without another setting that could contradict it.
 func delegated(root string) []string {
 	text, err := os.ReadFile(filepath.Join(root, "cgroup.controllers"))

@@ -19,7 +19,7 @@ type Extent struct{ First, Count uint32 }
 type Map struct{ UIDs, GIDs []Extent }
 
 // Own returns the ids of this process's user namespace. Where it has only one, it
-// returns the zero Map: files have no owners there that anybody could tell apart.
+// returns the zero Map: files have no owners there that anybody could distinguish.
 func Own() (m Map, err error) {
 	if m.UIDs, err = read("/proc/self/uid_map"); err != nil {
 		return Map{}, err

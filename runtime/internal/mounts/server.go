@@ -31,7 +31,7 @@ type Server struct {
 
 	requests, holder *net.UnixConn
 	log              *slog.Logger
-	// notice tells the user.
+	// notice notifies the user.
 	notice func(string)
 
 	mu     sync.Mutex

@@ -17,7 +17,7 @@ import (
 //   - processes started by exec, which are children of the shim;
 //   - orphans, which become children of the shim or of the first process of
 //     the PID namespace, which in a pod with shareProcessNamespace is another
-//     container's. The mount namespace tells whose they were.
+//     container's. The mount namespace shows whose they were.
 type Root struct {
 	PID            int
 	MountNamespace string

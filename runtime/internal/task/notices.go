@@ -16,7 +16,7 @@ type leftNotices struct {
 	Notices []bundle.Notice
 }
 
-// leaveNotices tells the owner of a pod what was changed in a container.
+// leaveNotices reports to the owner of a pod what was changed in a container.
 func (s *Service) leaveNotices(id string, c bundle.Container) error {
 	if s.notices == "" || len(c.Notices) == 0 {
 		return nil

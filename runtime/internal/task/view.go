@@ -67,7 +67,7 @@ func (s *Service) showLimits(id string, c *container) []specs.Mount {
 	return mounts
 }
 
-// memoryVariable tells berth-runc the memory, in bytes, that each container of
+// memoryVariable passes to berth-runc the memory, in bytes, that each container of
 // the pod sees. The shim's environment is runc's.
 const memoryVariable = "BERTH_MEMORY_OF_CONTAINERS"
 

@@ -27,7 +27,7 @@ func (s *Store) RestoreNames(ctx context.Context, a siteconf.Allocation, node st
 }
 
 // putNames writes names if the allocation exists and the other conditions hold. It also writes
-// an empty list, which tells removed names from names that etcd has lost.
+// an empty list, which distinguishes removed names from names that etcd has lost.
 func (s *Store) putNames(ctx context.Context, a siteconf.Allocation, node string, names []string, and ...clientv3.Cmp) (GivenNames, bool, error) {
 	now := GivenNames{Names: append([]string{}, names...)}
 	value, err := json.Marshal(namesValue{Login: namesEnd, Names: now.Names})

@@ -12,8 +12,8 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// Publish tells all nodes which address plugins gave to the pod of an allocation on a
-// node. Each node writes only its own key.
+// Publish announces to all nodes which address plugins gave to the pod of an
+// allocation on a node. Each node writes only its own key.
 func (s *Store) Publish(ctx context.Context, a siteconf.Allocation, node string) error {
 	pod, _ := a.On(node)
 	fail := func(err error) error { return fmt.Errorf("register address %s of %s: %w", pod.Address, a.ID(), err) }

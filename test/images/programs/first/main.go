@@ -1,4 +1,4 @@
-// Command first tells when a container's first instruction was: in a file, and
+// Command first reports when a container's first instruction was: in a file, and
 // then it stays, or, without one, on standard output.
 //
 //	first [FILE]
