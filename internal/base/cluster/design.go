@@ -217,7 +217,7 @@ func imageCacheOf(spec Spec, offer Offer) ImageCache {
 func registriesOf(spec Spec) Registries {
 	servers := map[string]string{}
 	for _, registry := range spec.Registries {
-		if name, server, err := SplitRegistry(registry); err == nil {
+		if name, server, err := splitRegistry(registry); err == nil {
 			servers[name] = server
 		}
 	}

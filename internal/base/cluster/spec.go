@@ -171,7 +171,7 @@ func (s Spec) Validate() error {
 		}
 	}
 	for _, registry := range s.Registries {
-		if _, _, err := SplitRegistry(registry); err != nil {
+		if _, _, err := splitRegistry(registry); err != nil {
 			problems = append(problems, err)
 		}
 	}
@@ -333,9 +333,9 @@ func SplitImage(value string) (name, path string, named bool) {
 	return before, after, true
 }
 
-// SplitRegistry splits a --registry value into the registry's name, as in image
+// splitRegistry splits a --registry value into the registry's name, as in image
 // references, and the URL of its mirror.
-func SplitRegistry(value string) (name, server string, err error) {
+func splitRegistry(value string) (name, server string, err error) {
 	name, server, _ = strings.Cut(value, "=")
 	parsed, err := url.Parse(server)
 	if err != nil || name == "" || strings.ContainsAny(name, "/ ") || parsed.Host == "" || parsed.User != nil ||

@@ -40,7 +40,7 @@ func TestSplitRegistry(t *testing.T) {
 		"reg.site:5000=http://reg.site:5000":     {"reg.site:5000", "http://reg.site:5000"},
 		"docker.io=https://harbor.site/v2/a=b/c": {"docker.io", "https://harbor.site/v2/a=b/c"},
 	} {
-		if name, server, err := SplitRegistry(value); err != nil || name != want[0] || server != want[1] {
+		if name, server, err := splitRegistry(value); err != nil || name != want[0] || server != want[1] {
 			t.Errorf("%s: name %q, server %q, %v; want %q", value, name, server, err, want)
 		}
 	}
@@ -48,7 +48,7 @@ func TestSplitRegistry(t *testing.T) {
 		"", "docker.io", "=https://a.site", "docker.io=mirror.site", "docker.io=ftp://a.site", "docker.io=https://",
 		"a/b=https://a.site", "../x=https://a.site", "docker.io=https://me:secret@a.site",
 	} {
-		if name, server, err := SplitRegistry(value); err == nil {
+		if name, server, err := splitRegistry(value); err == nil {
 			t.Errorf("%q: name %q, server %q, want an error", value, name, server)
 		}
 	}

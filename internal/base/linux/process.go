@@ -47,8 +47,8 @@ func AwaitChild(pid int) error {
 	}
 }
 
-// ThreadGroup returns the process of a thread.
-func ThreadGroup(thread int) (int, error) {
+// threadGroup returns the process of a thread.
+func threadGroup(thread int) (int, error) {
 	content, err := os.ReadFile("/proc/" + strconv.Itoa(thread) + "/status")
 	if err != nil {
 		return 0, err
@@ -69,7 +69,7 @@ func OpenThread(thread int) (int, error) {
 	if !errors.Is(err, unix.EINVAL) {
 		return fd, err
 	}
-	process, err := ThreadGroup(thread)
+	process, err := threadGroup(thread)
 	if err != nil {
 		return -1, err
 	}

@@ -26,9 +26,9 @@ type Cgroup struct {
 	Reason string
 }
 
-// ParseCgroup reads /proc/self/cgroup: controller (or "name=...") to path. The
+// parseCgroup reads /proc/self/cgroup: controller (or "name=...") to path. The
 // v2 hierarchy has the empty key.
-func ParseCgroup(content []byte) map[string]string {
+func parseCgroup(content []byte) map[string]string {
 	groups := map[string]string{}
 	for line := range strings.Lines(string(content)) {
 		fields := strings.SplitN(strings.TrimRight(line, "\n"), ":", 3)

@@ -31,7 +31,7 @@ func (h *Host) checkIDs(ids IDMap, tried outcomes) []Result {
 		r.Cost, r.Remedy = "files of images that belong to higher ids have another owner in pods", ids.Remedy
 	}
 	results := []Result{r}
-	if ids := ParseIDMap(h.read("/proc/self/uid_map")); h.uid == 0 && len(ids) == 1 && ids[0] == (IDRange{0, 0, math.MaxUint32}) {
+	if ids := parseIDMap(h.read("/proc/self/uid_map")); h.uid == 0 && len(ids) == 1 && ids[0] == (IDRange{0, 0, math.MaxUint32}) {
 		results = append(results, Result{Name: "user", Title: "unprivileged user", Level: Recommended, OK: Degraded, Found: "this is root",
 			Cost:   "pods are separated from root's files and processes by less than they are from another user's",
 			Remedy: Remedy{User: "run berth as a user: it gains nothing from root"}})
@@ -49,7 +49,7 @@ func (h *Host) checkIDs(ids IDMap, tried outcomes) []Result {
 // 100000 on.
 func (h *Host) subIDOverlap() string {
 	for _, file := range []string{"/etc/subuid", "/etc/subgid"} {
-		entries := ParseSubIDs(h.read(file))
+		entries := parseSubIDs(h.read(file))
 		owners := h.owners(h.uid)
 		for _, mine := range entries {
 			if !slices.Contains(owners, mine.Owner) {

@@ -53,13 +53,13 @@ func Local() *Host {
 func newHost(root fs.FS, getenv func(string) string, uid int, k kernel) *Host {
 	h := &Host{root: root, getenv: getenv, uid: uid, kernel: k}
 	h.mounts = sync.OnceValue(func() []Mount {
-		return ParseMountinfo(h.read("/proc/self/mountinfo"))
+		return parseMountinfo(h.read("/proc/self/mountinfo"))
 	})
 	h.status = sync.OnceValue(func() map[string]string {
 		return parseColons(h.read("/proc/self/status"))
 	})
 	h.cgroups = sync.OnceValue(func() map[string]string {
-		return ParseCgroup(h.read("/proc/self/cgroup"))
+		return parseCgroup(h.read("/proc/self/cgroup"))
 	})
 	return h
 }

@@ -53,9 +53,9 @@ type SubEntry struct {
 	SubRange
 }
 
-// ParseSubIDs parses the format of subuid(5). It ignores invalid lines, as
+// parseSubIDs parses the format of subuid(5). It ignores invalid lines, as
 // newuidmap does.
-func ParseSubIDs(content []byte) []SubEntry {
+func parseSubIDs(content []byte) []SubEntry {
 	var entries []SubEntry
 	for line := range strings.Lines(string(content)) {
 		fields := strings.Split(strings.TrimSpace(line), ":")
@@ -75,8 +75,8 @@ func ParseSubIDs(content []byte) []SubEntry {
 	return entries
 }
 
-// ParseIDMap reads /proc/PID/uid_map or gid_map.
-func ParseIDMap(content []byte) []IDRange {
+// parseIDMap reads /proc/PID/uid_map or gid_map.
+func parseIDMap(content []byte) []IDRange {
 	var ranges []IDRange
 	for line := range strings.Lines(string(content)) {
 		var r IDRange
@@ -97,8 +97,8 @@ func (h *Host) IDMap(uid, gid int) IDMap {
 		return m
 	}
 	owners := h.owners(uid)
-	uids := ownedBy(ParseSubIDs(h.read("/etc/subuid")), owners)
-	gids := ownedBy(ParseSubIDs(h.read("/etc/subgid")), owners)
+	uids := ownedBy(parseSubIDs(h.read("/etc/subuid")), owners)
+	gids := ownedBy(parseSubIDs(h.read("/etc/subgid")), owners)
 	return h.withRanges(m, uid, gid, uids, gids)
 }
 
@@ -124,8 +124,8 @@ func (h *Host) withRanges(m IDMap, uid, gid int, uids, gids []SubRange) IDMap {
 	if reason == "" {
 		reason, remedy = h.privilegeBarred()
 	}
-	uidLines := mapLines(uid, mapped(uids, ParseIDMap(h.read("/proc/self/uid_map"))))
-	gidLines := mapLines(gid, mapped(gids, ParseIDMap(h.read("/proc/self/gid_map"))))
+	uidLines := mapLines(uid, mapped(uids, parseIDMap(h.read("/proc/self/uid_map"))))
+	gidLines := mapLines(gid, mapped(gids, parseIDMap(h.read("/proc/self/gid_map"))))
 	if reason == "" && (len(uidLines) == 1 || len(gidLines) == 1) {
 		reason = "the subordinate ids are not mapped in the user namespace that this process is in (a container?)"
 		remedy = Remedy{User: "run berth outside of the container"}
@@ -216,7 +216,7 @@ func total(lines []IDRange) uint64 {
 func (h *Host) freeSubIDs() uint64 {
 	free := uint64(100000)
 	for _, file := range []string{"/etc/subuid", "/etc/subgid"} {
-		for _, entry := range ParseSubIDs(h.read(file)) {
+		for _, entry := range parseSubIDs(h.read(file)) {
 			free = max(free, uint64(entry.Start)+uint64(entry.Count))
 		}
 	}

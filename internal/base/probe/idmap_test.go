@@ -146,7 +146,7 @@ func FuzzParseSubIDs(f *testing.F) {
 	f.Fuzz(func(t *testing.T, content []byte) {
 		fuzzbound.Watch(t)
 		var ranges []SubRange
-		for _, entry := range ParseSubIDs(content) {
+		for _, entry := range parseSubIDs(content) {
 			ranges = append(ranges, entry.SubRange)
 		}
 		// Whatever the files say, the kernel must accept the map.
@@ -172,6 +172,6 @@ func FuzzParseIDMap(f *testing.F) {
 	f.Add([]byte(fullID))
 	f.Fuzz(func(t *testing.T, content []byte) {
 		fuzzbound.Watch(t)
-		mapped([]SubRange{{100000, 65536}}, ParseIDMap(content))
+		mapped([]SubRange{{100000, 65536}}, parseIDMap(content))
 	})
 }

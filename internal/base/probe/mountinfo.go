@@ -22,9 +22,9 @@ func (m Mount) Has(option string) bool {
 	return slices.Contains(m.Options, option) || slices.Contains(m.Super, option)
 }
 
-// ParseMountinfo reads the format of proc(5). Lines that are not of that
+// parseMountinfo reads the format of proc(5). Lines that are not of that
 // format are left out.
-func ParseMountinfo(content []byte) []Mount {
+func parseMountinfo(content []byte) []Mount {
 	var mounts []Mount
 	for line := range strings.Lines(string(content)) {
 		fields := strings.Fields(line)

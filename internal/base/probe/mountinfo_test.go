@@ -18,7 +18,7 @@ func testFile(t testing.TB, name string) string {
 }
 
 func TestParseMountinfo(t *testing.T) {
-	mounts := ParseMountinfo([]byte(testFile(t, "mountinfo.ubuntu2404")))
+	mounts := parseMountinfo([]byte(testFile(t, "mountinfo.ubuntu2404")))
 	if len(mounts) != 9 {
 		t.Fatalf("%d mounts, want 9", len(mounts))
 	}
@@ -28,7 +28,7 @@ func TestParseMountinfo(t *testing.T) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
 	for _, broken := range []string{"", "\n", "1 2 3", "a 1 0:1 / / rw - ext4 x rw", "1 a 0:1 / / rw - ext4 x rw", "1 1 0:1 / / rw ext4 x rw", "1 1 0:1 / / rw -"} {
-		if got := ParseMountinfo([]byte(broken)); len(got) != 0 {
+		if got := parseMountinfo([]byte(broken)); len(got) != 0 {
 			t.Errorf("%q: got %+v", broken, got)
 		}
 	}
@@ -72,7 +72,7 @@ func FuzzParseMountinfo(f *testing.F) {
 	f.Add([]byte(`1 1 0:1 \ \04 \777 - a \1`))
 	f.Fuzz(func(t *testing.T, content []byte) {
 		fuzzbound.Watch(t)
-		for _, mount := range ParseMountinfo(content) {
+		for _, mount := range parseMountinfo(content) {
 			mountOf([]Mount{mount}, "/a/b")
 		}
 	})

@@ -45,7 +45,7 @@ func parseGetsubids(output []byte) []SubRange {
 		if len(fields) != 4 {
 			continue
 		}
-		for _, entry := range ParseSubIDs([]byte(strings.Join(fields[1:], ":"))) {
+		for _, entry := range parseSubIDs([]byte(strings.Join(fields[1:], ":"))) {
 			ranges = append(ranges, entry.SubRange)
 		}
 	}

@@ -138,4 +138,4 @@ func (c Config) validate() error {
 // head returns the node that the others join.
 func (c Config) head() string { return c.Nodes[0] }
 
-func (c Config) candidates() []uint16 { return Candidates(c.Step, c.Ports, c.Candidates) }
+func (c Config) candidates() []uint16 { return candidates(c.Step, c.Ports, c.Candidates) }

@@ -13,19 +13,19 @@ import (
 
 func TestCandidatesOfStep(t *testing.T) {
 	step := Step{Cluster: "c", Job: "12", Step: 3}
-	ports := Candidates(step, DefaultPorts(), 8)
+	ports := candidates(step, DefaultPorts(), 8)
 	// Nodes may run different builds of one version, so the ports must never
 	// change.
 	if want := []uint16{21925, 23747, 22069, 28928, 25309, 28047, 28266, 24790}; !slices.Equal(ports, want) {
 		t.Errorf("candidates %v, want %v", ports, want)
 	}
 	for _, other := range []Step{{"c", "12", 4, 0}, {"c", "13", 3, 0}, {"c", "12", 3, 1}, {"d", "12", 3, 0}, {"c", "1", 23, 0}} {
-		if slices.Equal(Candidates(other, DefaultPorts(), 8), ports) {
+		if slices.Equal(candidates(other, DefaultPorts(), 8), ports) {
 			t.Errorf("%v has the candidates of %v", other, step)
 		}
 	}
 	for _, small := range []PortRange{{65533, 65535}, {1024, 1024}, {30000, 30007}} {
-		found := Candidates(step, small, 8)
+		found := candidates(step, small, 8)
 		slices.Sort(found)
 		if len(slices.Compact(found)) != min(8, small.size()) || found[0] < small.First || found[len(found)-1] > small.Last {
 			t.Errorf("candidates in %s: %v", small, found)

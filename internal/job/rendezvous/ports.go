@@ -45,10 +45,10 @@ func (r PortRange) validate() error {
 	return nil
 }
 
-// Candidates returns the ports that a step's head tries to listen on, in order.
+// candidates returns the ports that a step's head tries to listen on, in order.
 // They are the same on every node, and mostly different for steps that run at the
 // same time. They are not secret.
-func Candidates(step Step, ports PortRange, count int) []uint16 {
+func candidates(step Step, ports PortRange, count int) []uint16 {
 	count = min(count, ports.size())
 	var found []uint16
 	for round := 0; len(found) < count; round++ {

@@ -106,10 +106,10 @@ func readTime(value string) (time.Time, error) {
 	return time.ParseInLocation("2006-01-02T15:04:05", value, time.Local)
 }
 
-// NodeMemory returns the memory in bytes that the job has on each node, where
+// nodeMemory returns the memory in bytes that the job has on each node, where
 // neither the kernel nor the environment has it: srun sets no variable for its own
 // --mem. 0 is all memory of the node.
-func NodeMemory(ctx context.Context, job Job, ask Ask) (uint64, error) {
+func nodeMemory(ctx context.Context, job Job, ask Ask) (uint64, error) {
 	said, err := showJob(ctx, job, ask)
 	if err != nil {
 		return 0, err
@@ -131,7 +131,7 @@ func LimitMemory(ctx context.Context, job Job, limit probe.Memory, ask Ask) (pro
 	if limit.Enforced || limit.Bytes < limit.Physical {
 		return limit, nil
 	}
-	bytes, err := NodeMemory(ctx, job, ask)
+	bytes, err := nodeMemory(ctx, job, ask)
 	if err == nil && bytes > 0 && bytes < limit.Bytes {
 		limit.Bytes, limit.Source = bytes, "the job's memory, as scontrol says"
 	}
@@ -199,12 +199,12 @@ func ReadConfig(ctx context.Context, ask Ask) (Config, error) {
 		}
 		return nil, err
 	}
-	return ParseConfig(output), nil
+	return parseConfig(output), nil
 }
 
-// ParseConfig parses lines of "Name = value" and ignores headings. Prolog and
+// parseConfig parses lines of "Name = value" and ignores headings. Prolog and
 // Epilog can have several entries, "Prolog[0] = ...", which stay separate.
-func ParseConfig(output []byte) Config {
+func parseConfig(output []byte) Config {
 	config := Config{}
 	for line := range strings.Lines(string(output)) {
 		name, value, ok := strings.Cut(line, "=")

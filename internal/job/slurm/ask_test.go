@@ -55,7 +55,7 @@ func answering(output string, err error) Ask {
 }
 
 func TestParseConfig(t *testing.T) {
-	config := ParseConfig([]byte(showConfig))
+	config := parseConfig([]byte(showConfig))
 	for name, want := range map[string]string{"SLURM_VERSION": "22.05.8", "proctracktype": "proctrack/linuxproc", "Prolog": "", "absent": "", "AllowedRAMSpace": "100.0%"} {
 		if got := config.Get(name); got != want {
 			t.Errorf("%s: got %q, want %q", name, got, want)
@@ -88,12 +88,12 @@ func TestNodeMemory(t *testing.T) {
 		"JobId=7 MinMemoryNode=1500M X=1": 1500 << 20, "MinMemoryNode=1.50G": 3 << 29, "MinMemoryNode=0": 0,
 		"MinCPUsNode=1 MinMemoryCPU=100M": 400 << 20,
 	} {
-		if got, err := NodeMemory(t.Context(), Job{ID: "7", AllocatedCPUs: 4}, answering(answer, nil)); err != nil || got != want {
+		if got, err := nodeMemory(t.Context(), Job{ID: "7", AllocatedCPUs: 4}, answering(answer, nil)); err != nil || got != want {
 			t.Errorf("%s: %d, %v; want %d", answer, got, err, want)
 		}
 	}
 	for _, bad := range []Ask{answering("JobId=7", nil), answering("MinMemoryNode=much", nil), answering("", errors.New("down"))} {
-		if _, err := NodeMemory(t.Context(), Job{ID: "7"}, bad); err == nil {
+		if _, err := nodeMemory(t.Context(), Job{ID: "7"}, bad); err == nil {
 			t.Error("no error")
 		}
 	}

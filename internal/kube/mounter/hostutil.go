@@ -9,4 +9,4 @@ type HostUtil struct{ hostutil.HostUtils }
 func NewHostUtil() *HostUtil { return &HostUtil{hostutil.NewHostUtil()} }
 
 // MakeRShared makes path a shared mount point.
-func (*HostUtil) MakeRShared(path string) error { return MakeRShared(path) }
+func (*HostUtil) MakeRShared(path string) error { return makeRShared(path) }

@@ -84,9 +84,9 @@ func unmount(target string, flags int) error {
 	return nil
 }
 
-// MakeRShared makes path a mount point whose mounts propagate to the
+// makeRShared makes path a mount point whose mounts propagate to the
 // containers that ask for it.
-func MakeRShared(path string) error {
+func makeRShared(path string) error {
 	m := New()
 	is, err := m.IsMountPoint(path)
 	if err != nil {

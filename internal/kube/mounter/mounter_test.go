@@ -125,8 +125,8 @@ func TestMounts(t *testing.T) {
 	}
 
 	shared := path("shared")
-	do(MakeRShared(shared))
-	do(MakeRShared(shared))
+	do(makeRShared(shared))
+	do(makeRShared(shared))
 	if info := mountinfo(t, shared); !strings.Contains(info, "shared:") {
 		t.Errorf("not shared: %s", info)
 	}

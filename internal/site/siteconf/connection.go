@@ -57,7 +57,7 @@ func ReadMessage(conn *net.UnixConn) (m Message, files []*os.File, err error) {
 	var text []byte
 	buffer := make([]byte, 4096)
 	oob := make([]byte, unix.CmsgSpace(4*maxDescriptors))
-	for !Complete(text) {
+	for !complete(text) {
 		n, oobn, _, _, err := conn.ReadMsgUnix(buffer, oob)
 		if oobn > 0 {
 			files = append(files, descriptors(oob[:oobn])...)
@@ -77,7 +77,7 @@ func ReadMessage(conn *net.UnixConn) (m Message, files []*os.File, err error) {
 			return Message{}, files, err
 		}
 	}
-	m, err = Decode(text)
+	m, err = decode(text)
 	return m, files, err
 }
 

@@ -102,7 +102,7 @@ func FuzzReadMessage(f *testing.F) {
 		if len(files) > maxDescriptors {
 			t.Errorf("%q: %d descriptors", text, len(files))
 		}
-		if again, decoded := Decode(m.Encode()); err == nil && (decoded != nil || again.Verb != m.Verb) {
+		if again, decoded := decode(m.Encode()); err == nil && (decoded != nil || again.Verb != m.Verb) {
 			t.Errorf("%q became %v, then %v: %v", text, m, again, decoded)
 		}
 		CloseAll(files)

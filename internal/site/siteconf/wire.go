@@ -61,15 +61,15 @@ func (m Message) Encode() []byte {
 	return b.Bytes()
 }
 
-// Complete reports whether the text holds a whole message.
-func Complete(text []byte) bool { return bytes.HasSuffix(text, []byte("\n\n")) }
+// complete reports whether the text holds a whole message.
+func complete(text []byte) bool { return bytes.HasSuffix(text, []byte("\n\n")) }
 
-// Decode reads a message. The text may come from any user of the node.
-func Decode(text []byte) (Message, error) {
+// decode reads a message. The text may come from any user of the node.
+func decode(text []byte) (Message, error) {
 	if len(text) > maxMessage {
 		return Message{}, fmt.Errorf("read message: longer than %d bytes", maxMessage)
 	}
-	if !Complete(text) {
+	if !complete(text) {
 		return Message{}, errors.New("read message: it has no end")
 	}
 	lines := strings.Split(strings.TrimSuffix(string(text), "\n\n"), "\n")

@@ -10,7 +10,7 @@ import (
 
 func TestMessagesRoundTrip(t *testing.T) {
 	want := Message{Verb: VerbAttach, Fields: map[string]string{"job": "42", "nodes": "n[1-3]", "name": ""}}
-	got, err := Decode(want.Encode())
+	got, err := decode(want.Encode())
 	if err != nil || got.Verb != want.Verb || !maps.Equal(got.Fields, want.Fields) {
 		t.Fatalf("got %v, %v", got, err)
 	}
@@ -18,7 +18,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 
 func TestValueCannotBecomeField(t *testing.T) {
 	m := Message{Verb: VerbAttach, Fields: map[string]string{"name": "x\nuid 0\n\nberthd/1 release"}}
-	got, err := Decode(m.Encode())
+	got, err := decode(m.Encode())
 	if err != nil || len(got.Fields) != 1 {
 		t.Fatalf("got %v, %v", got, err)
 	}
@@ -37,7 +37,7 @@ func TestForeignMessagesAreRefused(t *testing.T) {
 		"berthd/1 attach\n\njob 1\n\n":           "field",
 		strings.Repeat("x", maxMessage) + "\n\n": "longer",
 	} {
-		if _, err := Decode([]byte(text)); err == nil || !strings.Contains(err.Error(), reason) {
+		if _, err := decode([]byte(text)); err == nil || !strings.Contains(err.Error(), reason) {
 			t.Errorf("%.40q: %v, want %s", text, err, reason)
 		}
 	}
@@ -48,11 +48,11 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte("berthd/1 ok\n\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		fuzzbound.Watch(t)
-		m, err := Decode(text)
+		m, err := decode(text)
 		if err != nil {
 			return
 		}
-		again, err := Decode(m.Encode())
+		again, err := decode(m.Encode())
 		if err != nil || again.Verb != m.Verb || !maps.Equal(again.Fields, m.Fields) {
 			t.Fatalf("%q became %v, then %v: %v", text, m, again, err)
 		}

@@ -247,7 +247,7 @@ func (c *Cache) Make(d digest.Digest, write func(path string) error) (string, er
 	if err := write(temporary); err != nil {
 		return "", err
 	}
-	if err := Verify(temporary); err != nil {
+	if err := verify(temporary); err != nil {
 		return "", err
 	}
 	// Meanwhile other nodes may have written, too, and other layers of the image may
@@ -289,8 +289,8 @@ func copyImage(from, to string) (err error) {
 	return err
 }
 
-// Verify reads all of an image and checks it.
-func Verify(path string) error {
+// verify reads all of an image and checks it.
+func verify(path string) error {
 	return withImage(path, (*erofs.Image).Verify)
 }
 

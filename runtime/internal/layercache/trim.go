@@ -136,7 +136,7 @@ func (c *Cache) VerifyLayer(d digest.Digest) error {
 	if own == "" {
 		return fmt.Errorf("read layer %s: %w", d, fs.ErrNotExist)
 	}
-	if err := Verify(own); err != nil {
+	if err := verify(own); err != nil {
 		return errors.Join(fmt.Errorf("read layer %s: %w", d, err), c.putAside(d, own))
 	}
 	return nil
