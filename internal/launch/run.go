@@ -140,7 +140,7 @@ func resolvePaths(options *Options, all *members.Members) error {
 	return nil
 }
 
-// lead is a run on the head.
+// lead runs the head.
 func (r *run) lead(ctx context.Context, giveUp context.CancelCauseFunc) (code int, err error) {
 	r.start.list = []step{
 		// The other nodes of this host end at the same time as this one.
