@@ -43,10 +43,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, "/pods") {
 			writeJSON(w, map[string]any{"type": "ADDED", "object": f.pod})
 		}
-		writeJSON(w, map[string]any{"type": "BOOKMARK", "object": map[string]any{
-			"apiVersion": "v1", "kind": "Pod",
-			"metadata": map[string]any{"resourceVersion": "1", "annotations": map[string]any{"k8s.io/initial-events-end": "true"}},
-		}})
+		endInitialEvents(w)
 		if f.deleted && strings.HasSuffix(r.URL.Path, "/pods") {
 			writeJSON(w, map[string]any{"type": "DELETED", "object": f.pod})
 		}
@@ -203,41 +200,74 @@ func TestEvictedPodFailure(t *testing.T) {
 	}
 }
 
-// lateJob serves a Job that has ended while the watch of pods has its pod running. The
-// pod's last state is in the list or, for one that was deleted meanwhile, comes later
-// with the watch.
-type lateJob struct {
-	*node
-	running, ended *corev1.Pod
-	deleted        bool
+// endInitialEvents ends the initial list of a watch.
+func endInitialEvents(w http.ResponseWriter) {
+	writeJSON(w, map[string]any{"type": "BOOKMARK", "object": map[string]any{
+		"apiVersion": "v1", "kind": "Pod",
+		"metadata": map[string]any{"resourceVersion": "1", "annotations": map[string]any{"k8s.io/initial-events-end": "true"}},
+	}})
 }
 
-func (l lateJob) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// completeJob serves a Job that is complete, and the watch of a pod on a node. The Job is
+// seen once the log of the pod is followed.
+type completeJob struct {
+	*node
+	pod *corev1.Pod
+	// listed are the pods of the Job.
+	listed []any
+	// deleted, where set, is the last state of the pod. It comes when the Job has been
+	// asked for its pods.
+	deleted        *corev1.Pod
+	followed, seen chan struct{}
+}
+
+func newCompleteJob(t *testing.T) *completeJob {
+	return &completeJob{node: newNode(t, "default_p_u"), pod: jobPod(corev1.PodRunning), followed: make(chan struct{}, 1), seen: make(chan struct{}, 1)}
+}
+
+func jobPod(phase corev1.PodPhase) *corev1.Pod {
+	pod := podOnNode(phase)
+	pod.TypeMeta, pod.ResourceVersion = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, "1"
+	controller := true
+	pod.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "train", UID: "j1", Controller: &controller}}
+	return pod
+}
+
+func (c *completeJob) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	event := func(kind string, object any) { writeJSON(w, map[string]any{"type": kind, "object": object}) }
-	watch := r.URL.Query().Get("watch") == "true"
-	switch {
-	case watch && strings.HasSuffix(r.URL.Path, "/jobs"):
-		time.Sleep(100 * time.Millisecond) // the log is being followed
-		event("ADDED", jobObject(map[string]any{"conditions": []any{map[string]any{"type": "Complete", "status": "True"}}}))
-	case watch && strings.HasSuffix(r.URL.Path, "/pods"):
-		event("ADDED", l.running)
-	case r.URL.Query().Get("labelSelector") == "batch.kubernetes.io/controller-uid=j1":
-		items := []any{l.ended}
-		if l.deleted {
-			items = nil
+	notify := func(happened chan struct{}) {
+		select {
+		case happened <- struct{}{}:
+		default:
 		}
-		writeJSON(w, map[string]any{"apiVersion": "v1", "kind": "PodList", "items": items})
+	}
+	await := func(happens chan struct{}) {
+		select {
+		case <-happens:
+		case <-r.Context().Done():
+		}
+	}
+	pods := strings.HasSuffix(r.URL.Path, "/pods")
+	switch watch := r.URL.Query().Get("watch") == "true"; {
+	case !watch && pods:
+		writeJSON(w, map[string]any{"apiVersion": "v1", "kind": "PodList", "items": c.listed})
+		notify(c.seen)
 		return
 	case !watch:
-		l.node.ServeHTTP(w, r)
+		notify(c.followed)
+		c.node.ServeHTTP(w, r)
 		return
+	case pods:
+		event("ADDED", c.pod)
+	case strings.HasSuffix(r.URL.Path, "/jobs"):
+		await(c.followed)
+		event("ADDED", jobObject(map[string]any{"conditions": []any{map[string]any{"type": "Complete", "status": "True"}}}))
 	}
-	event("BOOKMARK", map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{
-		"resourceVersion": "1", "annotations": map[string]any{"k8s.io/initial-events-end": "true"}}})
+	endInitialEvents(w)
 	w.(http.Flusher).Flush()
-	if l.deleted && strings.HasSuffix(r.URL.Path, "/pods") {
-		time.Sleep(500 * time.Millisecond)
-		event("DELETED", l.ended)
+	if pods && c.deleted != nil {
+		await(c.seen)
+		event("DELETED", c.deleted)
 		w.(http.Flusher).Flush()
 	}
 	<-r.Context().Done()
@@ -247,15 +277,15 @@ func (l lateJob) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func TestJobSeenToEndBeforeItsPod(t *testing.T) {
 	for _, deleted := range []bool{false, true} {
 		t.Run(fmt.Sprintf("deleted=%v", deleted), func(t *testing.T) {
-			job := lateJob{node: newNode(t, "default_p_u"), running: podOnNode(corev1.PodRunning), ended: podOnNode(corev1.PodSucceeded), deleted: deleted}
+			job := newCompleteJob(t)
 			want := job.writeLog(t, "0.log", 0, 10)
-			for _, pod := range []*corev1.Pod{job.running, job.ended} {
-				pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
-				pod.ResourceVersion = "1"
-				controller := true
-				pod.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "train", UID: "j1", Controller: &controller}}
+			ended := jobPod(corev1.PodSucceeded)
+			ended.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{StartedAt: metav1.Now()}}
+			if deleted {
+				job.listed, job.deleted = []any{}, ended
+			} else {
+				job.listed = []any{ended}
 			}
-			job.ended.Status.ContainerStatuses[0].State = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{StartedAt: metav1.Now()}}
 			server := httptest.NewServer(job)
 			defer server.Close()
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -270,38 +300,11 @@ func TestJobSeenToEndBeforeItsPod(t *testing.T) {
 	}
 }
 
-// server serves a Job that has ended, and the pod of a Deployment that goes on.
-type server struct {
-	*node
-	pod *corev1.Pod
-}
-
-func (s server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	event := func(kind string, object any) { writeJSON(w, map[string]any{"type": kind, "object": object}) }
-	switch {
-	case r.URL.Query().Get("watch") != "true" && strings.HasSuffix(r.URL.Path, "/pods"):
-		writeJSON(w, map[string]any{"apiVersion": "v1", "kind": "PodList", "items": []any{}})
-		return
-	case r.URL.Query().Get("watch") != "true":
-		s.node.ServeHTTP(w, r)
-		return
-	case strings.HasSuffix(r.URL.Path, "/jobs"):
-		time.Sleep(100 * time.Millisecond) // the server's log is being followed
-		event("ADDED", jobObject(map[string]any{"conditions": []any{map[string]any{"type": "Complete", "status": "True"}}}))
-	case strings.HasSuffix(r.URL.Path, "/pods"):
-		event("ADDED", s.pod)
-	}
-	event("BOOKMARK", map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{
-		"resourceVersion": "1", "annotations": map[string]any{"k8s.io/initial-events-end": "true"}}})
-	w.(http.Flusher).Flush()
-	<-r.Context().Done()
-}
-
 // The log of a server does not end, and must not keep a run from its end.
 func TestSelectedServerDoesNotHoldUpTheEnd(t *testing.T) {
-	running := server{newNode(t, "default_p_u"), podOnNode(corev1.PodRunning)}
-	running.pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
-	running.pod.ResourceVersion, running.pod.Labels = "1", map[string]string{"app": "web"}
+	running := newCompleteJob(t)
+	running.pod.OwnerReferences, running.pod.Labels = nil, map[string]string{"app": "web"}
+	running.listed = []any{}
 	running.writeLog(t, "0.log", 0, 2)
 	// Its runtime still has the log open.
 	log, err := os.OpenFile(filepath.Join(running.dir, "0.log"), os.O_WRONLY|os.O_APPEND, 0)

@@ -101,9 +101,6 @@ func (l *logs) deliver(key string, pieces []piece, mark Mark) error {
 // is not followed yet. It ends a stream whose container will not go on.
 func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-	if ended {
-		l.endStreamsWithoutStatus(pod)
-	}
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		started := status.State.Running != nil || status.State.Terminated != nil && !status.State.Terminated.StartedAt.IsZero()
 		known := status.ContainerID != ""
@@ -119,9 +116,6 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 		}
 		l.pods[string(pod.UID)] = pod
 		if ended {
-			// Also without an id: the kubelet forgets the containers of a pod that
-			// it has evicted. A pod of a lost node fails while its containers run.
-			s.end(status.State.Terminated == nil)
 			for _, latest := range l.latest[key] {
 				latest.noteContainerEnd()
 				latest.finish()
@@ -131,16 +125,21 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 			l.followThere(ctx, pod, status, s, ended)
 		}
 	}
+	if ended {
+		l.endStreams(pod)
+	}
 }
 
-// endStreamsWithoutStatus ends the streams of containers that the last state of a pod
-// does not name any more, as of a pod that a restarted kubelet has refused.
-func (l *logs) endStreamsWithoutStatus(pod *corev1.Pod) {
+// endStreams ends the streams of a pod that will not go on. Its last state may lack
+// their containers: a kubelet forgets the containers of a pod that it has evicted or,
+// after a restart, refused. A pod of a lost node fails while its containers run.
+func (l *logs) endStreams(pod *corev1.Pod) {
 	statuses := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
 	for _, s := range l.nodes {
-		named := slices.ContainsFunc(statuses, func(status corev1.ContainerStatus) bool { return status.Name == s.container })
-		if s.uid == pod.UID && !named {
-			s.end(true)
+		if s.uid == pod.UID {
+			s.end(!slices.ContainsFunc(statuses, func(status corev1.ContainerStatus) bool {
+				return status.Name == s.container && status.State.Terminated != nil
+			}))
 		}
 	}
 }
@@ -206,13 +205,9 @@ func (l *logs) retry(ctx context.Context) {
 // abandon ends the streams of a deleted pod. If the end of a container was not
 // reported, its node may be lost, and a request for its log hangs.
 func (l *logs) abandon(pod *corev1.Pod) {
-	l.endStreamsWithoutStatus(pod)
+	l.endStreams(pod)
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
-		unseen := status.State.Terminated == nil
-		if s := l.nodes[string(pod.UID)+"/"+status.Name]; s != nil {
-			s.end(unseen)
-		}
-		if unseen {
+		if status.State.Terminated == nil {
 			for _, s := range l.followed[status.ContainerID] {
 				s.abandon()
 			}
