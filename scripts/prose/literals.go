@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// sentence is the number of words from which a line of a string literal counts as
-// prose. Shorter ones are names, paths and keys.
+// sentence is the least number of words in a line of prose. Shorter lines of string
+// literals are names, paths and keys.
 const sentence = 3
 
 // literals returns the lines of prose in the string literals of a Go file: messages and
