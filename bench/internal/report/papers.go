@@ -58,6 +58,16 @@ type Paper struct {
 	Elsewhere bool   `yaml:"-"`
 }
 
+// Covered returns the papers' figures that the records have trials for.
+func (r Report) Covered() (covered []Paper) {
+	for _, p := range r.Papers {
+		if p.At != "" {
+			covered = append(covered, p)
+		}
+	}
+	return covered
+}
+
 // papers returns all of the papers' figures and tables, with the trials for each.
 func papers(lines []record.Line) (all []Paper, err error) {
 	if err := yaml.Unmarshal(papersFile, &all); err != nil {
