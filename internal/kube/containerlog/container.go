@@ -122,6 +122,7 @@ func (c *container) scanLocked() {
 		c.gone = os.IsNotExist(err)
 		return
 	}
+	c.gone = false
 	names, _ := dir.Readdirnames(-1)
 	dir.Close()
 	slices.Sort(names) // a compressed file comes after its original

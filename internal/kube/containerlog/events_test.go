@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -117,4 +118,55 @@ func TestRecreatedDirectoryIsFollowed(t *testing.T) {
 	awaitWritesWatched(t, w, true)
 	log.write("stdout F third")
 	client.until("first\nsecond\nthird\n")
+}
+
+// The reader already waits for a write, so only the new name in the parent tells that
+// there is another directory. The open log keeps the inode of the deleted one, and its
+// watch, alive.
+func TestDirectoryRecreatedWhileReaderWaitsIsFollowed(t *testing.T) {
+	for name, removed := range map[string]func(dir string) string{
+		"container": func(dir string) string { return dir },
+		"pod":       filepath.Dir,
+	} {
+		t.Run(name, func(t *testing.T) {
+			log := newRuntime(t, t.TempDir())
+			log.open(0)
+			log.write("stdout F first")
+			log.close() // nothing that the runtime does later ends the wait for a write
+			w, server := startWatcher(t, log.root)
+			client := connect(t, server, Position{}, false)
+			client.until("first\n")
+			awaitWritesWatched(t, w, true)
+			c := w.container("default_pod_uid/main")
+			c.mu.Lock()
+			changed := c.changed
+			c.mu.Unlock()
+			if err := os.Remove(log.path("0.log")); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-changed: // the last event of the deleted directory is handled
+			case <-time.After(20 * time.Second):
+				t.Fatal("no reader was woken by the removal of a log")
+			}
+			if err := os.RemoveAll(removed(log.dir)); err != nil {
+				t.Fatal(err)
+			}
+			c.scan()
+			if !c.gone {
+				t.Error("the deleted directory counts as there")
+			}
+			if err := os.MkdirAll(log.dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			log.open(0)
+			awaitTrue(t, w, "the directory is there", func(c *container) bool { return !c.gone })
+			awaitSegments(t, w, 2) // the second one is empty, but the newer one
+			log.write("stdout F second")
+			client.until("first\nsecond\n")
+			awaitWritesWatched(t, w, true)
+			log.write("stdout F third")
+			client.until("first\nsecond\nthird\n")
+		})
+	}
 }

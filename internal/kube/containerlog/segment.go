@@ -164,8 +164,10 @@ func (s *segment) order(other *segment) int {
 		return s.generation - other.generation
 	}
 	switch {
-	case s.rotated == other.rotated:
+	case s.rotated == other.rotated && s.stamp != "" && other.stamp != "":
 		return strings.Compare(s.stamp, other.stamp)
+	case s.rotated == other.rotated: // of another directory with the same name; an empty file is the newer one
+		return strings.Compare(other.stamp, s.stamp)
 	case s.rotated == "":
 		return 1
 	case other.rotated == "":

@@ -161,7 +161,7 @@ func (w *Watcher) setEvents(dir string, mask uint32) (isNew bool, err error) {
 		return false, err
 	}
 	before, known := w.watches[dir]
-	w.watched[int32(wd)], w.watches[dir] = dir, int32(wd)
+	w.watched[int32(wd)], w.watches[dir] = dir, int32(wd) // of the directory that has the name now
 	return !known || before != int32(wd), nil
 }
 
@@ -170,17 +170,16 @@ func (w *Watcher) scan() {
 	w.enter("", 0, true)
 }
 
-// enter watches a directory that is new, and looks at what it holds: files may
-// be older than the watch. It also enters new directories below it, or all.
+// enter watches a directory, and looks at what it holds: files may be older than the
+// watch. It also enters new directories below it, or all. A directory that was deleted
+// keeps its inode and its watch while a log of it is open, so the name of one that is
+// watched may belong to another by now.
 func (w *Watcher) enter(dir string, depth int, all bool) {
-	w.mu.Lock()
-	_, known := w.watches[dir]
-	w.mu.Unlock()
-	if !known {
-		w.watch(dir, depth)
-	}
+	w.watch(dir, depth)
 	if depth == 2 {
-		w.container(dir).scan()
+		c := w.container(dir)
+		c.scan()
+		c.wake()
 		return
 	}
 	opened, err := w.root.Open(filepath.Join(".", dir))
@@ -230,9 +229,12 @@ func (w *Watcher) readEvents() error {
 		}
 		// A directory is handled once for all of its events.
 		changed, written := map[int32]bool{}, map[int32]bool{}
+		made := map[string]int{} // new directories of pods and containers, and their depth
 		for rest := buffer[:n]; len(rest) >= unix.SizeofInotifyEvent; {
 			event := (*unix.InotifyEvent)(unsafe.Pointer(&rest[0]))
-			rest = rest[unix.SizeofInotifyEvent+int(event.Len):]
+			end := unix.SizeofInotifyEvent + int(event.Len)
+			name := unix.ByteSliceToString(rest[unix.SizeofInotifyEvent:end])
+			rest = rest[end:]
 			switch {
 			case event.Mask&unix.IN_Q_OVERFLOW != 0:
 				w.scan()
@@ -241,9 +243,16 @@ func (w *Watcher) readEvents() error {
 				w.ignored(event.Wd)
 			case event.Mask&(unix.IN_MODIFY|unix.IN_CLOSE_WRITE) != 0:
 				written[event.Wd] = true
+			case event.Mask&unix.IN_ISDIR != 0:
+				if dir, depth, known := w.directory(event.Wd); known && depth < 2 {
+					made[filepath.Join(dir, name)] = depth + 1
+				}
 			default:
 				changed[event.Wd] = true
 			}
+		}
+		for dir, depth := range made {
+			w.enter(dir, depth, true)
 		}
 		for wd := range changed {
 			w.handle(wd, true)
@@ -257,13 +266,10 @@ func (w *Watcher) readEvents() error {
 // handle looks at the directory of a watch: at its names, or only at what was
 // written.
 func (w *Watcher) handle(wd int32, names bool) {
-	w.mu.Lock()
-	dir, known := w.watched[wd]
-	w.mu.Unlock()
+	dir, depth, known := w.directory(wd)
 	if !known {
 		return
 	}
-	depth := depthOf(dir)
 	if names {
 		w.enter(dir, depth, false)
 	}
@@ -276,6 +282,14 @@ func (w *Watcher) handle(wd int32, names bool) {
 	}
 }
 
+// directory returns the directory of a watch, and its depth.
+func (w *Watcher) directory(wd int32) (dir string, depth int, known bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	dir, known = w.watched[wd]
+	return dir, depthOf(dir), known
+}
+
 func depthOf(dir string) int {
 	if dir == "" {
 		return 0
@@ -286,17 +300,19 @@ func depthOf(dir string) int {
 	return 2
 }
 
-// ignored forgets a directory that was deleted.
+// ignored forgets a directory that was deleted. Another one may have its name, and a
+// watch.
 func (w *Watcher) ignored(wd int32) {
 	w.mu.Lock()
 	dir, known := w.watched[wd]
 	delete(w.watched, wd)
-	if w.watches[dir] == wd {
+	last := known && w.watches[dir] == wd
+	if last {
 		delete(w.watches, dir)
 	}
 	c := w.containers[dir]
 	w.mu.Unlock()
-	if known && c != nil {
+	if last && c != nil {
 		c.unwatched()
 		c.scan()
 		c.wake()
