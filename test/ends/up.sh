@@ -22,7 +22,7 @@ up_salloc() {
 		cp $sif own.sif; for name in sif:own.sif own; do
 			sed \"s/busybox:1.37/\$name/; s/hello/\$name/\" $here/spread.yaml | berth run -f - --image own=own.sif || exit 106
 		done; rm own.sif
-		berth up 2>&1 | grep -q 'was so before' || exit 91
+		berth up 2>&1 | grep -q 'was already running' || exit 91
 		berth run -f $here/exit.yaml || exit 92
 		berth run -f $here/exit.yaml || exit 93
 		berth kubectl get jobs 2>&1 | grep -q 'No resources' || exit 94
@@ -148,7 +148,7 @@ up_local() {
 	begin a alice n1 sh -c "berth up --image $image && berth run -f $here/exit.yaml && berth up 2>&1 && berth ls &&
 		{ script -qec 'berth run -f $here/exit.yaml' /dev/null >/tmp/term; grep -q started /tmp/term && ! grep containerd /tmp/term || echo spoilt; rm /tmp/term; } && berth run -- sh -c 'kubectl get nodes -o name; exit 4'; code=\$?; berth down; exit \$code"
 	ends a 4
-	says a 'was so before'
+	says a 'was already running'
 	says a node/
 	never_says a spoilt
 	# In a terminal, up and down write lines, and no escape sequences.
