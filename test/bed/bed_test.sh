@@ -51,7 +51,7 @@ traces() {
 	ls -d /var/tmp/berth-bed/{,.}"$BED_NAME"* 2>/dev/null
 	find /sys/fs/cgroup -maxdepth 4 -name "bed-$BED_NAME*" 2>/dev/null
 	grep -lzx "BED_NAME=$BED_NAME" /proc/[0-9]*/environ 2>/dev/null | while read -r process; do
-		tr '\0' ' ' <"${process%environ}cmdline" | grep -E 'bed (up|keeper|supervisor|host|power)'
+		tr '\0' ' ' <"${process%environ}cmdline" | grep -E 'bed (up|cleaner|supervisor|host|power)'
 	done
 }
 
@@ -259,7 +259,7 @@ number_of() { echo $(($(cksum <<<"$1" | cut -d' ' -f1) % 99)); }
 # this needs no `down`.
 test_sudden_ends() {
 	local victim pid
-	for victim in keeper supervisor "parent of supervisor" ctl; do
+	for victim in cleaner supervisor "parent of supervisor" ctl; do
 		up 1 || return
 		namespaces_of_bed >"$scratch/namespaces"
 		pid=$(</var/tmp/berth-bed/"$BED_NAME"/pid/"${victim##* }")
@@ -272,7 +272,7 @@ test_sudden_ends() {
 	done
 
 	up 1 || return
-	mapfile -t victim < <(cat /var/tmp/berth-bed/"$BED_NAME"/pid/{keeper,supervisor})
+	mapfile -t victim < <(cat /var/tmp/berth-bed/"$BED_NAME"/pid/{cleaner,supervisor})
 	kill -KILL "${victim[@]}"
 	down
 	eventually nothing_left
@@ -303,14 +303,14 @@ test_power() {
 test_interrupted_up() {
 	local signal at started
 	for signal in INT TERM KILL; do
-		for at in etc pid/keeper pid/login; do
+		for at in etc pid/cleaner pid/login; do
 			# A background job of a script ignores SIGINT; env restores it.
 			env --default-signal "$bed" up 2 >/dev/null 2>&1 &
 			started=$!
 			eventually test -e /var/tmp/berth-bed/"$BED_NAME"/$at
 			kill -$signal $started
 			wait $started 2>/dev/null
-			# Before there is a keeper, only the next command can clear up.
+			# Before there is a cleaner, only the next command can clear up.
 			[[ $signal$at != KILLetc ]] || bed down 2>/dev/null
 			eventually nothing_left
 		done
@@ -324,7 +324,7 @@ test_up_right_after_the_end() {
 		expect 0 n1 as alice login srun -Q hostname
 		case $i in
 		1) down ;;
-		2) kill -KILL "$(</var/tmp/berth-bed/"$BED_NAME"/pid/keeper)" ;;
+		2) kill -KILL "$(</var/tmp/berth-bed/"$BED_NAME"/pid/cleaner)" ;;
 		3) kill -KILL "$(</var/tmp/berth-bed/"$BED_NAME"/pid/supervisor)" ;;
 		esac
 	done

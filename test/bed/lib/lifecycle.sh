@@ -2,8 +2,8 @@
 # From `up` to `down`. The processes of a bed, and which ends which:
 #
 #   bed up            ends when all nodes are idle. Until then its end, even
-#    │                by kill -9, closes a pipe, and the keeper gives up.
-#   keeper            waits for the supervisor's end, then removes cgroups and
+#    │                by kill -9, closes a pipe, and the cleaner gives up.
+#   cleaner           waits for the supervisor's end, then removes cgroups and
 #    │                files. Its own end closes another pipe:
 #   supervisor        PID 1 of the bed's PID namespace; removes the rest itself.
 #    └─ host ...      PID 1 of a PID namespace each: daemons, jobs.
@@ -16,13 +16,13 @@ bed_up() {
 	default_settings "$@"
 	validate_settings
 	need_programs
-	# A keeper without its supervisor is clearing up, and about to end.
+	# A cleaner without its supervisor is clearing up, and about to end.
 	local i
 	for ((i = 0; i < 100; i++)); do
-		alive keeper && ! alive supervisor || break
+		alive cleaner && ! alive supervisor || break
 		sleep 0.1
 	done
-	! alive keeper || die "bed $BED_NAME is up already: see $bed status, or choose another BED_NAME"
+	! alive cleaner || die "bed $BED_NAME is up already: see $bed status, or choose another BED_NAME"
 	! alive up || die "bed $BED_NAME is being started by another process: wait, or choose another BED_NAME"
 	instance=$(current_instance)
 	remove_remains || die "cgroups or files of a former bed $BED_NAME cannot be removed: is a process of it in D state?"
@@ -35,9 +35,9 @@ bed_up() {
 	make_cgroups
 	save_settings
 
-	exec {lifeline}> >(become_daemon keeper)
-	echo $! >"$state/pid/keeper"
-	await 10 alive keeper || die "the keeper did not start"
+	exec {lifeline}> >(become_daemon cleaner)
+	echo $! >"$state/pid/cleaner"
+	await 10 alive cleaner || die "the cleaner did not start"
 	wait_until_idle "$lifeline"
 	echo keep >&"$lifeline"
 	rm "$state/pid/up"
@@ -67,7 +67,7 @@ claim_state() {
 bed_up_failed() {
 	trap '' INT TERM HUP
 	say "up failed; the last lines of the logs:"
-	show_logs 5 keeper.log ${suspect:-ctl} >&2 || true
+	show_logs 5 cleaner.log ${suspect:-ctl} >&2 || true
 	[[ -z ${lifeline:-} ]] || exec {lifeline}>&-
 	take_down || say "something of bed $BED_NAME remains: see $bed status"
 }
@@ -101,20 +101,20 @@ wait_until_idle() {
 		inside ctl sinfo -N >&2 || true
 		die "after $limit s not all $NODES nodes are idle"
 	}
-	alive keeper || die "the bed ended while it was starting"
+	alive cleaner || die "the bed ended while it was starting"
 	await 10 inside login getent passwd dave >/dev/null || die "login cannot look up dave in LDAP"
 }
 
 is_ready_or_dead() {
-	alive keeper || return 0
+	alive cleaner || return 0
 	[[ -s $state/pid/$1 ]] || return 1
 	! alive "$1" || inside "$1" test -e /run/bed/ready
 }
 
-all_idle() { ! alive keeper || [[ $(inside ctl timeout 5 sinfo -h -t idle -o %D) == "$NODES" ]]; }
+all_idle() { ! alive cleaner || [[ $(inside ctl timeout 5 sinfo -h -t idle -o %D) == "$NODES" ]]; }
 
-# keeper runs apart from the terminal, its stdin connected to `up`.
-keeper() {
+# cleaner runs apart from the terminal, its stdin connected to `up`.
+cleaner() {
 	load_settings
 	instance=$(current_instance)
 	local lifeline word=
@@ -136,13 +136,13 @@ kill_all() {
 	kill_cgroups
 }
 
-# take_down asks the keeper, or does the work itself if there is none.
+# take_down asks the cleaner, or does the work itself if there is none.
 take_down() {
-	local keeper
-	if alive keeper; then
-		keeper=$(<"$state/pid/keeper")
-		kill -TERM "$keeper"
-		await 20 ended "$keeper" keeper || kill -KILL "$keeper"
+	local cleaner
+	if alive cleaner; then
+		cleaner=$(<"$state/pid/cleaner")
+		kill -TERM "$cleaner"
+		await 20 ended "$cleaner" cleaner || kill -KILL "$cleaner"
 	fi
 	remove_remains
 }
@@ -194,7 +194,7 @@ alive() {
 	local pid
 	pid=$(cat "$state/pid/$1" 2>/dev/null) || return 1
 	case $1 in
-	up | keeper | supervisor) ! ended "$pid" "$1" ;;
+	up | cleaner | supervisor) ! ended "$pid" "$1" ;;
 	*) grep -qs "/bed-$BED_NAME/$1\(/\|\$\)" "/proc/$pid/cgroup" ;;
 	esac
 }
@@ -211,7 +211,7 @@ bed_status() {
 	states=$(inside ctl timeout 5 sinfo -h -N -o '%N %T' 2>/dev/null) || states=
 	{
 		echo "HOST PID ADDRESS PROCESSES STATE"
-		for name in keeper supervisor $(host_names); do
+		for name in cleaner supervisor $(host_names); do
 			echo "$name $(cat "$state/pid/$name" 2>/dev/null || echo -)" \
 				"$(address_of "$name" | grep . || echo -) $(count_processes "$name")" \
 				"$(alive "$name" && { awk -v n="$name" '$1 == n { print $2; f = 1 } END { if (!f) print "up" }' <<<"$states"; } || echo dead)"

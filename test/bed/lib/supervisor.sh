@@ -23,7 +23,7 @@ supervisor() {
 	done
 	# Children that end, adopted ones too, are reaped while this waits.
 	read -r _ || true
-	echo "supervisor: the keeper is gone: ending"
+	echo "supervisor: the cleaner is gone: ending"
 	# First everything in the cgroups. The rest is in this PID namespace and ends
 	# with PID 1.
 	remove_remains
