@@ -20,12 +20,12 @@ func sandboxNetwork(plan cluster.Plan, queues int) sandbox.Network {
 		Listen:     netip.AddrPortFrom(netip.IPv4Unspecified(), addresses.APIPort),
 	}
 	if queues > 0 {
-		network.Mesh = &sandbox.Mesh{Link: cluster.MeshLink, Queues: queues, MTU: plan.PodMTU}
+		network.Overlay = &sandbox.Overlay{Link: cluster.OverlayLink, Queues: queues, MTU: plan.PodMTU}
 	}
 	for _, family := range addresses.Families() {
 		network.Sources = append(network.Sources, family.Node)
-		if network.Mesh != nil {
-			network.Mesh.Routes = append(network.Mesh.Routes, family.Pods, family.Nodes)
+		if network.Overlay != nil {
+			network.Overlay.Routes = append(network.Overlay.Routes, family.Pods, family.Nodes)
 		}
 	}
 	for _, address := range append(slices.Clone(network.Sources), addresses.DNS) {

@@ -21,8 +21,8 @@ func TestSandboxNetwork(t *testing.T) {
 		var own []netip.Prefix
 		for _, plan := range plans {
 			network := sandboxNetwork(plan, 2)
-			if len(network.NodeAddresses) != addresses || len(network.Sources) != addresses-1 || len(network.Mesh.Routes) != 2*len(network.Sources) {
-				t.Errorf("%s: %+v, routes %v", family, network, network.Mesh.Routes)
+			if len(network.NodeAddresses) != addresses || len(network.Sources) != addresses-1 || len(network.Overlay.Routes) != 2*len(network.Sources) {
+				t.Errorf("%s: %+v, routes %v", family, network, network.Overlay.Routes)
 			}
 			for i, source := range network.Sources {
 				if own = append(own, network.NodeAddresses[i]); network.NodeAddresses[i].Addr() != source {
@@ -32,7 +32,7 @@ func TestSandboxNetwork(t *testing.T) {
 			// The addresses of other nodes are on other hosts.
 			for _, other := range plans {
 				for _, address := range other.Members[other.Index].Prefixes {
-					if !slices.ContainsFunc(network.Mesh.Routes, func(route netip.Prefix) bool { return route.Overlaps(address) }) {
+					if !slices.ContainsFunc(network.Overlay.Routes, func(route netip.Prefix) bool { return route.Overlaps(address) }) {
 						t.Errorf("%s: no route to %s", family, address)
 					}
 				}
@@ -43,7 +43,7 @@ func TestSandboxNetwork(t *testing.T) {
 				t.Errorf("%s: address %s is not of one node alone", family, address)
 			}
 		}
-		if network := sandboxNetwork(plans[0], 0); network.Mesh != nil {
+		if network := sandboxNetwork(plans[0], 0); network.Overlay != nil {
 			t.Errorf("%s: a node that is alone has a way to others", family)
 		}
 	}

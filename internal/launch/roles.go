@@ -25,7 +25,7 @@ func (n *node) startRoles(ctx context.Context) error {
 		return exitcode.Wrap(exitcode.Unavailable, errors.New("make connections of pods by the host: /dev/net/tun cannot be used inside; --fast-path off does without"))
 	}
 	if n.plan.FastPath {
-		if n.switching, err = netrole.Hold(n.plan, n.members.Mesh(), n.members.Sockets().Switches, n.box.Socket); err != nil {
+		if n.switching, err = netrole.Hold(n.plan, n.members.Overlay(), n.members.Sockets().Switches, n.box.Socket); err != nil {
 			return exitcode.Wrap(exitcode.Internal, err)
 		}
 	}
@@ -82,7 +82,7 @@ func (n *node) startRoles(ctx context.Context) error {
 	if n.box.TUN != nil {
 		net, err := netrole.Parent{
 			Spec: n.Spec, Plan: n.plan, Box: n.box,
-			Mesh: n.members.Mesh(), Sockets: n.members.Sockets(),
+			Overlay: n.members.Overlay(), Sockets: n.members.Sockets(),
 			Published: n.published, Held: n.switching,
 		}.Role(n.supervisor)
 		if err != nil {

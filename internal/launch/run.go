@@ -201,11 +201,11 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	mtu := offers[0].MeshMTU
+	mtu := offers[0].OverlayMTU
 	if offers[0], err = r.offer(); err != nil {
 		return err
 	}
-	offers[0].MeshMTU = mtu
+	offers[0].OverlayMTU = mtu
 	plans, err := cluster.Design(r.Spec, offers)
 	if err != nil {
 		return exitcode.Wrap(exitcode.Unavailable, err)

@@ -73,8 +73,8 @@ func (n *node) startSandbox(ctx context.Context) error {
 			return exitcode.Wrap(exitcode.Internal, err)
 		}
 	}
-	for i, queue := range n.box.Mesh {
-		if n.box.Mesh[i], err = hostnet.Hold(queue); err != nil {
+	for i, queue := range n.box.Overlay {
+		if n.box.Overlay[i], err = hostnet.Hold(queue); err != nil {
 			return exitcode.Wrap(exitcode.Internal, err)
 		}
 	}

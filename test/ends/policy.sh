@@ -122,7 +122,7 @@ for want in "grows" "stands still" "grows"; do
 	until before=$(heard) && sleep 2 && after=$(heard) && if [[ $want == grows ]]; then ((after > before)); else ((after == before)); fi; do
 		((SECONDS < deadline)) || { echo "what is heard does not: $want" >&2; exit 1; }
 	done
-	if [[ $want == grows ]]; then label=stranger; else label=client; fi
+	if [[ $want == grows ]]; then label=unknown; else label=client; fi
 	kubectl label pod "$speaker" app="$label" --overwrite >/dev/null
 done
 kubectl label pod "$speaker" app=client --overwrite >/dev/null

@@ -51,7 +51,7 @@ func newGuard(self string, namespaces ...*os.File) (*guard, error) {
 	return g, nil
 }
 
-func (g *guard) note(u Undo) error {
+func (g *guard) record(u Undo) error {
 	text, err := json.Marshal(u)
 	if err != nil {
 		return err
@@ -148,7 +148,7 @@ func For(ctx context.Context, self string, l plan.Link, device string, pids, arg
 		hosts = []Host{{}}
 	}
 	defer func() { err = errors.Join(err, g.end()) }()
-	if err := Up(ctx, l, device, hosts, g.note, warn); err != nil {
+	if err := Up(ctx, l, device, hosts, g.record, warn); err != nil {
 		return 0, err
 	}
 	held, err := holdAwake(l, wakeFile)

@@ -245,10 +245,10 @@ func (h Host) lacks(device string) []string {
 	return h.command(`ip -o link show >/dev/null && ! ip -o link show dev "$1" >/dev/null 2>&1`, device)
 }
 
-// Up sets up a link on hosts. Before each change, note receives its Undo. A
+// Up sets up a link on hosts. Before each change, record receives its Undo. A
 // setting that cannot be made is reported and is no error: records hold the
 // settings in effect.
-func Up(ctx context.Context, l plan.Link, device string, hosts []Host, note func(Undo) error, warn func(string)) error {
+func Up(ctx context.Context, l plan.Link, device string, hosts []Host, record func(Undo) error, warn func(string)) error {
 	all, err := settings(l, device)
 	if err != nil {
 		return err
@@ -266,9 +266,9 @@ func Up(ctx context.Context, l plan.Link, device string, hosts []Host, note func
 				continue // on the machine, for all
 			}
 			tried++
-			err := s.make(ctx, host, note)
+			err := s.make(ctx, host, record)
 			if err != nil && s.machine && host.Namespace != "" {
-				err = s.make(ctx, Host{}, note)
+				err = s.make(ctx, Host{}, record)
 				done[s.what] = true
 			}
 			if errors.Is(err, errUndo) {
@@ -291,7 +291,7 @@ func Up(ctx context.Context, l plan.Link, device string, hosts []Host, note func
 // undone.
 var errUndo = errors.New("note what takes it back") //nolint:gochecknoglobals // a constant
 
-func (s setting) make(ctx context.Context, host Host, note func(Undo) error) error {
+func (s setting) make(ctx context.Context, host Host, record func(Undo) error) error {
 	before, err := ask(ctx, host.command(s.get))
 	if err != nil {
 		return err
@@ -306,7 +306,7 @@ func (s setting) make(ctx context.Context, host Host, note func(Undo) error) err
 	if s.device != "" {
 		undo.Gone = host.lacks(s.device)
 	}
-	if err := note(undo); err != nil {
+	if err := record(undo); err != nil {
 		return fmt.Errorf("%w: %w", errUndo, err)
 	}
 	if _, err := ask(ctx, host.command(s.set, s.value)); err != nil {

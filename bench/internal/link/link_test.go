@@ -38,7 +38,7 @@ func hold(dir string) {
 	g, err := newGuard(os.Args[0])
 	for _, name := range []string{"a", "b"} {
 		s := file(filepath.Join(dir, name), "2")
-		err = errors.Join(err, s.make(context.Background(), Host{}, g.note))
+		err = errors.Join(err, s.make(context.Background(), Host{}, g.record))
 	}
 	fmt.Println("held", err)
 	select {}
@@ -100,10 +100,10 @@ func TestFor(t *testing.T) {
 	}
 	// A file in brackets has the kernel's format; here it then has what was
 	// written.
-	if err := file(path, "never").make(t.Context(), Host{}, g.note); err != nil || !is(path, "never") {
+	if err := file(path, "never").make(t.Context(), Host{}, g.record); err != nil || !is(path, "never") {
 		t.Errorf("%v", err)
 	}
-	if err := file(filepath.Join(dir, "none"), "1").make(t.Context(), Host{}, g.note); err == nil {
+	if err := file(filepath.Join(dir, "none"), "1").make(t.Context(), Host{}, g.record); err == nil {
 		t.Error("what is not there was set")
 	}
 	if err := g.end(); err != nil || !is(path, "always") {
@@ -179,12 +179,12 @@ func TestShareOfMemory(t *testing.T) {
 		write(t, bytes, c.bytes+"\n")
 		s := share(ratio, bytes, "10")
 		var undo Undo
-		note := func(u Undo) error {
+		record := func(u Undo) error {
 			undo = u
 			write(t, bytes, "0\n") // what the kernel does
 			return nil
 		}
-		if err := s.make(t.Context(), Host{}, note); err != nil || !is(ratio, "10") {
+		if err := s.make(t.Context(), Host{}, record); err != nil || !is(ratio, "10") {
 			t.Errorf("%v: %v", c, err)
 		}
 		if c.bytes != "0" {

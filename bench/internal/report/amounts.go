@@ -65,7 +65,7 @@ type has struct {
 // cellOf is a system under a link.
 type cellOf struct{ system, link string }
 
-func (h *has) note(p Paper, t *record.Trial, link string) {
+func (h *has) add(p Paper, t *record.Trial, link string) {
 	once(&h.systems, t.System)
 	if h.runs == nil {
 		h.runs, h.cells = map[[3]string]int{}, map[cellOf]map[string]map[string]bool{}

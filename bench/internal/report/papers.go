@@ -96,7 +96,7 @@ func papers(lines []record.Line) (all []Paper, err error) {
 			}
 			if t := line.Trial; t != nil && p.under(now) && p.counts(t) {
 				all[i].At = cmp.Or(all[i].At, anchor(t.Case))
-				has.note(p, t, now.Name)
+				has.add(p, t, now.Name)
 				tuned = tunings[now.Name]
 			}
 			if u := line.Unmeasured; u != nil && (u.Case == "" || of.of(u.Case) == p.Case) {

@@ -11,11 +11,11 @@ import (
 
 // listen opens a port. On the loopback only this user can connect; on any other
 // address everybody can, as the user requested, and listen prints a warning.
-func listen(address netip.AddrPort, notes io.Writer) (net.Listener, error) {
+func listen(address netip.AddrPort, warnings io.Writer) (net.Listener, error) {
 	if !address.Addr().IsLoopback() {
 		listener, err := net.Listen("tcp", address.String())
 		if err == nil {
-			fmt.Fprintf(notes, "warning: %s is open to everybody who can reach this host\n", listener.Addr())
+			fmt.Fprintf(warnings, "warning: %s is open to everybody who can reach this host\n", listener.Addr())
 		}
 		return listener, err
 	}
@@ -23,6 +23,6 @@ func listen(address netip.AddrPort, notes io.Writer) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	listener.Refused = func(err error) { fmt.Fprintln(notes, "refused:", err) }
+	listener.Refused = func(err error) { fmt.Fprintln(warnings, "refused:", err) }
 	return listener, nil
 }

@@ -69,7 +69,7 @@ func TestOwnUserIsAdmitted(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
 		listener, refused := serve(t, address)
 		if code := client(t, listener, os.Getuid()); code != 0 {
-			t.Errorf("%s: exit code %d; refused: %v", address, code, drain(refused))
+			t.Errorf("%s: exit code %d; refused: %v", address, code, nextRefusal(refused))
 		}
 	}
 }
@@ -149,7 +149,7 @@ func TestOnlyLoopbackIsServed(t *testing.T) {
 	}
 }
 
-func drain(refused chan error) error {
+func nextRefusal(refused chan error) error {
 	select {
 	case err := <-refused:
 		return err

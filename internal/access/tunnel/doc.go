@@ -5,5 +5,5 @@
 // It neither uses Slurm nor searches for clusters: the caller passes a function
 // that finds the cluster. The connections carry TLS from end to end, so the stream
 // itself need not be secret. The near end requests the user's key, and the far end
-// seals it to a key of the near end.
+// encrypts it to a key of the near end.
 package tunnel

@@ -56,7 +56,7 @@ func Serve(ctx context.Context, stream io.ReadWriteCloser, self Answer, find Fin
 	cluster, err := find(ctx, request)
 	if err == nil {
 		self.Cluster, self.Others = cluster.Name, cluster.Others
-		self.Sealed, err = seal(request.Key, cluster.Credentials)
+		self.Sealed, err = encrypt(request.Key, cluster.Credentials)
 	}
 	if err != nil {
 		var refusal *Refusal

@@ -109,10 +109,10 @@ func FuzzMessages(f *testing.F) {
 		for decoder.Decode(&answer) == nil {
 		}
 		if json.Unmarshal(text, &request) == nil {
-			_, _ = seal(request.Key, Credentials{Key: text})
+			_, _ = encrypt(request.Key, Credentials{Key: text})
 		}
-		if credentials, err := unseal(key, answer.Sealed); err == nil {
-			t.Errorf("unsealed %+v", credentials)
+		if credentials, err := decrypt(key, answer.Sealed); err == nil {
+			t.Errorf("decrypted %+v", credentials)
 		}
 	})
 }

@@ -75,7 +75,7 @@ func open(stream io.ReadWriteCloser, request Request) (*Tunnel, error) {
 	case t.Answer.Protocol != Protocol:
 		err = fmt.Errorf("the far end is berth %s, which speaks version %d of the tunnel's protocol; berth %s here speaks %d", t.Answer.Version, t.Answer.Protocol, request.Version, Protocol)
 	default:
-		t.Credentials, err = unseal(key, t.Answer.Sealed)
+		t.Credentials, err = decrypt(key, t.Answer.Sealed)
 	}
 	if err != nil {
 		return nil, errors.Join(err, session.Close())

@@ -38,7 +38,7 @@ type Request struct {
 	// Job is Slurm's job ID. Step is the ID of the step with the cluster, or empty
 	// if there is only one cluster.
 	Job, Step string
-	// Key is the public key that seals the credentials.
+	// Key is the public key that encrypts the credentials.
 	Key []byte
 }
 
@@ -94,8 +94,8 @@ type Credentials struct {
 // farewell is the last message of the far end.
 type farewell struct{ Reason string }
 
-// sealInfo binds sealed data to this purpose.
-const sealInfo = "berth tunnel credentials 1"
+// encryptionInfo binds encrypted data to this purpose.
+const encryptionInfo = "berth tunnel credentials 1"
 
 func newSealKey() (hpke.PrivateKey, error) {
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)
@@ -105,7 +105,7 @@ func newSealKey() (hpke.PrivateKey, error) {
 	return hpke.NewDHKEMPrivateKey(key)
 }
 
-func seal(to []byte, credentials Credentials) ([]byte, error) {
+func encrypt(to []byte, credentials Credentials) ([]byte, error) {
 	public, err := ecdh.X25519().NewPublicKey(to)
 	if err != nil {
 		return nil, fmt.Errorf("read the key to seal credentials to: %w", err)
@@ -118,12 +118,12 @@ func seal(to []byte, credentials Credentials) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return hpke.Seal(key, hpke.HKDFSHA256(), hpke.AES256GCM(), []byte(sealInfo), encoded)
+	return hpke.Seal(key, hpke.HKDFSHA256(), hpke.AES256GCM(), []byte(encryptionInfo), encoded)
 }
 
-func unseal(key hpke.PrivateKey, sealed []byte) (Credentials, error) {
+func decrypt(key hpke.PrivateKey, encrypted []byte) (Credentials, error) {
 	var credentials Credentials
-	encoded, err := hpke.Open(key, hpke.HKDFSHA256(), hpke.AES256GCM(), []byte(sealInfo), sealed)
+	encoded, err := hpke.Open(key, hpke.HKDFSHA256(), hpke.AES256GCM(), []byte(encryptionInfo), encrypted)
 	if err == nil {
 		err = json.Unmarshal(encoded, &credentials)
 	}

@@ -29,9 +29,9 @@ type Offer struct {
 	SubIDs string
 	// FastPath is true where this node has a Switch.
 	FastPath bool
-	// MeshMTU is the size in bytes of the largest packet that this node can send
+	// OverlayMTU is the size in bytes of the largest packet that this node can send
 	// to another node; 0 on a single node.
-	MeshMTU int
+	OverlayMTU int
 	// IPv6 is the reach of IPv6 packets from this node. RefusedIPv6 is the reason
 	// why Services cannot have IPv6 addresses here; "" if they can.
 	IPv6        Reach
@@ -181,8 +181,8 @@ const LocalMTU = 65520
 func podMTU(offers []Offer) int {
 	mtu := LocalMTU
 	for _, offer := range offers {
-		if offer.MeshMTU > 0 {
-			mtu = min(mtu, offer.MeshMTU)
+		if offer.OverlayMTU > 0 {
+			mtu = min(mtu, offer.OverlayMTU)
 		}
 	}
 	return mtu

@@ -238,8 +238,8 @@ const (
 	NodeLink = "node0"
 	// EgressLink is the TUN device towards the outside world.
 	EgressLink = "out0"
-	// MeshLink is the TUN device towards the other nodes.
-	MeshLink = "mesh0"
+	// OverlayLink is the TUN device towards the other nodes.
+	OverlayLink = "mesh0"
 	// PodBridge is the bridge that connects pods.
 	PodBridge = "pods0"
 )

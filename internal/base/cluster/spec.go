@@ -84,7 +84,7 @@ type Spec struct {
 	// State is a folder where the cluster's objects are saved. The next cluster
 	// with the same folder restores them. Empty keeps nothing.
 	State string
-	// StateSecrets selects how Secrets are saved: SealSecrets, which is the
+	// StateSecrets selects how Secrets are saved: encryptSecrets, which is the
 	// default, or OmitSecrets.
 	StateSecrets string
 	// Stay keeps the cluster running until berth down ends it; the end of a
@@ -103,8 +103,8 @@ type KSI struct {
 
 // Values of Spec.StateSecrets.
 const (
-	SealSecrets = "encrypt"
-	OmitSecrets = "omit"
+	encryptSecrets = "encrypt"
+	OmitSecrets    = "omit"
 )
 
 // Network holds the user's options for the network between the nodes.
@@ -241,9 +241,9 @@ func (s Spec) Validate() error {
 		problems = append(problems, fmt.Errorf("fast path %q: give %s or %s", f, FastPathAuto, FastPathOff))
 	}
 	switch s.StateSecrets {
-	case "", SealSecrets, OmitSecrets:
+	case "", encryptSecrets, OmitSecrets:
 	default:
-		problems = append(problems, fmt.Errorf("state secrets %q: give %s or %s", s.StateSecrets, SealSecrets, OmitSecrets))
+		problems = append(problems, fmt.Errorf("state secrets %q: give %s or %s", s.StateSecrets, encryptSecrets, OmitSecrets))
 	}
 	if s.State != "" && s.HighlyAvailable {
 		problems = append(problems, errors.New("--state with --ha: only the first node saves, and the one that takes the run over would not go on with it; give one of them"))

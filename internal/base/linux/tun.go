@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The length of the header before each packet of a device with IFF_VNET_HDR:
+// VnetHeaderLen is the length of the header before each packet of a device with
+// IFF_VNET_HDR:
 // struct virtio_net_hdr of linux/virtio_net.h, without the field num_buffers.
 const VnetHeaderLen = 10
 

@@ -75,8 +75,8 @@ func (h *Head) Await(ctx context.Context, names []string) error {
 	}
 }
 
-// maxNotes bounds the refusals that an error lists.
-const maxNotes = 8
+// maxReasons bounds the refusals that an error lists.
+const maxReasons = 8
 
 func (h *Head) missing(names []string) (missing, refused []string, changed <-chan struct{}) {
 	h.mu.Lock()
@@ -98,5 +98,5 @@ func (h *Head) missing(names []string) (missing, refused []string, changed <-cha
 		refused = append(refused, who+": "+why)
 	}
 	slices.Sort(refused)
-	return missing, refused[:min(len(refused), maxNotes)], h.changed
+	return missing, refused[:min(len(refused), maxReasons)], h.changed
 }

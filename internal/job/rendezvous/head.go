@@ -137,14 +137,14 @@ func (h *Head) accept() {
 			defer h.forget(this)
 			if err := h.serve(ctx, conn, from); err != nil {
 				conn.Close()
-				h.note(from.String(), err)
+				h.addRefusal(from.String(), err)
 			}
 		})
 	}
 }
 
 // admit registers a pending connection. If there are too many, it evicts a random
-// one of the address with the most. So a slow stranger cannot keep others out,
+// one of the address with the most. So a slow client cannot keep others out,
 // because nobody can predict which connection stays.
 func (h *Head) admit(from netip.Addr) (context.Context, *pending) {
 	ctx, cancel := context.WithTimeoutCause(h.ctx, h.cfg.Handshake, fmt.Errorf("it did not prove itself within %s", h.cfg.Handshake))
@@ -188,9 +188,9 @@ func (h *Head) forget(this *pending) {
 	delete(h.pending, this)
 }
 
-// note remembers a refusal. If a node does not join, the error shows the refusals
+// addRefusal remembers a refusal. If a node does not join, the error shows the refusals
 // with their addresses or names.
-func (h *Head) note(who string, err error) {
+func (h *Head) addRefusal(who string, err error) {
 	h.cfg.Log.Debug("refused a connection of the rendezvous", "from", who, "error", err)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -254,7 +254,7 @@ func (h *Head) serve(ctx context.Context, raw net.Conn, from netip.Addr) error {
 		return refuse(fmt.Errorf("node %q is not one of the nodes of step %s: %v", claim.Node, h.cfg.Step, h.cfg.Nodes[1:]), true)
 	}
 	if err := h.members.allowed(h.ctx, claim.Node, from); err != nil {
-		h.note(claim.Node, err)
+		h.addRefusal(claim.Node, err)
 		return refuse(err, false)
 	}
 	return h.join(claim.Node, conn, stop, refuse)

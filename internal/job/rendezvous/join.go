@@ -240,8 +240,8 @@ func (j *joining) failure(cause error) error {
 	}
 	slices.Sort(reasons)
 	slices.Sort(closed)
-	if len(reasons) > maxNotes {
-		reasons = append(reasons[:maxNotes], fmt.Sprintf("and %d more", len(reasons)-maxNotes))
+	if len(reasons) > maxReasons {
+		reasons = append(reasons[:maxReasons], fmt.Sprintf("and %d more", len(reasons)-maxReasons))
 	}
 	if len(closed) > 0 {
 		reasons = append(reasons, "nobody listens at "+strings.Join(closed, ", "))

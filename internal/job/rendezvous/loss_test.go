@@ -129,7 +129,7 @@ func TestHeadEnds(t *testing.T) {
 	head.Close()
 	head.Close()
 	if said, _ := io.ReadAll(conn); len(said) > 0 {
-		t.Errorf("a stranger is told %q", said)
+		t.Errorf("an unproven client is told %q", said)
 	}
 	var text string
 	var closed *ClosedError

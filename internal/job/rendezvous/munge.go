@@ -124,7 +124,7 @@ func mungeRemedy(status int, metadata map[string]string) string {
 // run runs one of the programs with input on its standard input, because arguments
 // are visible to others. The status is its exit code, or 0 if it did not exit.
 func (m *Munge) run(ctx context.Context, program string, input []byte, args ...string) (output []byte, status int, err error) {
-	// Limit the number of processes, because strangers can connect at any rate.
+	// Limit the number of processes, because anybody can connect at any rate.
 	select {
 	case m.slots <- struct{}{}:
 		defer func() { <-m.slots }()

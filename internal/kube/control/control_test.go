@@ -48,7 +48,7 @@ func TestControlPlane(t *testing.T) {
 		test func(*testing.T, *testCluster)
 	}{
 		{"pods are scheduled", testScheduling},
-		{"strangers are refused", testAnonymous},
+		{"anonymous users are refused", testAnonymous},
 		{"roles of berth's clients", testRoles},
 		{"add-ons", testAddons},
 		{"add-ons as kube-apiserver makes them", testAsCreated},

@@ -84,7 +84,7 @@ func servePeers(plan cluster.Plan, server *etcdserver.EtcdServer) (*http.Server,
 	peers := &http.Server{
 		Handler:     etcdhttp.NewPeerHandler(server.Logger(), server),
 		ReadTimeout: peerReadLimit,
-		ErrorLog:    slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), // strangers' errors
+		ErrorLog:    slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), // errors of unknown clients
 	}
 	go func(l net.Listener) { _ = peers.Serve(l) }(listener) // until it is closed
 	return peers, nil

@@ -22,7 +22,7 @@ const (
 	// faster than gzip would fill the disk with ever larger files.
 	logMaxSize  = "128Mi"
 	logMaxFiles = 2
-	// The disk is shared with strangers, whose use of it must not evict pods
+	// The disk is shared with others, whose use of it must not evict pods
 	// while there is room: a fraction of it would do that.
 	diskReserve = "256Mi"
 	// Pressure must not outlive its cause by the default five minutes: that

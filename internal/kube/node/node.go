@@ -40,10 +40,10 @@ const (
 type Options struct {
 	Notifier *notify.Notifier
 	Log      *slog.Logger
-	// FastPath and Directory lead to the fast path, which is a part of another
+	// FastPath and ServiceMap lead to the fast path, which is a part of another
 	// process; nil where there is none.
-	FastPath  *net.UnixConn
-	Directory *servicemap.Conn
+	FastPath   *net.UnixConn
+	ServiceMap *servicemap.Conn
 }
 
 // openFastPath takes over inherited sockets; negative ones do not exist.
@@ -59,7 +59,7 @@ func (o *Options) openFastPath(asked, line int) (err error) {
 	if o.FastPath, err = linux.PacketConn(file); err != nil {
 		return err
 	}
-	o.Directory, err = servicemap.NewConn(os.NewFile(uintptr(line), "directory"))
+	o.ServiceMap, err = servicemap.NewConn(os.NewFile(uintptr(line), "service-map"))
 	return err
 }
 
@@ -70,13 +70,13 @@ func Main(ctx context.Context, args []string) error {
 	planPath := flags.String("plan", "/run/berth/plan.json", "`file` that describes the cluster")
 	notifyFD := flags.Int("notify-fd", -1, "`descriptor` for events")
 	fastPathFD := flags.Int("fast-path-fd", -1, "`descriptor` where the fast path asks about pods")
-	directoryFD := flags.Int("directory-fd", -1, "`descriptor` where the fast path receives Services and policies")
+	serviceMapFD := flags.Int("service-map-fd", -1, "`descriptor` where the fast path receives Services and policies")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	notifier := notify.New(*notifyFD)
 	o := Options{Notifier: notifier}
-	err := o.openFastPath(*fastPathFD, *directoryFD)
+	err := o.openFastPath(*fastPathFD, *serviceMapFD)
 	if err == nil {
 		err = start(ctx, *planPath, o)
 	}
@@ -130,8 +130,8 @@ func Run(ctx context.Context, plan cluster.Plan, o Options) error {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	var sender *serviceSender
-	if o.Directory != nil {
-		sender = newServiceSender(plan.Node.Name, o.Directory)
+	if o.ServiceMap != nil {
+		sender = newServiceSender(plan.Node.Name, o.ServiceMap)
 	}
 	r := &role{
 		sender: sender, plan: plan, o: o, began: time.Now(), nodes: nodes,

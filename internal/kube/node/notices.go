@@ -89,20 +89,20 @@ func containers(pod *v1.Pod) []v1.Container {
 // users lists the fields that ask for a user or group other than root.
 func users(pod *v1.Pod) []string {
 	var fields []string
-	note := func(where, field string, id *int64) {
+	add := func(where, field string, id *int64) {
 		if id != nil && *id != 0 {
 			fields = append(fields, fmt.Sprintf("%s%s %d", where, field, *id))
 		}
 	}
 	if sc := pod.Spec.SecurityContext; sc != nil {
-		note("", "runAsUser", sc.RunAsUser)
-		note("", "runAsGroup", sc.RunAsGroup)
-		note("", "fsGroup", sc.FSGroup)
+		add("", "runAsUser", sc.RunAsUser)
+		add("", "runAsGroup", sc.RunAsGroup)
+		add("", "fsGroup", sc.FSGroup)
 	}
 	for _, c := range containers(pod) {
 		if sc := c.SecurityContext; sc != nil {
-			note(c.Name+": ", "runAsUser", sc.RunAsUser)
-			note(c.Name+": ", "runAsGroup", sc.RunAsGroup)
+			add(c.Name+": ", "runAsUser", sc.RunAsUser)
+			add(c.Name+": ", "runAsGroup", sc.RunAsGroup)
 		}
 	}
 	return fields
@@ -111,16 +111,16 @@ func users(pod *v1.Pod) []string {
 // cpuLimited lists the pod's containers with CPU limits, and the limits.
 func cpuLimited(pod *v1.Pod) []string {
 	var limits []string
-	note := func(name string, limit *resource.Quantity) {
+	add := func(name string, limit *resource.Quantity) {
 		if !limit.IsZero() {
 			limits = append(limits, fmt.Sprintf("%s (%s)", name, limit))
 		}
 	}
 	if r := pod.Spec.Resources; r != nil {
-		note("the pod", r.Limits.Cpu())
+		add("the pod", r.Limits.Cpu())
 	}
 	for _, c := range containers(pod) {
-		note(c.Name, c.Resources.Limits.Cpu())
+		add(c.Name, c.Resources.Limits.Cpu())
 	}
 	return limits
 }

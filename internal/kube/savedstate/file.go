@@ -19,7 +19,7 @@ import (
 // the parts.
 //
 // The first part holds the compressed records without Secrets. The second part
-// holds the Secrets, compressed and sealed with AES-256-GCM, with the header as
+// holds the Secrets, compressed and encrypted with AES-256-GCM, with the header as
 // additional data.
 const (
 	magic  = "berth cluster state\n"
@@ -75,7 +75,7 @@ func encode(s Snapshot, key []byte) ([]byte, error) {
 		if hidden, err = pack(s.Facts, secret); err != nil {
 			return nil, err
 		}
-		h.Sealed = len(hidden) + sealOverhead
+		h.Sealed = len(hidden) + encryptionOverhead
 	}
 	line, err := json.Marshal(h)
 	if err != nil {
@@ -84,11 +84,11 @@ func encode(s Snapshot, key []byte) ([]byte, error) {
 	file := append(append([]byte(magic), line...), '\n')
 	file = append(file, packed...)
 	if h.Sealed > 0 {
-		sealed, err := seal(key, hidden, line)
+		encrypted, err := encrypt(key, hidden, line)
 		if err != nil {
 			return nil, err
 		}
-		file = append(file, sealed...)
+		file = append(file, encrypted...)
 	}
 	sum := sha256.Sum256(file)
 	return append(file, sum[:]...), nil
@@ -130,7 +130,7 @@ func decode(file []byte, key []byte) (Snapshot, error) {
 		s.Missing = h.Secrets
 		return s, nil
 	}
-	hidden, err := open(key, parts[h.Plain:], line)
+	hidden, err := decrypt(key, parts[h.Plain:], line)
 	if err != nil {
 		return Snapshot{}, errForeignKey
 	}
@@ -165,10 +165,10 @@ func unpack(packed []byte) ([]Record, error) {
 	return records, err
 }
 
-// sealOverhead is the number of bytes that sealing adds: a nonce and a tag.
-const sealOverhead = 12 + 16
+// encryptionOverhead is the number of bytes that encryption adds: a nonce and a tag.
+const encryptionOverhead = 12 + 16
 
-func seal(key, data, additional []byte) ([]byte, error) {
+func encrypt(key, data, additional []byte) ([]byte, error) {
 	aead, err := newAEAD(key)
 	if err != nil {
 		return nil, err
@@ -180,15 +180,15 @@ func seal(key, data, additional []byte) ([]byte, error) {
 	return aead.Seal(nonce, nonce, data, additional), nil
 }
 
-func open(key, sealed, additional []byte) ([]byte, error) {
+func decrypt(key, encrypted, additional []byte) ([]byte, error) {
 	aead, err := newAEAD(key)
 	if err != nil {
 		return nil, err
 	}
-	if len(sealed) < aead.NonceSize() {
+	if len(encrypted) < aead.NonceSize() {
 		return nil, io.ErrUnexpectedEOF
 	}
-	return aead.Open(nil, sealed[:aead.NonceSize()], sealed[aead.NonceSize():], additional)
+	return aead.Open(nil, encrypted[:aead.NonceSize()], encrypted[aead.NonceSize():], additional)
 }
 
 func newAEAD(key []byte) (cipher.AEAD, error) {

@@ -16,7 +16,7 @@ const fileName = "cluster.state"
 // Folder is a folder that this run may write to.
 type Folder struct {
 	path string
-	// key seals Secrets. If nil, Secrets are omitted.
+	// key encrypts Secrets. If nil, Secrets are omitted.
 	key   []byte
 	claim claim
 }

@@ -73,7 +73,7 @@ func FuzzReadSample(f *testing.F) {
 	})
 }
 
-// node is a kubelet whose work takes cores processors, on a clock that only
+// fakeNode is a kubelet whose work takes cores processors, on a clock that only
 // pauses move.
 type fakeNode struct {
 	clock time.Time

@@ -63,10 +63,10 @@ func TestNodeFetchesMissingArchive(t *testing.T) {
 	if _, err := fetch(server.Source, 7, archives[0], t.TempDir()); err == nil || !strings.Contains(err.Error(), "404") {
 		t.Errorf("an archive that there is not: %v", err)
 	}
-	stranger := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	if answer, err := stranger.Get(fmt.Sprintf("https://127.0.0.1:%d/0?from=0", server.Source.Port)); err == nil {
+	unknown := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	if answer, err := unknown.Get(fmt.Sprintf("https://127.0.0.1:%d/0?from=0", server.Source.Port)); err == nil {
 		answer.Body.Close()
-		t.Errorf("a stranger gets %s", answer.Status)
+		t.Errorf("a client without a certificate gets %s", answer.Status)
 	}
 	other, err := Serve(archives, rendezvous.DefaultPorts())
 	if err != nil {

@@ -92,8 +92,8 @@ func (d Network) ReachesItself() netip.Addr {
 	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 }
 
-// Mesh is one node's configuration of the network between the nodes.
-type Mesh struct {
+// Overlay is one node's configuration of the network between the nodes.
+type Overlay struct {
 	Key     []byte
 	Carrier overlay.Carrier
 	Nodes   []overlay.Node

@@ -64,13 +64,13 @@ func TestNodesFindSuccessorOfHead(t *testing.T) {
 		peer.Drop()
 	}
 	// A process that is not part of the run has another key.
-	stranger, err := newFailover(nil)
+	foreign, err := newFailover(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	short, cancelShort := context.WithTimeout(ctx, 300*time.Millisecond)
 	defer cancelShort()
-	if peer, err := testMembers("n2", stranger).findHead(short); err == nil {
+	if peer, err := testMembers("n2", foreign).findHead(short); err == nil {
 		t.Errorf("a node with another key was taken in by %s", peer.Name())
 	}
 }

@@ -44,9 +44,9 @@ func (m *Members) Join(ctx context.Context, offer cluster.Offer, cpus int) (Welc
 	if m.sockets, err = bound.Open(cpus, head); err != nil {
 		return Welcome{}, exitcode.Wrap(exitcode.Unavailable, err)
 	}
-	offer.MeshMTU = m.data.MTU
+	offer.OverlayMTU = m.data.MTU
 	if !m.data.Address.IsValid() {
-		if offer.MeshMTU, err = overlay.MTU([]netip.Addr{head}); err != nil {
+		if offer.OverlayMTU, err = overlay.MTU([]netip.Addr{head}); err != nil {
 			return Welcome{}, exitcode.Wrap(exitcode.Unavailable, err)
 		}
 	}
@@ -54,7 +54,7 @@ func (m *Members) Join(ctx context.Context, offer cluster.Offer, cpus int) (Welc
 		Version: cluster.Version(), Offer: offer,
 		Address: m.data.Address, Ports: m.sockets.Ports,
 	})
-	m.mesh, m.failover, m.own = answer.Mesh, answer.Succession, answer.Own
+	m.overlay, m.failover, m.own = answer.Overlay, answer.Succession, answer.Own
 	return answer, exitcode.Wrap(exitcode.Unavailable, err)
 }
 

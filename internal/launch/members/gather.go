@@ -55,7 +55,7 @@ func (m *Members) Gather(ctx context.Context, cpus int) ([]cluster.Offer, error)
 	if m.sockets, err = m.data.Open(cpus, hosts...); err != nil {
 		return nil, exitcode.Wrap(exitcode.Unavailable, err)
 	}
-	offers[0].MeshMTU, err = overlay.MTU(hosts)
+	offers[0].OverlayMTU, err = overlay.MTU(hosts)
 	return offers, exitcode.Wrap(exitcode.Unavailable, err)
 }
 
@@ -245,7 +245,7 @@ func (m *Members) SendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 	}
 	// The head's pods reach each other through Services by its Switch, too.
 	switches[0] = m.sockets.Ports.SwitchesAt(m.data.ReachesItself())
-	m.mesh = hostnet.Mesh{Key: key, Carrier: m.carrier, Nodes: nodes, Switches: switches}
+	m.overlay = hostnet.Overlay{Key: key, Carrier: m.carrier, Nodes: nodes, Switches: switches}
 	for i, w := range m.others {
 		w.node = plans[i+1].Node.Name
 		own := m.data.Address
@@ -263,7 +263,7 @@ func (m *Members) SendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 		}
 		err := w.peer.Send(ctx, Welcome{
 			Version: cluster.Version(), Plan: plans[i+1], Files: keys.Nodes[i+1],
-			Mesh:     hostnet.Mesh{Key: key, Carrier: m.carrier, Nodes: theirs, Switches: theirSwitches, Self: i + 1},
+			Overlay:  hostnet.Overlay{Key: key, Carrier: m.carrier, Nodes: theirs, Switches: theirSwitches, Self: i + 1},
 			Archives: archives, Source: source,
 			Succession: m.failover, Own: mayLead,
 		})

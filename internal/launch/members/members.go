@@ -46,7 +46,7 @@ type Members struct {
 	// sockets carry packets between the nodes. They outlive the process that
 	// serves them.
 	sockets hostnet.Sockets
-	mesh    hostnet.Mesh
+	overlay hostnet.Overlay
 
 	// Only the head uses listener, others and archives.
 	listener *rendezvous.Head
@@ -110,7 +110,7 @@ type Welcome struct {
 	Version string
 	Plan    cluster.Plan
 	Files   map[string]sandbox.File
-	Mesh    hostnet.Mesh
+	Overlay hostnet.Overlay
 	// Archives are the head's archives, which Source serves.
 	Archives []archive.Archive
 	Source   archive.Source
@@ -272,12 +272,12 @@ func (m *Members) waiting(ctx context.Context) (context.Context, context.CancelF
 	return proof.WaitFor(ctx, m.wait)
 }
 
-// Mesh returns the network between the nodes, or nil on a single node.
-func (m *Members) Mesh() *hostnet.Mesh {
+// Overlay returns the network between the nodes, or nil on a single node.
+func (m *Members) Overlay() *hostnet.Overlay {
 	if !m.Several() {
 		return nil
 	}
-	return &m.mesh
+	return &m.overlay
 }
 
 // Sockets returns the sockets between the nodes. There are none on a single node.

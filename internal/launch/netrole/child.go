@@ -58,7 +58,7 @@ func runNet(notifier *notify.Notifier) error {
 	if err != nil {
 		return err
 	}
-	between, err := openMesh(given, fds, config.Log)
+	between, err := openOverlay(given, fds, config.Log)
 	if err != nil {
 		return err
 	}
@@ -92,13 +92,13 @@ func runNet(notifier *notify.Notifier) error {
 	return err
 }
 
-// openMesh prepares the network between the nodes. It returns nil on a single
+// openOverlay prepares the network between the nodes. It returns nil on a single
 // node.
-func openMesh(given config, fds linux.PassedFDs, log *slog.Logger) (*overlay.Overlay, error) {
+func openOverlay(given config, fds linux.PassedFDs, log *slog.Logger) (*overlay.Overlay, error) {
 	if given.Queues == 0 {
 		return nil, nil
 	}
-	config := overlay.Config{Key: given.Mesh.Key, Carrier: given.Mesh.Carrier, Nodes: given.Mesh.Nodes, Self: given.Mesh.Self, Log: log}
+	config := overlay.Config{Key: given.Overlay.Key, Carrier: given.Overlay.Carrier, Nodes: given.Overlay.Nodes, Self: given.Overlay.Self, Log: log}
 	for range given.Queues {
 		queue, err := fds.Take(fdQueue)
 		if err != nil {

@@ -19,7 +19,7 @@ const (
 // Names of the files that the role inherits.
 const (
 	fdTUN        = "tun"
-	fdQueue      = "queue"       // a queue of the mesh
+	fdQueue      = "queue"       // a queue of the overlay
 	fdPackets    = "packets"     // the socket of a queue
 	fdStreams    = "streams"     // the listener for streams between the nodes
 	fdPublished  = "published"   // the listener of a published port
@@ -27,7 +27,7 @@ const (
 	fdContainers = "containers"  // the listener for containers
 	fdInside     = "inside"      // to the node role, for sockets in pods
 	fdState      = "state"       // the memory that outlives a Switch
-	fdAlarm      = "alarm"       // breaks when the supervisor ends
+	fdLifeline   = "lifeline"    // breaks when the supervisor ends
 	fdServices   = "service map" // to the node role, for the service map
 )
 
@@ -40,9 +40,9 @@ type config struct {
 	MTU    int
 	// Debug is set if the user keeps the logs.
 	Debug bool
-	// Queues is the number of queues of the mesh, or 0 on a single node.
-	Queues int
-	Mesh   hostnet.Mesh
+	// Queues is the number of queues of the overlay, or 0 on a single node.
+	Queues  int
+	Overlay hostnet.Overlay
 	// Published holds the destinations of the published ports of this host.
 	Published []netip.AddrPort
 	// Switch is nil if this host has no Switch.

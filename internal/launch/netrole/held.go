@@ -24,7 +24,7 @@ type Held struct {
 	containers       *os.File
 	inside, services [2]*os.File // the net role's end, the node role's end
 	state            *os.File
-	alive, alarm     *os.File // reading and writing end of the pipe that shows that this process lives
+	alive, lifeline  *os.File // reading and writing end of the pipe that shows that this process lives
 }
 
 // switchConfig is the configuration of the Switch.
@@ -36,14 +36,14 @@ type switchConfig struct {
 }
 
 // Hold prepares a Switch. listeners accept its connections from other nodes, and
-// containers is the listener for containers. On a single node, mesh is nil and
+// containers is the listener for containers. On a single node, overlay is nil and
 // there are no listeners.
-func Hold(plan cluster.Plan, mesh *hostnet.Mesh, listeners []*os.File, containers *os.File) (*Held, error) {
+func Hold(plan cluster.Plan, overlay *hostnet.Overlay, listeners []*os.File, containers *os.File) (*Held, error) {
 	h := &Held{listeners: listeners, containers: containers}
 	var nodes [][]netip.AddrPort
-	if mesh != nil {
-		nodes = mesh.Switches
-		h.config.Self, h.config.Key = mesh.Self, mesh.Key
+	if overlay != nil {
+		nodes = overlay.Switches
+		h.config.Self, h.config.Key = overlay.Self, overlay.Key
 	} else {
 		nodes = make([][]netip.AddrPort, 1)
 		h.config.Key = make([]byte, 32)
@@ -60,9 +60,9 @@ func Hold(plan cluster.Plan, mesh *hostnet.Mesh, listeners []*os.File, container
 	var err error
 	for _, step := range []func() error{
 		func() error { h.inside[0], h.inside[1], err = linux.PacketFiles("fast-path"); return err },
-		func() error { h.services[0], h.services[1], err = linux.PacketFiles("directory"); return err },
+		func() error { h.services[0], h.services[1], err = linux.PacketFiles("service-map"); return err },
 		func() error { h.state, err = fastpath.NewState(); return err },
-		func() error { h.alive, h.alarm, err = os.Pipe(); return err },
+		func() error { h.alive, h.lifeline, err = os.Pipe(); return err },
 	} {
 		if err := step(); err != nil {
 			h.Close()
@@ -78,7 +78,7 @@ func (h *Held) addTo(fds *linux.FDTable) {
 	fds.Add(fdContainers, h.containers)
 	fds.Add(fdInside, h.inside[0])
 	fds.Add(fdState, h.state)
-	fds.Add(fdAlarm, h.alarm)
+	fds.Add(fdLifeline, h.lifeline)
 	fds.Add(fdServices, h.services[0])
 }
 
@@ -88,7 +88,7 @@ func (h *Held) ForNodeRole() []supervisor.Passed {
 	if h == nil {
 		return nil
 	}
-	return []supervisor.Passed{{Flag: "--fast-path-fd", File: h.inside[1]}, {Flag: "--directory-fd", File: h.services[1]}}
+	return []supervisor.Passed{{Flag: "--fast-path-fd", File: h.inside[1]}, {Flag: "--service-map-fd", File: h.services[1]}}
 }
 
 // release ends the processes that keep the descriptors of a Switch that died.
@@ -103,7 +103,7 @@ func (h *Held) Close() {
 	if h == nil {
 		return
 	}
-	for _, file := range []*os.File{h.inside[0], h.inside[1], h.services[0], h.services[1], h.state, h.alive, h.alarm} {
+	for _, file := range []*os.File{h.inside[0], h.inside[1], h.services[0], h.services[1], h.state, h.alive, h.lifeline} {
 		if file != nil {
 			file.Close()
 		}

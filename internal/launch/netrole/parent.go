@@ -19,9 +19,9 @@ type Parent struct {
 	Spec cluster.Spec
 	Plan cluster.Plan
 	Box  *sandbox.Sandbox
-	// Mesh and Sockets are for the network between the nodes. Mesh is nil on a
+	// Overlay and Sockets are for the network between the nodes. Overlay is nil on a
 	// single node.
-	Mesh      *hostnet.Mesh
+	Overlay   *hostnet.Overlay
 	Sockets   hostnet.Sockets
 	Published []Published
 	// Held is nil without a Switch.
@@ -36,7 +36,7 @@ func (p Parent) Role(s *supervisor.Supervisor) (*supervisor.Role, error) {
 		Cluster: p.Plan.Addresses.Ranges(),
 		MTU:     cluster.LocalMTU,
 		Debug:   p.Spec.DebugDir != "",
-		Queues:  len(p.Box.Mesh),
+		Queues:  len(p.Box.Overlay),
 	}
 	var err error
 	if config.Refuse, err = refusedByUser(p.Spec); err != nil {
@@ -44,9 +44,9 @@ func (p Parent) Role(s *supervisor.Supervisor) (*supervisor.Role, error) {
 	}
 	var fds linux.FDTable
 	fds.Add(fdTUN, p.Box.TUN)
-	if p.Mesh != nil {
-		config.Mesh = *p.Mesh
-		fds.Add(fdQueue, p.Box.Mesh...)
+	if p.Overlay != nil {
+		config.Overlay = *p.Overlay
+		fds.Add(fdQueue, p.Box.Overlay...)
 		fds.Add(fdPackets, p.Sockets.Packets...)
 		fds.Add(fdStreams, p.Sockets.Streams)
 	}

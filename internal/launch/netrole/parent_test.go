@@ -24,7 +24,7 @@ func TestSwitchTakesHeldDescriptors(t *testing.T) {
 	var fds linux.FDTable
 	held.addTo(&fds)
 	numbers := fds.Numbers(0)
-	for name, want := range map[string]int{fdListener: 2, fdContainers: 1, fdInside: 1, fdState: 1, fdAlarm: 1, fdServices: 1} {
+	for name, want := range map[string]int{fdListener: 2, fdContainers: 1, fdInside: 1, fdState: 1, fdLifeline: 1, fdServices: 1} {
 		if got := len(numbers[name]); got != want {
 			t.Errorf("%s is passed %d times, want %d", name, got, want)
 		}

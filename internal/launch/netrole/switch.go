@@ -59,7 +59,7 @@ func openSwitch(given config, fds linux.PassedFDs, reaches func(netip.Addr) bool
 	if c.State, err = fds.Take(fdState); err != nil {
 		return nil, err
 	}
-	if c.Lifeline, err = fds.Take(fdAlarm); err != nil {
+	if c.Lifeline, err = fds.Take(fdLifeline); err != nil {
 		return nil, err
 	}
 	line, err := fds.Take(fdServices)

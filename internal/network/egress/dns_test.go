@@ -34,8 +34,8 @@ func answerWith(text string, code byte) func([]byte, net.Addr) []byte {
 	}
 }
 
-// The ports of resolvers are fixed, and the lab's tests share its addresses. So
-// each server gets its own loopback address.
+// resolvConf makes egress use the servers. The port of a resolver is fixed, so each
+// server gets its own loopback address.
 func resolvConf(t *testing.T, servers ...string) func(*Config) {
 	path := filepath.Join(t.TempDir(), "resolv.conf")
 	writeResolvConf(t, path, servers...)

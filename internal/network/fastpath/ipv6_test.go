@@ -212,7 +212,7 @@ func options6(args []string) error {
 	return exchange(fd, -1, false)
 }
 
-// sixonly ADDRESS: connects a socket that accepts only IPv6.
+// ipv6Only connects a socket that accepts only IPv6, for the command sixonly ADDRESS.
 func ipv6Only(args []string) error {
 	fd, err := newSocket(unix.AF_INET6, 0)
 	if err != nil {

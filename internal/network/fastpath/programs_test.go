@@ -350,7 +350,7 @@ func exchange(fd, epoll int, edge bool) error {
 	return unix.Close(fd)
 }
 
-// goserve PORT N and goask ADDRESS N are Go's own network package.
+// goServe serves N connections with Go's package net, for the command goserve PORT N.
 func goServe(args []string) error {
 	n, err := strconv.Atoi(args[1])
 	if err != nil {

@@ -177,8 +177,8 @@ func ownAddress() (netip.Addr, error) {
 	return netip.Addr{}, errors.New("no address")
 }
 
-// whois ADDRESS N [duplicate] [nonblock] [v6]: connects, and prints all that
-// answer. With a duplicate of its descriptor a socket stays on the overlay.
+// whoIs connects, and prints the name of each server that answers, for the command
+// whois ADDRESS N [duplicate] [nonblock] [v6]. With a duplicate of its descriptor a socket stays on the overlay.
 func whoIs(args []string) error {
 	n, err := strconv.Atoi(args[1])
 	if err != nil {

@@ -126,7 +126,8 @@ func (o out) unwritten() error {
 	return nil
 }
 
-// namesinrain ADDRESS N restart|end: asks for the name of its peer N times.
+// namesInRain asks for the name of its peer N times, for the command namesinrain
+// ADDRESS N restart|end.
 func namesInRain(args []string) error {
 	fd, err1 := switchedSocket(args[0])
 	n, err2 := strconv.Atoi(args[1])
@@ -147,7 +148,8 @@ func namesInRain(args []string) error {
 	return unix.Close(fd)
 }
 
-// acceptinrain PORT N restart|end: echoes N connections one after the other.
+// acceptInRain echoes N connections one after the other, for the command acceptinrain
+// PORT N restart|end.
 func acceptInRain(args []string) error {
 	listener, err1 := listenAt(args[0])
 	n, err2 := strconv.Atoi(args[1])
@@ -243,7 +245,8 @@ func signalled(args []string) error {
 	}
 }
 
-// connectinrain ADDRESS restart|end: connects while signals come.
+// connectInRain connects while signals arrive, for the command connectinrain ADDRESS
+// restart|end.
 func connectInRain(args []string) error {
 	fd, err1 := newSocket(familyOf(args[0]), 0)
 	_, err2 := rain(args[1])

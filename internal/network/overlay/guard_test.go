@@ -175,8 +175,8 @@ func TestDatagramsFromOthersAreDropped(t *testing.T) {
 	if received := counters().ReceivedPackets; received != before.ReceivedPackets {
 		t.Errorf("%d packets were delivered that should not be", received-before.ReceivedPackets)
 	}
-	if strangers := delivered.sources(t); len(strangers) > 0 {
-		t.Errorf("packets were delivered from %v", strangers)
+	if others := delivered.sources(t); len(others) > 0 {
+		t.Errorf("packets were delivered from %v", others)
 	}
 	// Control: the same datagram from the right address, once.
 	receive := func() {

@@ -147,7 +147,7 @@ type waiter struct {
 	timeout unix.Timespec
 }
 
-// A waiting thread keeps its P for at most briefly, and then releases it before
+// briefly bounds how long a waiting thread keeps its P. It then releases the P before
 // the scheduler preempts it.
 const briefly = time.Millisecond
 

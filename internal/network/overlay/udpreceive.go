@@ -84,9 +84,9 @@ func (q *queue) receive() error {
 	into.table, into.single = q.table, q.single
 	waiter := newWaiter(q.socket, q.end, unix.POLLIN)
 	batch := receiveBatch
-	drained := false
+	empty := false
 	for !q.ended() {
-		if drained {
+		if empty {
 			if more, err := waiter.wait(-1); err != nil || !more {
 				return err
 			}
@@ -98,14 +98,14 @@ func (q *queue) receive() error {
 		n, err := linux.ReceiveMessages(q.socket, r.messages[:batch])
 		switch {
 		case errors.Is(err, unix.EAGAIN):
-			drained = true
+			empty = true
 			continue
 		case errors.Is(err, unix.EINTR) || isRemoteError(err):
 			continue
 		case err != nil:
 			return fmt.Errorf("receive from other nodes: %w", err)
 		}
-		drained = n < batch
+		empty = n < batch
 		if err := r.unpack(n, into); err != nil {
 			return err
 		}

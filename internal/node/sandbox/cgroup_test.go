@@ -78,13 +78,13 @@ func TestForeignProcessIsNotMoved(t *testing.T) {
 // a shell, while two runs use the group.
 func TestTwoRunsHaveSeparateCgroups(t *testing.T) {
 	delegated := testutil.ControlGroup(t)
-	stranger := startIn(t, delegated)
+	unrelated := startIn(t, delegated)
 
 	one, err := MakeCgroup(delegated, "one")
 	if err != nil {
 		t.Fatal(err)
 	}
-	expectGroup(t, stranger, filepath.Join(delegated, hostGroup))
+	expectGroup(t, unrelated, filepath.Join(delegated, hostGroup))
 	// The unrelated process, which was moved, starts the second run.
 	two, err := MakeCgroup(filepath.Join(delegated, hostGroup), "two")
 	if err != nil {
@@ -111,13 +111,13 @@ func TestTwoRunsHaveSeparateCgroups(t *testing.T) {
 		t.Error("what was in the group of the run has outlived it")
 	}
 	expectGone(t, one.Path)
-	expectGroup(t, stranger, filepath.Join(delegated, hostGroup))
+	expectGroup(t, unrelated, filepath.Join(delegated, hostGroup))
 	if err := errors.Join(two.Close(), two.Close()); err != nil {
 		t.Error(err)
 	}
 	expectGone(t, two.Path)
 	expectGone(t, filepath.Join(delegated, hostGroup))
-	expectGroup(t, stranger, delegated)
+	expectGroup(t, unrelated, delegated)
 	expectGroup(t, janitor, delegated)
 }
 

@@ -74,15 +74,15 @@ type Network struct {
 	// Sources are the source addresses of the node's own packets, one per IP
 	// family.
 	Sources []netip.Addr
-	// Mesh is the device towards the other nodes; nil on a single node.
-	Mesh *Mesh
+	// Overlay is the device towards the other nodes; nil on a single node.
+	Overlay *Overlay
 	// Listen is the address of the API server's listener.
 	Listen netip.AddrPort
 }
 
-// Mesh is a TUN device with one queue for each thread that will serve it. Packets
+// Overlay is a TUN device with one queue for each thread that will serve it. Packets
 // to Routes leave through it.
-type Mesh struct {
+type Overlay struct {
 	Link   string
 	Queues int
 	MTU    int

@@ -80,7 +80,7 @@ func setUp(config Config, control *net.UnixConn, outside int) error {
 	if err != nil {
 		return err
 	}
-	files := append([]*os.File{listenerFile}, open.mesh...)
+	files := append([]*os.File{listenerFile}, open.overlay...)
 	if config.Socket != "" {
 		socket, err := listenAt(config.Socket)
 		if err != nil {
@@ -91,7 +91,7 @@ func setUp(config Config, control *net.UnixConn, outside int) error {
 	if open.egress != nil {
 		files = append(files, open.egress)
 	}
-	err = linux.SendPacket(control, Event{Kind: Ready, PID: outside, Queues: len(open.mesh), Socket: config.Socket != ""}, files...)
+	err = linux.SendPacket(control, Event{Kind: Ready, PID: outside, Queues: len(open.overlay), Socket: config.Socket != ""}, files...)
 	for _, file := range files {
 		file.Close()
 	}

@@ -16,8 +16,8 @@ import (
 
 // devices are the files through which packets leave the sandbox.
 type devices struct {
-	egress *os.File
-	mesh   []*os.File
+	egress  *os.File
+	overlay []*os.File
 }
 
 // setUpNetwork makes the node's interfaces. Without /dev/net/tun there is no
@@ -27,10 +27,10 @@ func setUpNetwork(network Network) (d devices, err error) {
 	if err := setUpNode(network); err != nil {
 		return devices{}, err
 	}
-	if d.egress, err = setUpEgress(network); err != nil || network.Mesh == nil {
+	if d.egress, err = setUpEgress(network); err != nil || network.Overlay == nil {
 		return d, err
 	}
-	d.mesh, err = setUpMesh(network)
+	d.overlay, err = setUpOverlay(network)
 	return d, err
 }
 
@@ -82,23 +82,23 @@ func setUpEgress(network Network) (*os.File, error) {
 	return tun, addRoutes(link, routes, network.Sources)
 }
 
-func setUpMesh(network Network) ([]*os.File, error) {
-	mesh := network.Mesh
-	queues, err := linux.OpenTUNQueues(mesh.Link, mesh.Queues)
+func setUpOverlay(network Network) ([]*os.File, error) {
+	overlay := network.Overlay
+	queues, err := linux.OpenTUNQueues(overlay.Link, overlay.Queues)
 	if err != nil {
 		return nil, fmt.Errorf("make the network between the nodes: %w", err)
 	}
-	link, err := netlink.LinkByName(mesh.Link)
+	link, err := netlink.LinkByName(overlay.Link)
 	if err != nil {
-		return nil, fmt.Errorf("find %s: %w", mesh.Link, err)
+		return nil, fmt.Errorf("find %s: %w", overlay.Link, err)
 	}
-	if err := netlink.LinkSetMTU(link, mesh.MTU); err != nil {
-		return nil, fmt.Errorf("set MTU %d of %s: %w", mesh.MTU, mesh.Link, err)
+	if err := netlink.LinkSetMTU(link, overlay.MTU); err != nil {
+		return nil, fmt.Errorf("set MTU %d of %s: %w", overlay.MTU, overlay.Link, err)
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
-		return nil, fmt.Errorf("set %s up: %w", mesh.Link, err)
+		return nil, fmt.Errorf("set %s up: %w", overlay.Link, err)
 	}
-	return queues, addRoutes(link, mesh.Routes, network.Sources)
+	return queues, addRoutes(link, overlay.Routes, network.Sources)
 }
 
 // addRoutes adds routes over a link, without a gateway, with the source address

@@ -24,7 +24,7 @@ type Event struct {
 	// PID is the command's process id inside for Started, and init's process id
 	// outside for Ready.
 	PID int
-	// Queues is the number of mesh queues among the files sent with Ready. Socket
+	// Queues is the number of overlay queues among the files sent with Ready. Socket
 	// is true if the file after them is the listener at Config.Socket.
 	Queues int
 	Socket bool
@@ -40,7 +40,7 @@ type EventKind string
 // The kinds of events.
 const (
 	// Ready: the namespaces are set up. The event carries these files: the API
-	// listener, the queues of the mesh, the listener at Config.Socket if one is
+	// listener, the queues of the overlay, the listener at Config.Socket if one is
 	// configured, and the egress device if it could be opened.
 	Ready EventKind = "ready"
 	// Failed: the setup, or the start of the named command, failed.

@@ -21,8 +21,8 @@ type Sandbox struct {
 	Listener *os.File
 	// TUN is the egress device; nil where the host offers no /dev/net/tun.
 	TUN *os.File
-	// Mesh holds the queues of the device towards the other nodes.
-	Mesh []*os.File
+	// Overlay holds the queues of the device towards the other nodes.
+	Overlay []*os.File
 	// Socket is the listener at Config.Socket; nil if none is configured.
 	Socket *os.File
 
@@ -75,7 +75,7 @@ func Start(ctx context.Context, config Config, lock *os.File) (*Sandbox, error) 
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	s.Listener, s.Mesh = files[0], files[1:1+event.Queues]
+	s.Listener, s.Overlay = files[0], files[1:1+event.Queues]
 	rest := files[1+event.Queues:]
 	if event.Socket {
 		s.Socket, rest = rest[0], rest[1:]
@@ -226,7 +226,7 @@ func (s *Sandbox) Close() error {
 		if s.Listener != nil {
 			s.Listener.Close()
 		}
-		for _, queue := range s.Mesh {
+		for _, queue := range s.Overlay {
 			queue.Close()
 		}
 		if s.Socket != nil {

@@ -170,8 +170,8 @@ type Policy struct {
 	Daemons []string `yaml:"daemons"`
 }
 
-// A pod needs some connections for srun, names and its slurmstepd. No host tracks
-// more than mostFlows.
+// leastFlows allows the connections that a pod needs for srun, names and its
+// slurmstepd. No host tracks more than mostFlows.
 const leastFlows, mostFlows = 256, 1 << 24
 
 // Gateways are hosts that forward between pods and networks outside.
@@ -562,7 +562,7 @@ func (c Config) checkCNI() []error {
 	return problems
 }
 
-// A group's name must differ from the number of any user.
+// groupPattern matches names of groups, which must differ from the number of any user.
 var groupPattern = regexp.MustCompile(`^[a-z][-_a-z0-9]{0,31}$`)
 
 func (c Config) checkGroups() []error {

@@ -22,9 +22,9 @@ const pluginName = "names"
 // ttl of answers, in seconds: a job's names disappear with the job.
 const ttl = 5
 
-// drain bounds the time for pending queries after this server's life has ended.
+// queryTimeout bounds the time for pending queries after this server's life has ended.
 // CoreDNS itself gives up on servers that it forwards to.
-const drain = 5 * time.Second
+const queryTimeout = 5 * time.Second
 
 // names answers for the pods of the site network.
 type names struct {
@@ -78,14 +78,14 @@ type life struct {
 	inHand atomic.Int64
 }
 
-// over returns when the file is removed and no query is pending, or after drain.
+// over returns when the file is removed and no query is pending, or after queryTimeout.
 func (l *life) over() {
 	for range time.Tick(time.Second / 2) {
 		if _, err := os.Stat(l.path); errors.Is(err, os.ErrNotExist) {
 			break
 		}
 	}
-	for deadline := time.Now().Add(drain); l.inHand.Load() > 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(queryTimeout); l.inHand.Load() > 0 && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}
 }

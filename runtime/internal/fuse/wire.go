@@ -9,8 +9,8 @@ import (
 	"berth.dev/berth/runtime/internal/tree"
 )
 
-// The protocol: include/uapi/linux/fuse.h. It uses the machine's byte order, which
-// is little-endian on both supported architectures.
+// order is the byte order of the protocol (include/uapi/linux/fuse.h): the machine's,
+// which is little-endian on both supported architectures.
 var order = binary.LittleEndian
 
 // The requests that the server answers.

@@ -458,10 +458,10 @@ func damage(t *testing.T, s *Store, dgst digest.Digest) {
 // malformed requests are refused.
 func TestRefused(t *testing.T) {
 	nodes := start(t, 2)
-	stranger := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	unknown := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	_, desc := newLayer(10)
-	if answer, err := stranger.Get("https://" + nodes[0].group.nodes[0] + "/layer/" + desc.Digest.String() + "?from=0"); err == nil {
-		t.Errorf("a stranger is answered: %s", answer.Status)
+	if answer, err := unknown.Get("https://" + nodes[0].group.nodes[0] + "/layer/" + desc.Digest.String() + "?from=0"); err == nil {
+		t.Errorf("a client without a certificate is answered: %s", answer.Status)
 	}
 	for path, want := range map[string]string{
 		"/layer/" + desc.Digest.String() + "?from=0":             "404",

@@ -109,8 +109,8 @@ func (s *Service) startedAs(pid int) (string, *container) {
 	return "", nil
 }
 
-// The file in the shim's bundle with the mount namespaces of a pod's live
-// containers. With it the cleanup after a killed shim finds the processes:
+// namespacesFile is a file in the shim's bundle with the mount namespaces of a pod's
+// live containers. With it the cleanup after a killed shim finds the processes:
 // containerd then names only the first container. Ended containers are left out,
 // because the kernel reuses the number of a namespace.
 const namespacesFile = "mount-namespaces"
