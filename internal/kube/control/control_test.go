@@ -60,6 +60,7 @@ func TestControlPlane(t *testing.T) {
 		{"load balancers", testLoadBalancers},
 		{"controllers", testControllers},
 		{"default tolerations", testTolerations},
+		{"taints of ready nodes", testStaleTaints},
 		{"seed", testSeed},
 	} {
 		t.Run(sub.name, func(t *testing.T) { sub.test(t, c) })

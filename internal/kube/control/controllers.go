@@ -77,6 +77,7 @@ func parseManagerOptions(ctx context.Context, plan cluster.Plan, serving <-chan 
 	if err != nil {
 		return nil, fmt.Errorf("configure kube-controller-manager: %w", err)
 	}
+	config.Kubeconfig.Wrap(func(next http.RoundTripper) http.RoundTripper { return staleTaints{next} })
 	if serving != nil {
 		config.Kubeconfig.Wrap(func(next http.RoundTripper) http.RoundTripper {
 			return healthyWhenServing{next, serving}

@@ -65,7 +65,8 @@ func NewReporter(client dynamic.Interface) *Reporter {
 // AwaitAll returns when count nodes accept pods. A node that is ready keeps the
 // not-ready taint for another tenth of a second. Until then, pods that should
 // spread would all go to other nodes, and a DaemonSet would look complete without
-// a pod on this node.
+// a pod on this node. The taint does not come back while the node is ready
+// (staleTaints in package control).
 func (r *Reporter) AwaitAll(ctx context.Context, count int) error {
 	tick := time.NewTicker(betweenLooks)
 	defer tick.Stop()
