@@ -148,7 +148,7 @@ func For(ctx context.Context, self string, l plan.Link, device string, pids, arg
 		hosts = []Host{{}}
 	}
 	defer func() { err = errors.Join(err, g.end()) }()
-	if err := Up(ctx, l, device, hosts, g.record, warn); err != nil {
+	if err := up(ctx, l, device, hosts, g.record, warn); err != nil {
 		return 0, err
 	}
 	held, err := holdAwake(l, wakeFile)

@@ -245,10 +245,10 @@ func (h Host) lacks(device string) []string {
 	return h.command(`ip -o link show >/dev/null && ! ip -o link show dev "$1" >/dev/null 2>&1`, device)
 }
 
-// Up sets up a link on hosts. Before each change, record receives its Undo. A
+// up sets up a link on hosts. Before each change, record receives its Undo. A
 // setting that cannot be made is reported and is no error: records hold the
 // settings in effect.
-func Up(ctx context.Context, l plan.Link, device string, hosts []Host, record func(Undo) error, warn func(string)) error {
+func up(ctx context.Context, l plan.Link, device string, hosts []Host, record func(Undo) error, warn func(string)) error {
 	all, err := settings(l, device)
 	if err != nil {
 		return err

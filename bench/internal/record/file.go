@@ -72,7 +72,7 @@ func (w *Writer) finishLastLine() error {
 
 // Add writes a line, and returns once it is on disk.
 func (w *Writer) Add(line Line) error {
-	line.Schema, line.Time = Schema, time.Now().UTC()
+	line.Schema, line.Time = schema, time.Now().UTC()
 	encoded, err := json.Marshal(line)
 	if err == nil {
 		_, err = w.file.Write(append(encoded, '\n'))
@@ -120,7 +120,7 @@ func ReadFile(path string) ([]Line, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read records (%s): %w", path, err)
 	}
-	lines, err := Read(from)
+	lines, err := read(from)
 	switch {
 	case err != nil && strings.HasSuffix(unpackedName(path), older):
 		return nil, fmt.Errorf("read records (%s): the records are older than 'berth bench' (%s), which makes no report of them: %w", path, older, err)
@@ -130,9 +130,9 @@ func ReadFile(path string) ([]Line, error) {
 	return lines, nil
 }
 
-// Read reads records. For a line that a crash cut off it returns only the number. The
+// read reads records. For a line that a crash cut off it returns only the number. The
 // next line begins a session that repeats the trial.
-func Read(from io.Reader) ([]Line, error) {
+func read(from io.Reader) ([]Line, error) {
 	var lines []Line
 	reader := bufio.NewReader(from)
 	for n := 1; ; n++ {
@@ -147,8 +147,8 @@ func Read(from io.Reader) ([]Line, error) {
 			case line.Schema == firstSchema:
 				line.renameSystems()
 				lines = append(lines, line)
-			case line.Schema != Schema:
-				return nil, fmt.Errorf("line %d has version %d of the form, this program reads %d", n, line.Schema, Schema)
+			case line.Schema != schema:
+				return nil, fmt.Errorf("line %d has version %d of the form, this program reads %d", n, line.Schema, schema)
 			default:
 				lines = append(lines, line)
 			}

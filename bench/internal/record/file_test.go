@@ -56,7 +56,7 @@ func TestPackedFilesAreOnlyRead(t *testing.T) {
 func testPacked(t *testing.T, name string, content *bytes.Buffer, z io.WriteCloser) {
 	path := filepath.Join(t.TempDir(), name)
 	line := trial(7)
-	line.Schema = Schema
+	line.Schema = schema
 	err := json.NewEncoder(z).Encode(line)
 	if err == nil {
 		err = z.Close()
@@ -109,7 +109,7 @@ func TestReadRefuses(t *testing.T) {
 		"{\"schema\":9}\n":                   "version 9",
 		"{\"schema\":1, \"trial\": \"x\"}\n": "line 1",
 	} {
-		if _, err := Read(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := read(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -147,7 +147,7 @@ func TestOlderForm(t *testing.T) {
 
 // TestFirstSchema: systems in records of the first schema get their current names.
 func TestFirstSchema(t *testing.T) {
-	lines, err := Read(strings.NewReader(`{"schema":1,"session":{"name":"x","reference":"bare"}}
+	lines, err := read(strings.NewReader(`{"schema":1,"session":{"name":"x","reference":"bare"}}
 {"schema":1,"trial":{"system":"berth"}}
 {"schema":1,"trial":{"system":"berth-fast"}}
 {"schema":1,"unmeasured":{"system":"berth-host"}}

@@ -10,23 +10,23 @@ import (
 // firmware and kernel keep different amounts.
 const memoryApart = 0.02
 
-// Alike reports whether two machines are of one kind as far as it affects
+// alike reports whether two machines are of one kind as far as it affects
 // figures: processors, memory and kernel. Names and boots do not count.
-func (m Machine) Alike(other Machine) bool {
+func (m Machine) alike(other Machine) bool {
 	apart := max(m.Memory-other.Memory, other.Memory-m.Memory)
 	return m.CPU == other.CPU && m.CPUs == other.CPUs && m.Kernel == other.Kernel &&
 		float64(apart) <= memoryApart*float64(max(m.Memory, other.Memory))
 }
 
-// Kind describes the machine's kind.
-func (m Machine) Kind() string {
+// kind describes the machine's kind.
+func (m Machine) kind() string {
 	return fmt.Sprintf("%d × %s, %.1f GB, %s", m.CPUs, m.CPU, float64(m.Memory)/1e9, m.Kernel)
 }
 
 // SameMachines reports whether two sets of machines have the same kinds.
 func SameMachines(a, b []Machine) bool {
 	within := func(some, all []Machine) bool {
-		return !slices.ContainsFunc(some, func(m Machine) bool { return !slices.ContainsFunc(all, m.Alike) })
+		return !slices.ContainsFunc(some, func(m Machine) bool { return !slices.ContainsFunc(all, m.alike) })
 	}
 	return within(a, b) && within(b, a)
 }
@@ -35,8 +35,8 @@ func SameMachines(a, b []Machine) bool {
 func Kinds(machines []Machine) string {
 	var kinds []string
 	for _, m := range machines {
-		if !slices.Contains(kinds, m.Kind()) {
-			kinds = append(kinds, m.Kind())
+		if !slices.Contains(kinds, m.kind()) {
+			kinds = append(kinds, m.kind())
 		}
 	}
 	return strings.Join(kinds, " and ")

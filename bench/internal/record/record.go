@@ -4,9 +4,9 @@ package record
 
 import "time"
 
-// Schema is the version of the format. Readers also accept version 1, and give its
+// schema is the version of the format. Readers also accept version 1, and give its
 // systems their current names.
-const Schema = 2
+const schema = 2
 
 // Line is one line of a file: a session, or a result in it.
 type Line struct {

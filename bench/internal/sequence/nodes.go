@@ -18,8 +18,8 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// FirstHost is the name of the figure for the cost of nodes to the first host.
-const FirstHost = "first host's CPU time to there"
+// firstHost is the name of the figure for the cost of nodes to the first host.
+const firstHost = "first host's CPU time to there"
 
 // UsageBefore is the variable with deliver.Usage from before the start of the
 // cluster, so that only later usage of the user's shells and daemons counts.
@@ -58,7 +58,7 @@ func nodes(ctx context.Context, s Spec) (Result, error) {
 	if err != nil {
 		return Result{}, fmt.Errorf("%w: %s", err, strings.TrimSpace(said.String()))
 	}
-	return Result{At: at.UnixNano(), Values: []record.Value{{Name: FirstHost, Unit: "s", Better: "lower", Value: spent - before}}}, wrong
+	return Result{At: at.UnixNano(), Values: []record.Value{{Name: firstHost, Unit: "s", Better: "lower", Value: spent - before}}}, wrong
 }
 
 // awaitNodes reads lines of nodes, with their readiness and taints, until so many take

@@ -23,8 +23,8 @@ var settings = []string{ //nolint:gochecknoglobals // a constant
 	"/sys/devices/system/cpu/smt/active",
 }
 
-// Inspect describes this machine. It omits what it cannot read.
-func Inspect() record.Machine {
+// inspect describes this machine. It omits what it cannot read.
+func inspect() record.Machine {
 	m := record.Machine{Load: load(), Settings: map[string]string{}}
 	if m.Name = os.Getenv("SLURMD_NODENAME"); m.Name == "" {
 		m.Name, _ = os.Hostname()

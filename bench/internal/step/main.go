@@ -20,7 +20,7 @@ const (
 	MachineArg  = "machine"
 	UnpackArg   = "unpack"
 	RemoveArg   = "remove"
-	WindowArg   = "window"
+	windowArg   = "window"
 	DeliverArg  = "deliver"
 	UsageArg    = "usage"
 	SequenceArg = "sequence"
@@ -35,10 +35,10 @@ func Main(args []string) (code int, is bool) {
 	switch args[0] {
 	case Arg:
 		code, err = run(args[1:])
-	case WindowArg:
+	case windowArg:
 		code, err = window.Run(args[1:])
 	case MachineArg:
-		err = json.NewEncoder(os.Stdout).Encode(Inspect())
+		err = json.NewEncoder(os.Stdout).Encode(inspect())
 	case UnpackArg:
 		_, err = tools.Unpack(args[1])
 	case RemoveArg:

@@ -46,7 +46,7 @@ func Run(archive string, through, args []string, noted bool) (int, error) {
 		if err != nil {
 			return 0, fmt.Errorf("find this program: %w", err)
 		}
-		args = append([]string{self, WindowArg}, args...)
+		args = append([]string{self, windowArg}, args...)
 	}
 	args = append(slices.Clone(through), args...)
 	path, err := exec.LookPath(args[0])

@@ -32,7 +32,7 @@ func TestAwaitListening(t *testing.T) {
 }
 
 func TestInspect(t *testing.T) {
-	m := Inspect()
+	m := inspect()
 	if m.Boot == "" {
 		t.Error("it does not tell which kernel it is")
 	}

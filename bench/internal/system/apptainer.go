@@ -70,10 +70,10 @@ func execScript(options ...string) string {
 }
 
 func (a *apptainer) Check(ctx context.Context) (map[string]string, error) {
-	if _, err := a.place.Ask(ctx, "sh", "-c", `command -v "$0"`, a.program); err != nil {
+	if _, err := a.place.ask(ctx, "sh", "-c", `command -v "$0"`, a.program); err != nil {
 		return nil, fmt.Errorf("%s is missing: Debian 12 and 13 have no package apptainer: test/bench/apptainer FOLDER fetches that of a newer release into a folder", a.program)
 	}
-	version, err := a.place.Ask(ctx, a.script("", lookScript)...)
+	version, err := a.place.ask(ctx, a.script("", lookScript)...)
 	if err != nil {
 		return nil, err
 	}
@@ -83,10 +83,10 @@ func (a *apptainer) Check(ctx context.Context) (map[string]string, error) {
 // Prepare makes the file and tries it. If Apptainer cannot mount it, programs
 // are unsupported, and image cases continue.
 func (a *apptainer) Prepare(ctx context.Context) error {
-	if _, err := a.place.Ask(ctx, a.script("", buildScript, a.place.Archive, sif)...); err != nil {
+	if _, err := a.place.ask(ctx, a.script("", buildScript, a.place.Archive, sif)...); err != nil {
 		return err
 	}
-	said, err := a.place.Ask(ctx, a.script("", triedScript)...)
+	said, err := a.place.ask(ctx, a.script("", triedScript)...)
 	if strings.Contains(said, unpacking) {
 		a.unpacks = "Apptainer cannot mount a SIF file here, and would unpack it for each start: apt-get install squashfuse; /dev/fuse has to be there"
 	}
@@ -94,7 +94,7 @@ func (a *apptainer) Prepare(ctx context.Context) error {
 }
 
 func (a *apptainer) Close(ctx context.Context) error {
-	_, err := a.place.Ask(ctx, a.script("", removeScript)...)
+	_, err := a.place.ask(ctx, a.script("", removeScript)...)
 	if a.shared != "" {
 		err = errors.Join(err, os.RemoveAll(a.shared))
 		a.shared = ""
@@ -136,7 +136,7 @@ func (a *apptainer) Run(ctx context.Context, task Task) (Output, error) {
 			if task.Window {
 				args = window.Shell(args)
 			}
-			return noted(a.place.Run(ctx, a.place.measured(a.place.host(0), a.script("", execScript(options...), args...)), ""))
+			return noted(a.place.run(ctx, a.place.measured(a.place.host(0), a.script("", execScript(options...), args...)), ""))
 		})
 	})
 }
@@ -174,7 +174,7 @@ func (a *apptainer) share(ctx context.Context) error {
 		return fmt.Errorf("make a folder that all hosts see: %w; --shared names one", err)
 	}
 	// It is built on the host, as the folder may be on a network file system.
-	if _, err = a.place.Ask(ctx, a.script("", buildScript+`mv "$home/$2" "$3/`+sif+`"`, a.place.MPIArchive, "mpi.sif", folder)...); err != nil {
+	if _, err = a.place.ask(ctx, a.script("", buildScript+`mv "$home/$2" "$3/`+sif+`"`, a.place.MPIArchive, "mpi.sif", folder)...); err != nil {
 		return errors.Join(err, os.RemoveAll(folder))
 	}
 	a.shared = folder

@@ -97,11 +97,11 @@ func (a *attachment) Run(ctx context.Context, task Task) (Output, error) {
 	case task.Server == nil || task.Server.At != InPod:
 		return Output{}, &Unsupported{"it connects its pods: measure with the server in a pod"}
 	}
-	stop, err := a.place.Start(ctx, a.place.step(a.place.lastHost(), append(a.server.enter(), a.place.served(*task.Server)...)))
+	stop, err := a.place.start(ctx, a.place.step(a.place.lastHost(), append(a.server.enter(), a.place.served(*task.Server)...)))
 	if err != nil {
 		return Output{}, err
 	}
 	defer stop()
 	args := replace(task.Args, ServerHere, a.server.address)
-	return noted(a.place.Run(ctx, a.place.measuredThrough(a.place.host(0), a.place.Archive, a.client.enter(), args, task.Window), ""))
+	return noted(a.place.run(ctx, a.place.measuredThrough(a.place.host(0), a.place.Archive, a.client.enter(), args, task.Window), ""))
 }

@@ -23,10 +23,10 @@ func (b *bare) Check(ctx context.Context) (map[string]string, error) {
 	if own, err := (&berth{place: b.place, name: ownBerth, program: b.place.Berth}).Check(ctx); err == nil {
 		versions[ownBerth] = own["berth"] + ", " + own[programsOf+ownBerth]
 	}
-	if !b.place.InSlurm() {
+	if !b.place.inSlurm() {
 		return versions, nil
 	}
-	version, err := b.place.Ask(ctx, "srun", "--version")
+	version, err := b.place.ask(ctx, "srun", "--version")
 	versions["slurm"] = strings.TrimPrefix(version, "slurm ")
 	return versions, err
 }
@@ -52,7 +52,7 @@ func (b *bare) Run(ctx context.Context, task Task) (Output, error) {
 		// Whichever storage containers have, it is compared with a folder of the host.
 		return b.place.withFolder(ctx, task.Folder != NoFolder, func(folder string) (Output, error) {
 			argv := b.place.measuredThrough(b.place.host(0), b.place.Archive, nil, replace(args, FolderHere, folder), task.Window)
-			return noted(b.place.Run(ctx, argv, ""))
+			return noted(b.place.run(ctx, argv, ""))
 		})
 	})
 }
@@ -72,7 +72,7 @@ func (p Place) withServer(ctx context.Context, task Task, run func(args []string
 	if err != nil {
 		return Output{}, err
 	}
-	stop, err := p.Start(ctx, p.step(p.lastHost(), p.served(*task.Server)))
+	stop, err := p.start(ctx, p.step(p.lastHost(), p.served(*task.Server)))
 	if err != nil {
 		return Output{}, err
 	}
@@ -112,7 +112,7 @@ func (p Place) withServers(ctx context.Context, tasks []Task, run func(tasks []T
 // lastHost returns the host for servers: the second, if there is one and no
 // other is wanted.
 func (p Place) lastHost() []string {
-	if !p.InSlurm() {
+	if !p.inSlurm() {
 		return nil
 	}
 	if p.SameHost {
@@ -124,7 +124,7 @@ func (p Place) lastHost() []string {
 // serverAddress returns the last host's address for clients. Host names are
 // unknown in some containers.
 func (p Place) serverAddress(ctx context.Context) (string, error) {
-	if !p.InSlurm() {
+	if !p.inSlurm() {
 		return ownAddress()
 	}
 	host := p.lastHost()[0]
@@ -156,12 +156,12 @@ func (p Place) withFolder(ctx context.Context, wanted bool, run func(folder stri
 	if !wanted {
 		return run("")
 	}
-	made, err := p.Ask(ctx, "mktemp", "-d", "-t", "berth-bench-XXXXXX")
+	made, err := p.ask(ctx, "mktemp", "-d", "-t", "berth-bench-XXXXXX")
 	if err != nil {
 		return Output{}, fmt.Errorf("make a folder for the measurement: %w", err)
 	}
 	out, err := run(made)
-	if _, wrong := p.Ask(context.WithoutCancel(ctx), "rm", "-rf", made); wrong != nil && err == nil {
+	if _, wrong := p.ask(context.WithoutCancel(ctx), "rm", "-rf", made); wrong != nil && err == nil {
 		err = fmt.Errorf("remove the folder of the measurement: %w", wrong)
 	}
 	return out, err
@@ -179,8 +179,8 @@ func replace(args []string, what, by string) []string {
 func (p Place) found(ctx context.Context, programs map[string]string) error {
 	var missing []string
 	for program, from := range programs {
-		if p.InSlurm() {
-			if _, err := p.Ask(ctx, "sh", "-c", `command -v "$0"`, program); err == nil {
+		if p.inSlurm() {
+			if _, err := p.ask(ctx, "sh", "-c", `command -v "$0"`, program); err == nil {
 				continue
 			}
 		} else if _, err := exec.LookPath(program); err == nil {

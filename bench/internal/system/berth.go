@@ -49,7 +49,7 @@ func (b *berth) Check(ctx context.Context) (map[string]string, error) {
 	libexec := filepath.Join(filepath.Dir(filepath.Dir(program)), "libexec", "berth")
 	versions := map[string]string{}
 	for _, argv := range [][]string{{program, "version"}, {filepath.Join(libexec, "containerd"), "--version"}} {
-		said, err := b.place.Ask(ctx, argv...)
+		said, err := b.place.ask(ctx, argv...)
 		if err != nil {
 			return nil, err
 		}
@@ -279,7 +279,7 @@ func (b *berth) start(ctx context.Context, hosts []string, tasks []Task, folder 
 	}
 	place := b.place
 	place.Timeout *= time.Duration(len(tasks) + 1) // each has its own limit
-	out, err := place.Run(ctx, place.measured(hosts, append([]string{b.program}, options...)), text)
+	out, err := place.run(ctx, place.measured(hosts, append([]string{b.program}, options...)), text)
 	out.Stdout = ofMain(out.Stdout)
 	return out, err
 }

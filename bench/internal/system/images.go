@@ -29,7 +29,7 @@ type delivery struct {
 
 // deliver calls run with a new registry and folder.
 func (p Place) deliver(ctx context.Context, images Images, run func(*delivery) (Output, error)) (out Output, err error) {
-	if p.InSlurm() && len(p.Hosts) < images.Nodes {
+	if p.inSlurm() && len(p.Hosts) < images.Nodes {
 		return out, &Unsupported{fmt.Sprintf("it needs a job of %d hosts", images.Nodes)}
 	}
 	if _, err := registry.Names(p.Images); err != nil {
@@ -130,7 +130,7 @@ func (d *delivery) before() []string {
 }
 
 func (d *delivery) hosts() []string {
-	if !d.place.InSlurm() {
+	if !d.place.inSlurm() {
 		return nil
 	}
 	return d.place.Hosts[:d.images.Nodes]
@@ -198,9 +198,9 @@ func (b *berth) cluster(ctx context.Context, d *delivery, names []string) (Outpu
 	}
 	argv := append([]string{b.program, "run", "--quiet"}, replace(b.options, FolderHere, d.folder)...)
 	argv = append(argv, "--mount", d.folder+":"+deliver.Inside, "--registry", d.address+"=http://"+d.address)
-	if !d.place.InSlurm() && d.images.Nodes > 1 {
+	if !d.place.inSlurm() && d.images.Nodes > 1 {
 		argv = append(argv, "--nodes-per-host", strconv.Itoa(d.images.Nodes))
 	}
 	argv = append(argv, "--", d.place.Self, step.DeliverArg, string(text))
-	return b.place.Run(ctx, b.place.measured(d.hosts(), argv), "")
+	return b.place.run(ctx, b.place.measured(d.hosts(), argv), "")
 }

@@ -54,12 +54,12 @@ func (j *job) Check(ctx context.Context) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	version, err := j.place.Ask(ctx, "sbatch", "--version")
+	version, err := j.place.ask(ctx, "sbatch", "--version")
 	if err != nil {
 		return nil, err
 	}
 	versions["slurm"] = strings.TrimPrefix(version, "slurm ")
-	_, err = j.place.Ask(ctx, slices.Concat([]string{"srun", "--quiet", "-N1", "-n1"}, j.options, j.step, []string{"true"})...)
+	_, err = j.place.ask(ctx, slices.Concat([]string{"srun", "--quiet", "-N1", "-n1"}, j.options, j.step, []string{"true"})...)
 	return versions, err
 }
 

@@ -48,7 +48,7 @@ func (k *kubeconfig) Check(ctx context.Context) (map[string]string, error) {
 		return nil, fmt.Errorf("no cluster is given: set the option file, or KUBECONFIG")
 	}
 	here := Place{Timeout: k.place.Timeout}
-	text, err := here.Ask(ctx, k.kubectl("version", "-o", "json")...)
+	text, err := here.ask(ctx, k.kubectl("version", "-o", "json")...)
 	if err != nil {
 		return nil, fmt.Errorf("ask the cluster: %w", err)
 	}
@@ -95,8 +95,8 @@ func (k *kubeconfig) Run(ctx context.Context, task Task) (Output, error) {
 		}
 		here := Place{Timeout: k.place.Timeout}
 		limit := strconv.Itoa(int(k.place.Timeout.Seconds())) + "s"
-		out, err := here.Run(ctx, append([]string{"sh", "-c", follow, "follow", name, limit}, k.kubectl()...), text)
-		_, wrong := Place{Timeout: k.place.Timeout}.Run(context.WithoutCancel(ctx), k.kubectl("delete", "-f", "-", "--ignore-not-found"), text)
+		out, err := here.run(ctx, append([]string{"sh", "-c", follow, "follow", name, limit}, k.kubectl()...), text)
+		_, wrong := Place{Timeout: k.place.Timeout}.run(context.WithoutCancel(ctx), k.kubectl("delete", "-f", "-", "--ignore-not-found"), text)
 		if wrong != nil && err == nil {
 			err = fmt.Errorf("remove the pod: %w", wrong)
 		}

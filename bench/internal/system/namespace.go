@@ -51,7 +51,7 @@ func (n *namespace) Check(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	if n.wanted != "" {
-		help, err := n.place.Ask(ctx, n.program, "--help")
+		help, err := n.place.ask(ctx, n.program, "--help")
 		if err != nil {
 			return nil, err
 		}
@@ -59,7 +59,7 @@ func (n *namespace) Check(ctx context.Context) (map[string]string, error) {
 			return nil, fmt.Errorf("%s", n.unknown)
 		}
 	}
-	version, err := n.place.Ask(ctx, n.program, "--version")
+	version, err := n.place.ask(ctx, n.program, "--version")
 	if err != nil {
 		return nil, err
 	}
@@ -84,13 +84,13 @@ func (n *namespace) Run(ctx context.Context, task Task) (Output, error) {
 	if task.Server != nil && task.Server.At != OnHost {
 		return Output{}, &Unsupported{"it has no pods"}
 	}
-	if task.Server != nil && !n.place.InSlurm() && n.program == "pasta" {
+	if task.Server != nil && !n.place.inSlurm() && n.program == "pasta" {
 		return Output{}, &Unsupported{"pasta gives the namespace this machine's own address, so that its servers are out of reach: use two hosts"}
 	}
 	return n.place.withServer(ctx, task, func(args []string) (Output, error) {
 		return n.place.withFolder(ctx, task.Folder == Scratch, func(folder string) (Output, error) {
 			argv := n.place.measuredThrough(n.place.host(0), n.place.Archive, n.connect, replace(args, FolderHere, folder), task.Window)
-			return noted(n.place.Run(ctx, argv, ""))
+			return noted(n.place.run(ctx, argv, ""))
 		})
 	})
 }

@@ -48,12 +48,12 @@ type Place struct {
 	Timeout        time.Duration
 }
 
-// InSlurm reports whether tasks are Slurm steps.
-func (p Place) InSlurm() bool { return len(p.Hosts) > 0 }
+// inSlurm reports whether tasks are Slurm steps.
+func (p Place) inSlurm() bool { return len(p.Hosts) > 0 }
 
 // step puts srun and its options before a program, if tasks are Slurm steps.
 func (p Place) step(hosts []string, argv []string) []string {
-	if !p.InSlurm() {
+	if !p.inSlurm() {
 		return argv
 	}
 	n := strconv.Itoa(len(hosts))
@@ -90,7 +90,7 @@ func (p Place) measuredThrough(hosts []string, archive string, through, argv []s
 
 // host returns a list with one of the hosts, for a step.
 func (p Place) host(n int) []string {
-	if !p.InSlurm() {
+	if !p.inSlurm() {
 		return nil
 	}
 	return p.Hosts[n : n+1]
@@ -109,8 +109,8 @@ func (p Place) on(ctx context.Context, hosts []string, args ...string) (string, 
 	return string(out), explain(argv, err)
 }
 
-// Ask runs a program on the first host and returns its output.
-func (p Place) Ask(ctx context.Context, argv ...string) (string, error) {
+// ask runs a program on the first host and returns its output.
+func (p Place) ask(ctx context.Context, argv ...string) (string, error) {
 	return p.askOn(ctx, p.host(0), argv...)
 }
 
@@ -123,8 +123,8 @@ func (p Place) askOn(ctx context.Context, hosts []string, argv ...string) (strin
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Run runs a command and records its times.
-func (p Place) Run(ctx context.Context, argv []string, stdin string) (Output, error) {
+// run runs a command and records its times.
+func (p Place) run(ctx context.Context, argv []string, stdin string) (Output, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.Timeout, fmt.Errorf("it took longer than %s, the plan's timeout", p.Timeout))
 	defer cancel()
 	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -203,9 +203,9 @@ func explain(argv []string, err error) error {
 	return err
 }
 
-// Start starts a server in the background, waits until it listens, and returns a function
+// start starts a server in the background, waits until it listens, and returns a function
 // that ends it.
-func (p Place) Start(ctx context.Context, argv []string) (stop func(), err error) {
+func (p Place) start(ctx context.Context, argv []string) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
@@ -251,10 +251,10 @@ func (p Place) Start(ctx context.Context, argv []string) (stop func(), err error
 
 // Lost returns an error if the job itself has ended. Callers use it after a failure.
 func (p Place) Lost(ctx context.Context) error {
-	if !p.InSlurm() {
+	if !p.inSlurm() {
 		return nil
 	}
-	if _, err := p.Ask(ctx, "true"); err != nil {
+	if _, err := p.ask(ctx, "true"); err != nil {
 		return fmt.Errorf("the job runs no steps any more: %w; the same command goes on in another job", err)
 	}
 	return nil

@@ -110,11 +110,11 @@ func (d *podman) Check(ctx context.Context) (map[string]string, error) {
 	}
 	if d.network == "bypass4netns" {
 		// No distribution has a package of it.
-		if _, err := d.place.Ask(ctx, "sh", "-c", "command -v bypass4netns"); err != nil {
+		if _, err := d.place.ask(ctx, "sh", "-c", "command -v bypass4netns"); err != nil {
 			return nil, fmt.Errorf("bypass4netns is missing: make -C test/bench makes test/bench/out/bypass4netns, which has to be on PATH")
 		}
 	}
-	version, err := d.place.Ask(ctx, d.script(`podman version --format '{{.Version}}' 2>/dev/null || podman --version`)...)
+	version, err := d.place.ask(ctx, d.script(`podman version --format '{{.Version}}' 2>/dev/null || podman --version`)...)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func (d *podman) Check(ctx context.Context) (map[string]string, error) {
 	}
 	versions := map[string]string{"podman": version}
 	if d.network == "bypass4netns" {
-		said, err := d.place.Ask(ctx, d.script("bypass4netns --version")...)
+		said, err := d.place.ask(ctx, d.script("bypass4netns --version")...)
 		if err != nil {
 			return nil, err
 		}
@@ -135,14 +135,14 @@ func (d *podman) Check(ctx context.Context) (map[string]string, error) {
 }
 
 func (d *podman) Prepare(ctx context.Context) error {
-	_, err := d.place.Ask(ctx, append(d.script(`podman load -q -i "$1" >/dev/null`), d.place.Archive)...)
+	_, err := d.place.ask(ctx, append(d.script(`podman load -q -i "$1" >/dev/null`), d.place.Archive)...)
 	return err
 }
 
 // Close removes the folder. Its files belong to subordinate ids, and a part of it is a
 // mount of Podman.
 func (d *podman) Close(ctx context.Context) error {
-	_, err := d.place.Ask(ctx, d.script(`podman unshare sh -c 'umount -l "$1/overlay" 2>/dev/null || :; rm -rf "$1"' sh "$home/root"; end; rm -rf "$home"`)...)
+	_, err := d.place.ask(ctx, d.script(`podman unshare sh -c 'umount -l "$1/overlay" 2>/dev/null || :; rm -rf "$1"' sh "$home/root"; end; rm -rf "$home"`)...)
 	return err
 }
 
@@ -171,7 +171,7 @@ func (d *podman) Run(ctx context.Context, task Task) (Output, error) {
 			}
 			argv := append(d.script(d.run(task.Connects)), options...)
 			argv = append(append(argv, d.place.Image), args...)
-			return noted(d.place.Run(ctx, d.place.measured(d.place.host(0), argv), ""))
+			return noted(d.place.run(ctx, d.place.measured(d.place.host(0), argv), ""))
 		})
 	})
 }

@@ -52,7 +52,7 @@ func noMPIImage(err error) error {
 
 // first returns the first n hosts, for a step.
 func (p Place) first(n int) []string {
-	if !p.InSlurm() {
+	if !p.inSlurm() {
 		return nil
 	}
 	return p.Hosts[:min(n, len(p.Hosts))]
@@ -74,7 +74,7 @@ func (b *berth) sequence(ctx context.Context, what Sequence) (Output, error) {
 	if err != nil {
 		return Output{}, err
 	}
-	if !b.place.InSlurm() && what.Nodes > 1 {
+	if !b.place.inSlurm() && what.Nodes > 1 {
 		return Output{}, &Unsupported{"it needs a job of several hosts"}
 	}
 	argv := []string{b.place.Self, step.Arg, "--usage", "--", b.program, "run", "--quiet"}
@@ -88,7 +88,7 @@ func (b *berth) sequence(ctx context.Context, what Sequence) (Output, error) {
 // runSequence runs a sequence, and records what it reports besides figures. The case checks
 // the result itself.
 func (p Place) runSequence(ctx context.Context, argv []string) (Output, error) {
-	out, err := p.Run(ctx, argv, "")
+	out, err := p.run(ctx, argv, "")
 	var r sequence.Result
 	if err == nil && json.Unmarshal([]byte(out.Stdout), &r) == nil {
 		out.Step.Left, out.Step.MPI = r.Left, r.MPI
@@ -124,7 +124,7 @@ func (k *kubeconfig) sequence(ctx context.Context, what Sequence) (Output, error
 		return Output{}, err
 	}
 	argv := []string{k.place.Self, step.SequenceArg, text}
-	if k.place.InSlurm() {
+	if k.place.inSlurm() {
 		// A step on the host sees the processes of the job.
 		argv = slices.Concat(k.place.step(k.place.host(0), nil), []string{"env", "KUBECONFIG=" + os.Getenv("KUBECONFIG")}, argv)
 	}

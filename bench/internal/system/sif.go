@@ -21,7 +21,7 @@ func (a *apptainer) deliver(ctx context.Context, images Images) (Output, error) 
 	}
 	return a.place.deliver(ctx, images, func(d *delivery) (Output, error) {
 		if before := d.before(); before != nil {
-			if out, err := a.place.Run(ctx, before, ""); err != nil {
+			if out, err := a.place.run(ctx, before, ""); err != nil {
 				return out, fmt.Errorf("call what is to be done before: %w", err)
 			}
 		}
@@ -79,7 +79,7 @@ func (a *apptainer) image(ctx context.Context, d *delivery, name string) (image 
 	sif := strings.ReplaceAll(name, ":", "-") + ".sif"
 	start := time.Now()
 	one := d.hosts()[:min(1, len(d.hosts()))]
-	made, err := a.place.Run(ctx, a.place.measured(one, []string{"sh", "-c", pullScript, "sh", a.program, d.folder, sif, d.address + "/" + name}), "")
+	made, err := a.place.run(ctx, a.place.measured(one, []string{"sh", "-c", pullScript, "sh", a.program, d.folder, sif, d.address + "/" + name}), "")
 	if err != nil {
 		return image, err
 	}
@@ -129,7 +129,7 @@ func (a *apptainer) image(ctx context.Context, d *delivery, name string) (image 
 
 // exec runs a script on all hosts, with the program, the SIF file and the folder.
 func (a *apptainer) exec(ctx context.Context, d *delivery, place Place, sif, script string) (Output, error) {
-	return a.place.Run(ctx, place.step(d.hosts(), []string{"sh", "-c", script, "sh", a.program, sif, d.folder}), "")
+	return a.place.run(ctx, place.step(d.hosts(), []string{"sh", "-c", script, "sh", a.program, sif, d.folder}), "")
 }
 
 // readTimes reads lines of seconds.
