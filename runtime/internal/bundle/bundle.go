@@ -119,7 +119,7 @@ func (n Node) Adapt(dir string, show func(Container) []specs.Mount) (Container, 
 			return Container{}, err
 		}
 	}
-	c := n.Patch(&spec)
+	c := n.patch(&spec)
 	if c.SeesLimits {
 		cover(&spec, show(c))
 	}
@@ -132,8 +132,8 @@ func (n Node) Adapt(dir string, show func(Container) []specs.Mount) (Container, 
 	return c, nil
 }
 
-// Patch changes spec to what the node can honour.
-func (n Node) Patch(spec *specs.Spec) Container {
+// patch changes spec to what the node can honour.
+func (n Node) patch(spec *specs.Spec) Container {
 	var c Container
 	sandbox := spec.Annotations[containerType] == containerTypeSandbox
 	if spec.Linux != nil {
@@ -166,7 +166,7 @@ func (n Node) Patch(spec *specs.Spec) Container {
 		n.stripOwners(spec)
 	}
 	if spec.Process != nil {
-		c.Ignored = append(c.Ignored, n.Process(spec.Process, sandbox)...)
+		c.Ignored = append(c.Ignored, n.process(spec.Process, sandbox)...)
 	}
 	return c
 }
@@ -305,14 +305,14 @@ func (n Node) Resources(r *specs.LinuxResources) (ignored []string) {
 
 // Exec adapts a process that is started in a running container.
 func (n Node) Exec(c Container, p *specs.Process) {
-	n.Process(p, false)
+	n.process(p, false)
 	if c.Pinned {
 		pin(p)
 	}
 }
 
-// Process adapts a process, of a container's start or of an exec.
-func (n Node) Process(p *specs.Process, sandbox bool) (ignored []string) {
+// process adapts a process, of a container's start or of an exec.
+func (n Node) process(p *specs.Process, sandbox bool) (ignored []string) {
 	p.OOMScoreAdj = n.oomScoreAdj(p.OOMScoreAdj, sandbox)
 	if !sandbox {
 		p.Env = n.withProxy(p.Env)

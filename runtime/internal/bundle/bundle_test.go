@@ -71,7 +71,7 @@ func TestContainersSeeLimits(t *testing.T) {
 	} {
 		spec := burstable()
 		c.change(spec)
-		if got := c.node.Patch(spec).SeesLimits; got != c.want {
+		if got := c.node.patch(spec).SeesLimits; got != c.want {
 			t.Errorf("%s: sees limits: %v, want %v", name, got, c.want)
 		}
 	}
@@ -156,7 +156,7 @@ func TestAdaptGolden(t *testing.T) {
 func TestSandboxStaysLow(t *testing.T) {
 	spec := burstable()
 	spec.Annotations[containerType] = containerTypeSandbox
-	Node{OOMScoreAdj: 3, Proxy: []string{"HTTP_PROXY=x"}}.Patch(spec)
+	Node{OOMScoreAdj: 3, Proxy: []string{"HTTP_PROXY=x"}}.patch(spec)
 	if got := *spec.Process.OOMScoreAdj; got != 3 {
 		t.Errorf("oom_score_adj of the pause process is %d, want the shim's own 3", got)
 	}
@@ -275,14 +275,14 @@ func TestPodsWithoutFastPath(t *testing.T) {
 		"a profile with a listener":  {spec("", specs.ActErrno, specs.ActNotify), false, true},
 		"no profile, no annotations": {&specs.Spec{Linux: &specs.Linux{}}, false, false},
 	} {
-		if got := (Node{}).Patch(c.spec); got.Overlay != c.overlay || got.Listens != c.listens {
+		if got := (Node{}).patch(c.spec); got.Overlay != c.overlay || got.Listens != c.listens {
 			t.Errorf("%s: overlay %v, listens %v", name, got.Overlay, got.Listens)
 		}
 	}
 	for value, want := range map[string]bool{"": false, "auto": false, "off": true} {
 		s := spec("auto")
 		s.Annotations[sysinfoAnnotation] = value
-		if got := (Node{}).Patch(s).OwnListener; got != want {
+		if got := (Node{}).patch(s).OwnListener; got != want {
 			t.Errorf("annotation %s=%q: a listener of its own %v", sysinfoAnnotation, value, got)
 		}
 	}

@@ -26,9 +26,9 @@ type Notice struct {
 
 // Reasons of notices.
 const (
-	ReasonReadOnly = "ForeignOwnerRefused"
-	ReasonPinned   = "UserPinned"
-	ReasonForeign  = "ForeignOwner"
+	reasonReadOnly = "ForeignOwnerRefused"
+	reasonPinned   = "UserPinned"
+	reasonForeign  = "ForeignOwner"
 )
 
 // ownCapabilities lists the capabilities that create files with other owners: to
@@ -62,17 +62,17 @@ func (n Node) guardOwners(spec *specs.Spec, c *Container) {
 	slices.Sort(local)
 	switch who := fmt.Sprintf("%d:%d", user.UID, user.GID); {
 	case len(shared) > 0 && foreign:
-		c.Notices = append(c.Notices, Notice{Warning: true, Reason: ReasonReadOnly, Message: fmt.Sprintf(
+		c.Notices = append(c.Notices, Notice{Warning: true, Reason: reasonReadOnly, Message: fmt.Sprintf(
 			"read-only: %s, because machines share it and the container runs as %s, whose files would belong to a subordinate id and escape quotas; run it as root, which is you, or allow it with --foreign-owners",
 			strings.Join(shared, ", "), who)})
 	case len(shared) > 0:
 		c.Pinned = true
 		pin(spec.Process)
-		c.Notices = append(c.Notices, Notice{Reason: ReasonPinned, Message: fmt.Sprintf(
+		c.Notices = append(c.Notices, Notice{Reason: reasonPinned, Message: fmt.Sprintf(
 			"the container stays root and gives no files away, because machines share %s: files of its other users would belong to subordinate ids and escape quotas; if it has to change its user, mount that readOnly, or allow it with --foreign-owners",
 			strings.Join(shared, ", "))})
 	case len(local) > 0 && foreign:
-		c.Notices = append(c.Notices, Notice{Reason: ReasonForeign, Message: fmt.Sprintf(
+		c.Notices = append(c.Notices, Notice{Reason: reasonForeign, Message: fmt.Sprintf(
 			"what the container writes as %s to %s belongs to a subordinate id on the host; a pod that runs as root can remove it",
 			who, strings.Join(local, ", "))})
 	}

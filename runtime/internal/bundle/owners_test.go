@@ -76,20 +76,20 @@ func TestGuardOwners(t *testing.T) {
 		readOnly, pinned bool
 		reason           string
 	}{
-		"another user, shared":           {spec: volume(1000, 1000, "/home/alice"), readOnly: true, reason: ReasonReadOnly},
-		"another group, shared":          {spec: volume(0, 7, "/home/alice"), readOnly: true, reason: ReasonReadOnly},
-		"another user, shared below":     {spec: volume(1000, 0, "/data"), readOnly: true, reason: ReasonReadOnly},
+		"another user, shared":           {spec: volume(1000, 1000, "/home/alice"), readOnly: true, reason: reasonReadOnly},
+		"another group, shared":          {spec: volume(0, 7, "/home/alice"), readOnly: true, reason: reasonReadOnly},
+		"another user, shared below":     {spec: volume(1000, 0, "/data"), readOnly: true, reason: reasonReadOnly},
 		"another user, read-only anyway": {spec: volume(1000, 1000, "/home/alice", "ro")},
-		"another user, local":            {spec: volume(1000, 1000, "/var/x"), reason: ReasonForeign},
+		"another user, local":            {spec: volume(1000, 1000, "/var/x"), reason: reasonForeign},
 		"another user, the pod's own":    {spec: volume(1000, 1000, "/var/lib/kubelet/pods/1/volumes/x")},
-		"root, shared":                   {spec: volume(0, 0, "/home/alice"), pinned: true, reason: ReasonPinned},
+		"root, shared":                   {spec: volume(0, 0, "/home/alice"), pinned: true, reason: reasonPinned},
 		"root, shared, read-only":        {spec: volume(0, 0, "/home/alice", "ro")},
 		"root, local":                    {spec: volume(0, 0, "/var/x")},
 		"one user":                       {spec: volume(1000, 1000, "/home/alice"), node: Node{OneUID: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.node.GuardOwners, test.node.mounts = true, testMounts(t)
-			c := test.node.Patch(test.spec)
+			c := test.node.patch(test.spec)
 			var reason string
 			for _, n := range c.Notices {
 				reason += n.Reason
@@ -111,7 +111,7 @@ func TestGuardOwners(t *testing.T) {
 		})
 	}
 	spec := volume(1000, 1000, "/home/alice")
-	if c := (Node{mounts: testMounts(t)}).Patch(spec); len(c.Notices) > 0 || len(spec.Mounts[1].Options) != 1 {
+	if c := (Node{mounts: testMounts(t)}).patch(spec); len(c.Notices) > 0 || len(spec.Mounts[1].Options) != 1 {
 		t.Error("guarded though it is switched off")
 	}
 }

@@ -74,9 +74,9 @@ func lookAt(dir string) (space, error) {
 	return space{st.Bavail * block, st.Blocks * block, st.Ffree, st.Files}, nil
 }
 
-// Add counts bytes that are about to be written. It returns ErrNoSpace if too little
+// add counts bytes that are about to be written. It returns ErrNoSpace if too little
 // would stay free.
-func (g *Guard) Add(n int) error {
+func (g *Guard) add(n int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.all += int64(n); g.all > g.most {
@@ -108,7 +108,7 @@ type reader struct {
 
 func (r reader) Read(p []byte) (int, error) {
 	n, err := r.from.Read(p)
-	if full := r.guard.Add(n); full != nil {
+	if full := r.guard.add(n); full != nil {
 		return 0, full // callers like io.ReadFull ignore the error of a complete read
 	}
 	return n, err
@@ -123,7 +123,7 @@ type writer struct {
 }
 
 func (w writer) Write(p []byte) (int, error) {
-	if err := w.guard.Add(len(p)); err != nil {
+	if err := w.guard.add(len(p)); err != nil {
 		return 0, err
 	}
 	return w.to.Write(p)

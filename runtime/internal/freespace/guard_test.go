@@ -80,10 +80,10 @@ func TestGuardBoundsTheRatio(t *testing.T) {
 			t.Fatal(err)
 		}
 		g.all = most - 1
-		if err := g.Add(1); err != nil {
+		if err := g.add(1); err != nil {
 			t.Errorf("%d bytes of %d: %v", most, packed, err)
 		}
-		if most < math.MaxInt64/2 && !errors.Is(g.Add(1), ErrNoSpace) {
+		if most < math.MaxInt64/2 && !errors.Is(g.add(1), ErrNoSpace) {
 			t.Errorf("more than %d bytes of %d", most, packed)
 		}
 	}

@@ -22,7 +22,7 @@ import (
 func (p *Populator) Import(ctx context.Context, a imagestore.Archive) (kept []layercache.Image, err error) {
 	err = p.open(ctx, a, func(blobs content.Provider, found []images.Image) error {
 		for _, img := range found {
-			image, err := p.Put(ctx, img.Name, img.Target, provided{blobs})
+			image, err := p.put(ctx, img.Name, img.Target, provided{blobs})
 			if err != nil {
 				return fmt.Errorf("import image %s from %s: %w", img.Name, a.Path, err)
 			}

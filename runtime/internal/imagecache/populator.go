@@ -39,9 +39,9 @@ const (
 	maxText = 8 << 20
 )
 
-// Put adds an image to the cache. It fetches the blobs through from, and sets the
+// put adds an image to the cache. It fetches the blobs through from, and sets the
 // image's name last, when everything else is there.
-func (p *Populator) Put(ctx context.Context, name string, target ocispec.Descriptor, from remotes.Fetcher) (layercache.Image, error) {
+func (p *Populator) put(ctx context.Context, name string, target ocispec.Descriptor, from remotes.Fetcher) (layercache.Image, error) {
 	image := layercache.Image{Name: name, Target: target, Platform: platforms.Format(p.Platform), Time: time.Now().UTC()}
 	put := func(desc ocispec.Descriptor, parsed any) error {
 		content, err := fetchText(ctx, from, desc)

@@ -43,7 +43,7 @@ func (p *Populator) Pull(ctx context.Context, name string, registries Registries
 	if err != nil {
 		return layercache.Image{}, fmt.Errorf("pull %s: %w", ref, err)
 	}
-	image, err := p.Put(ctx, ref.String(), target, connection{fetcher})
+	image, err := p.put(ctx, ref.String(), target, connection{fetcher})
 	if err != nil {
 		return image, fmt.Errorf("pull %s: %w", ref, err)
 	}

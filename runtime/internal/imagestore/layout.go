@@ -52,9 +52,9 @@ func OpenInPlace(ctx context.Context, a Archive) (Lying, ocispec.Index, error) {
 // blob only once make such folders. The reader of a blob checks its digest.
 type layout string
 
-// IsLayout reports whether a folder contains an OCI layout, and not an unpacked
+// isLayout reports whether a folder contains an OCI layout, and not an unpacked
 // image.
-func IsLayout(dir string) bool {
+func isLayout(dir string) bool {
 	info, err := os.Stat(filepath.Join(dir, ocispec.ImageLayoutFile))
 	return err == nil && info.Mode().IsRegular()
 }

@@ -19,7 +19,7 @@ import (
 // such as on CVMFS.
 func (a Archive) isRoot() bool {
 	info, err := os.Stat(a.Path)
-	return err == nil && info.IsDir() && !IsLayout(a.Path)
+	return err == nil && info.IsDir() && !isLayout(a.Path)
 }
 
 // readRoot puts an image into a store whose only layer stands for a folder: the layer

@@ -13,10 +13,10 @@ import (
 	"berth.dev/berth/runtime/internal/erofs"
 )
 
-// OwnersXattr is an attribute of a layer's root. It lists owners that a node may
+// ownersXattr is an attribute of a layer's root. It lists owners that a node may
 // lack, so that a node need not read all files of a layer that another node has
 // converted.
-const OwnersXattr = "trusted.berth.owners"
+const ownersXattr = "trusted.berth.owners"
 
 const (
 	// firstOwner is the lowest id that is listed. A node has more than the ids below.
@@ -83,7 +83,7 @@ func (c converter) record() {
 		return
 	}
 	meta := c.writer.Root().Meta()
-	meta.Xattrs = append(slices.Clone(meta.Xattrs), erofs.Xattr{Name: OwnersXattr, Value: []byte(text.String())})
+	meta.Xattrs = append(slices.Clone(meta.Xattrs), erofs.Xattr{Name: ownersXattr, Value: []byte(text.String())})
 	_ = c.writer.Describe(c.writer.Root(), meta)
 }
 
@@ -96,7 +96,7 @@ func Owners(file io.ReaderAt) ([]Owner, error) {
 	}
 	var all []Owner
 	for _, x := range xattrs {
-		if x.Name != OwnersXattr {
+		if x.Name != ownersXattr {
 			continue
 		}
 		for line := range strings.Lines(string(x.Value)) {

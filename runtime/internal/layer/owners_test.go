@@ -91,7 +91,7 @@ func FuzzOwners(f *testing.F) {
 		}
 		defer file.Close()
 		w := erofs.NewWriter(file)
-		if err := w.Describe(w.Root(), erofs.Meta{Mode: erofs.TypeDir, Xattrs: []erofs.Xattr{{Name: OwnersXattr, Value: text}}}); err != nil {
+		if err := w.Describe(w.Root(), erofs.Meta{Mode: erofs.TypeDir, Xattrs: []erofs.Xattr{{Name: ownersXattr, Value: text}}}); err != nil {
 			t.Fatal(err)
 		}
 		if err := w.Close(); err != nil {

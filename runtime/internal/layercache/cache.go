@@ -226,7 +226,7 @@ func (c *Cache) fit(from string) error {
 		return err
 	}
 	if info.Size() > c.limit {
-		return ErrNoSpace
+		return errNoSpace
 	}
 	if err := c.shrink(c.limit-info.Size(), false); err != nil {
 		return err

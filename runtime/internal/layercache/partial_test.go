@@ -178,13 +178,13 @@ func TestPartialsAreNotTrimmedNeedlessly(t *testing.T) {
 	}
 	underWay(t, c, 5000)
 	bounded(t, c, info.Size()-1)
-	if _, err := c.Make(d, func(to string) error { return copyImage(path, to) }); !errors.Is(err, ErrNoSpace) {
+	if _, err := c.Make(d, func(to string) error { return copyImage(path, to) }); !errors.Is(err, errNoSpace) {
 		t.Errorf("made beyond the quota: %v", err)
 	}
-	if _, err := c.Publish(d, path); !errors.Is(err, ErrNoSpace) {
+	if _, err := c.Publish(d, path); !errors.Is(err, errNoSpace) {
 		t.Errorf("published beyond the quota: %v", err)
 	}
-	if err := c.shrink(-1, false); !errors.Is(err, ErrNoSpace) {
+	if err := c.shrink(-1, false); !errors.Is(err, errNoSpace) {
 		t.Errorf("below nothing: %v", err)
 	}
 	if _, begun, err := c.beginnings(); err != nil || begun != 5000 {

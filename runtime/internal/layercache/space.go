@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoSpace is the error for a layer that would not fit even if everything else went.
-var ErrNoSpace = errors.New("no room: its limit, or four fifths of the quota or file system that it is on, would be exceeded")
+// errNoSpace is the error for a layer that would not fit even if everything else went.
+var errNoSpace = errors.New("no room: its limit, or four fifths of the quota or file system that it is on, would be exceeded")
 
 // mostKept bounds the space to keep free on a file system, in bytes: a fifth of
 // a site's shared file system may be more than it ever has free.
@@ -56,7 +56,7 @@ func spaceOf(st *unix.Statfs_t) int64 {
 
 // NoSpace reports whether an error means a lack of space.
 func NoSpace(err error) bool {
-	return errors.Is(err, ErrNoSpace) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+	return errors.Is(err, errNoSpace) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
 // FreeSpace frees size bytes on the file system. It removes layers that no job uses
@@ -90,7 +90,7 @@ func (c *Cache) free(want int64, layers []fs.FileInfo, whatThereIs bool) error {
 		return err
 	}
 	if _, more := enough(layers, want-begun); begun+more < want && !whatThereIs {
-		return ErrNoSpace
+		return errNoSpace
 	}
 	freed, err := c.dropBeginnings(want)
 	if err != nil {
@@ -98,7 +98,7 @@ func (c *Cache) free(want int64, layers []fs.FileInfo, whatThereIs bool) error {
 	}
 	gone, more := enough(layers, want-freed)
 	if freed+more < want && !whatThereIs {
-		return ErrNoSpace
+		return errNoSpace
 	}
 	return c.remove(gone)
 }

@@ -83,7 +83,7 @@ func TestQuotaIsRespected(t *testing.T) {
 	// Removing layers in use frees nothing, and layers of named images were
 	// pulled on purpose.
 	third, path := image(t, strings.Repeat("third", 2000))
-	if own, err := c.Publish(third, path); !errors.Is(err, ErrNoSpace) || !NoSpace(err) {
+	if own, err := c.Publish(third, path); !errors.Is(err, errNoSpace) || !NoSpace(err) {
 		t.Errorf("published as %q, %v", own, err)
 	}
 	if _, err := os.Stat(c.path(second)); err != nil {
@@ -94,7 +94,7 @@ func TestQuotaIsRespected(t *testing.T) {
 	}
 	// As much as others write meanwhile.
 	quota(t, c, 1)
-	if _, err := c.Make(third, func(to string) error { return copyImage(path, to) }); !errors.Is(err, ErrNoSpace) {
+	if _, err := c.Make(third, func(to string) error { return copyImage(path, to) }); !errors.Is(err, errNoSpace) {
 		t.Errorf("made beyond the quota: %v", err)
 	}
 	if left := parts(t, c); len(left) > 0 {
@@ -141,7 +141,7 @@ func TestLimitInUse(t *testing.T) {
 	}
 	c.limit = info.Size() * 3 / 2
 	second, path := image(t, "other")
-	if own, err := c.Publish(second, path); !errors.Is(err, ErrNoSpace) {
+	if own, err := c.Publish(second, path); !errors.Is(err, errNoSpace) {
 		t.Errorf("published as %q, %v", own, err)
 	}
 	if other, _ := open(t, dir, "other", 1<<30); take(t, other, first) == "" {
@@ -162,7 +162,7 @@ func TestLayersLargerThanLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.limit = info.Size() - 1
-	if own, err := c.Publish(large, path); !errors.Is(err, ErrNoSpace) {
+	if own, err := c.Publish(large, path); !errors.Is(err, errNoSpace) {
 		t.Errorf("published as %q, %v", own, err)
 	}
 	if take(t, c, small) == "" {

@@ -25,7 +25,7 @@ func TestInterval(t *testing.T) {
 		"growing slowly":       {100 * mb, 200 * mb, 1e6, 30 * time.Millisecond, 80 * time.Millisecond},
 		"limit without bounds": {mb, math.MaxInt64, 1e9, p.Longest, p.Longest},
 	} {
-		got := p.Interval(c.used, c.limit, c.rate)
+		got := p.interval(c.used, c.limit, c.rate)
 		if got < c.least || got > c.most {
 			t.Errorf("%s: %s, want %s to %s", name, got, c.least, c.most)
 		}

@@ -53,9 +53,9 @@ func DefaultPolicy() Policy {
 	}
 }
 
-// Interval returns the time until the next measurement of a container that holds
+// interval returns the time until the next measurement of a container that holds
 // used bytes of limit and has grown by rate bytes per second since the last one.
-func (p Policy) Interval(used, limit uint64, rate float64) time.Duration {
+func (p Policy) interval(used, limit uint64, rate float64) time.Duration {
 	room := 0.0
 	if limit > used {
 		room = float64(limit - used)

@@ -117,7 +117,7 @@ func (w *Watcher) look(ctx context.Context) (next time.Duration, any bool) {
 	next = w.policy.Longest
 	if w.meter.Idle() && w.known(ids) {
 		for _, id := range ids {
-			next = min(next, w.policy.Interval(w.again(id, now), limits[id], 0))
+			next = min(next, w.policy.interval(w.again(id, now), limits[id], 0))
 		}
 		if now.Sub(w.ran) >= w.policy.Quiet {
 			next = min(next*time.Duration(w.policy.Slack), w.policy.Longest)
@@ -139,7 +139,7 @@ func (w *Watcher) look(ctx context.Context) (next time.Duration, any bool) {
 			w.exceeded(ctx, id, used, limit)
 			continue
 		}
-		next = min(next, w.policy.Interval(used, limit, w.rate(id, used, limit, now)))
+		next = min(next, w.policy.interval(used, limit, w.rate(id, used, limit, now)))
 	}
 	return next, true
 }

@@ -99,8 +99,8 @@ func (f FS) parseStat(text string) (Stat, error) {
 	return s, failed
 }
 
-// Children returns the children of a process.
-func (f FS) Children(s Stat) ([]int, error) {
+// children returns the children of a process.
+func (f FS) children(s Stat) ([]int, error) {
 	if s.Threads <= 1 {
 		return f.childrenOf(s.PID, strconv.Itoa(s.PID))
 	}
@@ -149,8 +149,8 @@ func (f FS) MountNamespace(pid int) (string, error) {
 	return link, nil
 }
 
-// All returns every process that is visible.
-func (f FS) All() ([]int, error) {
+// all returns every process that is visible.
+func (f FS) all() ([]int, error) {
 	dir, err := os.Open(f.root)
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)

@@ -205,10 +205,10 @@ func TestOwnProcess(t *testing.T) {
 	if m, err := f.Proportional(os.Getpid()); err != nil || m.Anon == 0 {
 		t.Errorf("%+v, %v", m, err)
 	}
-	if _, err := f.Children(s); err != nil {
+	if _, err := f.children(s); err != nil {
 		t.Error(err)
 	}
-	all, err := f.All()
+	all, err := f.all()
 	if err != nil || !slices.Contains(all, os.Getpid()) {
 		t.Errorf("all processes: %v, without %s", err, strconv.Itoa(os.Getpid()))
 	}

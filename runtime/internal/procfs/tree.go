@@ -36,7 +36,7 @@ func (f FS) Tree(shim int, roots map[string]Root) (map[string][]Stat, error) {
 	if err != nil {
 		return nil, err
 	}
-	childrenOf := f.Children
+	childrenOf := f.children
 	if _, err := f.childrenOf(shim, strconv.Itoa(shim)); errors.Is(err, fs.ErrNotExist) {
 		// A kernel without CONFIG_PROC_CHILDREN: ask every process instead.
 		if childrenOf, err = f.byParent(); err != nil {
@@ -80,7 +80,7 @@ func (f FS) Tree(shim int, roots map[string]Root) (map[string][]Stat, error) {
 // byParent reads the state of all processes once and returns what answers like
 // Children.
 func (f FS) byParent() (func(Stat) ([]int, error), error) {
-	all, err := f.All()
+	all, err := f.all()
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func (f FS) byParent() (func(Stat) ([]int, error), error) {
 // InMountNamespaces returns every visible process in one of the mount
 // namespaces. It reads all of /proc and is for the end of a pod only.
 func (f FS) InMountNamespaces(wanted map[string]bool) ([]int, error) {
-	all, err := f.All()
+	all, err := f.all()
 	if err != nil {
 		return nil, err
 	}

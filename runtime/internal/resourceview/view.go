@@ -63,15 +63,15 @@ func Version1(proc string) bool {
 
 // Paths of what is shown, as containers name them.
 const (
-	CgroupRoot = "/sys/fs/cgroup"
+	cgroupRoot = "/sys/fs/cgroup"
 	procDir    = "/proc/"
 	onlineFile = "/sys/devices/system/cpu/online"
 )
 
-// Mounts returns the paths in a container that a view covers. CgroupRoot is a
+// Mounts returns the paths in a container that a view covers. cgroupRoot is a
 // directory, the others are files.
 func (v *View) Mounts() []string {
-	paths := []string{CgroupRoot, onlineFile, procDir + "meminfo", procDir + "cpuinfo"}
+	paths := []string{cgroupRoot, onlineFile, procDir + "meminfo", procDir + "cpuinfo"}
 	if v.Usage != nil {
 		paths = append(paths, procDir+"stat", procDir+"loadavg", procDir+"uptime")
 	}
@@ -92,7 +92,7 @@ func (v *View) Files() map[string]func() string {
 		files[procDir+"loadavg"] = func() string { return v.load.text(v.usage(), time.Now(), v.read("loadavg")) }
 	}
 	for name, text := range v.cgroup() {
-		files[CgroupRoot+"/"+name] = text
+		files[cgroupRoot+"/"+name] = text
 	}
 	return files
 }
