@@ -52,7 +52,7 @@ func TestClusterAddressesDoNotOverlap(t *testing.T) {
 
 func TestNoFreeAddressesIsAnError(t *testing.T) {
 	offer := Offer{Used: []netip.Prefix{netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12")}}
-	if _, err := Design(Spec{}, []Offer{offer}); !errors.Is(err, ErrNoAddresses) {
+	if _, err := Design(Spec{}, []Offer{offer}); !errors.Is(err, errNoAddresses) {
 		t.Errorf("addresses were found where none are free: %v", err)
 	}
 	// Unless the user knows better.

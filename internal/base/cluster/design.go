@@ -52,9 +52,9 @@ type Member struct {
 	Prefixes []netip.Prefix
 }
 
-// MaxNodes is the largest number of nodes in a cluster: the number of per-node
+// maxNodes is the largest number of nodes in a cluster: the number of per-node
 // blocks in the pod range.
-const MaxNodes = 1 << (nodeBits - blockBits - 1)
+const maxNodes = 1 << (nodeBits - blockBits - 1)
 
 // ControlNodes is the number of control planes in a run that survives the loss
 // of one: with three, two are a majority.
@@ -63,14 +63,14 @@ const ControlNodes = 3
 // ErrTooFewNodes says that there is no majority without one of the nodes.
 var ErrTooFewNodes = fmt.Errorf("--ha needs %d nodes, because %d must continue when one is lost; request them from Slurm with -N%[1]d, or try it on one machine with --nodes-per-host %[1]d", ControlNodes, ControlNodes-1)
 
-// ErrNoAddresses says that no range of addresses is free on all nodes.
-var ErrNoAddresses = errors.New("choose addresses for pods and Services: the routes of the nodes cover every private range; name a range that nobody uses with --address-block PREFIX/14")
+// errNoAddresses says that no range of addresses is free on all nodes.
+var errNoAddresses = errors.New("choose addresses for pods and Services: the routes of the nodes cover every private range; name a range that nobody uses with --address-block PREFIX/14")
 
 // Design makes the plan of every node of a cluster. The first node is the
 // head, which runs the control plane.
 func Design(spec Spec, offers []Offer) ([]Plan, error) {
-	if len(offers) > MaxNodes {
-		return nil, fmt.Errorf("design a cluster of %d nodes: %d is the most", len(offers), MaxNodes)
+	if len(offers) > maxNodes {
+		return nil, fmt.Errorf("design a cluster of %d nodes: %d is the most", len(offers), maxNodes)
 	}
 	block, err := chooseBlock(spec, offers)
 	if err != nil {
@@ -158,7 +158,7 @@ func chooseBlock(spec Spec, offers []Offer) (netip.Prefix, error) {
 	blocks := candidates()
 	i := slices.IndexFunc(blocks, func(block netip.Prefix) bool { return free(block, used) })
 	if i < 0 {
-		return netip.Prefix{}, ErrNoAddresses
+		return netip.Prefix{}, errNoAddresses
 	}
 	return blocks[i], nil
 }

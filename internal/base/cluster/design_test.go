@@ -10,7 +10,7 @@ import (
 
 func TestDesignOfManyNodes(t *testing.T) {
 	var offers []Offer
-	for i := range MaxNodes {
+	for i := range maxNodes {
 		offers = append(offers, Offer{Host: fmt.Sprint("n", i)})
 	}
 	plans, err := Design(Spec{}, offers)
@@ -18,7 +18,7 @@ func TestDesignOfManyNodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, plan := range plans {
-		if plan.Index != i || plan.Head() != (i == 0) || len(plan.Members) != MaxNodes {
+		if plan.Index != i || plan.Head() != (i == 0) || len(plan.Members) != maxNodes {
 			t.Fatalf("node %d: index %d of %d", i, plan.Index, len(plan.Members))
 		}
 		if self := plan.Members[i]; self.Address != plan.Addresses.Node || !slices.Contains(self.Prefixes, plan.Addresses.NodePods) || self.Name != plan.Node.Name {

@@ -9,9 +9,9 @@ import (
 
 // Values of Network.IPFamily; kind uses the same names.
 const (
-	// AutoFamily is DualStack if every host reaches the outside by IPv6, and
+	// autoFamily is DualStack if every host reaches the outside by IPv6, and
 	// IPv4Only otherwise.
-	AutoFamily = "auto"
+	autoFamily = "auto"
 	IPv4Only   = "ipv4"
 	DualStack  = "dual"
 )
@@ -28,8 +28,8 @@ const (
 	ToOutside Reach = "outside"
 )
 
-// ErrNoIPv6Addresses is the error if no IPv6 range is free on all nodes.
-var ErrNoIPv6Addresses = errors.New("choose IPv6 addresses for pods and Services: the routes of the nodes cover the private range fd00::/8; do without with --ip-family ipv4")
+// errNoIPv6Addresses is the error if no IPv6 range is free on all nodes.
+var errNoIPv6Addresses = errors.New("choose IPv6 addresses for pods and Services: the routes of the nodes cover the private range fd00::/8; do without with --ip-family ipv4")
 
 const (
 	// ulaBits is the size of a block of unique local addresses (RFC 4193).
@@ -72,7 +72,7 @@ func chooseIPv6(spec Spec, offers []Offer) (none netip.Prefix, without string, e
 		}
 	}
 	if family == DualStack {
-		return none, "", ErrNoIPv6Addresses
+		return none, "", errNoIPv6Addresses
 	}
 	return none, "the routes of the nodes cover the private range fd00::/8", nil
 }

@@ -22,7 +22,7 @@ func TestClustersWithIPv6(t *testing.T) {
 		err     string
 	}{
 		"all reach the outside":       {"", []Offer{node("a", ToOutside), node("b", ToOutside)}, true, "", ""},
-		"one does not":                {AutoFamily, []Offer{node("a", ToOutside), node("b", ToNodes)}, false, "node b", ""},
+		"one does not":                {autoFamily, []Offer{node("a", ToOutside), node("b", ToNodes)}, false, "node b", ""},
 		"one has none":                {"", []Offer{node("a", Nowhere), node("b", ToOutside)}, false, "node a", ""},
 		"not wanted":                  {IPv4Only, []Offer{node("a", ToOutside)}, false, "", ""},
 		"wanted":                      {DualStack, []Offer{node("a", ToOutside)}, true, "", ""},
@@ -52,7 +52,7 @@ func TestClustersWithIPv6(t *testing.T) {
 			}
 		}
 	}
-	if _, err := Design(Spec{Network: Network{IPFamily: DualStack}}, []Offer{node("a", ToOutside, full...)}); !errors.Is(err, ErrNoIPv6Addresses) {
+	if _, err := Design(Spec{Network: Network{IPFamily: DualStack}}, []Offer{node("a", ToOutside, full...)}); !errors.Is(err, errNoIPv6Addresses) {
 		t.Error(err)
 	}
 }
@@ -90,7 +90,7 @@ func TestClusterIPv6AddressesDoNotOverlap(t *testing.T) {
 	}
 	nodes := map[netip.Addr]int{}
 	var parts []netip.Prefix
-	for index := range MaxNodes {
+	for index := range maxNodes {
 		a := ipv6In(block, index)
 		if !a.Pods.Contains(a.NodePods.Addr()) || a.NodePods.Masked() != a.NodePods || a.Pods.Masked() != a.Pods {
 			t.Errorf("node %d: its pods %s are no part of %s", index, a.NodePods, a.Pods)

@@ -179,7 +179,7 @@ func (p Plan) Peers() []string {
 	var all []string
 	if len(p.Members) > 1 {
 		for _, address := range p.NodeAddresses(p.Addresses.Family) {
-			all = append(all, netip.AddrPortFrom(address, PeerPort).String())
+			all = append(all, netip.AddrPortFrom(address, peerPort).String())
 		}
 	}
 	return all
@@ -201,9 +201,9 @@ const (
 	Overlay = "overlayfs"
 	EROFS   = "erofs"
 	Native  = "native"
-	// AutoSnapshotter selects EROFS on nodes that can mount FUSE, and Overlay on
+	// autoSnapshotter selects EROFS on nodes that can mount FUSE, and Overlay on
 	// others.
-	AutoSnapshotter = "auto"
+	autoSnapshotter = "auto"
 )
 
 // ImageCache is a folder of layers that the nodes and runs of a user share.
@@ -344,10 +344,10 @@ type Registries struct {
 // outside the ranges that Kubernetes assigns.
 const MirrorAddress = "127.0.0.1:61500"
 
-// PeerPort is the port where the nodes of a multi-node cluster serve layers to each
+// peerPort is the port where the nodes of a multi-node cluster serve layers to each
 // other, at their node addresses. It is also outside the ranges that Kubernetes
 // assigns.
-const PeerPort = 61501
+const peerPort = 61501
 
 // APIServerURL returns the API server's URL for components inside the namespace.
 func (a Addresses) APIServerURL() string {

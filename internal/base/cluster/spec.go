@@ -32,10 +32,10 @@ type Spec struct {
 	// Registries lists mirrors of registries: NAME=URL.
 	Registries []string
 	// Snapshotter selects how nodes keep image layers: Overlay, EROFS or
-	// AutoSnapshotter, which is the default.
+	// autoSnapshotter, which is the default.
 	Snapshotter string
 	// ImageCache is a folder of layers that a user's nodes and runs share. If it
-	// is empty, berth chooses one; NoImageCache disables it. A node with Overlay
+	// is empty, berth chooses one; noImageCache disables it. A node with Overlay
 	// uses none.
 	ImageCache string
 	// ImageCacheLimit limits the cache's size, such as 20G; empty means
@@ -116,7 +116,7 @@ type Network struct {
 	// uses the interface of the route to the other nodes' names.
 	Interface string
 	// IPFamily selects the addresses of pods, Services and nodes: IPv4Only,
-	// DualStack or AutoFamily, which is the default.
+	// DualStack or autoFamily, which is the default.
 	IPFamily string
 	// Refuse lists address ranges outside the cluster that pods may not reach.
 	Refuse []string
@@ -197,9 +197,9 @@ func (s Spec) Validate() error {
 		}
 	}
 	switch s.Snapshotter {
-	case "", AutoSnapshotter, Overlay, EROFS:
+	case "", autoSnapshotter, Overlay, EROFS:
 	default:
-		problems = append(problems, fmt.Errorf("snapshotter %q: give %s, %s or %s", s.Snapshotter, AutoSnapshotter, Overlay, EROFS))
+		problems = append(problems, fmt.Errorf("snapshotter %q: give %s, %s or %s", s.Snapshotter, autoSnapshotter, Overlay, EROFS))
 	}
 	if s.NamesImageCache() && s.Snapshotter == Overlay {
 		problems = append(problems, fmt.Errorf("image cache %s: it needs --snapshotter %s, which keeps each layer as one file", s.ImageCache, EROFS))
@@ -216,12 +216,12 @@ func (s Spec) Validate() error {
 		}
 	}
 	switch s.Network.IPFamily {
-	case "", AutoFamily, IPv4Only, DualStack:
+	case "", autoFamily, IPv4Only, DualStack:
 	default:
-		problems = append(problems, fmt.Errorf("IP family %q: give %s, %s or %s", s.Network.IPFamily, AutoFamily, IPv4Only, DualStack))
+		problems = append(problems, fmt.Errorf("IP family %q: give %s, %s or %s", s.Network.IPFamily, autoFamily, IPv4Only, DualStack))
 	}
-	if s.NodesPerHost < 1 || s.NodesPerHost > MaxNodes {
-		problems = append(problems, fmt.Errorf("%d nodes per host (--nodes-per-host): give 1 to %d", s.NodesPerHost, MaxNodes))
+	if s.NodesPerHost < 1 || s.NodesPerHost > maxNodes {
+		problems = append(problems, fmt.Errorf("%d nodes per host (--nodes-per-host): give 1 to %d", s.NodesPerHost, maxNodes))
 	}
 	if s.NodeWait < 0 {
 		problems = append(problems, fmt.Errorf("node wait %s: give a time such as 90s or 5m", s.NodeWait))
@@ -261,7 +261,7 @@ func (s *Spec) Absolute(dir string) {
 		return filepath.Join(dir, path)
 	}
 	if NamesNoFolder(s.ImageCache) {
-		s.ImageCache = NoImageCache
+		s.ImageCache = noImageCache
 	} else {
 		s.ImageCache = absolute(s.ImageCache)
 	}
@@ -280,11 +280,11 @@ func (s *Spec) Absolute(dir string) {
 	}
 }
 
-// NoImageCache disables the image cache when given as its folder.
-const NoImageCache = "off"
+// noImageCache disables the image cache when given as its folder.
+const noImageCache = "off"
 
 // NamesNoFolder reports whether a user's value for the image cache disables it.
-func NamesNoFolder(word string) bool { return word == NoImageCache || word == "none" }
+func NamesNoFolder(word string) bool { return word == noImageCache || word == "none" }
 
 // NamesImageCache reports whether the user names a folder for the image cache.
 func (s Spec) NamesImageCache() bool { return s.ImageCache != "" && !NamesNoFolder(s.ImageCache) }

@@ -60,7 +60,7 @@ func TestLazyPullNeedsLayersInOneFile(t *testing.T) {
 	if err := spec.Validate(); err == nil || !strings.Contains(err.Error(), "--snapshotter erofs") {
 		t.Errorf("with overlayfs: %v", err)
 	}
-	for _, spec.Snapshotter = range []string{"", AutoSnapshotter, EROFS} {
+	for _, spec.Snapshotter = range []string{"", autoSnapshotter, EROFS} {
 		if err := spec.Validate(); err != nil {
 			t.Errorf("with %q: %v", spec.Snapshotter, err)
 		}
@@ -68,9 +68,9 @@ func TestLazyPullNeedsLayersInOneFile(t *testing.T) {
 }
 
 func TestImageCacheOff(t *testing.T) {
-	for word, want := range map[string]string{"off": NoImageCache, "none": NoImageCache, "cache": "/here/cache", "/a/off": "/a/off", "": ""} {
+	for word, want := range map[string]string{"off": noImageCache, "none": noImageCache, "cache": "/here/cache", "/a/off": "/a/off", "": ""} {
 		spec := Spec{Command: []string{"true"}, NodesPerHost: 1, ImageCache: word, Snapshotter: Overlay}
-		if err := spec.Validate(); (err == nil) != (want == NoImageCache || want == "") {
+		if err := spec.Validate(); (err == nil) != (want == noImageCache || want == "") {
 			t.Errorf("%q with overlayfs: %v", word, err)
 		}
 		if spec.Absolute("/here"); spec.ImageCache != want {

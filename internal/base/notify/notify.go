@@ -24,9 +24,9 @@ const (
 	KindFatal  = "fatal"  // the role is about to exit; Error is the reason
 )
 
-// Period is the time between two heartbeats. A parent should allow several
+// period is the time between two heartbeats. A parent should allow several
 // periods before it calls a role hung: a loaded node delays a heartbeat.
-const Period = time.Second
+const period = time.Second
 
 // Event is one line.
 type Event struct {
@@ -80,7 +80,7 @@ func (n *Notifier) Fatal(err error) { n.send(Event{Event: KindFatal, Error: err.
 // one Period; while it fails or blocks no heartbeat is sent. A nil probe
 // always succeeds.
 func (n *Notifier) Alive(ctx context.Context, probe func(context.Context) error) {
-	ticker := time.NewTicker(Period)
+	ticker := time.NewTicker(period)
 	defer ticker.Stop()
 	for {
 		select {
@@ -89,7 +89,7 @@ func (n *Notifier) Alive(ctx context.Context, probe func(context.Context) error)
 		case <-ticker.C:
 		}
 		if probe != nil {
-			probeCtx, cancel := context.WithTimeout(ctx, Period)
+			probeCtx, cancel := context.WithTimeout(ctx, period)
 			err := probe(probeCtx)
 			cancel()
 			if err != nil {

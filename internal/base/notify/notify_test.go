@@ -70,7 +70,7 @@ func TestAliveFollowsTheProbe(t *testing.T) {
 			}
 			beats.Add(1)
 		}))
-		ctx, cancel := context.WithTimeout(t.Context(), 6*Period+Period/2)
+		ctx, cancel := context.WithTimeout(t.Context(), 6*period+period/2)
 		defer cancel()
 		n.Alive(ctx, func(ctx context.Context) error {
 			switch probes.Add(1) {

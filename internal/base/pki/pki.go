@@ -17,10 +17,10 @@ import (
 	"time"
 )
 
-// Lifetime bounds every certificate. A cluster lives no longer than its job,
+// lifetime bounds every certificate. A cluster lives no longer than its job,
 // and few sites let a job run for more than a month; a year is generous and
 // still makes a key that leaks with a core dump worthless in time.
-const Lifetime = 365 * 24 * time.Hour
+const lifetime = 365 * 24 * time.Hour
 
 // clockSkew is the largest difference between the clocks of two nodes that leaves a
 // fresh certificate valid on both.
@@ -109,7 +109,7 @@ func newTemplate(id Identity) (*x509.Certificate, error) {
 		SerialNumber: serial,
 		Subject:      pkix.Name{CommonName: id.CommonName, Organization: id.Groups},
 		NotBefore:    now.Add(-clockSkew),
-		NotAfter:     now.Add(Lifetime),
+		NotAfter:     now.Add(lifetime),
 		DNSNames:     id.Names,
 	}
 	for _, address := range id.Addresses {

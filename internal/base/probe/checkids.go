@@ -56,11 +56,11 @@ func (h *Host) subIDOverlap() string {
 				continue
 			}
 			for _, other := range entries {
-				if !slices.Contains(owners, other.Owner) && overlap(mine.SubRange, other.SubRange) {
+				if !slices.Contains(owners, other.Owner) && overlap(mine.subRange, other.subRange) {
 					return fmt.Sprintf("%s gives ids of %d-%d to %s as well", file, mine.Start, uint64(mine.Start)+uint64(mine.Count)-1, other.Owner)
 				}
 			}
-			if name := h.userIn(mine.SubRange); name != "" {
+			if name := h.userIn(mine.subRange); name != "" {
 				return fmt.Sprintf("%s gives %d-%d, which holds the id of user %s", file, mine.Start, uint64(mine.Start)+uint64(mine.Count)-1, name)
 			}
 		}
@@ -68,13 +68,13 @@ func (h *Host) subIDOverlap() string {
 	return ""
 }
 
-func overlap(a, b SubRange) bool {
+func overlap(a, b subRange) bool {
 	return uint64(a.Start) < uint64(b.Start)+uint64(b.Count) && uint64(b.Start) < uint64(a.Start)+uint64(a.Count)
 }
 
 // userIn returns a user whose own id lies in a range.
-func (h *Host) userIn(r SubRange) string {
-	if overlap(r, SubRange{uint32(h.uid), 1}) {
+func (h *Host) userIn(r subRange) string {
+	if overlap(r, subRange{uint32(h.uid), 1}) {
 		return cmp.Or(h.userName(h.uid), "you")
 	}
 	for line := range strings.Lines(string(h.read("/etc/passwd"))) {
@@ -82,7 +82,7 @@ func (h *Host) userIn(r SubRange) string {
 		if len(fields) < 4 {
 			continue
 		}
-		if uid, err := strconv.ParseUint(fields[2], 10, 32); err == nil && overlap(r, SubRange{uint32(uid), 1}) {
+		if uid, err := strconv.ParseUint(fields[2], 10, 32); err == nil && overlap(r, subRange{uint32(uid), 1}) {
 			return fields[0]
 		}
 	}

@@ -89,8 +89,8 @@ func (h *Host) checkSeccomp(tried outcomes) []Result {
 	return []Result{filter, notify}
 }
 
-// Resolvers returns the name servers of resolv.conf.
-func (h *Host) Resolvers() []netip.Addr {
+// resolvers returns the name servers of resolv.conf.
+func (h *Host) resolvers() []netip.Addr {
 	var servers []netip.Addr
 	for line := range strings.Lines(string(h.read("/etc/resolv.conf"))) {
 		fields := strings.Fields(line)
@@ -108,7 +108,7 @@ func (h *Host) checkResolvers() Result {
 	r := Result{Name: "resolvers", Title: "name servers", Level: Recommended, OK: Yes}
 	var names []string
 	loopback := false
-	for _, server := range h.Resolvers() {
+	for _, server := range h.resolvers() {
 		names = append(names, server.String())
 		loopback = loopback || server.IsLoopback()
 	}

@@ -17,7 +17,7 @@ var (
 )
 
 func (h *Host) checkKernel() Result {
-	release := h.Describe().Kernel
+	release := h.describe().Kernel
 	r := Result{Name: "kernel", Title: "kernel", Level: Required, OK: Yes, Found: "Linux " + release}
 	major, minor, ok := kernelVersion(release)
 	older := func(than [2]int) bool { return major < than[0] || major == than[0] && minor < than[1] }
@@ -238,7 +238,7 @@ func (h *Host) coversOf(dir string) []string {
 	}
 	var covers []string
 	for _, mount := range h.mounts() {
-		if mount.Point == dir && mount.Has("ro") {
+		if mount.Point == dir && mount.has("ro") {
 			covers = append(covers, dir+" read-only")
 		}
 		if mount.Point != dir && within(mount.Point, dir) && !harmless[mount.Point] && !within(mount.Point, "/sys/fs/cgroup") {

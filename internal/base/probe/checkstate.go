@@ -32,8 +32,8 @@ func (h *Host) checkStateDir(best Candidate, rejected []Candidate) Result {
 	switch {
 	case best.Kind == KindMemory:
 		r.OK, r.Cost = Degraded, "it is in memory: images and volumes count against the memory of the job"
-	case best.FreeBytes < GoodStateSpace:
-		r.OK, r.Cost = Degraded, fmt.Sprintf("less than %s: large images will not fit", Bytes(GoodStateSpace))
+	case best.FreeBytes < goodStateSpace:
+		r.OK, r.Cost = Degraded, fmt.Sprintf("less than %s: large images will not fit", Bytes(goodStateSpace))
 	case best.NoExec:
 		r.OK, r.Cost = Degraded, "it is mounted noexec: programs in volumes of pods cannot be executed"
 	case named != "" && best.Path != named:
@@ -81,7 +81,7 @@ func (h *Host) checkHome() Result {
 			continue
 		}
 		seen = append(seen, dir+" on "+mount.Type)
-		if mount.Has("noexec") {
+		if mount.has("noexec") {
 			noexec = append(noexec, dir)
 		}
 	}
@@ -119,7 +119,7 @@ func (h *Host) checkPivot(tried outcomes) Result {
 	r := tried.answer(Result{Name: "pivot-root", Title: "pivot_root", Level: Optional,
 		Cost: "containers get their root by a move of mounts instead",
 	}, trialPivot, "works", trialMountNS)
-	if h.RootIsRootfs() {
+	if h.rootIsRootfs() {
 		// A diskless node. Nothing is lost, so it is no defect.
 		r.OK, r.Cost, r.Remedy = Yes, "", Remedy{}
 		r.Found = "the root is the initramfs (diskless node), where it cannot work; berth does without"

@@ -2,7 +2,7 @@
 // what a job may use of it.
 //
 // It asks two kinds of questions. A start acts on decisions (Memory, CPUs,
-// IDMap, Cgroup, StateDir, RootIsRootfs). They only read, fork nothing and take
+// IDMap, Cgroup, StateDir, rootIsRootfs). They only read, fork nothing and take
 // well under two milliseconds together. Trials make real namespaces, mounts and
 // devices in a child process. `berth doctor` runs them, and so does a failed
 // start, to find the reason.

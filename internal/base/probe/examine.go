@@ -25,7 +25,7 @@ func (h *Host) Examine(ctx context.Context, trials Trials, libexec string) Repor
 		memory = trials.Memory(ctx, memory)
 	}
 
-	report := h.Describe()
+	report := h.describe()
 	add := func(results ...Result) { report.Results = append(report.Results, results...) }
 	add(h.checkKernel())
 	add(h.checkNamespaces(tried)...)
@@ -44,8 +44,8 @@ func (h *Host) Examine(ctx context.Context, trials Trials, libexec string) Repor
 	return report
 }
 
-// Describe returns a report without results.
-func (h *Host) Describe() Report {
+// describe returns a report without results.
+func (h *Host) describe() Report {
 	report := Report{Version: ReportVersion, UID: h.uid, User: h.userName(h.uid), Kernel: h.line("/proc/sys/kernel/osrelease")}
 	report.Host, _ = os.Hostname()
 	if report.User == "" {

@@ -202,7 +202,7 @@ func TestChecks(t *testing.T) {
 		{"cgroup in a job", machine{files: rhel9(t, jobV2), env: map[string]string{"SLURM_JOB_ID": "1"}}.host().checkCgroup(), No, "not writable", "watching", ""},
 		{"hidepid", machine{files: map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo.debian12-v1-job")}, writable: []string{"/proc/self/ns/user"}}.host().checkVisibility(), Degraded, "hidepid=invisible", "ps and top", "kubectl exec"},
 		{"noexec /tmp", machine{files: map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo.ubuntu2404")}, env: map[string]string{"HOME": "/home/a"}}.host().checkHome(), Degraded, "noexec: /tmp", "cannot be executed", "sh script.sh"},
-		{"noexec programs", machine{files: map[string]string{"/opt/libexec/berth": "dir"}, filesystems: map[string]Filesystem{"/opt": {NoExec: true}}}.host().checkPrograms("/opt/libexec/berth"), No, "noexec", "cannot be executed", "unpack berth"},
+		{"noexec programs", machine{files: map[string]string{"/opt/libexec/berth": "dir"}, filesystems: map[string]filesystem{"/opt": {NoExec: true}}}.host().checkPrograms("/opt/libexec/berth"), No, "noexec", "cannot be executed", "unpack berth"},
 		{"memory as state", machine{}.host().checkStateDir(Candidate{Path: "/dev/shm", Type: "tmpfs", Kind: KindMemory, FreeBytes: 8 << 30}, nil), Degraded, "/dev/shm (tmpfs", "in memory", "BERTH_STATE_DIR"},
 		{"no state", machine{}.host().checkStateDir(Candidate{}, []Candidate{{Path: "/home", Kind: KindNetwork, Reason: "nfs4 is a network file system"}}), No, "/home: nfs4", "no place", "BERTH_STATE_DIR"},
 		{"loopback resolver", machine{files: map[string]string{"/etc/resolv.conf": "search x\nnameserver 127.0.0.53\nnameserver\nnameserver bad\n"}}.host().checkResolvers(), Yes, "127.0.0.53 (on the host's loopback", "", ""},
@@ -301,7 +301,7 @@ func BenchmarkDecisions(b *testing.B) {
 		h.Cgroup()
 		h.IDMap(os.Getuid(), os.Getgid())
 		h.StateDir(h.StateDirs())
-		h.RootIsRootfs()
+		h.rootIsRootfs()
 	}
 }
 

@@ -17,7 +17,7 @@ type machine struct {
 	uid   int
 	// filesystems maps mount points to file systems; the longest prefix of a path
 	// counts.
-	filesystems map[string]Filesystem
+	filesystems map[string]filesystem
 	// writable lists the paths that the user may write to.
 	writable   []string
 	affinity   int
@@ -51,7 +51,7 @@ func (m machine) host() *Host {
 	return newHost(tree, func(name string) string { return m.env[name] }, uid, m)
 }
 
-func (m machine) Statfs(path string) (Filesystem, error) {
+func (m machine) Statfs(path string) (filesystem, error) {
 	var best string
 	for point := range m.filesystems {
 		if within(path, point) && len(point) > len(best) {
@@ -59,7 +59,7 @@ func (m machine) Statfs(path string) (Filesystem, error) {
 		}
 	}
 	if best == "" {
-		return Filesystem{Magic: 0xef53, FreeBytes: 100 << 30}, nil
+		return filesystem{Magic: 0xef53, FreeBytes: 100 << 30}, nil
 	}
 	return m.filesystems[best], nil
 }

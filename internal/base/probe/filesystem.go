@@ -2,8 +2,8 @@ package probe
 
 import "strings"
 
-// Filesystem is the result of statfs(2) for a path.
-type Filesystem struct {
+// filesystem is the result of statfs(2) for a path.
+type filesystem struct {
 	Magic                    uint32
 	FreeBytes, TotalBytes    uint64
 	FreeInodes, TotalInodes  uint64 // TotalInodes is 0 where there is no bound

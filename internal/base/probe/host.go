@@ -29,7 +29,7 @@ type Host struct {
 // kernel is the part of the machine that is not a file to read, so that tests
 // can stand in for it.
 type kernel interface {
-	Statfs(path string) (Filesystem, error)
+	Statfs(path string) (filesystem, error)
 	// Access tries access(2) with the effective ids; a directory is written to
 	// and searched with W_OK|X_OK.
 	Access(path string, mode uint32) error
@@ -111,13 +111,13 @@ func parseColons(content []byte) map[string]string {
 
 type localKernel struct{}
 
-func (localKernel) Statfs(path string) (Filesystem, error) {
+func (localKernel) Statfs(path string) (filesystem, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(path, &s); err != nil {
-		return Filesystem{}, err
+		return filesystem{}, err
 	}
 	block := uint64(s.Bsize)
-	return Filesystem{
+	return filesystem{
 		Magic:       uint32(s.Type),
 		FreeBytes:   s.Bavail * block,
 		TotalBytes:  s.Blocks * block,

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// FullRange is the number of subordinate ids that images may use: nobody is 65534.
-const FullRange = 65536
+// fullRange is the number of subordinate ids that images may use: nobody is 65534.
+const fullRange = 65536
 
 // maxRanges bounds the lines of a map. The kernel accepts 340 (5 before 4.15).
 const maxRanges = 64
@@ -41,22 +41,22 @@ type IDMap struct {
 	NameService bool
 }
 
-// SubRange is one range of subordinate ids.
-type SubRange struct {
+// subRange is one range of subordinate ids.
+type subRange struct {
 	Start, Count uint32
 }
 
-// SubEntry is a line of /etc/subuid or /etc/subgid: the owner is a name or a
+// subEntry is a line of /etc/subuid or /etc/subgid: the owner is a name or a
 // number.
-type SubEntry struct {
+type subEntry struct {
 	Owner string
-	SubRange
+	subRange
 }
 
 // parseSubIDs parses the format of subuid(5). It ignores invalid lines, as
 // newuidmap does.
-func parseSubIDs(content []byte) []SubEntry {
-	var entries []SubEntry
+func parseSubIDs(content []byte) []subEntry {
+	var entries []subEntry
 	for line := range strings.Lines(string(content)) {
 		fields := strings.Split(strings.TrimSpace(line), ":")
 		if len(fields) != 3 || fields[0] == "" || strings.HasPrefix(fields[0], "#") {
@@ -70,7 +70,7 @@ func parseSubIDs(content []byte) []SubEntry {
 		if err != nil || count == 0 || start+count > math.MaxUint32 {
 			continue
 		}
-		entries = append(entries, SubEntry{fields[0], SubRange{uint32(start), uint32(count)}})
+		entries = append(entries, subEntry{fields[0], subRange{uint32(start), uint32(count)}})
 	}
 	return entries
 }
@@ -103,10 +103,10 @@ func (h *Host) IDMap(uid, gid int) IDMap {
 }
 
 // withRanges adds subordinate ranges to a map, or records why it cannot.
-func (h *Host) withRanges(m IDMap, uid, gid int, uids, gids []SubRange) IDMap {
+func (h *Host) withRanges(m IDMap, uid, gid int, uids, gids []subRange) IDMap {
 	name := cmp.Or(h.userName(uid), strconv.Itoa(uid))
 	// Not usermod: it refuses users that are not in /etc/passwd.
-	grant := Remedy{Admin: fmt.Sprintf("echo %s:%d:%d | tee -a /etc/subuid >> /etc/subgid", name, h.freeSubIDs(), FullRange)}
+	grant := Remedy{Admin: fmt.Sprintf("echo %s:%d:%d | tee -a /etc/subuid >> /etc/subgid", name, h.freeSubIDs(), fullRange)}
 	if len(uids) == 0 || len(gids) == 0 {
 		m.Reason = fmt.Sprintf("no subordinate ids for %s in /etc/subuid and /etc/subgid", name)
 		if len(uids) > 0 || len(gids) > 0 {
@@ -136,9 +136,9 @@ func (h *Host) withRanges(m IDMap, uid, gid int, uids, gids []SubRange) IDMap {
 	}
 	m.OneUID, m.Reason, m.UIDs, m.GIDs = false, "", uidLines, gidLines
 	m.NewUIDMap, m.NewGIDMap = newuid, newgid
-	m.Complete = total(uidLines) >= FullRange && total(gidLines) >= FullRange
+	m.Complete = total(uidLines) >= fullRange && total(gidLines) >= fullRange
 	if !m.Complete {
-		m.Reason = fmt.Sprintf("only %d uids and %d gids for %s, and images may use %d", total(uidLines), total(gidLines), name, FullRange)
+		m.Reason = fmt.Sprintf("only %d uids and %d gids for %s, and images may use %d", total(uidLines), total(gidLines), name, fullRange)
 		m.Remedy = grant
 	}
 	return m
@@ -156,7 +156,7 @@ func oneID(uid, gid int) IDMap {
 // It omits ids that would be mapped twice, because the kernel would refuse the
 // whole map. Adjacent ranges stay separate: newuidmap checks each line against its
 // files.
-func mapLines(own int, ranges []SubRange) []IDRange {
+func mapLines(own int, ranges []subRange) []IDRange {
 	lines := []IDRange{{0, uint32(own), 1}}
 	next := uint64(1)
 	add := func(start, end uint64) { // end is exclusive
@@ -166,7 +166,7 @@ func mapLines(own int, ranges []SubRange) []IDRange {
 		}
 	}
 	ranges = slices.Clone(ranges)
-	slices.SortStableFunc(ranges, func(a, b SubRange) int { return cmp.Compare(a.Start, b.Start) })
+	slices.SortStableFunc(ranges, func(a, b subRange) int { return cmp.Compare(a.Start, b.Start) })
 	covered := uint64(0)
 	for _, r := range ranges {
 		start, end := max(uint64(r.Start), covered), uint64(r.Start)+uint64(r.Count)
@@ -186,17 +186,17 @@ func mapLines(own int, ranges []SubRange) []IDRange {
 
 // mapped returns the parts of the ranges that exist in the user namespace with the
 // given map. Without a map (no /proc) all of them count as existing.
-func mapped(ranges []SubRange, ids []IDRange) []SubRange {
+func mapped(ranges []subRange, ids []IDRange) []subRange {
 	if len(ids) == 0 {
 		return ranges
 	}
-	var inside []SubRange
+	var inside []subRange
 	for _, r := range ranges {
 		for _, id := range ids {
 			start := max(uint64(r.Start), uint64(id.Inside))
 			end := min(uint64(r.Start)+uint64(r.Count), uint64(id.Inside)+uint64(id.Count))
 			if start < end {
-				inside = append(inside, SubRange{uint32(start), uint32(end - start)})
+				inside = append(inside, subRange{uint32(start), uint32(end - start)})
 			}
 		}
 	}
@@ -223,11 +223,11 @@ func (h *Host) freeSubIDs() uint64 {
 	return free
 }
 
-func ownedBy(entries []SubEntry, owners []string) []SubRange {
-	var ranges []SubRange
+func ownedBy(entries []subEntry, owners []string) []subRange {
+	var ranges []subRange
 	for _, entry := range entries {
 		if slices.Contains(owners, entry.Owner) {
-			ranges = append(ranges, entry.SubRange)
+			ranges = append(ranges, entry.subRange)
 		}
 	}
 	return ranges

@@ -41,7 +41,7 @@ func TestIDMap(t *testing.T) {
 	unprivileged := mapper("alice:100000:65536\n")
 	unprivileged.privileged = nil
 	nosuid := mapper("alice:100000:65536\n")
-	nosuid.filesystems = map[string]Filesystem{"/usr": {NoSUID: true}}
+	nosuid.filesystems = map[string]filesystem{"/usr": {NoSUID: true}}
 
 	own := IDRange{0, 1000, 1}
 	tests := []struct {
@@ -120,7 +120,7 @@ func TestAskNameService(t *testing.T) {
 
 func TestParseGetsubids(t *testing.T) {
 	got := parseGetsubids([]byte("0: alice 100000 65536\n1: alice 300000 65536\nError fetching ranges\n"))
-	if want := []SubRange{{100000, 65536}, {300000, 65536}}; !reflect.DeepEqual(got, want) {
+	if want := []subRange{{100000, 65536}, {300000, 65536}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v", got)
 	}
 }
@@ -145,9 +145,9 @@ func FuzzParseSubIDs(f *testing.F) {
 	f.Add([]byte("alice:4294967295:1\nalice:0:4294967295\n"))
 	f.Fuzz(func(t *testing.T, content []byte) {
 		fuzzbound.Watch(t)
-		var ranges []SubRange
+		var ranges []subRange
 		for _, entry := range parseSubIDs(content) {
-			ranges = append(ranges, entry.SubRange)
+			ranges = append(ranges, entry.subRange)
 		}
 		// Whatever the files say, the kernel must accept the map.
 		seen := map[uint32]bool{}
@@ -172,6 +172,6 @@ func FuzzParseIDMap(f *testing.F) {
 	f.Add([]byte(fullID))
 	f.Fuzz(func(t *testing.T, content []byte) {
 		fuzzbound.Watch(t)
-		mapped([]SubRange{{100000, 65536}}, parseIDMap(content))
+		mapped([]subRange{{100000, 65536}}, parseIDMap(content))
 	})
 }

@@ -17,8 +17,8 @@ type Mount struct {
 	Type, Source   string
 }
 
-// Has reports whether the mount, or its file system, has an option.
-func (m Mount) Has(option string) bool {
+// has reports whether the mount, or its file system, has an option.
+func (m Mount) has(option string) bool {
 	return slices.Contains(m.Options, option) || slices.Contains(m.Super, option)
 }
 
@@ -99,11 +99,11 @@ func within(file, dir string) bool {
 	return file == dir || dir == "/" || strings.HasPrefix(file, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// RootIsRootfs reports whether the root directory is the kernel's first mount,
+// rootIsRootfs reports whether the root directory is the kernel's first mount,
 // which can be neither moved nor pivoted away. This is so on a diskless node
 // that runs from its initramfs. Containers then need a root mount that has a
 // parent (bind / over itself, move it over /, chroot) or runc's --no-pivot.
-func (h *Host) RootIsRootfs() bool {
+func (h *Host) rootIsRootfs() bool {
 	root, ok := mountOf(h.mounts(), "/")
 	return ok && (root.Type == "rootfs" || root.Parent == root.ID)
 }

@@ -50,7 +50,7 @@ func TestRootIsRootfs(t *testing.T) {
 		"rhel9-job": false, "ubuntu2404": false, "diskless": true, "cray": false, "container": false,
 	} {
 		h := machine{files: map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo."+file)}}.host()
-		if got := h.RootIsRootfs(); got != want {
+		if got := h.rootIsRootfs(); got != want {
 			t.Errorf("%s: got %v", file, got)
 		}
 	}

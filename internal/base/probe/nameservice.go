@@ -24,7 +24,7 @@ func (h *Host) AskNameService(ctx context.Context, m IDMap, uid, gid int) IDMap 
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	var ranges [2][]SubRange
+	var ranges [2][]subRange
 	for i, arguments := range [][]string{{name}, {"-g", name}} {
 		output, err := exec.CommandContext(ctx, "getsubids", arguments...).Output()
 		if err != nil {
@@ -38,15 +38,15 @@ func (h *Host) AskNameService(ctx context.Context, m IDMap, uid, gid int) IDMap 
 }
 
 // parseGetsubids reads "0: alice 100000 65536".
-func parseGetsubids(output []byte) []SubRange {
-	var ranges []SubRange
+func parseGetsubids(output []byte) []subRange {
+	var ranges []subRange
 	for line := range strings.Lines(string(output)) {
 		fields := strings.Fields(line)
 		if len(fields) != 4 {
 			continue
 		}
 		for _, entry := range parseSubIDs([]byte(strings.Join(fields[1:], ":"))) {
-			ranges = append(ranges, entry.SubRange)
+			ranges = append(ranges, entry.subRange)
 		}
 	}
 	return ranges

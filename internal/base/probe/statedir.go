@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Space, in bytes, that a run's scratch directory needs: below MinStateSpace a
-// directory is refused, below GoodStateSpace another one is preferred.
+// Space, in bytes, that a run's scratch directory needs: below minStateSpace a
+// directory is refused, below goodStateSpace another one is preferred.
 const (
-	MinStateSpace  = 256 << 20
-	GoodStateSpace = 4 << 30
+	minStateSpace  = 256 << 20
+	goodStateSpace = 4 << 30
 )
 
 const minStateInodes = 20000
@@ -108,7 +108,7 @@ func (c Candidate) worth() int {
 	if c.Kind != KindMemory {
 		worth += 4
 	}
-	if c.FreeBytes >= GoodStateSpace {
+	if c.FreeBytes >= goodStateSpace {
 		worth += 2
 	}
 	if !c.NoExec {
@@ -173,8 +173,8 @@ func (h *Host) candidate(dir string) Candidate {
 	case c.Reason != "":
 	case stat.ReadOnly:
 		c.Reason = "the file system is read-only"
-	case stat.FreeBytes < MinStateSpace:
-		c.Reason = fmt.Sprintf("only %s free, and a run needs %s", Bytes(stat.FreeBytes), Bytes(MinStateSpace))
+	case stat.FreeBytes < minStateSpace:
+		c.Reason = fmt.Sprintf("only %s free, and a run needs %s", Bytes(stat.FreeBytes), Bytes(minStateSpace))
 	case stat.TotalInodes > 0 && stat.FreeInodes < minStateInodes:
 		c.Reason = fmt.Sprintf("only %d inodes free, and a run needs %d", stat.FreeInodes, minStateInodes)
 	}
@@ -182,7 +182,7 @@ func (h *Host) candidate(dir string) Candidate {
 	c.Overlay = c.Kind == KindDisk && c.Type != "vfat" && c.Type != "exfat"
 	if c.Kind == KindMemory && c.Type != "ramfs" {
 		// Whiteouts need user.* attributes, which tmpfs has since Linux 6.6.
-		major, minor, ok := kernelVersion(h.Describe().Kernel)
+		major, minor, ok := kernelVersion(h.describe().Kernel)
 		c.Overlay = ok && (major > 6 || major == 6 && minor >= 6)
 	}
 	return c

@@ -32,7 +32,7 @@ func TestStateDir(t *testing.T) {
 			[]string{"/work/me/tmp", "/tmp"}, "/tmp", KindDisk, map[string]string{"/work/me/tmp": "lustre"}},
 		{"endless link", machine{files: mounts("rhel9-job", "/loop", "-> /loop"), writable: usual},
 			[]string{"/loop", "/tmp"}, "/tmp", KindDisk, map[string]string{"/loop": "cannot be looked at"}},
-		{"noexec tmpfs after the disk", machine{files: mounts("ubuntu2404"), writable: usual, filesystems: map[string]Filesystem{
+		{"noexec tmpfs after the disk", machine{files: mounts("ubuntu2404"), writable: usual, filesystems: map[string]filesystem{
 			"/": {FreeBytes: plenty}, "/tmp": {FreeBytes: plenty, NoExec: true}}},
 			[]string{"/tmp", "/var/tmp"}, "/var/tmp", KindDisk, map[string]string{"/tmp": "better"}},
 		{"sshfs refused", machine{files: mounts("ubuntu2404", "/mnt/with space", "dir"), writable: append(usual, "/mnt/with space")},
@@ -41,15 +41,15 @@ func TestStateDir(t *testing.T) {
 			map[string]string{"/tmp": "better", "/dev/shm": "better"}},
 		{"Cray", machine{files: mounts("cray", "/opt/x", "dir"), writable: append(usual, "/opt/x")}, []string{"/home/a", "/var/tmp", "/tmp", "/opt/x"}, "/tmp", KindMemory,
 			map[string]string{"/home/a": "gpfs", "/var/tmp": "dvs", "/opt/x": "better"}},
-		{"little space", machine{files: mounts("rhel9-job"), writable: usual, filesystems: map[string]Filesystem{"/": {FreeBytes: 1 << 30}, "/tmp": {FreeBytes: 100 << 20}}},
+		{"little space", machine{files: mounts("rhel9-job"), writable: usual, filesystems: map[string]filesystem{"/": {FreeBytes: 1 << 30}, "/tmp": {FreeBytes: 100 << 20}}},
 			[]string{"/tmp", "/var/tmp"}, "/var/tmp", KindDisk, map[string]string{"/tmp": "only 100.0 MiB free"}},
-		{"no inodes", machine{files: mounts("rhel9-job"), writable: usual, filesystems: map[string]Filesystem{"/": {FreeBytes: plenty}, "/tmp": {FreeBytes: plenty, TotalInodes: 1000000, FreeInodes: 12}}},
+		{"no inodes", machine{files: mounts("rhel9-job"), writable: usual, filesystems: map[string]filesystem{"/": {FreeBytes: plenty}, "/tmp": {FreeBytes: plenty, TotalInodes: 1000000, FreeInodes: 12}}},
 			[]string{"/tmp", "/var/tmp"}, "/var/tmp", KindDisk, map[string]string{"/tmp": "12 inodes"}},
-		{"nothing", machine{files: mounts("rhel9-job", "/etc/passwd", "", "/srv/open", "opendir"), filesystems: map[string]Filesystem{"/": {ReadOnly: true, FreeBytes: plenty}}, writable: []string{"/tmp", "/srv/open"}},
+		{"nothing", machine{files: mounts("rhel9-job", "/etc/passwd", "", "/srv/open", "opendir"), filesystems: map[string]filesystem{"/": {ReadOnly: true, FreeBytes: plenty}}, writable: []string{"/tmp", "/srv/open"}},
 			[]string{"", "relative", "/absent", "/etc/passwd", "/var/tmp", "/srv/open", "/tmp"}, "", "",
 			map[string]string{"": "not an absolute path", "relative": "not an absolute path", "/absent": "file does not exist", "/etc/passwd": "not a directory",
 				"/var/tmp": "not writable", "/srv/open": "sticky", "/tmp": "read-only"}},
-		{"unknown to mountinfo", machine{files: with(nil, "/tmp", "tmpdir"), writable: usual, filesystems: map[string]Filesystem{"/": {Magic: 0x0bd00bd0, FreeBytes: plenty}}},
+		{"unknown to mountinfo", machine{files: with(nil, "/tmp", "tmpdir"), writable: usual, filesystems: map[string]filesystem{"/": {Magic: 0x0bd00bd0, FreeBytes: plenty}}},
 			[]string{"/tmp"}, "", "", map[string]string{"/tmp": "0xbd00bd0 is a network"}},
 	}
 	for _, test := range tests {

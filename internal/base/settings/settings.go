@@ -72,11 +72,11 @@ func Read(path string) (*File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read settings: %w", err)
 	}
-	return Parse(path, content)
+	return parse(path, content)
 }
 
-// Parse reads the content of a file.
-func Parse(path string, content []byte) (*File, error) {
+// parse reads the content of a file.
+func parse(path string, content []byte) (*File, error) {
 	file := &File{Path: path}
 	decoder := yaml.NewDecoder(bytes.NewReader(content))
 	var document yaml.Node

@@ -9,7 +9,7 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	file, err := Parse("f", []byte("# ours\noptions:\n  port-range: 21000-21999\n  registry: [docker.io=http://mirror:5000, \"b=c\"]\n  no-pull: true\nenvironment:\n  # HTTP_PROXY: x\nforbid: [here]\n"))
+	file, err := parse("f", []byte("# ours\noptions:\n  port-range: 21000-21999\n  registry: [docker.io=http://mirror:5000, \"b=c\"]\n  no-pull: true\nenvironment:\n  # HTTP_PROXY: x\nforbid: [here]\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,7 +22,7 @@ func TestParse(t *testing.T) {
 		t.Errorf("got %+v, want %+v", file, want)
 	}
 	for _, empty := range []string{"", "# nothing\n", "options:\n", "forbid:\n"} {
-		if file, err := Parse("f", []byte(empty)); err != nil || len(file.Options) != 0 {
+		if file, err := parse("f", []byte(empty)); err != nil || len(file.Options) != 0 {
 			t.Errorf("%q: %+v, %v", empty, file, err)
 		}
 	}
@@ -30,7 +30,7 @@ func TestParse(t *testing.T) {
 
 // TestMistakes checks that all mistakes are reported at once, each with its line.
 func TestMistakes(t *testing.T) {
-	_, err := Parse("f", []byte("option:\n  a: b\noptions:\n  a: b\n  a: c\n  d:\n  e: {f: g}\n  h: [[i]]\nenvironment: j\nforbid: here\n---\nk: l\n"))
+	_, err := parse("f", []byte("option:\n  a: b\noptions:\n  a: b\n  a: c\n  d:\n  e: {f: g}\n  h: [[i]]\nenvironment: j\nforbid: here\n---\nk: l\n"))
 	want := []string{
 		"f:1: a second document; a settings file has one",
 		`f:1: unknown section "option": there are options, environment and forbid`,
@@ -42,7 +42,7 @@ func TestMistakes(t *testing.T) {
 		t.Errorf("got\n%v\nwant\n%s", err, strings.Join(want, "\n"))
 	}
 	for _, text := range []string{"a: [", "- x\n", "\t", "x"} {
-		if _, err := Parse("f", []byte(text)); err == nil {
+		if _, err := parse("f", []byte(text)); err == nil {
 			t.Errorf("%q is taken for settings", text)
 		}
 	}
@@ -68,6 +68,6 @@ func FuzzParse(f *testing.F) {
 	f.Add("options:\n  port-range: 1-2\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		fuzzbound.Watch(t)
-		_, _ = Parse("f", []byte(text))
+		_, _ = parse("f", []byte(text))
 	})
 }

@@ -27,8 +27,8 @@ type State struct {
 
 var final = []string{"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
 
-// Ended reports whether the job will not run any more.
-func (s State) Ended() bool { return slices.Contains(final, s.Name) }
+// ended reports whether the job will not run any more.
+func (s State) ended() bool { return slices.Contains(final, s.Name) }
 
 // signalNotBegun is the number that slurmd gives instead of a signal for a script
 // that it could not begin: 0:53.
@@ -67,9 +67,9 @@ func (s State) text() string {
 		return name + " on " + s.Nodes
 	case s.Name == "TIMEOUT":
 		return "its time limit was over; ask for more with --time"
-	case s.Ended() && s.Signal == signalNotBegun:
+	case s.ended() && s.Signal == signalNotBegun:
 		return fmt.Sprintf("%s before the script began: can %s be written, and is the working directory there, on %s? slurmd's log says more", name, s.Stdout, s.Nodes)
-	case s.Ended() && s.ExitCode() != 0:
+	case s.ended() && s.ExitCode() != 0:
 		return fmt.Sprintf("%s, exit code %d", name, s.ExitCode())
 	}
 	return name

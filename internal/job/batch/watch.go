@@ -41,7 +41,7 @@ func (w *Watcher) Watch(ctx context.Context, job Job) ([]State, error) {
 		if err != nil {
 			return nil, err
 		}
-		if len(w.states) > 0 && !slices.ContainsFunc(w.states, func(s State) bool { return !s.Ended() }) {
+		if len(w.states) > 0 && !slices.ContainsFunc(w.states, func(s State) bool { return !s.ended() }) {
 			return w.states, nil
 		}
 		if changed {
@@ -86,7 +86,7 @@ func (w *Watcher) look(ctx context.Context, job Job) (changed bool, err error) {
 func (w *Watcher) merge(now []State) (changed bool) {
 	for _, old := range w.states {
 		same := func(s State) bool { return s.ID == old.ID }
-		if i := slices.IndexFunc(now, same); i < 0 && old.Ended() {
+		if i := slices.IndexFunc(now, same); i < 0 && old.ended() {
 			now = append(now, old)
 		} else if i < 0 || now[i].Name != old.Name || now[i].Reason != old.Reason {
 			changed = true

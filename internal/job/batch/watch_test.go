@@ -37,7 +37,7 @@ func TestParseStates(t *testing.T) {
 	if got[0] != want {
 		t.Errorf("got %+v, want %+v", got[0], want)
 	}
-	if got[1].ID != "13" || got[1].ExitCode() != 3 || !got[1].Ended() {
+	if got[1].ID != "13" || got[1].ExitCode() != 3 || !got[1].ended() {
 		t.Errorf("the second is %+v", got[1])
 	}
 }

@@ -31,8 +31,8 @@ func (h *Head) Accept(ctx context.Context) (*Peer, error) {
 	}
 }
 
-// MissingError names the nodes that did not join.
-type MissingError struct {
+// missingError names the nodes that did not join.
+type missingError struct {
 	Step  Step
 	Nodes []string
 	// Waited is the duration of the wait.
@@ -43,7 +43,7 @@ type MissingError struct {
 	Cause   error
 }
 
-func (e *MissingError) Error() string {
+func (e *missingError) Error() string {
 	text := fmt.Sprintf("wait for the nodes of step %s: %s did not come within %s (%v)",
 		e.Step, strings.Join(e.Nodes, ", "), e.Waited.Round(time.Second/10), e.Cause)
 	if len(e.Refused) > 0 {
@@ -53,10 +53,10 @@ func (e *MissingError) Error() string {
 		"` whether it is up, and let it reach the ports of --port-range on the step's first node"
 }
 
-func (e *MissingError) Unwrap() error { return e.Cause }
+func (e *missingError) Unwrap() error { return e.Cause }
 
 // Await waits until all named nodes are connected at the same time. If ctx ends
-// before, the error is a *MissingError. Accept returns each of these nodes, too.
+// before, the error is a *missingError. Accept returns each of these nodes, too.
 func (h *Head) Await(ctx context.Context, names []string) error {
 	start := time.Now()
 	for {
@@ -68,9 +68,9 @@ func (h *Head) Await(ctx context.Context, names []string) error {
 		case <-changed:
 			continue
 		case <-ctx.Done():
-			return &MissingError{h.cfg.Step, missing, time.Since(start), refused, context.Cause(ctx)}
+			return &missingError{h.cfg.Step, missing, time.Since(start), refused, context.Cause(ctx)}
 		case <-h.ctx.Done():
-			return &MissingError{h.cfg.Step, missing, time.Since(start), refused, context.Cause(h.ctx)}
+			return &missingError{h.cfg.Step, missing, time.Since(start), refused, context.Cause(h.ctx)}
 		}
 	}
 }

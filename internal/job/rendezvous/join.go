@@ -23,13 +23,13 @@ const (
 	lastRetry  = 500 * time.Millisecond
 )
 
-// RefusedError reports that the authenticated head rejects this node, and will
+// refusedError reports that the authenticated head rejects this node, and will
 // always reject it.
-type RefusedError struct {
+type refusedError struct {
 	Head, Reason string
 }
 
-func (e *RefusedError) Error() string {
+func (e *refusedError) Error() string {
 	return fmt.Sprintf("the head %s refuses this node: %s", e.Head, e.Reason)
 }
 
@@ -78,7 +78,7 @@ func Join(ctx context.Context, cfg Config, addresses []netip.Addr) (*Peer, error
 		return peer, nil
 	default:
 	}
-	var refused *RefusedError
+	var refused *refusedError
 	if cause := context.Cause(attempts); errors.As(cause, &refused) || errors.Is(cause, errProtocol) {
 		return nil, fmt.Errorf("join step %s: %w", cfg.Step, cause)
 	}
@@ -106,7 +106,7 @@ func (j *joining) keepTrying(ctx context.Context, target netip.AddrPort) (*Peer,
 		if err == nil {
 			return peer, nil
 		}
-		var refused *RefusedError
+		var refused *refusedError
 		if errors.As(err, &refused) || errors.Is(err, errProtocol) {
 			return nil, err
 		}
@@ -218,7 +218,7 @@ func (j *joining) introduce(ctx context.Context, conn *tls.Conn, binding []byte)
 			return fmt.Errorf("read the refusal of the head: %w", err)
 		}
 		if said.Final {
-			return &RefusedError{Head: j.cfg.head(), Reason: said.Reason}
+			return &refusedError{Head: j.cfg.head(), Reason: said.Reason}
 		}
 		return fmt.Errorf("the head refuses this node for now: %s", said.Reason)
 	}

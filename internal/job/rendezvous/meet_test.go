@@ -223,7 +223,7 @@ func TestNodesThatDoNotJoin(t *testing.T) {
 	accepted(t, head)
 	wantWords(t, refusedWorker(t, of("n4"), time.Second), "127.0.0.1 is not an address of node n4", "192.0.2.4")
 	err := head.Await(within(t, 300*time.Millisecond), []string{"n2", "n3", "n4"})
-	var missing *MissingError
+	var missing *missingError
 	if !errors.As(err, &missing) || !slices.Equal(missing.Nodes, []string{"n3", "n4"}) {
 		t.Fatalf("Await returns %v, want that n3 and n4 are missing", err)
 	}
@@ -231,7 +231,7 @@ func TestNodesThatDoNotJoin(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the error %v does not tell the cause", err)
 	}
-	wantWords(t, (&MissingError{Nodes: []string{"n3"}}), "scontrol show node n3")
+	wantWords(t, (&missingError{Nodes: []string{"n3"}}), "scontrol show node n3")
 }
 
 func TestNoHead(t *testing.T) {

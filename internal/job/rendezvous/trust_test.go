@@ -121,7 +121,7 @@ func TestWrongWorkers(t *testing.T) {
 	t.Run("not of this step", func(t *testing.T) {
 		cfg := of("n1")
 		cfg.Nodes, cfg.Node = []string{"n1", "n8"}, "n8"
-		var refused *RefusedError
+		var refused *refusedError
 		if err := refusedWorker(t, cfg, long); !errors.As(err, &refused) {
 			t.Errorf("error %v, want a RefusedError at once", err)
 		}

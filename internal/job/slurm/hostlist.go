@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// MaxHosts bounds what a host list may expand to. The largest machines have
+// maxHosts bounds what a host list may expand to. The largest machines have
 // some ten thousand nodes; a list that says more is damaged.
-const MaxHosts = 1 << 16
+const maxHosts = 1 << 16
 
 // ExpandHosts returns the names of a Slurm host list, in its order:
 // "n[1-3,7],gpu-[01-12]", and several brackets in one name: "r[1-2]n[0-3]".
@@ -20,7 +20,7 @@ func ExpandHosts(list string) ([]string, error) {
 		if strings.TrimSpace(word) == "" {
 			continue
 		}
-		names, err := expandWord(strings.TrimSpace(word), MaxHosts-len(hosts))
+		names, err := expandWord(strings.TrimSpace(word), maxHosts-len(hosts))
 		if err != nil {
 			return nil, fmt.Errorf("expand host list %.80q: %w", list, err)
 		}
@@ -29,7 +29,7 @@ func ExpandHosts(list string) ([]string, error) {
 	return hosts, nil
 }
 
-var errTooManyHosts = errors.New("more hosts than " + strconv.Itoa(MaxHosts))
+var errTooManyHosts = errors.New("more hosts than " + strconv.Itoa(maxHosts))
 
 // splitHosts cuts at the commas outside of brackets.
 func splitHosts(list string) []string {

@@ -13,7 +13,7 @@ import (
 func IntoCommand(job, node string, heterogeneous bool, program ...string) []string {
 	command := []string{
 		"srun", "--jobid=" + job, "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--gres=none",
-		"--mpi=none", "--cpu-bind=none", "--chdir=/", "--job-name=" + IntoStep, "--unbuffered", "--quiet",
+		"--mpi=none", "--cpu-bind=none", "--chdir=/", "--job-name=" + intoStep, "--unbuffered", "--quiet",
 	}
 	if node != "" {
 		command = append(command, "--nodelist="+node)
@@ -41,8 +41,8 @@ func UseCommand(job, node string, heterogeneous bool, program ...string) []strin
 // because the job is heterogeneous.
 func IsHeterogeneous(said string) bool { return strings.Contains(said, "hetjob components") }
 
-// IntoStep is the name of the steps of IntoCommand.
-const IntoStep = "berth-tunnel"
+// intoStep is the name of the steps of IntoCommand.
+const intoStep = "berth-tunnel"
 
 // IntoEnv returns env for IntoCommand. It omits Slurm's variables of the job that
 // the caller itself may be in, and options for srun. It keeps the name of the

@@ -15,9 +15,9 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// PauseImage is the image of the sandbox container. containerd has it built
+// pauseImage is the image of the sandbox container. containerd has it built
 // in (runtime/internal/pause); a registry is never asked for it.
-const PauseImage = "localhost/berth/pause:1"
+const pauseImage = "localhost/berth/pause:1"
 
 //go:embed containerd.toml.tmpl
 var containerdTemplate string
@@ -49,7 +49,7 @@ func Containerd(plan cluster.Plan) []byte {
 		"{REGISTRIES}", quote(p.RegistryHosts()),
 		"{MIRROR}", quote(plan.Registries.Mirror),
 		"{MIRRORHOSTS}", quote(mirrorHosts(plan)),
-		"{PAUSE}", quote(PauseImage),
+		"{PAUSE}", quote(pauseImage),
 		"{SNAPSHOTTER}", plan.Snapshotter,
 		"{CDI}", quote(p.CDI()),
 		"{CACHE}", quote(plan.ImageCache.Folder),

@@ -104,7 +104,7 @@ type gpu struct {
 
 // findGPUs finds the job's GPUs. A machine has GPUs of only one vendor.
 func (m Machine) findGPUs(wish Wish, found *Found) (*cdi.Spec, error) {
-	if wish.GPUs.None() {
+	if wish.GPUs.none() {
 		return nil, nil
 	}
 	resource, spec := "nvidia.com/gpu", &cdi.Spec{Version: cdiVersion, Kind: vendor + "/nvidia"}

@@ -37,8 +37,8 @@ func FromEnv(getenv func(string) string, inJob bool, numbers []string) GPUs {
 	return gpus
 }
 
-// None reports whether there can be no GPU.
-func (g GPUs) None() bool {
+// none reports whether there can be no GPU.
+func (g GPUs) none() bool {
 	if g.Job && g.Numbers == nil && g.Visible == nil {
 		return true
 	}

@@ -13,15 +13,15 @@ import (
 
 // Ports of CoreDNS on the DNS address, beside 53.
 const (
-	// ReadyPort answers GET /ready: 200 once Services and EndpointSlices are
+	// readyPort answers GET /ready: 200 once Services and EndpointSlices are
 	// known, 503 before.
-	ReadyPort = 8181
-	// MetricsPort answers GET /metrics.
-	MetricsPort = 9153
+	readyPort = 8181
+	// metricsPort answers GET /metrics.
+	metricsPort = 9153
 )
 
-// Domain is the cluster domain, the one that nearly every chart assumes.
-const Domain = "cluster.local"
+// domain is the cluster domain, the one that nearly every chart assumes.
+const domain = "cluster.local"
 
 //go:embed Corefile.tmpl
 var corefile string
@@ -34,9 +34,9 @@ func Corefile(plan cluster.Plan) []byte {
 	dns := plan.Addresses.DNS
 	return []byte(strings.NewReplacer(
 		"{ADDRESS}", dns.String(),
-		"{READY}", netip.AddrPortFrom(dns, ReadyPort).String(),
-		"{METRICS}", netip.AddrPortFrom(dns, MetricsPort).String(),
-		"{DOMAIN}", Domain,
+		"{READY}", netip.AddrPortFrom(dns, readyPort).String(),
+		"{METRICS}", netip.AddrPortFrom(dns, metricsPort).String(),
+		"{DOMAIN}", domain,
 		"{KUBECONFIG}", plan.Paths.Kubeconfig(cluster.UserDNS),
 		"{UPSTREAM}", plan.Addresses.Gateway.String(),
 	).Replace(corefile))

@@ -101,9 +101,9 @@ type IDRange struct {
 	Inside, Outside, Count uint32
 }
 
-// OneUID reports whether the map has no subordinate ids, so that everything
+// oneUID reports whether the map has no subordinate ids, so that everything
 // inside belongs to the user.
-func (m IDMap) OneUID() bool { return len(m.UIDs) <= 1 || len(m.GIDs) <= 1 }
+func (m IDMap) oneUID() bool { return len(m.UIDs) <= 1 || len(m.GIDs) <= 1 }
 
 func readConfig(file io.ReaderAt) (Config, error) {
 	var config Config

@@ -62,7 +62,7 @@ func setUp(config Config, control *net.UnixConn, outside int) error {
 	if err := setUpMounts(config); err != nil {
 		return err
 	}
-	if config.IDMap.OneUID() {
+	if config.IDMap.oneUID() {
 		if err := linux.FakeOwnership(); err != nil {
 			return err
 		}

@@ -142,7 +142,7 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 		defer group.Close()
 		janitor.SysProcAttr.UseCgroupFD, janitor.SysProcAttr.CgroupFD = true, int(group.Fd())
 	}
-	if config.IDMap.OneUID() {
+	if config.IDMap.oneUID() {
 		// The maps are written before the program is executed, so it has its
 		// capabilities even where no_new_privs forbids gaining any.
 		janitor.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
@@ -155,7 +155,7 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 	}
 	s.janitor, s.lifeline, s.gone = janitor, writeEnd, make(chan struct{})
 	go KeepRunning(janitor.Process.Pid, s.gone)
-	if config.IDMap.OneUID() {
+	if config.IDMap.oneUID() {
 		return nil
 	}
 	if err := writeIDMaps(janitor.Process.Pid, config.IDMap); err != nil {
