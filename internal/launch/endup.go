@@ -58,7 +58,7 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 	head := cluster.Head
 	if !ok && job != persistent.Local && options.hops() == 0 {
 		var err error
-		if _, head, err = slurm.StepNamed(ctx, job, UpStep, slurm.AskLong); err != nil {
+		if _, head, err = slurm.StepNamed(ctx, job, upStep, slurm.AskLong); err != nil {
 			return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("look for the cluster of job %s: %w", job, err))
 		}
 	}
@@ -82,7 +82,7 @@ func (o Options) awaitParent(ctx context.Context, job string) {
 	defer cancel()
 	awaitPersistentParent(ctx, o.Getenv, job)
 	for job != persistent.Local && ctx.Err() == nil {
-		if id, _, err := slurm.StepNamed(ctx, job, UpStep, slurm.AskSlurm); err != nil || id == "" {
+		if id, _, err := slurm.StepNamed(ctx, job, upStep, slurm.AskSlurm); err != nil || id == "" {
 			return
 		}
 		select {

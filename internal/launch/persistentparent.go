@@ -118,7 +118,7 @@ func (p *persistentParent) keep() (int, error) {
 // endStep has Slurm end the cluster's step.
 func (p *persistentParent) endStep() {
 	ctx := context.Background()
-	id, _, err := slurm.StepNamed(ctx, p.config.Job, UpStep, slurm.AskLong)
+	id, _, err := slurm.StepNamed(ctx, p.config.Job, upStep, slurm.AskLong)
 	if err == nil && id != "" {
 		err = slurm.TerminateStep(ctx, id, slurm.AskLong)
 	}

@@ -19,8 +19,8 @@ import (
 	"berth.dev/berth/internal/kube/workload"
 )
 
-// UpStep is the name of the job step of a cluster of berth up.
-const UpStep = "berth-up"
+// upStep is the name of the job step of a cluster of berth up.
+const upStep = "berth-up"
 
 // noLimit is the shortest remaining time that counts as unlimited.
 const noLimit = 300 * 24 * time.Hour

@@ -37,7 +37,7 @@ func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error)
 	key := severalNodes(job) && proof.GivesKey(ctx, job, options.Spec)
 	name := ownStepName()
 	if options.Spec.Stay {
-		name = UpStep
+		name = upStep
 	}
 	command := slurm.StepCommand(job, name, key, append([]string{self}, os.Args[1:]...)...)
 	env := slurm.StepEnv(os.Environ())

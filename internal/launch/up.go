@@ -87,7 +87,7 @@ func isUp(ctx context.Context, options Options, job slurm.Job, inJob bool) (pers
 	case ok:
 		return facts, true, nil
 	case inJob && job.Place == slurm.PlaceShell:
-		_, head, err := slurm.StepNamed(ctx, job.ID, UpStep, slurm.AskLong)
+		_, head, err := slurm.StepNamed(ctx, job.ID, upStep, slurm.AskLong)
 		return facts, head != "", exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	return facts, false, nil

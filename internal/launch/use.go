@@ -71,7 +71,7 @@ func usePersistent(ctx context.Context, options Options, job slurm.Job, inJob bo
 		return true, 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("use the cluster of job %s: no cluster of 'berth up' is on this node; it has ended, or it belongs to a 'berth run', which takes neither commands nor images of other runs", job.ID))
 	case !ok && inJob && job.Place == slurm.PlaceShell:
 		// A program under salloc is not on the nodes.
-		if _, head, err = slurm.StepNamed(ctx, job.ID, UpStep, slurm.AskLong); err != nil || head == "" {
+		if _, head, err = slurm.StepNamed(ctx, job.ID, upStep, slurm.AskLong); err != nil || head == "" {
 			return false, 0, exitcode.Wrap(exitcode.Unavailable, err)
 		}
 	case !ok:

@@ -64,7 +64,7 @@ func (p *Place) Clusters(ctx context.Context) ([]Found, error) {
 				return
 			}
 			found[i].Session = session
-			found[i].Summary, found[i].Err = session.Summarise(ctx)
+			found[i].Summary, found[i].Err = session.summarise(ctx)
 		})
 	}
 	looking.Wait()
@@ -95,7 +95,7 @@ func (p *Place) Cluster(ctx context.Context, name string) (Found, error) {
 	}
 	if target.Job == persistent.Local {
 		found := Found{Session: session, Job: session.queued()}
-		found.Summary, found.Err = session.Summarise(ctx)
+		found.Summary, found.Err = session.summarise(ctx)
 		return found, nil
 	}
 	found := Found{Session: session, Job: slurm.Queued{ID: target.Job, Name: target.Job, State: slurm.Running, Left: -1}}
@@ -107,6 +107,6 @@ func (p *Place) Cluster(ctx context.Context, name string) (Found, error) {
 	if ok {
 		found.Job = job
 	}
-	found.Summary, found.Err = session.Summarise(ctx)
+	found.Summary, found.Err = session.summarise(ctx)
 	return found, nil
 }

@@ -185,7 +185,7 @@ func TestManyCommandsShareOneStep(t *testing.T) {
 				return
 			}
 			defer session.Close()
-			summary, err := session.Summarise(t.Context())
+			summary, err := session.summarise(t.Context())
 			if err != nil || len(summary.Nodes) != 1 || !summary.Nodes[0].Ready || summary.Pods["Running"] != 1 || LivingPods(summary.Pods) != 2 ||
 				len(summary.Waiting) != 1 || summary.Waiting["ImagePullBackOff"] != 1 {
 				t.Errorf("%+v, %v", summary, err)
@@ -268,7 +268,7 @@ func TestUnusedTunnelCloses(t *testing.T) {
 	s := newSite(t)
 	s.idle = 100 * time.Millisecond
 	session := s.connect(t)
-	if _, err := session.Summarise(t.Context()); err != nil {
+	if _, err := session.summarise(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	session.Close()

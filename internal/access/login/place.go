@@ -20,8 +20,8 @@ import (
 const (
 	// EnvJob names the job for commands without a job argument.
 	EnvJob = "BERTH_JOB"
-	// EnvIdle sets the time after which an unused tunnel closes.
-	EnvIdle = "BERTH_TUNNEL_IDLE"
+	// envIdle sets the time after which an unused tunnel closes.
+	envIdle = "BERTH_TUNNEL_IDLE"
 	// EnvRemotePath is the path of berth on the nodes, if it differs from the path
 	// on this host.
 	EnvRemotePath = "BERTH_REMOTE_PATH"
@@ -47,10 +47,10 @@ func NewPlace(getenv func(string) string) (*Place, error) {
 	if p.base == "" {
 		return nil, problem(codeUnavailable, "find a place in memory for sockets: neither XDG_RUNTIME_DIR nor %s can be written", "/dev/shm")
 	}
-	if text := getenv(EnvIdle); text != "" {
+	if text := getenv(envIdle); text != "" {
 		idle, err := time.ParseDuration(text)
 		if err != nil || idle <= 0 {
-			return nil, problem(codeUsage, "read %s=%s: it is a time such as 10m", EnvIdle, text)
+			return nil, problem(codeUsage, "read %s=%s: it is a time such as 10m", envIdle, text)
 		}
 		p.idle = idle
 	}

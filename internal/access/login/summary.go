@@ -26,9 +26,9 @@ const lostTaint = "node.kubernetes.io/out-of-service"
 // summaryLimit bounds the time for a summary.
 const summaryLimit = 20 * time.Second
 
-// Summarise requests a summary from the cluster of a session. It needs only two
+// summarise requests a summary from the cluster of a session. It needs only two
 // lists, and a Kubernetes client would make the program larger.
-func (s *Session) Summarise(ctx context.Context) (Summary, error) {
+func (s *Session) summarise(ctx context.Context) (Summary, error) {
 	ctx, cancel := context.WithTimeout(ctx, summaryLimit)
 	defer cancel()
 	api, err := s.API()

@@ -36,7 +36,7 @@ func Once(ctx context.Context, api API, view View, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintln(w, view.Render(second))
+	_, err = fmt.Fprintln(w, view.render(second))
 	return err
 }
 
@@ -50,8 +50,8 @@ type Terminal struct {
 	Lost <-chan struct{}
 }
 
-// ErrLost ends a view whose way to the cluster is gone; the caller knows why.
-var ErrLost = errors.New("the cluster cannot be reached any more")
+// errLost ends a view whose way to the cluster is gone; the caller knows why.
+var errLost = errors.New("the cluster cannot be reached any more")
 
 // Run shows a cluster until the user has seen enough, ctx ends, or it is gone. The
 // terminal is then as it was.
@@ -109,7 +109,7 @@ func (m *model) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 	case dueMsg:
 		return m, m.read()
 	case lostMsg:
-		m.err = ErrLost
+		m.err = errLost
 		return m, tea.Quit
 	}
 	return m, nil
@@ -169,7 +169,7 @@ func (m *model) View() string {
 	if m.last == nil {
 		return "asking the cluster " + m.view.Notice
 	}
-	return m.view.Render(m.last)
+	return m.view.render(m.last)
 }
 
 func (m *model) read() tea.Cmd {

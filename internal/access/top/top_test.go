@@ -91,7 +91,7 @@ func TestRender(t *testing.T) {
 		"colour": {Title: "job 4711", Order: ByCPU, Colour: true, Namespace: "team"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := view.Render(read(t, lab()))
+			got := view.render(read(t, lab()))
 			lines := strings.Split(got, "\n")
 			if view.Height > 0 && len(lines) > view.Height {
 				t.Errorf("%d lines for %d", len(lines), view.Height)
@@ -113,7 +113,7 @@ func TestRenderAnySize(t *testing.T) {
 	s := read(t, lab())
 	for width := 1; width < 140; width += 3 {
 		for height := 1; height < 40; height++ {
-			got := View{Title: "job 4711", Width: width, Height: height, Skip: height, Keys: true}.Render(s)
+			got := View{Title: "job 4711", Width: width, Height: height, Skip: height, Keys: true}.render(s)
 			if lines := strings.Count(got, "\n") + 1; lines > height {
 				t.Fatalf("%d lines in %dx%d", lines, width, height)
 			}
@@ -176,7 +176,7 @@ func TestSilence(t *testing.T) {
 		t.Errorf("it goes on after %s, error %v", 2*silenceTimeout, m.err)
 	}
 	m = &model{ctx: t.Context()}
-	if m.Update(lostMsg{}); !errors.Is(m.err, ErrLost) {
+	if m.Update(lostMsg{}); !errors.Is(m.err, errLost) {
 		t.Errorf("error %v", m.err)
 	}
 }

@@ -58,9 +58,9 @@ const (
 	yellow style = "33"
 )
 
-// Render returns the text of a snapshot: lines that fit into the view. The last one
+// render returns the text of a snapshot: lines that fit into the view. The last one
 // has no line feed.
-func (v View) Render(s *Snapshot) string {
+func (v View) render(s *Snapshot) string {
 	if v.Width > 0 && v.Width < leastWidth || v.Height > 0 && v.Height < leastHeight {
 		return cut("the terminal is too small", v.Width)
 	}

@@ -27,11 +27,11 @@ import (
 // Names of the objects that every berth cluster has besides upstream's.
 const (
 	dnsService = "kube-dns"
-	// DefaultStorageClass is the class of claims that name none. Its volumes
+	// defaultStorageClass is the class of claims that name none. Its volumes
 	// are directories of the node where the pod runs.
-	DefaultStorageClass = "local"
-	// Provisioner names the provisioner of DefaultStorageClass.
-	Provisioner = "berth.dev/local"
+	defaultStorageClass = "local"
+	// provisioner names the provisioner of defaultStorageClass.
+	provisioner = "berth.dev/local"
 	// defaultClassAnnotation is upstream's, which keeps it internal.
 	defaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
 	// managedBy marks the objects that berth made.
@@ -263,11 +263,11 @@ func clusterDNSEndpoints(plan cluster.Plan) *discoveryv1.EndpointSlice {
 // storageClass makes a volume only when the pod's node is known, because a
 // directory exists on one node only.
 func storageClass() *storagev1.StorageClass {
-	meta := addonMeta("", DefaultStorageClass)
+	meta := addonMeta("", defaultStorageClass)
 	meta.Annotations = map[string]string{defaultClassAnnotation: "true"}
 	return &storagev1.StorageClass{
 		ObjectMeta:        meta,
-		Provisioner:       Provisioner,
+		Provisioner:       provisioner,
 		ReclaimPolicy:     ptr.To(corev1.PersistentVolumeReclaimDelete),
 		VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
 	}

@@ -20,9 +20,9 @@ import (
 
 // Phases that the role reports before it is ready.
 const (
-	PhaseEtcd    = "etcd"    // the store answers and holds the first objects
-	PhaseServing = "serving" // kube-apiserver accepts requests
-	PhaseAccess  = "access"  // and lets in others than administrators
+	phaseEtcd    = "etcd"    // the store answers and holds the first objects
+	phaseServing = "serving" // kube-apiserver accepts requests
+	phaseAccess  = "access"  // and lets in others than administrators
 )
 
 // settleTime is the delay after the start before memory is given back. The first
@@ -186,18 +186,18 @@ func (r *role) runServer(ctx context.Context) error {
 	go func() {
 		fresh, err := seedStore(ctx, r.store, r.plan, r.opts.Notifier.Notice)
 		if err == nil {
-			r.opts.Notifier.Phase(PhaseEtcd)
+			r.opts.Notifier.Phase(phaseEtcd)
 		}
 		seeded <- seeding{fresh, err}
 	}()
 	server, err := newAPIServer(ctx, r.api, r.loopback, r.plan.Replicated(),
 		func() (bool, error) { s := <-seeded; return s.fresh, s.err },
 		func() {
-			r.opts.Notifier.Phase(PhaseServing)
+			r.opts.Notifier.Phase(phaseServing)
 			close(r.serving)
 		},
 		func() {
-			r.opts.Notifier.Phase(PhaseAccess)
+			r.opts.Notifier.Phase(phaseAccess)
 			close(r.writable)
 		})
 	if err != nil {

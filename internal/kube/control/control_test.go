@@ -38,7 +38,7 @@ func TestControlPlane(t *testing.T) {
 	t.Run("early requests wait", func(t *testing.T) { testEarlyRequests(t, c) })
 	r.awaitReady(t)
 	t.Run("the API's own Service is there", func(t *testing.T) { testAPIService(t, c) })
-	for _, phase := range []string{PhaseEtcd, PhaseServing, PhaseAccess} {
+	for _, phase := range []string{phaseEtcd, phaseServing, phaseAccess} {
 		r.await(t, notify.Event{Event: notify.KindPhase, Name: phase})
 	}
 	r.await(t, notify.Event{Event: notify.KindAlive})
@@ -95,7 +95,7 @@ func TestRestart(t *testing.T) {
 func TestStopWhileStarting(t *testing.T) {
 	c := newTestCluster(t)
 	r := c.start(t)
-	r.await(t, notify.Event{Event: notify.KindPhase, Name: PhaseEtcd})
+	r.await(t, notify.Event{Event: notify.KindPhase, Name: phaseEtcd})
 	r.stop(t)
 }
 
@@ -261,11 +261,11 @@ func testAddons(t *testing.T, c *testCluster) {
 	if len(slices.Items) != 1 || slices.Items[0].Endpoints[0].Addresses[0] != c.plan.Addresses.DNS.String() {
 		t.Errorf("DNS endpoints: %+v", slices.Items)
 	}
-	class, err := admin.StorageV1().StorageClasses().Get(t.Context(), DefaultStorageClass, metav1.GetOptions{})
+	class, err := admin.StorageV1().StorageClasses().Get(t.Context(), defaultStorageClass, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if class.Provisioner != Provisioner || class.Annotations[defaultClassAnnotation] != "true" {
+	if class.Provisioner != provisioner || class.Annotations[defaultClassAnnotation] != "true" {
 		t.Errorf("storage class: %+v", class)
 	}
 	claim, err := admin.CoreV1().PersistentVolumeClaims("default").Create(t.Context(), &corev1.PersistentVolumeClaim{
@@ -278,7 +278,7 @@ func testAddons(t *testing.T, c *testCluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if claim.Spec.StorageClassName == nil || *claim.Spec.StorageClassName != DefaultStorageClass {
+	if claim.Spec.StorageClassName == nil || *claim.Spec.StorageClassName != defaultStorageClass {
 		t.Errorf("a claim without a class got %v", claim.Spec.StorageClassName)
 	}
 }

@@ -199,7 +199,7 @@ func BenchmarkState(b *testing.B) {
 		second.restore(b, facts, records)
 		role = second.start(b)
 		note("restored-ready-ms", role.awaitReady(b))
-		note("restored-etcd-ms", role.await(b, notify.Event{Event: notify.KindPhase, Name: PhaseEtcd}))
+		note("restored-etcd-ms", role.await(b, notify.Event{Event: notify.KindPhase, Name: phaseEtcd}))
 		role.stop(b)
 	}
 	b.ReportMetric(0, "ns/op")

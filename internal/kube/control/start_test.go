@@ -94,7 +94,7 @@ func BenchmarkStart(b *testing.B) {
 		awaitScheduled(b, admin, "first")
 		note("usable-ms", time.Since(r.began))
 		note("ready-ms", r.awaitReady(b))
-		for _, phase := range []string{PhaseEtcd, PhaseServing, PhaseAccess} {
+		for _, phase := range []string{phaseEtcd, phaseServing, phaseAccess} {
 			note(phase+"-ms", r.await(b, notify.Event{Event: notify.KindPhase, Name: phase}))
 		}
 		note("stop-ms", r.stop(b))

@@ -24,8 +24,8 @@ const (
 	noteKey = "berth.dev/note"
 )
 
-// ErrLost reports that this node no longer leads the run.
-var ErrLost = errors.New("this node no longer leads the run")
+// errLost reports that this node no longer leads the run.
+var errLost = errors.New("this node no longer leads the run")
 
 // Lease is one node's view of the lease. Its methods must not be called
 // concurrently.
@@ -75,7 +75,7 @@ func (l *Lease) setHolder(lease *unstructured.Unstructured, note string) {
 }
 
 // Renew renews the lease periodically until ctx ends, and then returns nil. It
-// returns an ErrLost when another node holds the lease, or could. Each renewal
+// returns an errLost when another node holds the lease, or could. Each renewal
 // stores the result of note for the successor.
 func (l *Lease) Renew(ctx context.Context, note func() string) error {
 	ticker := time.NewTicker(l.Period)
@@ -93,10 +93,10 @@ func (l *Lease) Renew(ctx context.Context, note func() string) error {
 			return nil
 		case err == nil:
 			renewed = time.Now()
-		case errors.Is(err, ErrLost):
+		case errors.Is(err, errLost):
 			return err
 		case time.Since(renewed) > l.Deadline:
-			return fmt.Errorf("%w: lease %s was not renewed for %s: %w", ErrLost, leaseName, l.Deadline, err)
+			return fmt.Errorf("%w: lease %s was not renewed for %s: %w", errLost, leaseName, l.Deadline, err)
 		}
 	}
 }
@@ -115,7 +115,7 @@ func (l *Lease) renew(ctx context.Context, note string) error {
 		return err
 	}
 	if who := holder(seen); who != l.node {
-		return fmt.Errorf("%w: node %s does", ErrLost, who)
+		return fmt.Errorf("%w: node %s does", errLost, who)
 	}
 	l.last = seen
 	return nil

@@ -73,7 +73,7 @@ func TestRenewFailsWhenAnotherNodeHoldsTheLease(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if err := first.Renew(ctx, func() string { return "" }); !errors.Is(err, ErrLost) {
+	if err := first.Renew(ctx, func() string { return "" }); !errors.Is(err, errLost) {
 		t.Errorf("renewing the lease of another node returned %v", err)
 	}
 }
@@ -86,7 +86,7 @@ func TestRenewFailsWithoutAnAPIServer(t *testing.T) {
 	first.leases, first.Deadline = silent{first.leases}, 20*time.Millisecond
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if err := first.Renew(ctx, func() string { return "" }); !errors.Is(err, ErrLost) {
+	if err := first.Renew(ctx, func() string { return "" }); !errors.Is(err, errLost) {
 		t.Errorf("renewing without an API server returned %v", err)
 	}
 }

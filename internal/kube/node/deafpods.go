@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// ReasonFastPathLost is the reason in events about pods that lost TCP.
-const ReasonFastPathLost = "FastPathLost"
+// reasonFastPathLost is the reason in events about pods that lost TCP.
+const reasonFastPathLost = "FastPathLost"
 
 const fastPathLost = "the process that answers for this pod's connections was killed together with the one that keeps what it needs: the pod cannot connect any more, and is deleted"
 
@@ -54,7 +54,7 @@ func (d deafPods) delete(ctx context.Context, pod *v1.Pod) error {
 		InvolvedObject: v1.ObjectReference{
 			APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
 		},
-		Type: v1.EventTypeWarning, Reason: ReasonFastPathLost, Message: fastPathLost,
+		Type: v1.EventTypeWarning, Reason: reasonFastPathLost, Message: fastPathLost,
 		Source: v1.EventSource{Component: "berth", Host: d.node}, FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}, metav1.CreateOptions{})
 	if err != nil {
@@ -62,7 +62,7 @@ func (d deafPods) delete(ctx context.Context, pod *v1.Pod) error {
 	}
 	// Jobs and their like count it as a disruption, not as a failure of the program.
 	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":"True","reason":%q,"message":%q,"lastTransitionTime":%q}]}}`,
-		v1.DisruptionTarget, ReasonFastPathLost, fastPathLost, now.UTC().Format(time.RFC3339))
+		v1.DisruptionTarget, reasonFastPathLost, fastPathLost, now.UTC().Format(time.RFC3339))
 	if _, err := d.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}, "status"); err != nil {
 		return fmt.Errorf("set the reason for its deletion: %w", err)
 	}

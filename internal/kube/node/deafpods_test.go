@@ -43,7 +43,7 @@ func TestPodsWithoutConnectionAreReplaced(t *testing.T) {
 		t.Errorf("patched %v", patched)
 	}
 	events, err := client.CoreV1().Events("a").List(t.Context(), metav1.ListOptions{})
-	if err != nil || len(events.Items) != 1 || events.Items[0].Reason != ReasonFastPathLost || events.Items[0].InvolvedObject.Name != "lost" {
+	if err != nil || len(events.Items) != 1 || events.Items[0].Reason != reasonFastPathLost || events.Items[0].InvolvedObject.Name != "lost" {
 		t.Errorf("events %v, %v", events, err)
 	}
 }

@@ -30,10 +30,10 @@ import (
 
 // Phases that the role reports while it starts.
 const (
-	PhaseRuntime    = "runtime"    // containerd takes requests
-	PhaseRegistered = "registered" // the Node exists
-	PhaseProxy      = "proxy"      // Services work
-	PhaseKubelet    = "kubelet"    // the Node is Ready
+	phaseRuntime    = "runtime"    // containerd takes requests
+	phaseRegistered = "registered" // the Node exists
+	phaseProxy      = "proxy"      // Services work
+	phaseKubelet    = "kubelet"    // the Node is Ready
 )
 
 // Options holds what a run needs besides the plan.
@@ -198,7 +198,7 @@ func (r *role) afterRegistration(ctx context.Context, api *access) {
 	if !api.opened(ctx) {
 		return
 	}
-	r.reached(PhaseRegistered)
+	r.reached(phaseRegistered)
 	nodes := r.nodes.Core().V1().Nodes().Informer()
 	r.nodes.Start(ctx.Done())
 	select {
@@ -221,7 +221,7 @@ func (r *role) runKubelet(ctx context.Context, api *access) error {
 	if err := awaitRuntime(ctx, r.plan.Paths.ContainerdSocket()); err != nil {
 		return err
 	}
-	r.reached(PhaseRuntime)
+	r.reached(phaseRuntime)
 	r.kubelet = k
 	close(r.made)
 	return k.run(ctx)
@@ -250,7 +250,7 @@ func (r *role) runProxy(ctx context.Context, api *access) error {
 		return err
 	}
 	if ctx.Err() == nil {
-		r.reached(PhaseProxy)
+		r.reached(phaseProxy)
 		r.proxy = p
 		close(r.synced)
 	}
@@ -262,7 +262,7 @@ func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
 	for _, c := range []struct {
 		done  <-chan struct{}
 		phase string
-	}{{r.made, ""}, {r.ready, PhaseKubelet}, {r.synced, ""}, {r.equipped, ""}} {
+	}{{r.made, ""}, {r.ready, phaseKubelet}, {r.synced, ""}, {r.equipped, ""}} {
 		select {
 		case <-c.done:
 			if c.phase != "" {

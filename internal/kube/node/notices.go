@@ -17,8 +17,8 @@ import (
 
 // Reasons of the events about requests of a pod that the node cannot fulfil.
 const (
-	ReasonUserNotHonoured     = "RunAsUserNotHonoured"
-	ReasonCPULimitNotEnforced = "CPULimitNotEnforced"
+	reasonUserNotHonoured     = "RunAsUserNotHonoured"
+	reasonCPULimitNotEnforced = "CPULimitNotEnforced"
 )
 
 // notices reports to the owner of a pod what this node cannot honour: once, and again
@@ -65,14 +65,14 @@ func (n *notices) about(pod *v1.Pod) []notice {
 	var all []notice
 	if n.oneUID {
 		if fields := users(pod); len(fields) > 0 {
-			all = append(all, notice{v1.EventTypeWarning, ReasonUserNotHonoured, fmt.Sprintf(
+			all = append(all, notice{v1.EventTypeWarning, reasonUserNotHonoured, fmt.Sprintf(
 				"%s not honoured: this node has one user id only, and every process of the pod runs as it; "+
 					"ask for subordinate ids (/etc/subuid, newuidmap) to have more", strings.Join(fields, ", "))})
 		}
 	}
 	if !n.cgroups {
 		if limits := cpuLimited(pod); len(limits) > 0 {
-			all = append(all, notice{v1.EventTypeNormal, ReasonCPULimitNotEnforced, fmt.Sprintf(
+			all = append(all, notice{v1.EventTypeNormal, reasonCPULimitNotEnforced, fmt.Sprintf(
 				"CPU limit of %s is used for scheduling but not enforced: this node has no delegated cgroup",
 				strings.Join(limits, ", "))})
 		}

@@ -38,7 +38,7 @@ func (s sharedVolumes) Provision(_ context.Context, o controller.ProvisionOption
 		return nil, controller.ProvisioningFinished, fmt.Errorf("make shared volume: %w", err)
 	}
 	return &v1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: o.PVName, Annotations: map[string]string{AnnotationCapacity: "not enforced"}},
+		ObjectMeta: metav1.ObjectMeta{Name: o.PVName, Annotations: map[string]string{annotationCapacity: "not enforced"}},
 		Spec: v1.PersistentVolumeSpec{
 			AccessModes:                   o.PVC.Spec.AccessModes,
 			Capacity:                      v1.ResourceList{v1.ResourceStorage: o.PVC.Spec.Resources.Requests[v1.ResourceStorage]},

@@ -18,12 +18,12 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// ProvisionerName is the provisioner that a StorageClass names to get volumes on
+// provisionerName is the provisioner that a StorageClass names to get volumes on
 // a node's own disk. Such a class must bind at the first consumer.
-const ProvisionerName = "berth.dev/local"
+const provisionerName = "berth.dev/local"
 
-// AnnotationCapacity is on each volume, because a directory has no size.
-const AnnotationCapacity = "berth.dev/capacity"
+// annotationCapacity is on each volume, because a directory has no size.
+const annotationCapacity = "berth.dev/capacity"
 
 // volumes provisions directories of this node as persistent volumes. They
 // live as long as the cluster.
@@ -49,7 +49,7 @@ func runVolumes(ctx context.Context, plan cluster.Plan, api *access, log *slog.L
 		}
 		log.Error("No volumes can be provisioned", "error", err)
 	}
-	provisioners := map[string]controller.Provisioner{ProvisionerName: own}
+	provisioners := map[string]controller.Provisioner{provisionerName: own}
 	// Several may: what they make has a name by its claim.
 	if plan.SharedVolumes != "" && plan.Control() {
 		provisioners[cluster.SharedProvisioner] = sharedVolumes{plan.SharedVolumes}
@@ -95,7 +95,7 @@ func (v *volumes) Provision(_ context.Context, o controller.ProvisionOptions) (*
 	pv := &v1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        o.PVName,
-			Annotations: map[string]string{AnnotationCapacity: "not enforced"},
+			Annotations: map[string]string{annotationCapacity: "not enforced"},
 		},
 		Spec: v1.PersistentVolumeSpec{
 			AccessModes:            o.PVC.Spec.AccessModes,

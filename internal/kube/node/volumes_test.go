@@ -41,7 +41,7 @@ func TestVolumeLifecycle(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o777 {
 		t.Errorf("directory: %v, %v", info, err)
 	}
-	if pv.Spec.PersistentVolumeReclaimPolicy != v1.PersistentVolumeReclaimRetain || pv.Spec.Capacity.Storage().String() != "3Gi" || pv.Annotations[AnnotationCapacity] == "" {
+	if pv.Spec.PersistentVolumeReclaimPolicy != v1.PersistentVolumeReclaimRetain || pv.Spec.Capacity.Storage().String() != "3Gi" || pv.Annotations[annotationCapacity] == "" {
 		t.Errorf("volume: %+v", pv)
 	}
 	if err := os.WriteFile(filepath.Join(pv.Spec.Local.Path, "f"), nil, 0o600); err != nil {

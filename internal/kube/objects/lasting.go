@@ -48,8 +48,8 @@ var binding = []string{
 	"volume.kubernetes.io/selected-node", "volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner",
 }
 
-// EmptyAnnotation marks a claim whose volume was on a node of an earlier job.
-const EmptyAnnotation = "berth.dev/emptied"
+// emptyAnnotation marks a claim whose volume was on a node of an earlier job.
+const emptyAnnotation = "berth.dev/emptied"
 
 // provisioner creates the volumes on nodes.
 const provisionedBy, provisioner = "pv.kubernetes.io/provisioned-by", "berth.dev/local"
@@ -153,7 +153,7 @@ func lastClaim(claim *corev1.PersistentVolumeClaim, local map[string]bool) {
 	}
 	maps.DeleteFunc(claim.Annotations, func(name, _ string) bool { return slices.Contains(binding, name) })
 	if bound {
-		metav1.SetMetaDataAnnotation(&claim.ObjectMeta, EmptyAnnotation, "its volume was on a node of an earlier job")
+		metav1.SetMetaDataAnnotation(&claim.ObjectMeta, emptyAnnotation, "its volume was on a node of an earlier job")
 	}
 	claim.Spec.VolumeName = ""
 	claim.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}

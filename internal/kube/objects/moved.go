@@ -66,7 +66,7 @@ func Moved(records []savedstate.Record, from, to []netip.Prefix) (moved []saveds
 // emptyNow reports whether a claim has lost its volume and waits for another.
 func emptyNow(record savedstate.Record) bool {
 	claim, err := decode[*corev1.PersistentVolumeClaim](record)
-	return err == nil && claim.Spec.VolumeName == "" && claim.Annotations[EmptyAnnotation] != ""
+	return err == nil && claim.Spec.VolumeName == "" && claim.Annotations[emptyAnnotation] != ""
 }
 
 var errNoFamily = errors.New("no range of the address's family")

@@ -181,14 +181,14 @@ func (c claim) age(renewed fs.FileInfo) (time.Duration, error) {
 	return now.ModTime().Sub(renewed.ModTime()), nil
 }
 
-// check returns ErrTaken if another run has the folder now.
+// check returns errTaken if another run has the folder now.
 func (c claim) check() error {
 	numbers, err := claims(c.folder)
 	if err != nil {
 		return err
 	}
 	if len(numbers) == 0 || numbers[len(numbers)-1] != c.number {
-		return ErrTaken
+		return errTaken
 	}
 	content, err := os.ReadFile(c.file(""))
 	if err != nil {
@@ -196,7 +196,7 @@ func (c claim) check() error {
 	}
 	var owner Owner
 	if json.Unmarshal(content, &owner) != nil || owner != c.owner {
-		return ErrTaken
+		return errTaken
 	}
 	return nil
 }

@@ -56,7 +56,7 @@ type Snapshot struct {
 func encode(s Snapshot, key []byte) ([]byte, error) {
 	var plain, secret []Record
 	for _, record := range s.Records {
-		if record.Secret() {
+		if record.secret() {
 			secret = append(secret, record)
 		} else {
 			plain = append(plain, record)
@@ -94,8 +94,8 @@ func encode(s Snapshot, key []byte) ([]byte, error) {
 	return append(file, sum[:]...), nil
 }
 
-// ErrDamaged reports a file with unexpected content.
-var ErrDamaged = errors.New("it is damaged")
+// errDamaged reports a file with unexpected content.
+var errDamaged = errors.New("it is damaged")
 
 // errNewer reports a file from a later version.
 var errNewer = errors.New("it was written by a newer berth; use that one")
@@ -106,7 +106,7 @@ var errForeignKey = errors.New("its Secrets are sealed with another key")
 // decode decodes a file. Without a key it omits Secrets and counts them in Missing.
 func decode(file []byte, key []byte) (Snapshot, error) {
 	if len(file) < len(magic)+sha256.Size || !bytes.HasPrefix(file, []byte(magic)) {
-		return Snapshot{}, fmt.Errorf("%w: no state of a cluster, or cut off", ErrDamaged)
+		return Snapshot{}, fmt.Errorf("%w: no state of a cluster, or cut off", errDamaged)
 	}
 	content, sum := file[:len(file)-sha256.Size], file[len(file)-sha256.Size:]
 	line, parts, _ := bytes.Cut(content[len(magic):], []byte{'\n'})
@@ -116,15 +116,15 @@ func decode(file []byte, key []byte) (Snapshot, error) {
 		return Snapshot{}, fmt.Errorf("%w (%s)", errNewer, h.Berth)
 	}
 	if actual := sha256.Sum256(content); !bytes.Equal(actual[:], sum) {
-		return Snapshot{}, fmt.Errorf("%w: its checksum is wrong", ErrDamaged)
+		return Snapshot{}, fmt.Errorf("%w: its checksum is wrong", errDamaged)
 	}
 	if h.Format != format || h.Plain < 0 || h.Sealed < 0 || h.Plain+h.Sealed != len(parts) {
-		return Snapshot{}, fmt.Errorf("%w: its parts are not as long as it says", ErrDamaged)
+		return Snapshot{}, fmt.Errorf("%w: its parts are not as long as it says", errDamaged)
 	}
 	s := Snapshot{Facts: h.Facts, Berth: h.Berth, Run: h.Run, Saved: h.Saved}
 	var err error
 	if s.Records, err = unpack(parts[:h.Plain]); err != nil {
-		return Snapshot{}, fmt.Errorf("%w: %w", ErrDamaged, err)
+		return Snapshot{}, fmt.Errorf("%w: %w", errDamaged, err)
 	}
 	if h.Sealed == 0 || key == nil {
 		s.Missing = h.Secrets
@@ -136,7 +136,7 @@ func decode(file []byte, key []byte) (Snapshot, error) {
 	}
 	secrets, err := unpack(hidden)
 	if err != nil {
-		return Snapshot{}, fmt.Errorf("%w: %w", ErrDamaged, err)
+		return Snapshot{}, fmt.Errorf("%w: %w", errDamaged, err)
 	}
 	s.Records = append(s.Records, secrets...)
 	return s, nil

@@ -99,8 +99,8 @@ func (f *Folder) read(file *os.File) (Snapshot, error) {
 	return decode(content, f.key)
 }
 
-// ErrTaken reports that another run has taken the folder.
-var ErrTaken = errors.New("another run has taken it")
+// errTaken reports that another run has taken the folder.
+var errTaken = errors.New("another run has taken it")
 
 // Save replaces the saved snapshot. A reader sees either the old or the new one.
 func (f *Folder) Save(s Snapshot) error {

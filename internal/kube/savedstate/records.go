@@ -16,8 +16,8 @@ type Record struct {
 	Value []byte
 }
 
-// Secret reports whether a record is a Secret.
-func (r Record) Secret() bool { return strings.HasPrefix(r.Key, "secrets/") }
+// secret reports whether a record is a Secret.
+func (r Record) secret() bool { return strings.HasPrefix(r.Key, "secrets/") }
 
 // Facts describes the cluster that wrote the records.
 type Facts struct {

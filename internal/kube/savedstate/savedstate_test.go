@@ -105,14 +105,14 @@ func TestDamageIsFound(t *testing.T) {
 	for i := range file {
 		damaged := bytes.Clone(file)
 		damaged[i] ^= 0x20
-		if _, err := decode(damaged, key); !errors.Is(err, ErrDamaged) && !errors.Is(err, errNewer) {
+		if _, err := decode(damaged, key); !errors.Is(err, errDamaged) && !errors.Is(err, errNewer) {
 			t.Errorf("byte %d changed: %v", i, err)
 		}
-		if _, err := decode(file[:i], key); !errors.Is(err, ErrDamaged) {
+		if _, err := decode(file[:i], key); !errors.Is(err, errDamaged) {
 			t.Errorf("cut after %d bytes: %v", i, err)
 		}
 	}
-	if _, err := decode(append(bytes.Clone(file), 0), key); !errors.Is(err, ErrDamaged) {
+	if _, err := decode(append(bytes.Clone(file), 0), key); !errors.Is(err, errDamaged) {
 		t.Errorf("one byte more: %v", err)
 	}
 	if _, err := decode(file, bytes.Repeat([]byte{8}, keySize)); !errors.Is(err, errForeignKey) {
@@ -269,10 +269,10 @@ func TestOneRunOwnsFolder(t *testing.T) {
 	}
 	other := snapshot()
 	other.Run = "late"
-	if err := first.Save(other); !errors.Is(err, ErrTaken) {
+	if err := first.Save(other); !errors.Is(err, errTaken) {
 		t.Errorf("the first run saves: %v", err)
 	}
-	if err := first.Renew(); !errors.Is(err, ErrTaken) {
+	if err := first.Renew(); !errors.Is(err, errTaken) {
 		t.Errorf("the first run renews: %v", err)
 	}
 	if err := first.Close(); err != nil {

@@ -105,7 +105,7 @@ func (t *TimeUp) Error() string {
 // workload needs to end. The job's limit may change in the meantime.
 func (a *Allocation) endEarly(ctx context.Context, giveUp context.CancelCauseFunc) {
 	for a.Early > 0 && !a.KnownEnd().IsZero() {
-		wait := a.KnownEnd().Sub(a.now()) - a.Early - TakeDownTime
+		wait := a.KnownEnd().Sub(a.now()) - a.Early - takeDownTime
 		if wait <= 0 {
 			giveUp(exitcode.Wrap(exitcode.TimeLimit, &TimeUp{a.Early}))
 			return
@@ -141,7 +141,7 @@ func (a *Allocation) GraceNow(ctx context.Context, signal syscall.Signal) time.D
 		return grace
 	}
 	a.preempted = moment.Returns
-	return max(grace, moment.End.Sub(a.now())-TakeDownTime)
+	return max(grace, moment.End.Sub(a.now())-takeDownTime)
 }
 
 // Requeue requeues a job that was preempted with a grace time, as its partition
@@ -191,7 +191,7 @@ func (a *Allocation) grace(signal syscall.Signal) time.Duration {
 	if a.killWait == 0 {
 		return LocalGrace
 	}
-	grace := min(MaxGrace, max(0, a.killWait-TakeDownTime))
+	grace := min(MaxGrace, max(0, a.killWait-takeDownTime))
 	if signal == syscall.SIGINT {
 		grace = min(grace, LocalGrace)
 	}

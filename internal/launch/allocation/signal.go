@@ -19,8 +19,8 @@ const (
 	// if Slurm's KillWait is unknown. It also applies to Ctrl-C, when somebody
 	// waits at the terminal.
 	LocalGrace = 5 * time.Second
-	// TakeDownTime is the part of KillWait reserved for removing the cluster.
-	TakeDownTime = time.Second
+	// takeDownTime is the part of KillWait reserved for removing the cluster.
+	takeDownTime = time.Second
 	// MaxGrace is Kubernetes' default for a pod.
 	MaxGrace = 30 * time.Second
 	// foreseeable is the longest grace that a message gives as a number. A job

@@ -173,11 +173,11 @@ func Hold(original interface {
 	return overlay.Hold(original)
 }
 
-// Files returns the descriptors for the process that serves the sockets.
-func (s Sockets) Files() []*os.File { return append(slices.Clone(s.Packets), s.Streams) }
+// files returns the descriptors for the process that serves the sockets.
+func (s Sockets) files() []*os.File { return append(slices.Clone(s.Packets), s.Streams) }
 
 func (s Sockets) Close() {
-	for _, file := range append(s.Files(), s.Switches...) {
+	for _, file := range append(s.files(), s.Switches...) {
 		if file != nil {
 			file.Close()
 		}

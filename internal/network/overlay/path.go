@@ -72,8 +72,8 @@ type Path struct {
 	Datagram int
 }
 
-// Paths returns the current state of the paths to the other nodes.
-func (o *Overlay) Paths() []Path {
+// paths returns the current state of the paths to the other nodes.
+func (o *Overlay) paths() []Path {
 	var all []Path
 	for _, to := range o.table.peers {
 		if to == nil {

@@ -31,7 +31,7 @@ func (l *lab) awaitPaths() {
 	l.Helper()
 	for i, m := range l.members {
 		testutil.Eventually(l, fmt.Sprintf("node %d has paths to the others", i), func() bool {
-			return !slices.ContainsFunc(m.overlay.Paths(), func(p Path) bool { return p.Carrier == "" })
+			return !slices.ContainsFunc(m.overlay.paths(), func(p Path) bool { return p.Carrier == "" })
 		})
 	}
 }
@@ -40,7 +40,7 @@ func (l *lab) awaitPaths() {
 func (l *lab) isBy(carrier string) func() bool {
 	return func() bool {
 		for _, m := range l.members {
-			for _, p := range m.overlay.Paths() {
+			for _, p := range m.overlay.paths() {
 				if p.Carrier != carrier {
 					return false
 				}
@@ -125,7 +125,7 @@ func TestSilentlyNarrowerPath(t *testing.T) {
 func narrowest(l *lab) int {
 	least := maxUDPPayload
 	for _, m := range l.members {
-		for _, p := range m.overlay.Paths() {
+		for _, p := range m.overlay.paths() {
 			least = min(least, p.Datagram)
 		}
 	}

@@ -44,12 +44,12 @@ func withPorts(p *corev1.Pod, ports ...corev1.ContainerPort) *corev1.Pod {
 }
 
 // testCluster is the cluster with the policies of a YAML stream.
-func testCluster(t *testing.T, policies string) Objects {
+func testCluster(t *testing.T, policies string) objects {
 	t.Helper()
 	onNode, ended := podOf("x", "hosted", hosted), podOf("x", "a", finished)
 	onNode.Spec.HostNetwork = true
 	ended.Status.Phase = corev1.PodSucceeded
-	o := Objects{
+	o := objects{
 		Pods: []*corev1.Pod{
 			withPorts(podOf("x", "a", xa),
 				corev1.ContainerPort{Name: "http", ContainerPort: 80, Protocol: corev1.ProtocolTCP},

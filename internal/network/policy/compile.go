@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Objects holds the objects of the API that Compile reads.
-type Objects struct {
+// objects holds the objects of the API that compile reads.
+type objects struct {
 	Policies    []*networkingv1.NetworkPolicy
 	Pods        []*corev1.Pod
 	Namespaces  []*corev1.Namespace
@@ -41,9 +41,9 @@ func ClusterDNS(address netip.Addr) VirtualPod {
 	}
 }
 
-// Compile makes the State. The objects must come from the API server, which
+// compile makes the State. The objects must come from the API server, which
 // validates them and fills in defaults.
-func Compile(o Objects) *State {
+func compile(o objects) *State {
 	c := compiler{
 		namespaces:  map[string]labels.Set{},
 		known:       map[string]int{},
@@ -159,7 +159,7 @@ func (c *compiler) ingress(policy *networkingv1.NetworkPolicy, selected []*pod) 
 		p.ingress = p.ingress.and(nil)
 	}
 	for _, rule := range policy.Spec.Ingress {
-		peers := Anybody
+		peers := anybody
 		if len(rule.From) > 0 {
 			peers = c.find(policy.Namespace, rule.From).index
 		}
@@ -181,7 +181,7 @@ func (c *compiler) egress(policy *networkingv1.NetworkPolicy) []Rule {
 	var rules []Rule
 	for _, rule := range policy.Spec.Egress {
 		numbered, named := split(rule.Ports)
-		peers, destinations := Anybody, &meant{pods: c.pods}
+		peers, destinations := anybody, &meant{pods: c.pods}
 		if len(rule.To) > 0 {
 			destinations = c.find(policy.Namespace, rule.To)
 			peers = destinations.index
@@ -210,7 +210,7 @@ func (c *compiler) byName(named []networkingv1.NetworkPolicyPort, destinations *
 	}
 	having := map[Ports][]netip.Addr{}
 	for _, p := range c.pods {
-		if !slices.Contains(destinations.pods, p) && !slices.ContainsFunc(p.addresses, destinations.blocks.Contain) {
+		if !slices.Contains(destinations.pods, p) && !slices.ContainsFunc(p.addresses, destinations.blocks.contain) {
 			continue
 		}
 		for _, name := range named {

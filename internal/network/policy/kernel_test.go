@@ -20,7 +20,7 @@ func TestMatchesKernel(t *testing.T) {
 		for _, pod := range o.Pods {
 			pod.Spec.NodeName = "node"
 		}
-		state := Compile(o)
+		state := compile(o)
 		nft(t, Removal()+state.Ruleset("node"))
 		for _, a := range p.attempts {
 			if a.from == a.to || a.port == 0 {
@@ -108,7 +108,7 @@ func TestServicesAreJudgedByEndpoints(t *testing.T) {
 }
 `)
 	o := testCluster(t, `{metadata: {namespace: w}, spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: {matchLabels: {ns: x}}}], ports: [{port: 8080}]}]}}`)
-	nft(t, Compile(o).Ruleset("node-w"))
+	nft(t, compile(o).Ruleset("node-w"))
 	for from, want := range map[string]bool{xa: true, za: false} {
 		to := netip.MustParseAddrPort(service + ":443")
 		if got := l.passes(t, "to the Service", "original", func() { l.send(t, TCP, netip.MustParseAddr(from), to) }); got != want {
@@ -148,7 +148,7 @@ func TestForbiddenConnectionsEnd(t *testing.T) {
 		policies string
 		want     bool
 	}{{permitting, true}, {forbidding, false}, {permitting, true}} {
-		nft(t, Compile(testCluster(t, step.policies)).Ruleset("node-w"))
+		nft(t, compile(testCluster(t, step.policies)).Ruleset("node-w"))
 		if got := says(client, "original"); got != step.want {
 			t.Errorf("a byte of the client with %s: %t", step.policies, got)
 		}

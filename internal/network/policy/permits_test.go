@@ -137,10 +137,10 @@ func promises() []promise {
 func TestPolicyFollowsAPI(t *testing.T) {
 	for _, p := range promises() {
 		t.Run(p.name, func(t *testing.T) {
-			state := Compile(testCluster(t, p.policies))
+			state := compile(testCluster(t, p.policies))
 			for _, a := range p.attempts {
 				to := netip.AddrPortFrom(netip.MustParseAddr(a.to), a.port)
-				if got := state.Permits(a.protocol, netip.MustParseAddr(a.from), to); got != a.yes {
+				if got := state.permits(a.protocol, netip.MustParseAddr(a.from), to); got != a.yes {
 					t.Errorf("%s to %s, protocol %d: %t", a.from, to, a.protocol, got)
 				}
 			}
@@ -151,11 +151,11 @@ func TestPolicyFollowsAPI(t *testing.T) {
 func TestStateIsOrderIndependentAndRoundTrips(t *testing.T) {
 	for _, p := range promises() {
 		o := testCluster(t, p.policies)
-		state := Compile(o)
+		state := compile(o)
 		slices.Reverse(o.Pods)
 		slices.Reverse(o.Policies)
 		slices.Reverse(o.Namespaces)
-		if again := Compile(o); !reflect.DeepEqual(state, again) {
+		if again := compile(o); !reflect.DeepEqual(state, again) {
 			t.Errorf("%s: another state from the same objects: %+v, %+v", p.name, state, again)
 		}
 		text, err := json.Marshal(state)
@@ -180,7 +180,7 @@ func TestLatestPermitsOnlyCertain(t *testing.T) {
 	if !l.Permits(pod, other) || !l.Permits(pod, unknown) {
 		t.Error("does not permit everything where there are no policies")
 	}
-	l.Set(Compile(testCluster(t, `{spec: {podSelector: {matchLabels: {pod: b}}}}`)))
+	l.Set(compile(testCluster(t, `{spec: {podSelector: {matchLabels: {pod: b}}}}`)))
 	if !l.Permits(pod, other) {
 		t.Error("does not permit a connection between two pods that no policy selects")
 	}
@@ -190,7 +190,7 @@ func TestLatestPermitsOnlyCertain(t *testing.T) {
 	if !l.PermitsOutside(pod, unknown) || l.PermitsOutside(unknown.Addr(), unknown) {
 		t.Error("permits the outside to others than pods that no policy selects")
 	}
-	l.Set(Compile(testCluster(t, `{spec: {podSelector: {matchLabels: {pod: a}}, policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: 203.0.113.0/24}}], ports: [{port: 80}]}]}}`)))
+	l.Set(compile(testCluster(t, `{spec: {podSelector: {matchLabels: {pod: a}}, policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: 203.0.113.0/24}}], ports: [{port: 80}]}]}}`)))
 	if !l.PermitsOutside(pod, unknown) || l.PermitsOutside(pod, netip.AddrPortFrom(unknown.Addr(), 81)) || l.PermitsOutside(pod, netip.MustParseAddrPort("198.51.100.1:80")) {
 		t.Error("does not permit what a block of addresses does, and nothing else")
 	}

@@ -82,8 +82,8 @@ func (r Range) reaches(start netip.Addr) bool {
 	return start.Is4() == r.Last.Is4() && (!r.Last.Less(start) || r.Last.Next() == start)
 }
 
-// Contain reports whether an address is in one of the ranges.
-func (rs Ranges) Contain(a netip.Addr) bool {
+// contain reports whether an address is in one of the ranges.
+func (rs Ranges) contain(a netip.Addr) bool {
 	i, found := slices.BinarySearchFunc(rs, a, func(r Range, a netip.Addr) int { return r.First.Compare(a) })
 	return found || i > 0 && !rs[i-1].Last.Less(a)
 }

@@ -27,7 +27,7 @@ func TestBlockMatchesItsDefinition(t *testing.T) {
 				for _, hole := range except {
 					want = want && !hole.Contains(a)
 				}
-				if got := ranges.Contain(a); got != want {
+				if got := ranges.contain(a); got != want {
 					t.Fatalf("%s without %s is %v: contains %s: %t", cidr, except, ranges, a, got)
 				}
 			}

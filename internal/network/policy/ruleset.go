@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Table is the name of the table, of the family inet, that Ruleset fills.
-const Table = "berth-policy"
+// table is the name of the table, of the family inet, that Ruleset fills.
+const table = "berth-policy"
 
 // Ruleset returns a script for nft(8) that makes the kernel of a node enforce the
 // State. It replaces the rules of an earlier one atomically. The script is empty if
@@ -49,10 +49,10 @@ func (s *State) Ruleset(node string) string {
 }
 
 // Removal returns the nft script that undoes Ruleset.
-func Removal() string { return reset + "delete table inet " + Table + "\n" }
+func Removal() string { return reset + "delete table inet " + table + "\n" }
 
 // reset lets the deletion after it succeed even if there is no table.
-const reset = "add table inet " + Table + "\n"
+const reset = "add table inet " + table + "\n"
 
 func (s *State) addresses() []netip.Addr {
 	all := make([]netip.Addr, 0, len(s.Pods))
@@ -115,7 +115,7 @@ func (r *ruleset) text() string {
 	}
 
 	var out strings.Builder
-	out.WriteString(Removal() + "table inet " + Table + " {\n")
+	out.WriteString(Removal() + "table inet " + table + " {\n")
 	for _, f := range r.families {
 		for i, peers := range r.state.Peers {
 			if r.used[i] {
@@ -176,7 +176,7 @@ func named(what, name, kind string, elements []string) string {
 // matches returns conditions for a rule. A connection has to meet one of them.
 func (r *ruleset) matches(rule Rule, peer string) []string {
 	addresses := []string{""}
-	if rule.Peers != Anybody {
+	if rule.Peers != anybody {
 		r.used[rule.Peers] = true
 		addresses = nil
 		for _, f := range r.families {

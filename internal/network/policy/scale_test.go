@@ -12,7 +12,7 @@ import (
 // with 1,000 pods in 10 namespaces, 10 policies in each: the new State, its
 // rules, and nft loading them.
 func BenchmarkChange(b *testing.B) {
-	o := Objects{}
+	o := objects{}
 	for n := range 10 {
 		for p := range 100 {
 			a := netip.AddrFrom4([4]byte{10, byte(n), 0, byte(p + 1)})
@@ -35,7 +35,7 @@ func BenchmarkChange(b *testing.B) {
 	var rules string
 	b.Run("state", func(b *testing.B) {
 		for b.Loop() {
-			state = Compile(o)
+			state = compile(o)
 		}
 	})
 	b.Run("rules", func(b *testing.B) {
@@ -53,7 +53,7 @@ func BenchmarkChange(b *testing.B) {
 	from, to := netip.MustParseAddr("10.1.0.3"), netip.MustParseAddrPort("10.2.0.2:80")
 	b.Run("permits", func(b *testing.B) {
 		for b.Loop() {
-			if !state.Permits(TCP, from, to) {
+			if !state.permits(TCP, from, to) {
 				b.Fatal("not permitted")
 			}
 		}

@@ -44,16 +44,16 @@ type Rule struct {
 	Ports []Ports `json:",omitempty"`
 }
 
-// Anybody stands for all addresses.
-const Anybody = -1
+// anybody stands for all addresses.
+const anybody = -1
 
 // None reports whether there is certainly no policy.
 func (s *State) None() bool { return !s.Pending && s.Pods == nil }
 
-// Permits reports whether from may connect to a port, which is an endpoint and
+// permits reports whether from may connect to a port, which is an endpoint and
 // never a Service's own. Pods always reach themselves. A node always reaches its
 // pods, and they reach it; the caller has to check that.
-func (s *State) Permits(protocol Protocol, from netip.Addr, to netip.AddrPort) bool {
+func (s *State) permits(protocol Protocol, from netip.Addr, to netip.AddrPort) bool {
 	if s.Pending {
 		return false
 	}
@@ -69,7 +69,7 @@ func (s *State) allows(isolation *Isolation, peer netip.Addr, protocol Protocol,
 		return true
 	}
 	for _, rule := range isolation.Rules {
-		if rule.Peers != Anybody && !s.Peers[rule.Peers].Contain(peer) {
+		if rule.Peers != anybody && !s.Peers[rule.Peers].contain(peer) {
 			continue
 		}
 		if len(rule.Ports) == 0 || slices.ContainsFunc(rule.Ports, func(p Ports) bool { return p.contain(protocol, port) }) {
@@ -100,7 +100,7 @@ func (l *Latest) Permits(from netip.Addr, to netip.AddrPort) bool {
 	}
 	_, fromKnown := s.Pods[from]
 	_, toKnown := s.Pods[to.Addr()]
-	return fromKnown && toKnown && s.Permits(TCP, from, to)
+	return fromKnown && toKnown && s.permits(TCP, from, to)
 }
 
 // PermitsOutside works like Permits, for an address outside the cluster.
@@ -113,5 +113,5 @@ func (l *Latest) PermitsOutside(from netip.Addr, to netip.AddrPort) bool {
 		return true
 	}
 	_, known := s.Pods[from]
-	return known && s.Permits(TCP, from, to)
+	return known && s.permits(TCP, from, to)
 }

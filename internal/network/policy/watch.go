@@ -137,7 +137,7 @@ func (w *watcher) state(ctx context.Context) *State {
 	if !w.policies.complete() {
 		return nil
 	}
-	o := Objects{Policies: listed[*networkingv1.NetworkPolicy](w.policies), VirtualPods: w.config.VirtualPods}
+	o := objects{Policies: listed[*networkingv1.NetworkPolicy](w.policies), VirtualPods: w.config.VirtualPods}
 	if len(o.Policies) == 0 {
 		w.pause()
 		return &State{}
@@ -153,7 +153,7 @@ func (w *watcher) state(ctx context.Context) *State {
 	}
 	o.Pods = w.config.Hints.take(listed[*corev1.Pod](w.pods))
 	o.Namespaces = listed[*corev1.Namespace](w.namespaces)
-	return Compile(o)
+	return compile(o)
 }
 
 func (w *watcher) pause() {

@@ -10,7 +10,7 @@ import (
 
 // agree implements [localNode]. A pod here whose addresses etcd has given to another job loses its
 // network.
-func (d *Daemon) agree(ctx context.Context, owner string, known store.Listing) ([]string, error) {
+func (d *daemon) agree(ctx context.Context, owner string, known store.Listing) ([]string, error) {
 	var mine []siteconf.Allocation
 	for _, a := range d.pods.ofOwner(owner) {
 		if _, there := known.Jobs[a.ID()]; there {
@@ -41,20 +41,20 @@ func (d *Daemon) agree(ctx context.Context, owner string, known store.Listing) (
 }
 
 // publishAll implements [localNode].
-func (d *Daemon) publishAll(ctx context.Context, ids []string) {
+func (d *daemon) publishAll(ctx context.Context, ids []string) {
 	d.network.plugins.publishAll(ctx, ids)
 }
 
 // recheck implements [localNode].
-func (d *Daemon) recheck() { d.network.doubted.Store(true) }
+func (d *daemon) recheck() { d.network.doubted.Store(true) }
 
 // touch implements [localNode].
-func (d *Daemon) touch() { d.network.touch() }
+func (d *daemon) touch() { d.network.touch() }
 
 // over implements [localNode]. It removes the pod of an allocation that the collector, or the job's
 // last node, has freed. Sessions are not over: their lease had expired, so they are written
 // again. The pod of a newer allocation stays.
-func (d *Daemon) over(ctx context.Context, id string, after int64) {
+func (d *daemon) over(ctx context.Context, id string, after int64) {
 	a, here := d.pods.allocation(id)
 	if !here || a.After > after {
 		return

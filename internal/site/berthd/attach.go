@@ -20,9 +20,9 @@ const (
 	refuseLimit = 2 * time.Second
 )
 
-// Attach returns a job's pod on this node, and makes it if there is none. The request of the
+// attach returns a job's pod on this node, and makes it if there is none. The request of the
 // job's first node has the list of nodes, and allocates the job's addresses.
-func (d *Daemon) Attach(ctx context.Context, request store.Request) (siteconf.Pod, error) {
+func (d *daemon) attach(ctx context.Context, request store.Request) (siteconf.Pod, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, attachTimeout, fmt.Errorf("etcd has not answered within %s", attachTimeout))
 	defer cancel()
 	if pod, ready := d.pods.attached(request); ready {
@@ -78,7 +78,7 @@ func (d *Daemon) Attach(ctx context.Context, request store.Request) (siteconf.Po
 }
 
 // refuse records why a job gets no network, for its later steps and its other nodes.
-func (d *Daemon) refuse(ctx context.Context, user *follower, request store.Request, why error) error {
+func (d *daemon) refuse(ctx context.Context, user *follower, request store.Request, why error) error {
 	d.metrics.refuse()
 	d.audit.write(auditRefused, request.Allocation(), why)
 	if request.Login != "" {
@@ -99,7 +99,7 @@ func (d *Daemon) refuse(ctx context.Context, user *follower, request store.Reque
 // add makes the namespaces and then records the pod. In this order, the next start removes a
 // namespace whose pod was not recorded. It reports whether it made the pod, as several steps
 // or sessions may ask at the same time.
-func (d *Daemon) add(ctx context.Context, a siteconf.Allocation) (bool, error) {
+func (d *daemon) add(ctx context.Context, a siteconf.Allocation) (bool, error) {
 	d.network.applying.Lock()
 	defer d.network.applying.Unlock()
 	d.pods.mu.Lock()
@@ -130,7 +130,7 @@ func (d *Daemon) add(ctx context.Context, a siteconf.Allocation) (bool, error) {
 
 // dislodge removes a pod whose identifier now belongs to another user's pod. Its interface
 // disappears with the namespace, or when the new pod is connected.
-func (d *Daemon) dislodge(ctx context.Context, former *localPod) error {
+func (d *daemon) dislodge(ctx context.Context, former *localPod) error {
 	id := former.ID()
 	err := d.pods.unmake(id)
 	if err == nil {
@@ -142,9 +142,9 @@ func (d *Daemon) dislodge(ctx context.Context, former *localPod) error {
 	return err
 }
 
-// Release removes a job's pod from this node and from etcd. If etcd does not answer, the
+// release removes a job's pod from this node and from etcd. If etcd does not answer, the
 // collector frees the addresses later: a job's end never fails because of its network.
-func (d *Daemon) Release(ctx context.Context, id string) error {
+func (d *daemon) release(ctx context.Context, id string) error {
 	a, err := d.drop(ctx, id)
 	if err != nil || a == nil {
 		return err
@@ -154,7 +154,7 @@ func (d *Daemon) Release(ctx context.Context, id string) error {
 }
 
 // leave records in etcd, in the background, that a pod has left this node.
-func (d *Daemon) leave(ctx context.Context, a siteconf.Allocation) {
+func (d *daemon) leave(ctx context.Context, a siteconf.Allocation) {
 	d.background.Go(func() {
 		ctx, cancel := store.Limited(context.WithoutCancel(ctx))
 		defer cancel()
@@ -165,7 +165,7 @@ func (d *Daemon) leave(ctx context.Context, a siteconf.Allocation) {
 }
 
 // drop removes a pod from this node, but not from etcd.
-func (d *Daemon) drop(ctx context.Context, id string) (*siteconf.Allocation, error) {
+func (d *daemon) drop(ctx context.Context, id string) (*siteconf.Allocation, error) {
 	local := d.pods.take(id)
 	if local == nil {
 		return nil, nil

@@ -10,12 +10,12 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// Daemon is berthd on one node. It connects the parts, and each part guards its own state.
+// daemon is berthd on one node. It connects the parts, and each part guards its own state.
 //
 // Mutexes are taken in this order: that of a user's sessions, network.applying, pods.mu, and
 // last that of any other part. A part may hold its mutex while it calls a part below it. Only
 // sessions holds one while it calls a function that it was given.
-type Daemon struct {
+type daemon struct {
 	config siteconf.Config
 	// node is Slurm's name of this node, and host its address.
 	node     string
@@ -41,7 +41,7 @@ type Daemon struct {
 }
 
 // relist makes all followers, also of gateways, list everything again.
-func (d *Daemon) relist() {
+func (d *daemon) relist() {
 	d.gateways.Relist()
 	d.watch.relist()
 }

@@ -13,12 +13,12 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// Login returns the namespaces of the pod that a user's session enters. On a login host that is
+// login returns the namespaces of the pod that a user's session enters. On a login host that is
 // the user's pod for sessions, which the first session makes. Elsewhere it is the pod of a job:
 // the job that adopted the session's process pid, or the user's newest job. On a login host the
 // last file is the lock that the session must hold. The answer also describes the files that
 // the session sees, because berth-session reads no configuration.
-func (d *Daemon) Login(ctx context.Context, uid uint32, user string, pid int32, answer map[string]string) ([]*os.File, error) {
+func (d *daemon) login(ctx context.Context, uid uint32, user string, pid int32, answer map[string]string) ([]*os.File, error) {
 	if d.config.Sessions.Image != "" {
 		answer["image"] = d.config.Sessions.Image
 		answer["mounts"] = strings.Join(d.config.Sessions.Mounts, ":")
@@ -46,7 +46,7 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, pid int32, 
 	if err != nil {
 		return nil, err
 	}
-	if _, err := d.Attach(ctx, request); err != nil {
+	if _, err := d.attach(ctx, request); err != nil {
 		return nil, errors.Join(err, session.Close())
 	}
 	files, err := d.pods.enter(request.Allocation().ID(), answer)
@@ -57,7 +57,7 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, pid int32, 
 }
 
 // removeSessions removes the pod of a user's sessions from this host and from etcd.
-func (d *Daemon) removeSessions(ctx context.Context, uid uint32, group string) error {
+func (d *daemon) removeSessions(ctx context.Context, uid uint32, group string) error {
 	a := siteconf.Allocation{UID: uid, Login: d.node, Group: group}
 	switch dropped, err := d.drop(ctx, a.ID()); {
 	case err != nil:

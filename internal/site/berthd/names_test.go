@@ -24,7 +24,7 @@ func TestJobsNamedByUsers(t *testing.T) {
 	}
 	name := func(uid, job uint32, text, want string) {
 		t.Helper()
-		err := w.Name(t.Context(), uid, job, text)
+		err := w.name(t.Context(), uid, job, text)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%d names job %d %s: %v, want %q", uid, job, text, err, want)
 		}

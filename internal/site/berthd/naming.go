@@ -10,8 +10,8 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// Name replaces the names of a job, which must belong to the user and have a pod here.
-func (d *Daemon) Name(ctx context.Context, uid, job uint32, text string) error {
+// name replaces the names of a job, which must belong to the user and have a pod here.
+func (d *daemon) name(ctx context.Context, uid, job uint32, text string) error {
 	names, err := siteconf.ParseNames(text)
 	if err != nil {
 		return fmt.Errorf("name job %d: %w", job, err)
@@ -23,10 +23,10 @@ func (d *Daemon) Name(ctx context.Context, uid, job uint32, text string) error {
 	return d.jobNames.setUser(ctx, a, names)
 }
 
-// NameRun gives a job these names in addition to its others, for as long as the
+// nameRun gives a job these names in addition to its others, for as long as the
 // returned file is open somewhere. The answer contains the domain of the names and,
 // if they have changed too often, how long it takes until they are known.
-func (d *Daemon) NameRun(ctx context.Context, uid, job uint32, text string, answer map[string]string) ([]*os.File, error) {
+func (d *daemon) nameRun(ctx context.Context, uid, job uint32, text string, answer map[string]string) ([]*os.File, error) {
 	if d.config.DNS.Program == "" {
 		return nil, fmt.Errorf("name job %d: this site's network has no names ('dns' in its configuration)", job)
 	}

@@ -61,7 +61,7 @@ func newStore(t *testing.T, config siteconf.Config) *store.Store {
 
 // wired is the part of a berthd on n0 that has plugins connect pods.
 type wired struct {
-	*Daemon
+	*daemon
 	t   *testing.T
 	dir string
 }
@@ -76,7 +76,7 @@ func newWired(t *testing.T) *wired {
 	w.write("site.conflist", `{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"plugin"}]}`, 0o644)
 	config := testConfig()
 	config.CNI.List, config.DNS.Program = filepath.Join(w.dir, "site.conflist"), ""
-	w.Daemon = newDaemon(config, "n0", netip.Addr{}, newStore(t, config), kernelFunc(func(bool) error { return nil }), slog.New(slog.DiscardHandler))
+	w.daemon = newDaemon(config, "n0", netip.Addr{}, newStore(t, config), kernelFunc(func(bool) error { return nil }), slog.New(slog.DiscardHandler))
 	network, err := podcni.Open(t.Context(), config.CNI.List, []string{w.dir}, filepath.Join(w.dir, "state"), func() { w.touch() })
 	if err != nil {
 		t.Fatal(err)
@@ -285,7 +285,7 @@ func TestStepWaitsForPodNames(t *testing.T) {
 		attached := make(chan struct{})
 		go func() {
 			defer close(attached)
-			pod, err = w.Attach(t.Context(), store.Request{Job: 1, UID: 1000})
+			pod, err = w.attach(t.Context(), store.Request{Job: 1, UID: 1000})
 		}()
 		w.await("plugins are asked", w.network.plugins.anyPending)
 		// This goroutine learns that the plugins have ended. While it holds applying, no

@@ -16,11 +16,11 @@ import (
 )
 
 // do executes a question, fills in the answer, and returns the files to send with it.
-func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Message, answer map[string]string) ([]*os.File, error) {
+func (d *daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Message, answer map[string]string) ([]*os.File, error) {
 	if question.Verb == siteconf.VerbStatus {
 		answer["node"] = d.node
 		if peer.Uid == 0 {
-			answer["pods"] = d.Status()
+			answer["pods"] = d.status()
 		}
 		return nil, nil
 	}
@@ -29,14 +29,14 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 		if err != nil {
 			return nil, err
 		}
-		return nil, d.Name(ctx, peer.Uid, job, question.Fields["names"])
+		return nil, d.name(ctx, peer.Uid, job, question.Fields["names"])
 	}
 	if question.Verb == siteconf.VerbServe {
 		job, err := number(question, "job")
 		if err != nil {
 			return nil, err
 		}
-		return d.NameRun(ctx, peer.Uid, job, question.Fields["names"], answer)
+		return d.nameRun(ctx, peer.Uid, job, question.Fields["names"], answer)
 	}
 	if peer.Uid != 0 {
 		return nil, fmt.Errorf("%s is for root", question.Verb)
@@ -54,7 +54,7 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 			answer["declined"] = "yes"
 			return nil, nil
 		}
-		pod, err := d.Attach(ctx, request)
+		pod, err := d.attach(ctx, request)
 		if err != nil {
 			return nil, err
 		}
@@ -69,7 +69,7 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 			return nil, fmt.Errorf("%d sessions of yours begin on %s at once: try again in some seconds", limits.MaxStarting, d.node)
 		}
 		defer d.sessions.starting.Leave(uid)
-		return d.Login(ctx, uid, question.Fields["user"], peer.Pid, answer)
+		return d.login(ctx, uid, question.Fields["user"], peer.Pid, answer)
 	case siteconf.VerbDecline:
 		job, err := number(question, "job")
 		if err != nil {
@@ -88,7 +88,7 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 		if err := d.optOuts.forget(job); err != nil {
 			return nil, err
 		}
-		return nil, d.Release(ctx, siteconf.Allocation{Job: job}.ID())
+		return nil, d.release(ctx, siteconf.Allocation{Job: job}.ID())
 	}
 	return nil, fmt.Errorf("unknown question %s: install the same version of berthd and of the plugin", question.Verb)
 }
@@ -119,8 +119,8 @@ func number(question siteconf.Message, field string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// Status describes the pods of this node in one line for a person.
-func (d *Daemon) Status() string {
+// status describes the pods of this node in one line for a person.
+func (d *daemon) status() string {
 	d.pods.mu.Lock()
 	defer d.pods.mu.Unlock()
 	var lines []string

@@ -9,7 +9,7 @@ import (
 
 // register writes the address of this node's tunnels to etcd as soon as it answers, and again
 // if etcd has lost it.
-func (d *Daemon) register(ctx context.Context) error {
+func (d *daemon) register(ctx context.Context) error {
 	ticker := time.NewTicker(d.config.Collect)
 	defer ticker.Stop()
 	last := int64(0)

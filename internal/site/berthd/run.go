@@ -118,14 +118,14 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 }
 
 // newDaemon returns a daemon whose parts know each other. It starts nothing.
-func newDaemon(config siteconf.Config, node string, host netip.Addr, shared *store.Store, kernel kernel, log *slog.Logger) *Daemon {
+func newDaemon(config siteconf.Config, node string, host netip.Addr, shared *store.Store, kernel kernel, log *slog.Logger) *daemon {
 	within := func(name string) string { return filepath.Join(config.Run, name) }
 	// With CNI plugins there is no gateway address of each node.
 	resolver := config.Gateway()
 	if config.ByCNI() {
 		resolver = host
 	}
-	d := &Daemon{config: config, node: node, host: host, store: shared, log: log}
+	d := &daemon{config: config, node: node, host: host, store: shared, log: log}
 	d.audit = &audit{path: config.Audit, node: node, ipv6: config.IPv6, log: log, now: time.Now}
 	d.optOuts = &optOuts{dir: within("declined"), allowed: config.OptOut, log: log}
 	d.sessions = &sessions{dir: within("sessions"), log: log}

@@ -35,7 +35,7 @@ func newServing(t *testing.T) (*wired, siteconf.Allocation) {
 func (w *wired) beginRun(names string) (held *os.File, answer map[string]string) {
 	w.t.Helper()
 	answer = map[string]string{}
-	files, err := w.NameRun(w.t.Context(), 1000, 1, names, answer)
+	files, err := w.nameRun(w.t.Context(), 1000, 1, names, answer)
 	if err != nil || len(files) != 1 {
 		w.t.Fatalf("serve %s: %v, %v", names, files, err)
 	}
@@ -46,7 +46,7 @@ func (w *wired) beginRun(names string) (held *os.File, answer map[string]string)
 // refuseRun starts a run that gets no names.
 func (w *wired) refuseRun(uid, job uint32, names, want string) {
 	w.t.Helper()
-	files, err := w.NameRun(w.t.Context(), uid, job, names, map[string]string{})
+	files, err := w.nameRun(w.t.Context(), uid, job, names, map[string]string{})
 	if err == nil || !strings.Contains(err.Error(), want) || len(files) > 0 {
 		w.t.Errorf("%d names job %d %.20s: %v, %v, want %q", uid, job, names, files, err, want)
 	}
@@ -119,7 +119,7 @@ func TestRunNamesAreRemovedWithRun(t *testing.T) {
 	if want := a.Domains(w.config.Cluster, nil)[0]; answer["domain"] != want || answer["wait"] != "" {
 		t.Errorf("the run gets %v, want the domain %s", answer, want)
 	}
-	if err := w.Name(t.Context(), 1000, 1, "db"); err != nil {
+	if err := w.name(t.Context(), 1000, 1, "db"); err != nil {
 		t.Fatal(err)
 	}
 	has("db", "n0/api", "n0/web.default")
@@ -289,7 +289,7 @@ func TestUnreadableRunFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.refuseRun(1000, 1, "api", "read names of a run: ")
-	held, err := w.NameRun(t.Context(), 1000, 2, "api", map[string]string{})
+	held, err := w.nameRun(t.Context(), 1000, 2, "api", map[string]string{})
 	if err != nil {
 		t.Fatalf("another job has no names: %v", err)
 	}
@@ -315,7 +315,7 @@ func TestRunNamesAreQueued(t *testing.T) {
 	var wait []int
 	for _, job := range []uint32{3, 2, 4} {
 		answer := map[string]string{}
-		held, err := w.NameRun(t.Context(), 1000, job, "web", answer)
+		held, err := w.nameRun(t.Context(), 1000, job, "web", answer)
 		if err != nil {
 			t.Fatal(err)
 		}

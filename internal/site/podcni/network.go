@@ -19,8 +19,8 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// Link is the name of the interface in a pod.
-const Link = "eth0"
+// link is the name of the interface in a pod.
+const link = "eth0"
 
 // limit bounds the total time that the plugins of a list may take to connect or
 // disconnect a pod. It is shorter than a step waits for its network.
@@ -197,7 +197,7 @@ func (n *Network) file(id string) string { return filepath.Join(n.dir, "attachme
 
 func (p Pod) runtime() *libcni.RuntimeConf {
 	return &libcni.RuntimeConf{
-		ContainerID: p.ID, NetNS: p.Namespace, IfName: Link,
+		ContainerID: p.ID, NetNS: p.Namespace, IfName: link,
 		CapabilityArgs: map[string]any{"berth": p.Owner},
 	}
 }

@@ -250,8 +250,8 @@ func (r AddressRange) Contains(a netip.Addr) bool {
 	return a.Is4() && !a.Less(r.First) && !r.Last.Less(a)
 }
 
-// Overlaps reports whether any address is in a prefix.
-func (r AddressRange) Overlaps(p netip.Prefix) bool {
+// overlaps reports whether any address is in a prefix.
+func (r AddressRange) overlaps(p netip.Prefix) bool {
 	return p.IsValid() && (p.Contains(r.First) || p.Contains(r.Last) || !p.Masked().Addr().Less(r.First) && !r.Last.Less(p.Masked().Addr()))
 }
 
@@ -497,7 +497,7 @@ func (c Config) checkAs() []error {
 			wrong("gateways.as.%s: %s are %d addresses: give up to %d", name, addresses, addresses.Size(), maxAs)
 			continue
 		}
-		if addresses.Overlaps(c.Pods) {
+		if addresses.overlaps(c.Pods) {
 			wrong("gateways.as.%s: %s has pods in it", name, addresses)
 		}
 		for a := range addresses.All() {

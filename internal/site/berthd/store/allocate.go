@@ -33,7 +33,7 @@ type Request struct {
 // just not used yet.
 func (s *Store) Allocate(ctx context.Context, request Request) (siteconf.Allocation, error) {
 	fail := func(err error) (siteconf.Allocation, error) {
-		return siteconf.Allocation{}, fmt.Errorf("allocate addresses for %s: %w", request.Allocation().ID(), s.Explain(err))
+		return siteconf.Allocation{}, fmt.Errorf("allocate addresses for %s: %w", request.Allocation().ID(), s.explain(err))
 	}
 	key := podsKey(request.Allocation())
 	var queue queue

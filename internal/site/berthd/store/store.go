@@ -97,7 +97,7 @@ func (s *Store) Persist(ctx context.Context, log *slog.Logger, what string, do f
 		if err == nil || ctx.Err() != nil {
 			return nil
 		}
-		log.Warn(what, "error", s.Explain(err))
+		log.Warn(what, "error", s.explain(err))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -106,8 +106,8 @@ func (s *Store) Persist(ctx context.Context, log *slog.Logger, what string, do f
 	}
 }
 
-// Explain adds the reason of the last refused connection to the error of a request.
-func (s *Store) Explain(err error) error {
+// explain adds the reason of the last refused connection to the error of a request.
+func (s *Store) explain(err error) error {
 	last := s.refused.Load()
 	if err == nil || last == nil {
 		return err
@@ -118,7 +118,7 @@ func (s *Store) Explain(err error) error {
 // Check returns an error if etcd does not answer, with the reason of a refused connection.
 func (s *Store) Check(ctx context.Context) error {
 	_, err := s.list(ctx, NodesKey+"none/")
-	return s.Explain(err)
+	return s.explain(err)
 }
 
 // Close ends all watches.
