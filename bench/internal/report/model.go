@@ -2,6 +2,7 @@ package report
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -129,135 +130,23 @@ type Noise struct {
 // Missing names a case that was not measured, and the reason.
 type Missing struct{ System, Case, Reason string }
 
-type key struct{ caseName, figure, system string }
-
-// underLink is a system under a link; without links that is empty.
-type underLink struct{ system, link string }
-
-// leftOut is a case that a session did not measure, with the session's link.
-type leftOut struct {
-	record.Unmeasured
-	link string
-}
-
 // model makes the content of a report from the lines of records.
 func model(lines []record.Line) (Report, error) {
 	r := Report{Versions: map[string]string{}}
-	values := map[key][]float64{}
-	figures := map[string][]record.Value{}
-	var groups []Group
-	baseline := map[string]map[record.Phase][]float64{}
-	units := map[string]string{}
-	shares := map[key][]float64{}
-	measured := map[Missing]int{}
-	failed := map[Missing][]string{}
-	var unmeasured []leftOut
-	mpis := map[string][]string{}
-	under := map[underLink]bool{}
-	link := ""
-	pool := newPool()
+	c := newCollector(&r)
 	for _, line := range lines {
-		switch {
-		case line.CutOff > 0:
-			r.CutOff++
-		case line.Unmeasured != nil:
-			unmeasured = append(unmeasured, leftOut{*line.Unmeasured, link})
-		case line.Session != nil:
-			if err := r.session(line); err != nil {
-				return r, err
-			}
-			if err := pool.session(line); err != nil {
-				return r, err
-			}
-			link = ""
-			if line.Session.Link != nil {
-				link = line.Session.Link.Name
-			}
-		case line.Trial != nil:
-			t := line.Trial
-			if r.Sessions == 0 {
-				return r, fmt.Errorf("the records begin with a trial, and not with what they are of")
-			}
-			pool.trial(t)
-			if said := mpis[t.System]; t.Step.MPI != "" && !slices.Contains(said, t.Step.MPI) {
-				mpis[t.System] = append(said, t.Step.MPI)
-			}
-			at := Missing{System: t.System, Case: t.Case}
-			if t.Error != "" {
-				failed[at] = append(failed[at], t.Error)
-				continue
-			}
-			if t.Phase == record.WarmUp {
-				continue
-			}
-			measured[at]++
-			if t.Phase != record.Run {
-				for _, v := range t.Values {
-					if baseline[v.Name] == nil {
-						baseline[v.Name] = map[record.Phase][]float64{}
-					}
-					units[v.Name] = v.Unit
-					baseline[v.Name][t.Phase] = append(baseline[v.Name][t.Phase], v.Value)
-				}
-				continue
-			}
-			if !slices.ContainsFunc(groups, func(g Group) bool { return g.Name == t.Case }) {
-				groups = append(groups, Group{Name: t.Case, Kind: t.Kind, Anchor: anchor(t.Case), Parameters: parameters(t.Parameters), Against: t.Against, Beware: r.smallFile(t)})
-			}
-			if !slices.Contains(r.Systems, t.System) {
-				r.Systems = append(r.Systems, t.System)
-			}
-			under[underLink{t.System, link}] = true
-			if share, is := r.shareOf(t); is {
-				at := key{t.Case, record.Share, t.System}
-				shares[at] = append(shares[at], share)
-			}
-			for _, v := range t.Values {
-				if v.Unit == record.Check {
-					r.answer(t.System, t.Case, v)
-					continue
-				}
-				if !slices.ContainsFunc(figures[t.Case], func(f record.Value) bool { return f.Name == v.Name }) {
-					figures[t.Case] = append(figures[t.Case], v)
-				}
-				at := key{t.Case, v.Name, t.System}
-				values[at] = append(values[at], v.Value)
-			}
+		if err := c.add(line); err != nil {
+			return r, err
 		}
 	}
 	if r.Sessions == 0 {
-		return r, fmt.Errorf("there are no records")
+		return r, errors.New("there are no records")
 	}
-	if err := pool.fault(); err != nil {
+	if err := c.pool.fault(); err != nil {
 		return r, err
 	}
-	r.cases = pool.cases
-	for system, said := range mpis {
-		r.Versions["MPI of "+system] = strings.Join(said, " and ")
-	}
-	// The reference first, and others by their names: not in random order.
-	slices.SortFunc(r.Systems, func(a, b string) int {
-		if (a == r.Reference) != (b == r.Reference) {
-			return map[bool]int{true: -1, false: 1}[a == r.Reference]
-		}
-		return cmp.Compare(a, b)
-	})
-	slices.SortFunc(groups, func(a, b Group) int { return cmp.Compare(a.Name, b.Name) })
-	for _, g := range groups {
-		for _, f := range figures[g.Name] {
-			figure := Figure{Anchor: anchor(g.Name + " " + f.Name), Name: f.Name, Unit: f.Unit, Better: f.Better}
-			reference := values[key{cmp.Or(g.Against, g.Name), f.Name, r.Reference}]
-			figure.Rows = r.rows(f, g.Against, reference, func(system string) []float64 { return values[key{g.Name, f.Name, system}] })
-			for i := range figure.Rows {
-				figure.Rows[i].share(shares[key{g.Name, record.Share, figure.Rows[i].System}])
-			}
-			g.Figures = append(g.Figures, figure)
-		}
-		r.Groups = append(r.Groups, g)
-	}
-	r.noise(baseline, units)
+	c.fill()
 	r.Disturbed = disturbed(lines)
-	r.missing(unmeasured, under, measured, failed)
 	r.curves(lines)
 	r.distributions(lines)
 	var err error
