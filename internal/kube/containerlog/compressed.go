@@ -61,17 +61,22 @@ func (c *container) unpack(s *segment) {
 	plain, err := c.copyNameless(contents)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case s.file != packed: // dropped meanwhile
+	if s.file != packed { // dropped meanwhile
 		if plain != nil {
 			plain.Close()
 		}
-	case err != nil:
-		s.drop()
-	default:
-		packed.Close()
-		s.file, s.compressed, s.complete = plain, false, true
+		return
 	}
+	if err == nil {
+		err = s.take(plain)
+	}
+	if err != nil {
+		s.cause = err.Error()
+		s.drop()
+		return
+	}
+	packed.Close()
+	s.compressed, s.complete = false, true
 }
 
 // copyNameless copies contents to a file without a name beside the pods' logs.

@@ -1,6 +1,7 @@
 package containerlog
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -29,7 +30,15 @@ type container struct {
 	// changed is closed when there may be more to read.
 	changed chan struct{}
 	// gone: the directory was deleted.
-	gone    bool
+	gone bool
+	// ended: the container has ended, so its readers end with the log.
+	ended bool
+	// blocked is the reason why a scan could not open all files, and since when.
+	blocked      error
+	blockedSince time.Time
+	// patience is the time after which a file that cannot be read or opened is lost.
+	patience time.Duration
+
 	readers int
 	// unread is since when nobody reads.
 	unread time.Time
@@ -43,7 +52,7 @@ type container struct {
 }
 
 func newContainer(root *os.Root, path string, setEvents func(mask uint32) (bool, error)) *container {
-	return &container{root: root, path: path, changed: make(chan struct{}), unread: time.Now(), setEvents: setEvents}
+	return &container{root: root, path: path, changed: make(chan struct{}), unread: time.Now(), setEvents: setEvents, patience: patience}
 }
 
 // watch watches the directory.
@@ -109,6 +118,14 @@ func (c *container) wake() {
 	c.changed = make(chan struct{})
 }
 
+// end lets the readers end with the log.
+func (c *container) end() {
+	c.mu.Lock()
+	c.ended = true
+	c.mu.Unlock()
+	c.wake()
+}
+
 // scan opens files that are new, and notes new names.
 func (c *container) scan() {
 	c.mu.Lock()
@@ -117,62 +134,101 @@ func (c *container) scan() {
 }
 
 func (c *container) scanLocked() {
+	err := c.openNew()
+	if c.blocked == nil {
+		c.blockedSince = time.Now()
+	}
+	c.blocked = err
+	slices.SortStableFunc(c.segments, (*segment).order)
+}
+
+// openNew opens the files that are not open yet, the oldest first. It stops at a
+// file that cannot be opened, because a reader counts segments.
+func (c *container) openNew() error {
 	dir, err := c.root.Open(c.path)
 	if err != nil {
-		c.gone = os.IsNotExist(err)
-		return
+		c.gone = errors.Is(err, os.ErrNotExist)
+		return unlessGone(err)
 	}
 	c.gone = false
-	names, _ := dir.Readdirnames(-1)
+	names, err := dir.Readdirnames(-1)
 	dir.Close()
-	slices.Sort(names) // a compressed file comes after its original
-	for _, name := range names {
-		match := logName.FindStringSubmatch(name)
-		if match == nil {
-			continue
-		}
-		generation, _ := strconv.Atoi(match[1])
-		compressed := match[3] != ""
-		if compressed && !c.wants(generation, match[2]) {
-			continue
-		}
-		path := filepath.Join(c.path, name)
-		info, err := c.root.Lstat(path)
-		if err != nil {
-			continue // renamed or deleted since; another event reports it
-		}
-		stat, ok := info.Sys().(*unixStat)
-		if !ok {
-			continue
-		}
-		same := func(s *segment) bool {
-			return s.file != nil && s.ino == stat.Ino && s.device == uint64(stat.Dev)
-		}
-		if i := slices.IndexFunc(c.segments, same); i >= 0 {
-			c.segments[i].rotated = match[2]
-			continue
-		}
-		s, err := openSegment(c.root, path)
-		if err != nil {
-			continue
-		}
-		s.generation, s.rotated = generation, match[2]
-		if compressed {
-			if err := s.openCompressed(); err != nil || c.has(s) {
-				s.file.Close()
-				continue
-			}
-		}
-		s.readStamp()
-		c.segments = append(c.segments, s)
+	if err != nil {
+		return unlessGone(err)
 	}
-	slices.SortStableFunc(c.segments, (*segment).order)
+	names = slices.DeleteFunc(names, func(name string) bool { return !logName.MatchString(name) })
+	slices.Sort(names) // a compressed file comes after its original
+	slices.SortStableFunc(names, func(a, b string) int {
+		first, _ := named(a)
+		second, _ := named(b)
+		return first.order(second)
+	})
+	for _, name := range names {
+		if err := unlessGone(c.openNamed(name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// named returns a segment without a file for a name that logName matches, and whether
+// the kubelet has compressed the file.
+func named(name string) (s *segment, compressed bool) {
+	match := logName.FindStringSubmatch(name)
+	generation, _ := strconv.Atoi(match[1])
+	return &segment{generation: generation, rotated: match[2]}, match[3] != ""
+}
+
+// openNamed opens a file of the directory if it is not open yet.
+func (c *container) openNamed(name string) error {
+	s, compressed := named(name)
+	if compressed && !c.wants(s) {
+		return nil
+	}
+	path := filepath.Join(c.path, name)
+	info, err := c.root.Lstat(path)
+	if err != nil {
+		return err
+	}
+	stat, ok := info.Sys().(*unixStat)
+	if !ok {
+		return nil
+	}
+	same := func(s *segment) bool {
+		return s.file != nil && s.ino == stat.Ino && s.device == uint64(stat.Dev)
+	}
+	if i := slices.IndexFunc(c.segments, same); i >= 0 {
+		c.segments[i].rotated = s.rotated
+		return nil
+	}
+	if err := s.open(c.root, path); err != nil {
+		return err
+	}
+	if compressed {
+		if err := s.openCompressed(); err != nil {
+			s.lose(err)
+		} else if c.has(s) {
+			s.file.Close()
+			return nil
+		}
+	}
+	s.readStamp()
+	c.segments = append(c.segments, s)
+	return nil
+}
+
+// unlessGone returns nil if a file was renamed or deleted: another event reports it.
+func unlessGone(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // wants reports whether a compressed file is to be opened. A reader counts
 // segments, so none may be put before its own.
-func (c *container) wants(generation int, rotated string) bool {
-	known := func(s *segment) bool { return s.generation == generation && s.rotated == rotated }
+func (c *container) wants(compressed *segment) bool {
+	known := func(s *segment) bool { return s.generation == compressed.generation && s.rotated == compressed.rotated }
 	return c.readers == 0 && !slices.ContainsFunc(c.segments, known)
 }
 

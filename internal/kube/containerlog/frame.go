@@ -17,7 +17,7 @@ const (
 	KindStdout   Kind = 'o' // bytes of the container's standard output
 	KindStderr   Kind = 'e' // bytes of its standard error
 	KindPosition Kind = 'p' // JSON of a Progress
-	KindLoss     Kind = 'l' // JSON of a Loss
+	KindLoss     Kind = 'l' // JSON of a LostPart
 	KindAlive    Kind = 'a' // nothing to send at the moment
 	KindEnd      Kind = 'z' // the log is complete
 	KindUnknown  Kind = 'u' // there is no log of this container
@@ -54,12 +54,19 @@ type Progress struct {
 	Unwritten int64 `json:"w,omitempty"`
 }
 
-// Loss is the payload of KindLoss.
+// Loss is the size of a lost part.
 type Loss struct {
 	// Lines and Bytes count the lost output of the container. Both are 0 where
 	// the amount is unknown.
 	Lines int64 `json:"lines,omitempty"`
 	Bytes int64 `json:"bytes,omitempty"`
+}
+
+// LostPart is the payload of KindLoss.
+type LostPart struct {
+	Loss
+	// Cause is empty where the client was too slow.
+	Cause string `json:"cause,omitempty"`
 }
 
 // Write writes the frame to w.

@@ -21,6 +21,10 @@ const (
 	// writerPoll is the time between two looks whether the runtime still has
 	// a file open that has been read to its end.
 	writerPoll = 20 * time.Millisecond
+	// retryPeriod is the time between two attempts to read or open a file.
+	retryPeriod = 200 * time.Millisecond
+	// patience is the time after which what cannot be read or opened is lost.
+	patience = 15 * time.Second
 )
 
 // reader sends the log of one container to one client.
@@ -43,7 +47,11 @@ type reader struct {
 	recent  bool      // something was sent since the last pause
 	spoke   time.Time // when the client was last sent something
 	counted time.Time // when the file count was last looked at
-	buffers *sync.Pool
+	failing time.Time // since when the file cannot be read; zero while it can
+	// unreadable is the last file with a part that was given up.
+	unreadable *segment
+	blocked    time.Time // since when files could not be opened that were given up
+	buffers    *sync.Pool
 }
 
 // run sends everything after a position until ctx ends or, where final is set,
@@ -66,7 +74,7 @@ func (r *reader) run(ctx context.Context, from Position) error {
 		r.c.mu.Unlock()
 	}()
 	if lost {
-		if err := WriteJSON(r.out, KindLoss, Loss{}); err != nil {
+		if err := WriteJSON(r.out, KindLoss, LostPart{}); err != nil {
 			return err
 		}
 	}
@@ -98,6 +106,8 @@ func (r *reader) run(ctx context.Context, from Position) error {
 			err = r.rest(ctx, changed)
 		case closing:
 			err = r.wait(ctx, changed, writerPoll)
+		case failing:
+			err = r.wait(ctx, changed, retryPeriod)
 		}
 		if err != nil {
 			return err
@@ -129,22 +139,23 @@ const (
 	moved    state = iota // something was sent, or the next file begun
 	idle                  // all was sent
 	closing               // all was sent, and the file is to be complete soon
+	failing               // a file cannot be read or opened at the moment
 	complete              // all was sent, and nothing will follow
 )
 
 // step sends what there is at the place reached, or goes on to the next file.
 func (r *reader) step() (state, <-chan struct{}, error) {
 	r.c.mu.Lock()
-	changed := r.c.changed
-	if r.index >= len(r.c.segments) {
+	changed, final := r.c.changed, r.final || r.c.ended
+	if r.index >= len(r.c.segments) || r.c.blocked != nil {
 		r.c.scanLocked()
 	}
 	if r.index >= len(r.c.segments) {
 		r.c.mu.Unlock()
-		if r.final {
-			return complete, changed, nil
+		if final {
+			return r.atEnd(complete, changed)
 		}
-		return idle, changed, nil
+		return r.atEnd(idle, changed)
 	}
 	s := r.c.segments[r.index]
 	file, compressed := s.file, s.compressed
@@ -160,20 +171,23 @@ func (r *reader) step() (state, <-chan struct{}, error) {
 	defer r.buffers.Put(buffer)
 	last, ended := false, false
 	n, err := file.ReadAt(buffer[:], r.at.Offset)
-	if errors.Is(err, os.ErrClosed) {
-		return moved, changed, nil // dropped since; the next step counts it
-	}
 	cut := bytes.IndexByte(buffer[:n], '\n') < 0
-	if cut {
+	if cut && errors.Is(err, io.EOF) {
 		last = r.isLast()
-		if ended = (!last || r.final) && !s.written(); ended {
+		if ended = (!last || final) && !s.written(); ended {
 			// A writer that was gone before this reading has written all of it.
-			if n, err = file.ReadAt(buffer[:], r.at.Offset); errors.Is(err, os.ErrClosed) {
-				return moved, changed, nil
-			}
+			n, err = file.ReadAt(buffer[:], r.at.Offset)
 			cut = bytes.IndexByte(buffer[:n], '\n') < 0
 		}
 	}
+	if errors.Is(err, os.ErrClosed) {
+		return moved, changed, nil // dropped since; the next step counts it
+	}
+	if cut && err != nil && !errors.Is(err, io.EOF) {
+		state, err := r.fail(s, err)
+		return state, changed, err
+	}
+	r.failing = time.Time{}
 	if n > 0 {
 		sent, err := r.send(s, buffer[:n], cut && (ended || n == chunk))
 		if sent || err != nil {
@@ -181,10 +195,10 @@ func (r *reader) step() (state, <-chan struct{}, error) {
 		}
 	}
 	switch {
-	case !ended && (!last || r.final):
+	case !ended && (!last || final):
 		return closing, changed, nil
 	case !ended:
-		return idle, changed, nil
+		return r.atEnd(idle, changed)
 	case !last:
 		r.next()
 		return moved, changed, nil
@@ -195,7 +209,61 @@ func (r *reader) step() (state, <-chan struct{}, error) {
 		r.next()
 		return moved, changed, nil
 	}
-	return complete, changed, nil
+	return r.atEnd(complete, changed)
+}
+
+// atEnd returns the state of a reader that has sent all files that are open. If more
+// files could not be opened, it waits, and reports a loss after a while.
+func (r *reader) atEnd(s state, changed <-chan struct{}) (state, <-chan struct{}, error) {
+	r.c.mu.Lock()
+	cause, since, patience := r.c.blocked, r.c.blockedSince, r.c.patience
+	r.c.mu.Unlock()
+	switch {
+	case cause == nil, s == complete && since.Equal(r.blocked):
+		return s, changed, nil
+	case since.Equal(r.blocked), time.Since(since) < patience:
+		return failing, changed, nil
+	}
+	r.blocked = since
+	if err := WriteJSON(r.out, KindLoss, LostPart{Cause: cause.Error()}); err != nil {
+		return s, changed, err
+	}
+	return s, changed, r.flush()
+}
+
+// fail waits while a file cannot be read. After a while, it reports a loss, and goes
+// on after what the file holds at present.
+func (r *reader) fail(s *segment, cause error) (state, error) {
+	if r.failing.IsZero() {
+		r.failing = time.Now()
+	}
+	r.c.mu.Lock()
+	patience := r.c.patience
+	r.c.mu.Unlock()
+	if time.Since(r.failing) < patience {
+		return failing, nil
+	}
+	r.failing = time.Time{}
+	if r.unreadable != s {
+		r.unreadable = s
+		if err := WriteJSON(r.out, KindLoss, LostPart{Cause: cause.Error()}); err != nil {
+			return moved, err
+		}
+	}
+	r.c.mu.Lock()
+	s.readStamp()
+	size, _ := s.size()
+	r.c.mu.Unlock()
+	r.lines = lines{}
+	switch {
+	case size <= r.at.Offset:
+		r.next()
+	case s.stamp == "": // no position can name the file
+		r.at.Offset = size
+	default:
+		return moved, r.pass(s, size)
+	}
+	return moved, r.flush()
 }
 
 // isLast reports whether no file follows.
@@ -215,15 +283,23 @@ func (r *reader) next() {
 // The position after a loss is the end of the file, where a client that continues
 // has lost nothing more.
 func (r *reader) skip(s *segment) error {
+	var parts []LostPart
 	if s.taken > r.at.Offset { // some of what was sent did not arrive, either
-		if err := WriteJSON(r.out, KindLoss, Loss{}); err != nil {
+		parts = append(parts, LostPart{})
+	}
+	isNew := r.at.Offset < s.end
+	if isNew && s.lost != (Loss{}) {
+		parts = append(parts, LostPart{s.lost, s.cause})
+	}
+	if isNew && s.uncounted {
+		parts = append(parts, LostPart{Cause: s.cause})
+	}
+	for _, part := range parts {
+		if err := WriteJSON(r.out, KindLoss, part); err != nil {
 			return err
 		}
 	}
-	if s.lost != (Loss{}) && r.at.Offset < s.end {
-		if err := WriteJSON(r.out, KindLoss, s.lost); err != nil {
-			return err
-		}
+	if isNew && (s.lost != (Loss{}) || s.uncounted) && s.stamp != "" {
 		r.last = Position{s.generation, s.stamp, s.end}
 		r.c.mu.Lock()
 		behind := r.c.behind(r.index+1, 0)
@@ -258,19 +334,25 @@ func (r *reader) send(s *segment, data []byte, flush bool) (bool, error) {
 			return false, err
 		}
 	}
+	r.recent = true
+	return true, r.pass(s, r.at.Offset+b.size)
+}
+
+// pass sends the position that a segment was passed on to.
+func (r *reader) pass(s *segment, offset int64) error {
 	r.c.mu.Lock()
 	s.readStamp()
-	r.at = Position{Generation: s.generation, Segment: s.stamp, Offset: r.at.Offset + b.size}
-	s.sent = max(s.sent, r.at.Offset)
+	r.at = Position{Generation: s.generation, Segment: s.stamp, Offset: offset}
+	s.sent, s.taken = max(s.sent, offset), max(s.taken, offset)
 	s.sentAt = time.Now()
 	r.last = r.at
 	p := Progress{r.at, r.c.behind(r.index, r.at.Offset), r.unwritten}
 	r.c.mu.Unlock()
 	if err := WriteJSON(r.out, KindPosition, p); err != nil {
-		return false, err
+		return err
 	}
-	r.spoke, r.recent = time.Now(), true
-	return true, r.flush()
+	r.spoke = time.Now()
+	return r.flush()
 }
 
 // rest returns when there may be more to read. It only waits for an event if

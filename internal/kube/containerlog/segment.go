@@ -36,27 +36,46 @@ type segment struct {
 	sentAt      time.Time
 	// deleted is the time when the file was found to have no name.
 	deleted time.Time
-	// lost counts the output in a dropped file after taken.
-	lost Loss
-	end  int64 // size of a dropped file, in bytes
+	// lost counts the output in a dropped file after taken. cause is empty where the
+	// spool dropped it. uncounted means that more is lost than could be read.
+	lost      Loss
+	cause     string
+	uncounted bool
+	end       int64 // size of a dropped file, in bytes
 }
 
-// openSegment opens a log file below dir.
-func openSegment(dir *os.Root, name string) (*segment, error) {
+// open opens a log file below dir.
+func (s *segment) open(dir *os.Root, name string) error {
 	file, err := dir.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	if err := s.take(file); err != nil {
+		file.Close()
+		return fmt.Errorf("open %s: %w", name, err)
+	}
+	return nil
+}
+
+// take makes an open file the segment's. The kernel may give the inode number of a
+// closed file to another one.
+func (s *segment) take(file *os.File) error {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &stat); err != nil {
-		file.Close()
-		return nil, fmt.Errorf("stat %s: %w", name, err)
+		return err
 	}
 	if stat.Mode&unix.S_IFMT != unix.S_IFREG {
-		file.Close()
-		return nil, fmt.Errorf("open %s: not a regular file", name)
+		return errors.New("not a regular file")
 	}
-	return &segment{file: file, device: uint64(stat.Dev), ino: stat.Ino}, nil
+	s.file, s.device, s.ino = file, uint64(stat.Dev), stat.Ino
+	return nil
+}
+
+// lose closes a file that cannot be read.
+func (s *segment) lose(cause error) {
+	s.cause, s.uncounted, s.end = cause.Error(), true, 1
+	s.file.Close()
+	s.file = nil
 }
 
 // after reports whether s comes after the place that p names.
@@ -131,15 +150,23 @@ func (s *segment) drop() {
 		unread = s.contents()
 		_, _ = io.CopyN(io.Discard, unread, s.taken) // countFrom meets the error again
 	}
-	s.lost = countFrom(unread)
+	var err error
+	if s.lost, err = countFrom(unread); err != nil {
+		s.uncounted = true
+		if s.cause == "" {
+			s.cause = err.Error()
+		}
+	}
 	s.end, _ = s.size()
+	if s.uncounted {
+		s.end = max(s.end, s.taken+1) // so the position after the loss is another one
+	}
 	s.file.Close()
 	s.file = nil
 }
 
-// countFrom counts the output in a part of a log file.
-func countFrom(r io.Reader) Loss {
-	var loss Loss
+// countFrom counts the output in a part of a log file, up to the first error.
+func countFrom(r io.Reader) (loss Loss, err error) {
 	var l lines
 	var rest []byte
 	buffer := make([]byte, chunk)
@@ -153,7 +180,10 @@ func countFrom(r io.Reader) Loss {
 		}
 		rest = append(rest[:0], rest[b.size:]...)
 		if err != nil {
-			return loss
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return loss, err
 		}
 	}
 }

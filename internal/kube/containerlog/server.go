@@ -20,6 +20,9 @@ const (
 	// FinalParam is there when the container has ended: the stream is to end
 	// with the log.
 	FinalParam = "final"
+	// EndedParam is there in a request that asks for no log. It says that the
+	// container has ended: the streams of other requests are to end with the log.
+	EndedParam = "ended"
 	// UnwrittenParam is Progress.Unwritten, as far as the client knows it.
 	UnwrittenParam = "unwritten"
 )
@@ -42,9 +45,22 @@ func (w *Watcher) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
 	w.mu.Lock()
 	c := w.containers[dir]
 	w.mu.Unlock()
+	if request.FormValue(EndedParam) != "" {
+		if c == nil {
+			http.Error(answer, "there is no log of this container", http.StatusNotFound)
+			return
+		}
+		c.end()
+		return
+	}
 	if c == nil {
 		// Perhaps it is newer than the last event.
-		if info, err := w.root.Stat(dir); err != nil || !info.IsDir() {
+		info, err := w.root.Stat(dir)
+		if err := unlessGone(err); err != nil {
+			http.Error(answer, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		if err != nil || !info.IsDir() {
 			_ = Frame{Kind: KindUnknown}.Write(answer)
 			return
 		}

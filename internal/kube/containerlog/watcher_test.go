@@ -82,9 +82,11 @@ func (r *runtime) rotate(number int) {
 	}
 }
 
+var discard = slog.New(slog.DiscardHandler)
+
 func startWatcher(t *testing.T, root string) (*Watcher, *httptest.Server) {
 	t.Helper()
-	w, err := NewWatcher(root, slog.New(slog.DiscardHandler))
+	w, err := NewWatcher(root, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,6 +113,7 @@ type client struct {
 	out    map[Kind]*bytes.Buffer
 	at     Progress
 	losses []Loss
+	causes []string
 }
 
 func connect(t *testing.T, server *httptest.Server, from Position, final bool) *client {
@@ -157,9 +160,9 @@ func (c *client) next() Kind {
 		c.at = Progress{}
 		err = json.Unmarshal(frame.Data, &c.at)
 	case KindLoss:
-		var loss Loss
-		err = json.Unmarshal(frame.Data, &loss)
-		c.losses = append(c.losses, loss)
+		var lost LostPart
+		err = json.Unmarshal(frame.Data, &lost)
+		c.losses, c.causes = append(c.losses, lost.Loss), append(c.causes, lost.Cause)
 	}
 	if err != nil {
 		c.t.Fatal(err)

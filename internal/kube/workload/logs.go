@@ -297,11 +297,11 @@ func (l *logs) lose(pod, container string, loss containerlog.Loss, why string) {
 	l.mu.Lock()
 	l.lost.Add(loss)
 	l.mu.Unlock()
-	whose := "containers"
+	text := fmt.Sprintf("output of containers is lost (%s): %s", describe(loss), why)
 	if container != "" {
-		whose = fmt.Sprintf("container %s of pod %s", container, pod)
+		text = fmt.Sprintf("output of container %s of pod %s is lost (%s): %s", container, pod, describe(loss), why)
 	}
-	l.streams.Lose(fmt.Sprintf("output of %s is lost (%s): %s", whose, describe(loss), why), loss)
+	l.streams.Lose(text, loss)
 }
 
 // Losses sums up what was lost.

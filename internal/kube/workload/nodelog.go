@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"berth.dev/berth/internal/kube/containerlog"
 )
@@ -32,6 +33,8 @@ const (
 	// roleAbsent is the time after which a node that answers, and serves no log,
 	// counts as one without the role.
 	roleAbsent = 10 * time.Second
+	// endNotice bounds the request that tells a node of the end of a container.
+	endNotice = 5 * time.Second
 	// longLine is the length in bytes that lines with a container name are cut to.
 	longLine = 1 << 20
 )
@@ -73,9 +76,6 @@ type nodeStream struct {
 	// absent: the node cannot serve logs this way; the API server's is used.
 	absent bool
 	mark   Mark
-
-	// idle belongs to run: the node has said that the container writes nothing.
-	idle bool
 }
 
 func newNodeStream(l *logs, pod *corev1.Pod, container string) *nodeStream {
@@ -100,9 +100,33 @@ func (s *nodeStream) end(unseen bool) {
 	if s.ended.IsZero() {
 		s.ended, s.unseen = time.Now(), unseen
 		if s.stop != nil {
-			s.stop()
+			go s.announceEnd(s.stop)
 		}
 	}
+}
+
+// announceEnd lets the node end the request that follows. If it does not answer,
+// stop ends the request. Output that is on its way would then be sent again, and
+// nobody knows how much it was if the node has dropped the file since.
+func (s *nodeStream) announceEnd(stop context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(context.Background(), endNotice)
+	defer cancel()
+	if s.request().Param(containerlog.EndedParam, "true").Do(ctx).Error() != nil {
+		stop()
+	}
+}
+
+// request returns a request for the log.
+func (s *nodeStream) request() *rest.Request {
+	return s.logs.client.rest.Get().
+		AbsPath("/api/v1/nodes", s.node, "proxy/logs/containers", fmt.Sprintf("%s_%s_%s", s.namespace, s.pod, s.uid), s.container)
+}
+
+// endedAt returns when the container was known to have ended; zero before.
+func (s *nodeStream) endedAt() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended
 }
 
 func (s *nodeStream) isAbsent() bool {
@@ -150,16 +174,12 @@ func (s *nodeStream) run(ctx context.Context) {
 			return
 		}
 		s.mu.Lock()
-		ended, unseen, behind, passed := s.ended, s.unseen, s.mark.Behind, s.mark.Position != containerlog.Position{}
+		ended, unseen, behind := s.ended, s.unseen, s.mark.Behind
 		s.mu.Unlock()
 		if !ended.IsZero() {
 			switch since := now.Sub(later(ended, received)); {
 			case unseen && since > s.logs.lostAfter, since > incompleteAfter:
 				s.flush()
-				if unseen && behind == 0 && passed && s.idle {
-					s.logs.streams.Note(fmt.Sprintf("the last output of container %s of pod %s may be missing: node %s is lost, and had announced no more", s.container, s.pod, s.node))
-					return
-				}
 				s.logs.lose(s.pod, s.container, containerlog.Loss{Bytes: behind}, fmt.Sprintf("node %s does not answer: %v", s.node, err))
 				return
 			}
@@ -194,9 +214,7 @@ func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bo
 	if err != nil {
 		return false, false, err
 	}
-	request := s.logs.client.rest.Get().
-		AbsPath("/api/v1/nodes", s.node, "proxy/logs/containers", fmt.Sprintf("%s_%s_%s", s.namespace, s.pod, s.uid), s.container).
-		Param(containerlog.FromParam, string(from)).Param(containerlog.UnwrittenParam, strconv.FormatInt(unwritten, 10))
+	request := s.request().Param(containerlog.FromParam, string(from)).Param(containerlog.UnwrittenParam, strconv.FormatInt(unwritten, 10))
 	if final {
 		request = request.Param(containerlog.FinalParam, "true")
 	}
@@ -222,7 +240,7 @@ func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bo
 		switch frame.Kind {
 		case containerlog.KindStdout, containerlog.KindStderr:
 			batch = append(batch, frame)
-			bytesAt, s.idle = time.Now(), false
+			bytesAt = time.Now()
 		case containerlog.KindPosition:
 			quiet.Stop() // a slow reader is not the node's fault
 			if err := s.deliver(batch, frame.Data); err != nil {
@@ -231,11 +249,15 @@ func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bo
 			quiet.Reset(silence)
 			batch = batch[:0]
 		case containerlog.KindLoss:
-			var loss containerlog.Loss
-			if err := json.Unmarshal(frame.Data, &loss); err != nil {
+			var lost containerlog.LostPart
+			if err := json.Unmarshal(frame.Data, &lost); err != nil {
 				return false, got, fmt.Errorf("decode a loss: %w", err)
 			}
-			s.logs.lose(s.pod, s.container, loss, fmt.Sprintf("its reader was slower than the container, and node %s keeps no more", s.node))
+			why := fmt.Sprintf("its reader was slower than the container, and node %s keeps no more", s.node)
+			if lost.Cause != "" {
+				why = fmt.Sprintf("node %s cannot read it: %s", s.node, lost.Cause)
+			}
+			s.logs.lose(s.pod, s.container, lost.Loss, why)
 		case containerlog.KindUnknown:
 			if final {
 				s.logs.lose(s.pod, s.container, containerlog.Loss{}, fmt.Sprintf("node %s does not have its log any more", s.node))
@@ -245,8 +267,7 @@ func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bo
 		case containerlog.KindEnd:
 			return true, got, nil
 		case containerlog.KindAlive:
-			s.idle = true
-			if final && time.Since(bytesAt) > incompleteAfter {
+			if ended := s.endedAt(); !ended.IsZero() && time.Since(later(bytesAt, ended)) > incompleteAfter {
 				s.logs.lose(s.pod, s.container, containerlog.Loss{}, fmt.Sprintf("the runtime of node %s has not completed its log", s.node))
 				return true, got, nil
 			}

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,6 +38,12 @@ type node struct {
 
 func newNode(t *testing.T, pod string) *node {
 	t.Helper()
+	return newNodeWith(t, pod, containerlog.DefaultSpool)
+}
+
+// newNodeWith returns a node that keeps spool bytes of deleted logs.
+func newNodeWith(t *testing.T, pod string, spool int64) *node {
+	t.Helper()
 	root := t.TempDir()
 	n := &node{dir: filepath.Join(root, pod, "main")}
 	if err := os.MkdirAll(n.dir, 0o755); err != nil {
@@ -46,6 +53,7 @@ func newNode(t *testing.T, pod string) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
+	watcher.Spool = spool
 	watcher.Unwritten = t.TempDir()
 	n.unwritten = filepath.Join(watcher.Unwritten, pod, "main")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -301,8 +309,8 @@ func TestLostNodeStillHasItsRole(t *testing.T) {
 	}
 }
 
-// A container that writes when its node is lost has written more than the node had
-// announced. A container that the node has called idle may not have.
+// A container may have written more than the node had announced before it was lost,
+// also one that the node has called idle.
 func TestLostNodeThatAnnouncedEverything(t *testing.T) {
 	for _, idle := range []bool{false, true} {
 		frames := func(w io.Writer) error {
@@ -316,14 +324,13 @@ func TestLostNodeThatAnnouncedEverything(t *testing.T) {
 		}
 		var asked atomic.Int64
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if asked.Add(1) > 1 || frames(w) != nil {
+			if r.URL.Query().Has(containerlog.EndedParam) || asked.Add(1) > 1 || frames(w) != nil {
 				panic(http.ErrAbortHandler)
 			}
 		}))
-		var noted, lost []string
+		var lost []string
 		l := newLogs(testClient(t, server.URL), Streams{
 			Out:  io.Discard,
-			Note: func(text string) { noted = append(noted, text) },
 			Lose: func(text string, _ containerlog.Loss) { lost = append(lost, text) },
 		}, true)
 		l.lostAfter = 0
@@ -336,11 +343,69 @@ func TestLostNodeThatAnnouncedEverything(t *testing.T) {
 			t.Fatal(err)
 		}
 		server.Close()
-		if idle != (len(noted) == 1) || idle != (len(lost) == 0) || idle != (l.lost.String() == "") {
-			t.Errorf("idle %v: noted %q, lost %q, result %q", idle, noted, lost, &l.lost)
+		if len(lost) != 1 || l.lost.String() != describe(containerlog.Loss{}) {
+			t.Errorf("idle %v: lost %q, result %q", idle, lost, &l.lost)
 		}
 	}
 }
+
+// The log of a pod is deleted and dropped while a slow reader holds up its output,
+// which is on its way. It arrives, and the rest is counted exactly.
+func TestOutputOfAnEndedPodIsCountedExactly(t *testing.T) {
+	n := newNodeWith(t, "default_p_u", 0)
+	total := n.writeLog(t, "0.log", 0, 600_000)
+	server := httptest.NewServer(n)
+	t.Cleanup(server.Close)
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	t.Cleanup(cancel)
+	reading, readOn := make(chan struct{}), make(chan struct{})
+	arrived := 0
+	var lost []containerlog.Loss
+	l := newLogs(testClient(t, server.URL), Streams{
+		Out: writerOf(func(data []byte) {
+			if arrived == 0 {
+				close(reading)
+				<-readOn
+			}
+			arrived += len(data)
+		}),
+		Lose: func(_ string, loss containerlog.Loss) { lost = append(lost, loss) },
+	}, true)
+	l.follow(ctx, podOnNode(corev1.PodRunning))
+	<-reading
+	l.follow(ctx, podOnNode(corev1.PodSucceeded))
+	if err := os.RemoveAll(n.dir); err != nil {
+		t.Fatal(err)
+	}
+	for n.hasOpen(t) && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	close(readOn)
+	if err := l.wait(ctx, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if len(lost) != 1 || lost[0].Lines == 0 || arrived+int(lost[0].Bytes) != len(total) {
+		t.Errorf("%d bytes arrived, lost %v of %d", arrived, lost, len(total))
+	}
+}
+
+// hasOpen reports whether this process has a file of the log open.
+func (n *node) hasOpen(t *testing.T) bool {
+	t.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.ContainsFunc(files, func(file os.DirEntry) bool {
+		target, _ := os.Readlink("/proc/self/fd/" + file.Name())
+		return strings.HasPrefix(target, n.dir+"/")
+	})
+}
+
+// writerOf is called with what is written.
+type writerOf func([]byte)
+
+func (f writerOf) Write(data []byte) (int, error) { f(data); return len(data), nil }
 
 // writerFunc is called for what is written.
 type writerFunc func()
