@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -85,11 +86,28 @@ func (n *node) importArchives(ctx context.Context, archives []archive.Archive, s
 	}
 	// The program may need long for an archive. It ends with the sandbox.
 	defer context.AfterFunc(ctx, func() { reader.Close() })()
-	var problems []error
+	problems := n.readImports(reader, len(archives))
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	select {
+	case end := <-status:
+		if len(problems) == 0 && end != (sandbox.Status{MaxRSS: end.MaxRSS}) {
+			problems = append(problems, n.supervisor.FailedError("the import of images", "ended: "+end.String(), command.Log))
+		}
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return exitcode.Wrap(exitcode.NoInput, errors.Join(problems...))
+}
+
+// readImports reports the progress of count archives until output ends. It returns the
+// errors of single archives.
+func (n *node) readImports(output io.Reader, count int) (problems []error) {
 	var done atomic.Int32
-	defer reportImport(n.Log, &done, len(archives))()
+	defer reportImport(n.Log, &done, count)()
 	seen := map[string]bool{}
-	lines := bufio.NewScanner(reader)
+	lines := bufio.NewScanner(output)
 	for lines.Scan() {
 		var line imported
 		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
@@ -106,18 +124,7 @@ func (n *node) importArchives(ctx context.Context, archives []archive.Archive, s
 		}
 		n.Log.Debug("imported " + line.Name)
 	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	select {
-	case end := <-status:
-		if len(problems) == 0 && end != (sandbox.Status{MaxRSS: end.MaxRSS}) {
-			problems = append(problems, n.supervisor.FailedError("the import of images", "ended: "+end.String(), command.Log))
-		}
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	return exitcode.Wrap(exitcode.NoInput, errors.Join(problems...))
+	return problems
 }
 
 // firstImportReport is the time after which a running import is reported. The

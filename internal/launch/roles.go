@@ -36,18 +36,7 @@ func (n *node) startRoles(ctx context.Context) error {
 		roles = replicaRoles(n.plan, n.box, n.apiListener)
 	}
 	if n.plan.Control() {
-		control := &supervisor.Role{
-			Name: "control", Path: program("berth-kube"),
-			Args: []string{"control", "--plan", paths.Plan()}, NotifyFlag: "--notify-fd",
-			Passed: []supervisor.Passed{{Flag: "--listener-fd", File: n.box.Listener}},
-		}
-		if !n.plan.Replicated() { // otherwise the balancer has it
-			control.Passed = append(control.Passed, supervisor.Passed{Flag: "--listener-fd", File: n.apiListener})
-		}
-		if n.saver != nil {
-			control.Passed = append(control.Passed, supervisor.Passed{Flag: "--state-fd", File: n.saver.socket})
-		}
-		roles = append(roles, supervisor.InSandbox(n.box, control))
+		roles = append(roles, supervisor.InSandbox(n.box, n.controlRole()))
 	}
 	containerd := &supervisor.Role{
 		Name: "containerd", Path: program("containerd"),
@@ -79,25 +68,49 @@ func (n *node) startRoles(ctx context.Context) error {
 			Env:  roleEnv(n.plan, "BERTH_NOTIFY_FD="+strconv.Itoa(supervisor.NotifyFD), "BERTH_DNS_ADDRESS="+netip.AddrPortFrom(n.plan.Addresses.DNS, 53).String()),
 		}),
 	)
-	if n.box.TUN != nil {
-		net, err := netrole.Parent{
-			Spec: n.Spec, Plan: n.plan, Box: n.box,
-			Overlay: n.members.Overlay(), Sockets: n.members.Sockets(),
-			Published: n.published, Held: n.switching,
-		}.Role(n.supervisor)
-		if err != nil {
-			return err
-		}
+	net, err := n.netRole()
+	if err != nil {
+		return err
+	}
+	if net != nil {
 		roles = append(roles, net)
-	} else if len(n.Spec.Publish) > 0 {
-		return exitcode.Wrap(exitcode.Unavailable, errors.New("publish ports: this host has no usable /dev/net/tun; an administrator can run: modprobe tun && chmod 0666 /dev/net/tun"))
-	} else {
-		n.Log.Warn("pods cannot reach the outside: this host has no usable /dev/net/tun; an administrator can run: modprobe tun && chmod 0666 /dev/net/tun")
 	}
 	if !n.nodeWaits() {
 		roles = append(roles, n.kubelet())
 	}
 	return n.addRoles(roles...)
+}
+
+func (n *node) controlRole() *supervisor.Role {
+	control := &supervisor.Role{
+		Name: "control", Path: filepath.Join(n.plan.Paths.Libexec, "berth-kube"),
+		Args: []string{"control", "--plan", n.plan.Paths.Plan()}, NotifyFlag: "--notify-fd",
+		Passed: []supervisor.Passed{{Flag: "--listener-fd", File: n.box.Listener}},
+	}
+	if !n.plan.Replicated() { // otherwise the balancer has it
+		control.Passed = append(control.Passed, supervisor.Passed{Flag: "--listener-fd", File: n.apiListener})
+	}
+	if n.saver != nil {
+		control.Passed = append(control.Passed, supervisor.Passed{Flag: "--state-fd", File: n.saver.socket})
+	}
+	return control
+}
+
+// netRole returns the role that connects the node, or nil if the host has no TUN
+// device.
+func (n *node) netRole() (*supervisor.Role, error) {
+	if n.box.TUN != nil {
+		return netrole.Parent{
+			Spec: n.Spec, Plan: n.plan, Box: n.box,
+			Overlay: n.members.Overlay(), Sockets: n.members.Sockets(),
+			Published: n.published, Held: n.switching,
+		}.Role(n.supervisor)
+	}
+	if len(n.Spec.Publish) > 0 {
+		return nil, exitcode.Wrap(exitcode.Unavailable, errors.New("publish ports: this host has no usable /dev/net/tun; an administrator can run: modprobe tun && chmod 0666 /dev/net/tun"))
+	}
+	n.Log.Warn("pods cannot reach the outside: this host has no usable /dev/net/tun; an administrator can run: modprobe tun && chmod 0666 /dev/net/tun")
+	return nil, nil
 }
 
 func (n *node) addRoles(roles ...*supervisor.Role) error {

@@ -35,21 +35,8 @@ type setting struct {
 	absent bool
 }
 
-// settings returns a link's settings in the order of their application.
-func settings(l plan.Link, device string) (all []setting, err error) {
-	profile := profiles.Profile{}
-	if l.Profile != "" {
-		if profile, err = profiles.Read(l.Profile); err != nil {
-			return nil, err
-		}
-	}
-	name := device
-	device = quote(device)
-	// said captures the output first, because the status of a pipe is that of its
-	// last program.
-	said := func(command, then string) string {
-		return "said=$(" + command + `) || exit 1; printf '%s\n' "$said" | ` + then
-	}
+// fileSettings returns the settings of a profile that are files.
+func fileSettings(profile profiles.Profile) (all []setting, err error) {
 	for _, key := range slices.Sorted(maps.Keys(profile.Sysctls)) {
 		path := "/proc/sys/" + strings.ReplaceAll(key, ".", "/")
 		switch key {
@@ -70,6 +57,53 @@ func settings(l plan.Link, device string) (all []setting, err error) {
 		for _, path := range found {
 			all = append(all, file(path, profile.Files[pattern]))
 		}
+	}
+	return all, nil
+}
+
+// said returns a script that passes the output of a command on. It captures the output
+// first, because the status of a pipe is that of its last program.
+func said(command, then string) string {
+	return "said=$(" + command + `) || exit 1; printf '%s\n' "$said" | ` + then
+}
+
+// lossSettings returns the settings that drop a share of the incoming packets.
+func lossSettings(loss, device string) (all []setting, err error) {
+	// Not every kernel has netem, so a rule drops incoming packets at the same
+	// rate.
+	part, err := lost(loss)
+	if err != nil {
+		return nil, err
+	}
+	rule := fmt.Sprintf("table netdev berth_bench { chain lose { type filter hook ingress device %q priority 0; numgen random mod %d < %d drop; }; }", device, parts, part)
+	all = append(all, setting{
+		what: "loss", value: loss, device: device, absent: true,
+		get: "if nft list table netdev berth_bench >/dev/null 2>&1; then echo " + loss + "; fi",
+		set: `if [ -z "$1" ]; then nft delete table netdev berth_bench; else nft ` + quote(rule) + "; fi",
+	})
+	// Only root may list rules, but any user can read the alias of an
+	// interface.
+	alias := record.LossAlias + loss
+	all = append(all, setting{
+		what: "loss, for records", value: alias, device: device, absent: true,
+		get: said("ip -o link show dev "+quote(device), `sed -n 's/.*[\\ ]alias //p'`),
+		set: `[ "$1" != ` + quote(alias) + " ] || nft list table netdev berth_bench >/dev/null || exit 1; ip link set dev " + quote(device) + ` alias "$1"`,
+	})
+	return all, nil
+}
+
+// settings returns a link's settings in the order of their application.
+func settings(l plan.Link, device string) (all []setting, err error) {
+	profile := profiles.Profile{}
+	if l.Profile != "" {
+		if profile, err = profiles.Read(l.Profile); err != nil {
+			return nil, err
+		}
+	}
+	name := device
+	device = quote(device)
+	if all, err = fileSettings(profile); err != nil {
+		return nil, err
 	}
 	if l.MTU != 0 {
 		all = append(all, setting{
@@ -102,26 +136,11 @@ func settings(l plan.Link, device string) (all []setting, err error) {
 		})
 	}
 	if l.Loss != "" {
-		// Not every kernel has netem, so a rule drops incoming packets at the same
-		// rate.
-		part, err := lost(l.Loss)
+		loss, err := lossSettings(l.Loss, name)
 		if err != nil {
 			return nil, err
 		}
-		rule := fmt.Sprintf("table netdev berth_bench { chain lose { type filter hook ingress device %q priority 0; numgen random mod %d < %d drop; }; }", name, parts, part)
-		all = append(all, setting{
-			what: "loss", value: l.Loss, device: name, absent: true,
-			get: "if nft list table netdev berth_bench >/dev/null 2>&1; then echo " + l.Loss + "; fi",
-			set: `if [ -z "$1" ]; then nft delete table netdev berth_bench; else nft ` + quote(rule) + "; fi",
-		})
-		// Only root may list rules, but any user can read the alias of an
-		// interface.
-		alias := record.LossAlias + l.Loss
-		all = append(all, setting{
-			what: "loss, for records", value: alias, device: name, absent: true,
-			get: said("ip -o link show dev "+device, `sed -n 's/.*[\\ ]alias //p'`),
-			set: `[ "$1" != ` + quote(alias) + " ] || nft list table netdev berth_bench >/dev/null || exit 1; ip link set dev " + device + ` alias "$1"`,
-		})
+		all = append(all, loss...)
 	}
 	if queue := queueing(l); queue != "" {
 		all = append(all, setting{

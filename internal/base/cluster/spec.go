@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -162,6 +163,11 @@ func (s Spec) Validate() error {
 	if stdin > 1 {
 		problems = append(problems, errors.New("standard input can be read once: give '-f -' once"))
 	}
+	return errors.Join(slices.Concat(problems, s.checkInputs(), s.checkLayers(), s.checkNetwork())...)
+}
+
+// checkInputs checks what the workload gets: images, mounts, devices and ports.
+func (s Spec) checkInputs() (problems []error) {
 	for _, image := range s.Images {
 		name, path, named := SplitImage(image)
 		if path == "" || named && name == "" {
@@ -196,6 +202,10 @@ func (s Spec) Validate() error {
 			problems = append(problems, err)
 		}
 	}
+	return problems
+}
+
+func (s Spec) checkLayers() (problems []error) {
 	switch s.Snapshotter {
 	case "", autoSnapshotter, Overlay, EROFS:
 	default:
@@ -210,6 +220,11 @@ func (s Spec) Validate() error {
 	if _, err := s.ImageCacheBytes(); err != nil {
 		problems = append(problems, err)
 	}
+	return problems
+}
+
+// checkNetwork checks the network, and the times and the state of the cluster.
+func (s Spec) checkNetwork() (problems []error) {
 	if s.AddressBlock != "" {
 		if _, err := parseBlock(s.AddressBlock); err != nil {
 			problems = append(problems, err)
@@ -248,7 +263,7 @@ func (s Spec) Validate() error {
 	if s.State != "" && s.HighlyAvailable {
 		problems = append(problems, errors.New("--state with --ha: only the first node saves, and the one that takes the run over would not go on with it; give one of them"))
 	}
-	return errors.Join(problems...)
+	return problems
 }
 
 // Absolute makes paths relative to dir absolute. It leaves the paths of manifests

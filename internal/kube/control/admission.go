@@ -10,7 +10,7 @@ import (
 // admissionPoll is the interval of readiness checks of admission plugins.
 const admissionPoll = 5 * time.Millisecond
 
-// admissionPlugins notes the plugins of kube-apiserver as they are made, to
+// admissionPlugins collects the plugins of kube-apiserver as they are made, to
 // know when they are ready. A write that comes too early is not refused, but
 // looks again only after 100 ms, so it is better held back by the gate. What
 // takes long is the policies, which look for their own caches every 100 ms,
@@ -23,7 +23,7 @@ type admissionPlugins struct {
 // let it wait.
 type readyPlugin interface{ WaitForReady() bool }
 
-// Decorate notes the plugin and leaves it as it is.
+// Decorate collects the plugin and leaves it as it is.
 func (a *admissionPlugins) Decorate(plugin admission.Interface, _ string) admission.Interface {
 	if p, ok := plugin.(readyPlugin); ok {
 		a.plugins = append(a.plugins, p)

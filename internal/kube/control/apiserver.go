@@ -131,6 +131,26 @@ func serviceRanges(plan cluster.Plan) string {
 	return plan.Addresses.List(func(f cluster.Family) string { return f.Services.String() })
 }
 
+// configure checks the options and makes the configuration, whose admission plugins
+// register with plugins.
+func configure(ctx context.Context, opts *options.ServerRunOptions, loop *loopback, plugins *admissionPlugins) (
+	completed options.CompletedOptions, config *app.Config, err error,
+) {
+	generics := opts.Admission.GenericAdmission
+	addFastPathPlugin(generics)
+	// First, because upstream's decorator hides the plugins.
+	generics.Decorators = append(admission.Decorators{plugins}, generics.Decorators...)
+	completed, err = opts.Complete(ctx)
+	if err != nil {
+		return completed, nil, fmt.Errorf("complete options of kube-apiserver: %w", err)
+	}
+	if errs := completed.Validate(); len(errs) > 0 {
+		return completed, nil, fmt.Errorf("check options of kube-apiserver: %w", errors.Join(errs...))
+	}
+	config, err = newConfig(completed, loop)
+	return completed, config, err
+}
+
 // newAPIServer puts kube-apiserver together. seeded waits for the store and says
 // whether the objects of a new cluster have just been put there; serving is
 // called when requests are accepted, open when they are no longer held back.
@@ -138,18 +158,7 @@ func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loo
 	seeded func() (bool, error), serving, open func(),
 ) (*apiServer, error) {
 	plugins := &admissionPlugins{}
-	generics := opts.Admission.GenericAdmission
-	addFastPathPlugin(generics)
-	// First, because upstream's decorator hides the plugins.
-	generics.Decorators = append(admission.Decorators{plugins}, generics.Decorators...)
-	completed, err := opts.Complete(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("complete options of kube-apiserver: %w", err)
-	}
-	if errs := completed.Validate(); len(errs) > 0 {
-		return nil, fmt.Errorf("check options of kube-apiserver: %w", errors.Join(errs...))
-	}
-	config, err := newConfig(completed, loop)
+	completed, config, err := configure(ctx, opts, loop, plugins)
 	if err != nil {
 		return nil, err
 	}
@@ -194,19 +203,19 @@ func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loo
 	}
 	outer := aggregator.GenericAPIServer
 	outer.ShutdownTimeout = stopGrace
-	if err := outer.AddPostStartHook("berth/serving", func(server.PostStartHookContext) error {
-		serving()
-		return nil
-	}); err != nil {
-		return nil, fmt.Errorf("create kube-apiserver: %w", err)
-	}
-	if err := outer.AddPostStartHook("berth/authorizers", func(hook server.PostStartHookContext) error {
-		if !gate.openWhenSynced(hook, informed, plugins) {
-			return nil // stopping; an error would end the process
-		}
-		open()
-		return nil
-	}); err != nil {
+	err = errors.Join(
+		outer.AddPostStartHook("berth/serving", func(server.PostStartHookContext) error {
+			serving()
+			return nil
+		}),
+		outer.AddPostStartHook("berth/authorizers", func(hook server.PostStartHookContext) error {
+			if gate.openWhenSynced(hook, informed, plugins) {
+				open()
+			}
+			return nil // also when stopping; an error would end the process
+		}),
+	)
+	if err != nil {
 		return nil, fmt.Errorf("create kube-apiserver: %w", err)
 	}
 	publish, err := publishAPI(ready, loop)

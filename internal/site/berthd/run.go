@@ -93,6 +93,12 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 		log.Warn("tell the service manager that berthd is ready", "error", err)
 	}
 	log.Info("berthd is ready", "node", node, "address", host, "pods", d.pods.len())
+	return d.serve(ctx, listener)
+}
+
+// serve runs the parts until one of them fails or ctx ends.
+func (d *daemon) serve(ctx context.Context, listener *net.UnixListener) error {
+	config := d.config
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return d.server.serve(ctx, listener) })
 	group.Go(func() error { return d.network.reconcile(ctx) })
@@ -109,8 +115,8 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	if d.gateways.Here() {
 		group.Go(func() error { return d.gateways.Announce(ctx, d.network.apply) })
 	}
-	if slices.Contains(config.LoginOn, node) {
-		group.Go(func() error { return shared.KeepLease(ctx, log, d.relist) })
+	if slices.Contains(config.LoginOn, d.node) {
+		group.Go(func() error { return d.store.KeepLease(ctx, d.log, d.relist) })
 		group.Go(func() error { return d.sessions.removeEnded(ctx, d.removeSessions) })
 	}
 	defer d.background.Wait()

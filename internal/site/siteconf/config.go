@@ -409,6 +409,12 @@ func (c Config) Validate() error {
 			}
 		}
 	}
+	return errors.Join(slices.Concat(problems, c.checkPolicy(), c.checkGateways(), c.checkCNI(), c.checkRouted(),
+		c.checkGroups(), c.checkIPv6(), c.Sessions.validate())...)
+}
+
+func (c Config) checkPolicy() (problems []error) {
+	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	check := func(where string, rules []Rule) {
 		for i, rule := range rules {
 			if len(rule.Addresses) == 0 {
@@ -433,13 +439,7 @@ func (c Config) Validate() error {
 		check("policy.users."+user+".egress", rules.Egress)
 		check("policy.users."+user+".ingress", rules.Ingress)
 	}
-	problems = append(problems, c.checkGateways()...)
-	problems = append(problems, c.checkCNI()...)
-	problems = append(problems, c.checkRouted()...)
-	problems = append(problems, c.checkGroups()...)
-	problems = append(problems, c.checkIPv6()...)
-	problems = append(problems, c.Sessions.validate()...)
-	return errors.Join(problems...)
+	return problems
 }
 
 var interfacePattern = regexp.MustCompile(`^[-_.a-zA-Z0-9]{1,15}$`)

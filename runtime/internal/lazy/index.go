@@ -294,7 +294,16 @@ func lay(path string, table *estargz.JTOC, end int64) (chunks []Chunk, err error
 	if err != nil {
 		return nil, err
 	}
-	// A stream ends where the next one begins.
+	if err := setEnds(chunks, end); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(chunks, func(a, b Chunk) int { return int(min(max(a.At-b.At, -1), 1)) })
+	return chunks, nil
+}
+
+// setEnds sets the end of the stream of each chunk: where the next stream begins, or
+// end for the last one.
+func setEnds(chunks []Chunk, end int64) error {
 	begins := []int64{end}
 	for _, c := range chunks {
 		begins = append(begins, c.Offset)
@@ -303,11 +312,10 @@ func lay(path string, table *estargz.JTOC, end int64) (chunks []Chunk, err error
 	for i, c := range chunks {
 		chunks[i].End = begins[sort.Search(len(begins), func(k int) bool { return begins[k] > c.Offset })]
 		if chunks[i].End-c.Offset > 2*maxChunk {
-			return nil, fmt.Errorf("a stream of %d bytes is too long", chunks[i].End-c.Offset)
+			return fmt.Errorf("a stream of %d bytes is too long", chunks[i].End-c.Offset)
 		}
 	}
-	slices.SortFunc(chunks, func(a, b Chunk) int { return int(min(max(a.At-b.At, -1), 1)) })
-	return chunks, nil
+	return nil
 }
 
 var kinds = map[string]byte{
