@@ -51,7 +51,7 @@ func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []w
 	streams.Lose = func(text string, _ containerlog.Loss) { o.Log.Error(text) }
 	f := &followProcess{streams: streams, behind: map[string]int64{}}
 	for n := 1; ; n++ {
-		config.Marks = streams.Progress.Marks()
+		config.Followed = streams.Progress.Followed()
 		f.hold(-f.held) // the next process sends it again
 		err := f.run(ctx, config)
 		switch {
@@ -62,7 +62,8 @@ func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []w
 			return workload.Result{}, context.Cause(ctx)
 		case f.last.Result != nil:
 			result := *f.last.Result
-			result.Lost = f.lost.String()
+			losses := streams.Progress.Followed().Losses
+			result.Lost = losses.String()
 			if f.last.Stuck != nil {
 				return result, f.last.Stuck
 			}
@@ -80,7 +81,6 @@ func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []w
 // followProcess is the supervisor's side.
 type followProcess struct {
 	streams workload.Streams
-	lost    workload.Losses
 	last    followEvent
 
 	mu sync.Mutex
@@ -214,8 +214,10 @@ func (f *followProcess) readEvents(from io.Reader) error {
 			f.streams.Note(event.Note)
 		case event.Inform != "":
 			f.streams.Inform(event.Inform)
+		case event.Step != nil:
+			f.streams.Progress.Apply(*event.Step)
 		case event.Lose != "":
-			f.lost.Add(event.Loss)
+			f.streams.Progress.Lose(event.Loss)
 			f.streams.Lose(event.Lose, event.Loss)
 		}
 	}
@@ -235,12 +237,12 @@ func (f *followProcess) readOutput(from io.Reader) error {
 			batch = append(batch, frame)
 			continue
 		}
-		var mark followMark
-		if err := json.Unmarshal(frame.Data, &mark); err != nil {
-			return fmt.Errorf("decode a mark: %w", err)
+		var step workload.Step
+		if err := json.Unmarshal(frame.Data, &step); err != nil {
+			return fmt.Errorf("decode a step: %w", err)
 		}
 		f.mu.Lock()
-		f.behind[mark.Key] = mark.Mark.Behind + int64(len(mark.Mark.Out)+len(mark.Mark.Err))
+		f.behind[step.Key] = step.Mark.Behind + int64(len(step.Mark.Out)+len(step.Mark.Err))
 		f.mu.Unlock()
 		for _, b := range batch {
 			to := f.streams.Out
@@ -256,7 +258,7 @@ func (f *followProcess) readOutput(from io.Reader) error {
 			f.hold(-int64(len(b.Data)))
 		}
 		batch = batch[:0]
-		f.streams.Progress.Note(mark.Key, mark.Mark)
+		f.streams.Progress.Apply(step)
 	}
 }
 

@@ -25,7 +25,7 @@ const FollowArg = "follow-role"
 // Names of the files of the process that follows a workload.
 const (
 	fdEvents = "events" // receives followEvents, one line of JSON each
-	fdOutput = "output" // receives frames of output, and frames with followMarks
+	fdOutput = "output" // receives frames of output, and frames with Steps
 	fdLife   = "life"   // is closed when the supervisor ends
 )
 
@@ -36,7 +36,7 @@ type followConfig struct {
 	NoPull     bool
 	IDs        string
 	Logs       []string
-	Marks      map[string]workload.Mark
+	Followed   workload.Followed
 }
 
 type followObject struct {
@@ -48,18 +48,12 @@ type followObject struct {
 type followEvent struct {
 	Note, Inform, Lose string
 	Loss               containerlog.Loss
+	Step               *workload.Step
 	// Result ends the events. Stuck or Error comes with it if the workload cannot
 	// start or following it failed.
 	Result *workload.Result
 	Stuck  *workload.NeverStarts
 	Error  string
-}
-
-// followMark is sent after the output of a container that belongs together. The
-// supervisor passes that output on as a whole.
-type followMark struct {
-	Key  string
-	Mark workload.Mark
 }
 
 // FollowRole runs the process that follows a workload, and returns the exit status.
@@ -101,7 +95,7 @@ func followHere() error {
 		Inform: func(text string) { sender.send(followEvent{Inform: text}) },
 		Lose:   func(text string, loss containerlog.Loss) { sender.send(followEvent{Lose: text, Loss: loss}) },
 		NoPull: config.NoPull, IDs: config.IDs, Logs: selection,
-		Progress: workload.NewProgress(config.Marks, sender.mark),
+		Progress: workload.NewProgress(config.Followed, sender.step),
 	})
 	last := followEvent{Result: &result}
 	if err != nil && !errors.As(err, &last.Stuck) {
@@ -126,9 +120,14 @@ func (s *followSender) send(event followEvent) {
 	_ = json.NewEncoder(s.events).Encode(event)
 }
 
-// mark ends a batch of output. The caller sends one batch after the other.
-func (s *followSender) mark(key string, mark workload.Mark) {
-	if containerlog.WriteJSON(s.output, containerlog.KindPosition, followMark{key, mark}) == nil {
+// step sends a step. One with a mark ends a batch of output, which the supervisor
+// passes on as a whole. The caller sends one batch after the other.
+func (s *followSender) step(step workload.Step) {
+	if !step.FollowsOutput() {
+		s.send(followEvent{Step: &step})
+		return
+	}
+	if containerlog.WriteJSON(s.output, containerlog.KindPosition, step) == nil {
 		_ = s.output.Flush() // errors are ignored, as in send
 	}
 }

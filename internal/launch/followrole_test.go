@@ -1,9 +1,11 @@
 package launch
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"io"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -19,7 +21,7 @@ func TestOutputIsForwardedUpToLastMark(t *testing.T) {
 		if err := (containerlog.Frame{Kind: containerlog.KindStdout, Data: []byte(text)}).Write(&sent); err != nil {
 			t.Fatal(err)
 		}
-		mark := followMark{"u/main", workload.Mark{SentOut: int64(len(text))}}
+		mark := workload.Step{Key: "u/main", Mark: workload.Mark{SentOut: int64(len(text))}}
 		if err := containerlog.WriteJSON(&sent, containerlog.KindPosition, mark); err != nil {
 			t.Fatal(err)
 		}
@@ -31,7 +33,7 @@ func TestOutputIsForwardedUpToLastMark(t *testing.T) {
 		if err := f.readOutput(bytes.NewReader(whole[:cut])); err != nil {
 			t.Fatal(err)
 		}
-		mark := f.streams.Progress.Marks()["u/main"]
+		mark := f.streams.Progress.Followed().Marks["u/main"]
 		want := map[int64]string{0: "", 6: "first\n"}[mark.SentOut]
 		if out.String() != want {
 			t.Errorf("after %d bytes: passed on %q, marked %d", cut, &out, mark.SentOut)
@@ -44,7 +46,7 @@ func TestOutputIsForwardedUpToLastMark(t *testing.T) {
 func TestUnforwardedOutputIsCounted(t *testing.T) {
 	var sent bytes.Buffer
 	for i, text := range []string{"passed\n", "stuck\n"} {
-		mark := followMark{"u/main", workload.Mark{Behind: int64(1000 * i), Out: []byte("part")}}
+		mark := workload.Step{Key: "u/main", Mark: workload.Mark{Behind: int64(1000 * i), Out: []byte("part")}}
 		err := containerlog.Frame{Kind: containerlog.KindStdout, Data: []byte(text)}.Write(&sent)
 		if err := errors.Join(err, containerlog.WriteJSON(&sent, containerlog.KindPosition, mark)); err != nil {
 			t.Fatal(err)
@@ -69,6 +71,35 @@ func TestUnforwardedOutputIsCounted(t *testing.T) {
 	read.Close()
 	if err := <-done; err == nil || !f.refused {
 		t.Errorf("a closed pipe: %v", err)
+	}
+}
+
+// The supervisor keeps what the next process, or another head, has to know.
+func TestSupervisorKeepsWhatWasFollowed(t *testing.T) {
+	var events, output bytes.Buffer
+	sender := followSender{events: &events, output: bufio.NewWriter(&output)}
+	role := workload.NewProgress(workload.Followed{}, sender.step)
+	role.Apply(workload.Step{Key: "u/main", Begun: true})
+	role.Apply(workload.Step{Key: "u/other", Begun: true})
+	role.Note("u/main", workload.Mark{SentOut: 5, Behind: 9})
+	role.Apply(workload.Step{Key: "u/main", Complete: true})
+	role.Apply(workload.Step{Key: "j1", Ended: &workload.Result{Code: 3, Reason: "failed"}})
+	sender.send(followEvent{Lose: "output is lost", Loss: containerlog.Loss{Bytes: 7}})
+
+	var said string
+	f := followProcess{streams: workload.Streams{
+		Progress: &workload.Progress{}, Lose: func(text string, _ containerlog.Loss) { said = text },
+	}, behind: map[string]int64{}}
+	if err := errors.Join(f.readEvents(&events), f.readOutput(&output)); err != nil {
+		t.Fatal(err)
+	}
+	got, want := f.streams.Progress.Followed(), role.Followed()
+	want.Losses.Add(containerlog.Loss{Bytes: 7})
+	if !reflect.DeepEqual(got, want) || len(got.Marks) != 1 || len(got.Complete) != 1 || len(got.Ended) != 1 {
+		t.Errorf("the supervisor has %+v, want %+v", got, want)
+	}
+	if said != "output is lost" || f.unread() != 0 {
+		t.Errorf("said %q, %d bytes are unread", said, f.unread())
 	}
 }
 

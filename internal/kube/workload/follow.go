@@ -67,6 +67,10 @@ type follower struct {
 	// endless: no target ends by itself.
 	endless bool
 	result  Result
+	// lists counts the first lists of pods and Jobs that have not come yet, and asked
+	// is set when the targets that are in none of them were asked for.
+	lists int
+	asked bool
 }
 
 // Follow streams the logs of the pods that the objects run, and returns when
@@ -87,11 +91,11 @@ func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) 
 		pulls: newPullReports(time.Now(), streams.Inform),
 	}
 	f.stuck.others, f.stuck.ids = slices.ContainsFunc(objects, makesPods), streams.IDs
-	f.stuck.expect(found)
 	if absent := streams.Logs.unknown(found); len(absent) > 0 {
 		streams.Note(fmt.Sprintf("the logs of %s cannot be followed: no such object that has pods is in the manifests", strings.Join(absent, ", ")))
 	}
-	if f.remaining() == 0 {
+	f.resume()
+	if !slices.ContainsFunc(found, func(t *target) bool { return t.finite }) {
 		f.endless = true
 		streams.Note(nothingEnds(found))
 	}
@@ -135,11 +139,13 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 			for _, resource := range []schema.GroupVersionResource{podResource, eventResource, jobResource} {
 				f.watch(ctx, resource, namespace, changes)
 			}
+			f.lists += 2
 		}
 	}
 	ticker := time.NewTicker(stuckPeriod)
 	defer ticker.Stop()
-	for f.endless || f.remaining() > 0 {
+	continued := f.streams.Progress.Followed().begun()
+	for f.endless || f.remaining() > 0 || continued && f.lists > 0 {
 		select {
 		case <-ctx.Done():
 			return f.result, context.Cause(ctx)
@@ -151,6 +157,7 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 			f.logs.retry(ctx)
 		case <-ticker.C:
 			f.endJobs(ctx)
+			f.askForAbsent(ctx)
 			f.lookAtNodes(ctx)
 			f.lookAtReferences(ctx)
 			err := f.stuck.overdue(time.Now())
@@ -170,6 +177,10 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 }
 
 func (f *follower) handleChange(ctx context.Context, c change) error {
+	if c.listed {
+		f.handleList(ctx)
+		return nil
+	}
 	if c.deleted && c.object.GetKind() == "Event" {
 		return nil // its message came an hour ago
 	}
@@ -179,10 +190,11 @@ func (f *follower) handleChange(ctx context.Context, c change) error {
 	return f.handleDeletion(c.object)
 }
 
-// change is a state of an object, its last one if it has been deleted.
+// change is a state of an object, its last one if it has been deleted. Without an
+// object it is the end of a first list.
 type change struct {
-	object  *unstructured.Unstructured
-	deleted bool
+	object          *unstructured.Unstructured
+	deleted, listed bool
 }
 
 // watch sends every state of every object of a resource to changes.
@@ -196,18 +208,30 @@ func (f *follower) watch(ctx context.Context, resource schema.GroupVersionResour
 		if !ok {
 			return
 		}
-		select {
-		case changes <- change{state, deleted}:
-		case <-ctx.Done():
-		}
+		send(ctx, changes, change{object: state, deleted: deleted})
 	}
-	// The registration's error can only say that the informer has stopped.
-	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	// The error can only say that the informer has stopped.
+	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { pass(object, false) },
 		UpdateFunc: func(_, object any) { pass(object, false) },
 		DeleteFunc: func(object any) { pass(object, true) },
 	})
 	go informer.RunWithContext(ctx)
+	if resource == eventResource || err != nil {
+		return
+	}
+	go func() {
+		if cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+			send(ctx, changes, change{listed: true})
+		}
+	}()
+}
+
+func send(ctx context.Context, changes chan<- change, c change) {
+	select {
+	case changes <- c:
+	case <-ctx.Done():
+	}
 }
 
 // lookAtNodes asks for the nodes while a taint keeps a pod away, which the
@@ -244,8 +268,8 @@ func (f *follower) handleDeletion(object *unstructured.Unstructured) error {
 		if end := jobEnd(t.state); end != nil {
 			f.endJob(t, end)
 		} else {
-			t.done = true
 			f.fail(max(t.lastCode, 1), fmt.Sprintf("%s %s was deleted before it ended", strings.ToLower(object.GetKind()), object.GetName()))
+			f.end(t)
 		}
 	}
 	return nil
@@ -298,6 +322,7 @@ func (f *follower) handlePod(ctx context.Context, pod *corev1.Pod) {
 			f.logs.follow(ctx, pod)
 		}
 		f.stuck.handlePod(pod, time.Now())
+		t.seen = t.seen || t.pod
 		code, reason := failure(pod)
 		if code != 0 {
 			t.lastCode = code
@@ -310,10 +335,10 @@ func (f *follower) handlePod(ctx context.Context, pod *corev1.Pod) {
 		}
 		switch pod.Status.Phase {
 		case corev1.PodSucceeded:
-			t.done = true
+			f.end(t)
 		case corev1.PodFailed:
-			t.done = true
 			f.fail(max(code, 1), fmt.Sprintf("pod %s failed: %s", pod.Name, reason))
+			f.end(t)
 		}
 	}
 }
@@ -324,7 +349,7 @@ func (f *follower) handleJob(ctx context.Context, job *batchv1.Job) {
 			continue
 		}
 		f.stuck.watchJob(job, time.Now())
-		t.state = job
+		t.state, t.seen = job, true
 	}
 	f.endJobs(ctx)
 }
@@ -346,7 +371,7 @@ func (f *follower) endJob(t *target, end *batchv1.JobCondition) {
 		}
 		f.fail(max(t.lastCode, 1), fmt.Sprintf("job %s failed: %s: %s", t.state.Name, end.Reason, end.Message)+t.lastFailure)
 	}
-	t.done = true
+	f.end(t)
 }
 
 // jobEnd returns the condition that ends a Job, or nil while none does.

@@ -97,6 +97,13 @@ func (l *logs) deliver(key string, pieces []piece, mark Mark) error {
 	return nil
 }
 
+// note makes a step after the output that was delivered before.
+func (l *logs) note(step Step) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.streams.Progress.Apply(step)
+}
+
 // follow starts the streams of each container of the pod that has started and
 // is not followed yet. It ends a stream whose container will not go on.
 func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
@@ -110,9 +117,8 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 			if !known || !started && status.LastTerminationState.Terminated == nil {
 				continue
 			}
-			s = newNodeStream(l, pod, status.Name)
-			l.nodes[key] = s
-			l.start(func() { s.run(ctx) })
+			s = newNodeStream(l, logPlace{pod.Namespace, pod.Name, pod.Spec.NodeName}, pod.UID, status.Name)
+			l.startNodeStream(ctx, s)
 		}
 		l.pods[string(pod.UID)] = pod
 		if ended {
@@ -128,6 +134,21 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 	if ended {
 		l.endStreams(pod)
 	}
+}
+
+// startNodeStream starts a stream unless another process has completed it.
+func (l *logs) startNodeStream(ctx context.Context, s *nodeStream) {
+	l.nodes[s.key()] = s
+	mark, complete := l.streams.Progress.of(s.key())
+	if complete {
+		close(s.done)
+		return
+	}
+	mark.logPlace = logPlace{s.namespace, s.pod, s.node}
+	if s.mark = mark; !s.absent {
+		l.streams.Progress.Apply(Step{Key: s.key(), Mark: s.mark, Begun: true})
+	}
+	l.start(func() { s.run(ctx) })
 }
 
 // endStreams ends the streams of a pod that will not go on. Its last state may lack
@@ -306,27 +327,27 @@ func (l *logs) lose(pod, container string, loss containerlog.Loss, why string) {
 
 // Losses sums up what was lost.
 type Losses struct {
-	any, unknown bool
-	sum          containerlog.Loss
+	// Unknown reports that there were losses of unknown size.
+	Unknown bool              `json:"unknown,omitempty"`
+	Sum     containerlog.Loss `json:"sum"`
 }
 
 // Add adds a loss; the zero value is one of unknown size.
 func (l *Losses) Add(loss containerlog.Loss) {
-	l.any = true
-	l.unknown = l.unknown || loss == (containerlog.Loss{})
-	l.sum.Lines += loss.Lines
-	l.sum.Bytes += loss.Bytes
+	l.Unknown = l.Unknown || loss == (containerlog.Loss{})
+	l.Sum.Lines += loss.Lines
+	l.Sum.Bytes += loss.Bytes
 }
 
 // String returns the empty string where nothing was lost.
 func (l *Losses) String() string {
-	switch {
-	case !l.any:
+	switch some := l.Sum != (containerlog.Loss{}); {
+	case !some && !l.Unknown:
 		return ""
-	case l.unknown && l.sum != (containerlog.Loss{}):
-		return "at least " + describe(l.sum)
+	case some && l.Unknown:
+		return "at least " + describe(l.Sum)
 	}
-	return describe(l.sum)
+	return describe(l.Sum)
 }
 
 func describe(loss containerlog.Loss) string {

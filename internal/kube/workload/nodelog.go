@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -42,6 +41,7 @@ const (
 // Mark counts the output of a container that was passed on.
 type Mark struct {
 	containerlog.Position
+	logPlace
 	// Out and Err are beginnings of lines that are not passed on yet.
 	Out []byte `json:"out,omitempty"`
 	Err []byte `json:"err,omitempty"`
@@ -56,6 +56,14 @@ type Mark struct {
 	Unwritten int64 `json:"w,omitempty"`
 }
 
+// logPlace names the pod and the node of a log. It is empty where the API server
+// gives the log.
+type logPlace struct {
+	Namespace string `json:"ns,omitempty"`
+	Pod       string `json:"p,omitempty"`
+	Node      string `json:"n,omitempty"`
+}
+
 // nodeStream copies the output of one container, over all its restarts, from the
 // log files of its node. The API server leads to the node.
 type nodeStream struct {
@@ -65,6 +73,8 @@ type nodeStream struct {
 	node                      string
 	prefix                    []byte // of each line; nil where bytes pass as they are
 	done                      chan struct{}
+	// podGone: another process followed the log, and the pod was deleted since.
+	podGone bool
 
 	mu sync.Mutex
 	// ended is when the container was known to have ended for good.
@@ -78,15 +88,14 @@ type nodeStream struct {
 	mark   Mark
 }
 
-func newNodeStream(l *logs, pod *corev1.Pod, container string) *nodeStream {
+func newNodeStream(l *logs, place logPlace, uid types.UID, container string) *nodeStream {
 	s := &nodeStream{
-		logs: l, namespace: pod.Namespace, pod: pod.Name, container: container, uid: pod.UID,
-		node: pod.Spec.NodeName, done: make(chan struct{}),
+		logs: l, namespace: place.Namespace, pod: place.Pod, container: container, uid: uid,
+		node: place.Node, absent: place.Node == "", done: make(chan struct{}),
 	}
 	if !l.plain {
-		s.prefix = fmt.Appendf(nil, "[%s %s] ", pod.Name, container)
+		s.prefix = fmt.Appendf(nil, "[%s %s] ", s.pod, container)
 	}
-	s.mark, s.absent = l.streams.Progress.of(s.key()), s.node == ""
 	return s
 }
 
@@ -161,7 +170,7 @@ func (s *nodeStream) run(ctx context.Context) {
 		}
 		switch {
 		case complete:
-			s.flush()
+			s.complete()
 			return
 		case ctx.Err() != nil:
 			return
@@ -171,6 +180,10 @@ func (s *nodeStream) run(ctx context.Context) {
 			s.mu.Lock()
 			s.absent = true
 			s.mu.Unlock()
+			if s.podGone {
+				s.logs.lose(s.pod, s.container, containerlog.Loss{}, cutByDeletion)
+			}
+			s.logs.note(Step{Key: s.key(), Dropped: true})
 			return
 		}
 		s.mu.Lock()
@@ -179,7 +192,7 @@ func (s *nodeStream) run(ctx context.Context) {
 		if !ended.IsZero() {
 			switch since := now.Sub(later(ended, received)); {
 			case unseen && since > s.logs.lostAfter, since > incompleteAfter:
-				s.flush()
+				defer s.complete()
 				s.logs.lose(s.pod, s.container, containerlog.Loss{Bytes: behind}, fmt.Sprintf("node %s does not answer: %v", s.node, err))
 				return
 			}
@@ -352,7 +365,13 @@ func (s *nodeStream) remainder(mark *Mark, pieces []piece) []piece {
 	return pieces
 }
 
-// flush passes on what no end of line follows. Nothing more will come.
+// complete passes on what no end of line follows. Nothing more will come, also not
+// to another process.
+func (s *nodeStream) complete() {
+	s.flush()
+	s.logs.note(Step{Key: s.key(), Complete: true})
+}
+
 func (s *nodeStream) flush() {
 	s.mu.Lock()
 	mark := s.mark

@@ -175,19 +175,59 @@ func TestBrokenConnectionsLoseAndRepeatNothing(t *testing.T) {
 	}
 }
 
-// Another process goes on from the marks of the first, also within a line.
+// followPart follows the running pod until its mark fits, as a process that is lost then.
+func (n *node) followPart(t *testing.T, streams Streams, plain bool, until func(Mark) bool) *logs {
+	t.Helper()
+	server := httptest.NewServer(n)
+	defer server.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	l := newLogs(testClient(t, server.URL), streams, plain)
+	l.follow(ctx, podOnNode(corev1.PodRunning))
+	for !until(markOf(streams.Progress, "u/main")) && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if ctx.Err() != nil {
+		t.Fatal("the log was not passed on so far")
+	}
+	cancel()
+	<-l.nodes["u/main"].done
+	return l
+}
+
+// Another process goes on from the marks of the first, also within a line, and does not
+// repeat a complete log.
 func TestAnotherProcessContinues(t *testing.T) {
 	n := newNode(t, "default_p_u")
 	n.writeLog(t, "0.log", 0, 1000)
-	var first syncBuffer
+	appendLog := func(text string) {
+		log, err := os.OpenFile(filepath.Join(n.dir, "0.log"), os.O_WRONLY|os.O_APPEND, 0)
+		if err == nil {
+			_, err = log.WriteString(text)
+			err = errors.Join(err, log.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	appendLog("2026-01-01T00:00:00Z stdout P one, \n")
+	var out syncBuffer
 	progress := &Progress{}
-	n.followPod(t, Streams{Out: &first, Err: &first, Progress: progress}, false)
-	second := n.writeLog(t, "0.log", 0, 2000)
-	var rest syncBuffer
-	n.followPod(t, Streams{Out: &rest, Err: &rest, Progress: ReadProgress(progress.String())}, false)
-	want := "[p main] " + strings.ReplaceAll(strings.TrimSuffix(second, "\n"), "\n", "\n[p main] ") + "\n"
-	if got := first.String() + rest.String(); got != want {
-		t.Errorf("%d bytes that differ from the %d", len(got), len(want))
+	streams := func() Streams {
+		progress = ReadProgress(progress.String())
+		return Streams{Out: &out, Err: &out, Progress: progress, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }}
+	}
+	n.followPart(t, streams(), false, func(mark Mark) bool { return string(mark.Out) == "one, " })
+	appendLog("2026-01-01T00:00:00Z stdout F two\n")
+	for range 2 {
+		n.followPod(t, streams(), false)
+	}
+	want := ""
+	for i := range 1000 {
+		want += fmt.Sprintf("[p main] line %d\n", i)
+	}
+	if want += "[p main] one, two\n"; out.String() != want {
+		t.Errorf("%d bytes that differ from the %d; the last are %q", out.Len(), len(want), out.String()[max(0, out.Len()-30):])
 	}
 }
 
@@ -213,16 +253,16 @@ func TestWhatIsNotWrittenToALogIsCountedOnce(t *testing.T) {
 		}
 	}
 	progress := &Progress{}
-	for _, bytes := range []int{700, 700, 1000} {
-		n.writeLog(t, "0.log", 0, 30_000)
+	for i, bytes := range []int{700, 700, 1000} {
+		written := int64(len(n.writeLog(t, "0.log", 0, (i+1)*30_000)))
 		setUnwritten(bytes)
 		var losses []containerlog.Loss
 		var said string
 		progress = ReadProgress(progress.String())
-		want := containerlog.Loss{Bytes: int64(bytes) - progress.of("u/main").Unwritten}
-		l := n.followPod(t, Streams{Out: io.Discard, Progress: progress, Lose: func(text string, loss containerlog.Loss) {
+		want := containerlog.Loss{Bytes: int64(bytes) - markOf(progress, "u/main").Unwritten}
+		l := n.followPart(t, Streams{Out: io.Discard, Progress: progress, Lose: func(text string, loss containerlog.Loss) {
 			said, losses = text, append(losses, loss)
-		}}, true)
+		}}, true, func(mark Mark) bool { return mark.Unwritten == int64(bytes) && mark.SentOut == written })
 		switch {
 		case want.Bytes == 0 && len(losses) == 0 && l.lost.String() == "":
 		case len(losses) != 1 || losses[0] != want || l.lost.String() != describe(want):
@@ -251,7 +291,7 @@ func TestOutputAnnouncedByLostNodeIsCounted(t *testing.T) {
 	}, true)
 	l.lostAfter = 0
 	l.follow(ctx, podOnNode(corev1.PodRunning))
-	for progress.of("u/main").SentOut == 0 && ctx.Err() == nil {
+	for markOf(progress, "u/main").SentOut == 0 && ctx.Err() == nil {
 		time.Sleep(time.Millisecond)
 	}
 	l.abandon(podOnNode(corev1.PodRunning))
@@ -261,7 +301,7 @@ func TestOutputAnnouncedByLostNodeIsCounted(t *testing.T) {
 	if lost.Bytes == 0 || l.lost.String() == "" {
 		t.Errorf("lost %v, result %q", lost, &l.lost)
 	}
-	if behind := progress.of("u/main").Behind; behind != 0 {
+	if behind := markOf(progress, "u/main").Behind; behind != 0 {
 		t.Errorf("%d bytes that were counted are still awaited", behind)
 	}
 }

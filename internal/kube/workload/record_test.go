@@ -1,7 +1,6 @@
 package workload
 
 import (
-	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -10,8 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic/fake"
-
-	"berth.dev/berth/internal/kube/containerlog"
 )
 
 func TestFollowerProcessSeesNoSecrets(t *testing.T) {
@@ -60,46 +57,4 @@ spec: {restartPolicy: Never, containers: [{name: main}]}
 	if text, _, _ := unstructured.NestedString(record.Object, "data", "objects"); strings.Contains(text, "sesame") {
 		t.Errorf("the record holds a secret: %s", text)
 	}
-}
-
-func TestLogsResumeAfterAnotherProcess(t *testing.T) {
-	first := &Progress{}
-	first.Note("c/Stdout", offset(len("one\n")))
-	handed := ReadProgress(first.String())
-	var out strings.Builder
-	s := &stream{logs: newLogs(nil, Streams{Out: &out, Progress: handed}, true), containerID: "c", name: "Stdout"}
-	s.earlier = handed.of(s.key()).Offset
-	copyLog := func(text string) error {
-		body := strings.NewReader(text)
-		err := s.skip(body)
-		if err == nil {
-			_, err = io.Copy(s, body)
-		}
-		return err
-	}
-	for _, text := range []string{"one\ntwo\n", "one\ntwo\nthree\n"} {
-		if err := copyLog(text); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got := out.String(); got != "two\nthree\n" {
-		t.Errorf("passed on %q", got)
-	}
-	if got, want := handed.of("c/Stdout").Offset, int64(len("one\ntwo\nthree\n")); got != want {
-		t.Errorf("%d bytes are noted, want %d", got, want)
-	}
-}
-
-func TestEmptyProgressIsBeginning(t *testing.T) {
-	var none *Progress
-	none.Note("c/Stdout", offset(3))
-	for _, p := range []*Progress{none, ReadProgress(""), ReadProgress("nonsense"), ReadProgress(none.String())} {
-		if got := p.of("c/Stdout").Offset; got != 0 {
-			t.Errorf("%d bytes of nothing", got)
-		}
-	}
-}
-
-func offset(bytes int) Mark {
-	return Mark{Position: containerlog.Position{Offset: int64(bytes)}}
 }

@@ -50,6 +50,9 @@ var errForeign = errors.New("the log begins too late")
 // one of a later container of the same name.
 var errReplaced = errors.New("the container has been replaced")
 
+// cutByDeletion is the reason for the loss of the end of a log.
+const cutByDeletion = "its pod was deleted before it was read to the end"
+
 // stream copies one output stream of one container. A log that breaks off,
 // because a part of the cluster is restarted, is read again from its start and
 // continued where the copy ends; no line is lost or repeated.
@@ -91,7 +94,8 @@ func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name 
 		podUID: pod.UID, containerID: container.ContainerID,
 		name: name, containerEnded: make(chan struct{}), done: make(chan struct{}),
 	}
-	s.earlier = l.streams.Progress.of(s.key()).Offset
+	mark, _ := l.streams.Progress.of(s.key())
+	s.earlier = mark.Offset
 	return s
 }
 
@@ -99,8 +103,9 @@ func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name 
 func (s *stream) key() string { return s.containerID + "/" + s.name }
 
 // start begins to copy once another stream, if there is one, has ended.
-func (s *stream) start(ctx context.Context, predecessor *stream) {
-	ctx, s.abandon = context.WithCancel(ctx)
+func (s *stream) start(run context.Context, predecessor *stream) {
+	ctx, abandon := context.WithCancel(run)
+	s.abandon = abandon
 	following, cancel := context.WithCancel(ctx)
 	s.cancel = cancel // abandon does it, too
 	s.logs.start(func() {
@@ -109,7 +114,13 @@ func (s *stream) start(ctx context.Context, predecessor *stream) {
 		if predecessor != nil {
 			<-predecessor.done
 		}
+		if _, complete := s.logs.streams.Progress.of(s.key()); complete {
+			return
+		}
 		s.run(ctx, following)
+		if run.Err() == nil && !s.broken {
+			s.logs.note(Step{Key: s.key(), Complete: true})
+		}
 	})
 }
 
@@ -197,7 +208,7 @@ func (s *stream) copyToEnd(ctx context.Context, follow bool) error {
 				case !s.opened:
 					s.lose("its pod was deleted before it was read")
 				case s.cut:
-					s.lose("its pod was deleted before it was read to the end")
+					s.lose(cutByDeletion)
 				}
 				return nil
 			}
