@@ -76,7 +76,8 @@ func (l *Lease) setHolder(lease *unstructured.Unstructured, note string) {
 
 // Renew renews the lease periodically until ctx ends, and then returns nil. It
 // returns an errLost when another node holds the lease, or could. Each renewal
-// stores the result of note for the successor.
+// stores the result of note for the successor. If the API server refuses a note, the
+// last one that it has accepted stays.
 func (l *Lease) Renew(ctx context.Context, note func() string) error {
 	ticker := time.NewTicker(l.Period)
 	defer ticker.Stop()
@@ -106,6 +107,9 @@ func (l *Lease) renew(ctx context.Context, note string) error {
 	ctx, cancel := context.WithTimeout(ctx, l.Deadline/2)
 	defer cancel()
 	err := l.write(ctx, note)
+	if apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
+		err = l.write(ctx, l.last.GetAnnotations()[noteKey])
+	}
 	if !apierrors.IsConflict(err) {
 		return err
 	}

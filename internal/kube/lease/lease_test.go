@@ -3,9 +3,11 @@ package lease
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
@@ -75,6 +77,36 @@ func TestRenewFailsWhenAnotherNodeHoldsTheLease(t *testing.T) {
 	defer cancel()
 	if err := first.Renew(ctx, func() string { return "" }); !errors.Is(err, errLost) {
 		t.Errorf("renewing the lease of another node returned %v", err)
+	}
+}
+
+// A note may be longer than the API server allows.
+func TestRefusedNoteDoesNotEndTheLease(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	client := newClient()
+	first := newLease(client, "n1")
+	first.leases, first.Deadline = strict{first.leases}, 20*time.Millisecond
+	if err := first.Acquire(ctx); err != nil {
+		t.Fatal(err)
+	}
+	holding, stop := context.WithCancel(ctx)
+	notes := 0
+	err := first.Renew(holding, func() string {
+		switch notes++; {
+		case notes == 1:
+			return "accepted"
+		case notes == 100: // far later than the deadline
+			stop()
+		}
+		return strings.Repeat("x", 256<<10)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen, err := first.leases.Get(ctx, leaseName, metav1.GetOptions{})
+	if err != nil || seen.GetAnnotations()[noteKey] != "accepted" {
+		t.Errorf("the lease has a note of %d bytes, %v", len(seen.GetAnnotations()[noteKey]), err)
 	}
 }
 
