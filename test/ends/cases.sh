@@ -1117,6 +1117,28 @@ ha_cut_head() {
 	says a 'n2 and n3 are lost, and the cluster cannot go on with 1 of 3 control planes'
 	outlived a
 }
+# The next head knows a Job that has failed and is deleted, and its output.
+ha_gone_job() {
+	span_berth a --ha -f $here/gone.yaml --image $image
+	says a 'early output'
+	says a 'late output'
+	poll 30 is_gone early || fail "the Job early is not deleted: $(kubectl get jobs)"
+	# The second renewal from here on has been written down after that.
+	for _ in 1 2; do
+		lease=$(renewal)
+		poll 10 renewed "$lease" || fail "the lease is not renewed"
+	done
+	kill_berth n1
+	says a 'which led the run, is lost'
+	timeout=60 ends a 137 # srun's word for the task on n1
+	says a 'job early failed: BackoffLimitExceeded'
+	says a 'exit code 3'
+	[[ $(grep -c 'early output' "$out/a") == 1 && $(grep -c 'late end' "$out/a") == 1 ]] || fail "output is repeated or lost: $(cat "$out/a")"
+	swept n1
+}
+is_gone() { [[ -z $(kubectl get job "$1" --ignore-not-found -o name || echo unknown) ]]; }
+renewal() { kubectl -n kube-system get lease berth-lead -o 'jsonpath={.spec.renewTime}'; }
+renewed() { [[ $(renewal) != "$1" ]]; }
 # A head that gives its pods more time than the lease lasts (12 s) keeps the lease.
 ha_slow_end() {
 	"$bed" run --user alice login sh -c "sed 's/sleep 5/sleep 20/' $here/slow-end.yaml >slow.yaml"
