@@ -21,7 +21,7 @@ const (
 	// of annotations for an object.
 	noteLimit = 240 << 10
 	// noteLines bounds the beginnings of lines in a note, in bytes, and noteComplete the
-	// number of complete logs. Those of the oldest pods are likely to be deleted.
+	// number of complete logs. The pods of the oldest are likely to be deleted.
 	noteLines, noteComplete = 48 << 10, 10_000
 )
 

@@ -62,7 +62,7 @@ func markOf(p *Progress, key string) Mark {
 	return mark
 }
 
-// uid returns a UID as random as those of the API server, for a number.
+// uid returns a UID for a number, as random as a UID of the API server.
 func uid(n int) string {
 	sum := sha256.Sum256(fmt.Append(nil, n))
 	text := hex.EncodeToString(sum[:16])
