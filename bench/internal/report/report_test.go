@@ -98,7 +98,7 @@ func same(t *testing.T, path string, got []byte) {
 
 // TestGolden makes the reports of runs that were recorded on the bed.
 func TestGolden(t *testing.T) {
-	records, err := filepath.Glob("testdata/*.jsonl")
+	records, err := filepath.Glob("testdata/*.jsonl.zst")
 	if err != nil || len(records) == 0 {
 		t.Fatal("no records", err)
 	}
@@ -113,14 +113,14 @@ func TestGolden(t *testing.T) {
 			if form == "report.html" {
 				compare = samePage
 			}
-			compare(t, strings.TrimSuffix(name, ".jsonl")+"-"+form, content)
+			compare(t, strings.TrimSuffix(name, ".jsonl.zst")+"-"+form, content)
 		}
 	}
 }
 
 // TestMPI: the report has the MPI of each system's programs, and the digest of the image.
 func TestMPI(t *testing.T) {
-	lines := read(t, "pcocc.jsonl")
+	lines := read(t, "pcocc.jsonl.zst")
 	trials := 0
 	for _, line := range lines {
 		if trial := line.Trial; trial != nil && trial.System == "ctr" {
@@ -162,7 +162,7 @@ func TestPublished(t *testing.T) {
 
 // TestPageWorksOffline: a report can be read without a network.
 func TestPageWorksOffline(t *testing.T) {
-	files, err := Make(read(t, "quick.jsonl"))
+	files, err := Make(read(t, "quick.jsonl.zst"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +178,7 @@ func TestPageWorksOffline(t *testing.T) {
 // case may read more figures by now.
 func TestReadOutputAgain(t *testing.T) {
 	kinds := map[string]bool{}
-	for _, line := range slices.Concat(read(t, "quick.jsonl"), read(t, "bed.jsonl"), read(t, "connections.jsonl"), read(t, "images.jsonl"), read(t, "pcocc.jsonl"), read(t, "again/images.jsonl"), read(t, "again/beside.jsonl")) {
+	for _, line := range slices.Concat(read(t, "quick.jsonl.zst"), read(t, "bed.jsonl.zst"), read(t, "connections.jsonl.zst"), read(t, "images.jsonl.zst"), read(t, "pcocc.jsonl.zst"), read(t, "again/images.jsonl"), read(t, "again/beside.jsonl")) {
 		trial := line.Trial
 		if trial == nil || trial.Kind == "startup" || trial.Kind == "scale" || trial.Error != "" { // its figures are of times, too
 			continue
@@ -206,7 +206,7 @@ func TestReadOutputAgain(t *testing.T) {
 }
 
 func TestComparedWithItself(t *testing.T) {
-	lines := read(t, "quick.jsonl")
+	lines := read(t, "quick.jsonl.zst")
 	var out strings.Builder
 	if err := Compare(&out, lines, lines); err != nil {
 		t.Fatal(err)
