@@ -13,7 +13,7 @@ const oneUIDCost = "one uid only: containers run as root inside, every file belo
 
 // checkIDs answers for the subordinate ids, the programs that map them, and
 // the order among the users that they are given to.
-func (h *Host) checkIDs(ids IDMap, tried outcomes) []Result {
+func checkIDs(h *Host, ids IDMap, tried outcomes) []Result {
 	r := Result{Name: "subordinate-ids", Title: "subordinate ids", Level: Recommended, OK: Yes}
 	var ranges []string
 	for _, line := range ids.UIDs[1:] {
@@ -36,7 +36,7 @@ func (h *Host) checkIDs(ids IDMap, tried outcomes) []Result {
 			Cost:   "pods are separated from root's files and processes by less than they are from another user's",
 			Remedy: Remedy{User: "run berth as a user: it gains nothing from root"}})
 	}
-	if overlap := h.subIDOverlap(); overlap != "" && !ids.OneUID {
+	if overlap := subIDOverlap(h); overlap != "" && !ids.OneUID {
 		results = append(results, Result{Name: "subordinate-ids-shared", Title: "own subordinate ids", Level: Recommended, OK: Degraded,
 			Found: overlap, Cost: "the other one can read and change the files of your pods, and you theirs",
 			Remedy: Remedy{Admin: fmt.Sprintf("give the user another range in /etc/subuid and /etc/subgid, from %d on", h.freeSubIDs())}})
@@ -47,7 +47,7 @@ func (h *Host) checkIDs(ids IDMap, tried outcomes) []Result {
 // subIDOverlap names another holder of an id that is subordinate to this user:
 // another user's range, or a user. This happens where LDAP numbers people from
 // 100000 on.
-func (h *Host) subIDOverlap() string {
+func subIDOverlap(h *Host) string {
 	for _, file := range []string{"/etc/subuid", "/etc/subgid"} {
 		entries := parseSubIDs(h.read(file))
 		owners := h.owners(h.uid)
@@ -60,7 +60,7 @@ func (h *Host) subIDOverlap() string {
 					return fmt.Sprintf("%s gives ids of %d-%d to %s as well", file, mine.Start, uint64(mine.Start)+uint64(mine.Count)-1, other.Owner)
 				}
 			}
-			if name := h.userIn(mine.subRange); name != "" {
+			if name := userIn(h, mine.subRange); name != "" {
 				return fmt.Sprintf("%s gives %d-%d, which holds the id of user %s", file, mine.Start, uint64(mine.Start)+uint64(mine.Count)-1, name)
 			}
 		}
@@ -73,7 +73,7 @@ func overlap(a, b subRange) bool {
 }
 
 // userIn returns a user whose own id lies in a range.
-func (h *Host) userIn(r subRange) string {
+func userIn(h *Host, r subRange) string {
 	if overlap(r, subRange{uint32(h.uid), 1}) {
 		return cmp.Or(h.userName(h.uid), "you")
 	}

@@ -51,17 +51,17 @@ func checkMemory(m Memory, state Candidate) Result {
 	return r
 }
 
-func (h *Host) checkCPUs() Result {
+func checkCPUs(h *Host) Result {
 	c := h.CPUs()
 	return Result{Name: "cpus", Title: "processors", Level: Required, OK: Yes, Found: fmt.Sprintf("%d (%s)", c.Count, c.Source)}
 }
 
 // checkLimits checks the resource limits of the process and the limits of the
 // kernel behind them.
-func (h *Host) checkLimits() []Result {
-	results := []Result{h.checkFiles(), h.checkProcesses()}
+func checkLimits(h *Host) []Result {
+	results := []Result{checkFiles(h), checkProcesses(h)}
 	for _, limit := range ProcessLimits() {
-		results = append(results, h.checkProcessLimit(limit))
+		results = append(results, checkProcessLimit(h, limit))
 	}
 	return results
 }
@@ -90,7 +90,7 @@ func (l ProcessLimit) Remedy() string {
 	return fmt.Sprintf("'ulimit -H %s' has to allow %d KiB; with Slurm, submit with --propagate=NONE", l.Option, l.Least>>10)
 }
 
-func (h *Host) checkProcessLimit(l ProcessLimit) Result {
+func checkProcessLimit(h *Host, l ProcessLimit) Result {
 	title := strings.TrimPrefix(l.What, "the ")
 	r := Result{Name: strings.ReplaceAll(title, " ", "-"), Title: title, Level: Required, OK: Yes}
 	_, hard, err := h.kernel.Limit(l.Resource)
@@ -105,7 +105,7 @@ func (h *Host) checkProcessLimit(l ProcessLimit) Result {
 	return r
 }
 
-func (h *Host) checkFiles() Result {
+func checkFiles(h *Host) Result {
 	r := Result{Name: "open-files", Title: "open files", Level: Required, OK: Yes}
 	soft, hard, err := h.kernel.Limit(unix.RLIMIT_NOFILE)
 	if err != nil {
@@ -118,12 +118,12 @@ func (h *Host) checkFiles() Result {
 		if hard < filesMin {
 			r.OK, r.Cost = No, "etcd and the API server run out of descriptors"
 		}
-		r.Remedy = h.limitRemedy("nofile", "LimitNOFILE", strconv.Itoa(filesGood*8))
+		r.Remedy = limitRemedy(h, "nofile", "LimitNOFILE", strconv.Itoa(filesGood*8))
 	}
 	return r
 }
 
-func (h *Host) checkProcesses() Result {
+func checkProcesses(h *Host) Result {
 	r := Result{Name: "processes", Title: "processes", Level: Required, OK: Yes}
 	capacity := h.freeThreads(math.MaxUint64)
 	r.Found = capacity.limit
@@ -165,7 +165,7 @@ func (h *Host) processes(file string) [][]byte {
 	return contents
 }
 
-func (h *Host) checkInotify(tried outcomes) Result {
+func checkInotify(h *Host, tried outcomes) Result {
 	r := Result{Name: "inotify", Title: "inotify", Level: Required, OK: Yes}
 	instances, ok := h.number(instancesSetting)
 	watches, _ := h.number("fs.inotify.max_user_watches")
@@ -217,7 +217,7 @@ func (h *Host) inotifyInstances() uint64 {
 
 // checkKeyrings checks the room for the one session keyring that each node needs.
 // Containers need none.
-func (h *Host) checkKeyrings(tried outcomes) Result {
+func checkKeyrings(h *Host, tried outcomes) Result {
 	r := Result{Name: "keyrings", Title: "kernel keys", Level: Required, OK: Yes}
 	limit, ok := h.number("kernel.keys.maxkeys")
 	if !ok {
@@ -245,7 +245,7 @@ func (h *Host) checkKeyrings(tried outcomes) Result {
 	return r
 }
 
-func (h *Host) checkMemlock() Result {
+func checkMemlock(h *Host) Result {
 	r := Result{Name: "locked-memory", Title: "locked memory", Level: Optional, OK: Yes}
 	_, hard, err := h.kernel.Limit(unix.RLIMIT_MEMLOCK)
 	if err != nil {
@@ -256,7 +256,7 @@ func (h *Host) checkMemlock() Result {
 	if hard < math.MaxUint64 {
 		r.Found = Bytes(hard)
 		r.OK, r.Cost = Degraded, "RDMA (InfiniBand) and io_uring in pods can fail to register memory"
-		r.Remedy = h.limitRemedy("memlock", "LimitMEMLOCK", "infinity")
+		r.Remedy = limitRemedy(h, "memlock", "LimitMEMLOCK", "infinity")
 	}
 	return r
 }
@@ -265,7 +265,7 @@ func (h *Host) inJob() bool { return h.getenv("SLURM_JOB_ID") != "" }
 
 // limitRemedy returns the remedy that raises a resource limit at its origin: slurmd
 // inside a job, PAM elsewhere.
-func (h *Host) limitRemedy(pam, unit, value string) Remedy {
+func limitRemedy(h *Host, pam, unit, value string) Remedy {
 	if h.inJob() {
 		return Remedy{Admin: dropIn("slurmd.service", unit+"="+value) + " && systemctl restart slurmd   # with PropagateResourceLimits=NONE in slurm.conf"}
 	}

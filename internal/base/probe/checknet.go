@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (h *Host) checkNetwork(tried outcomes) []Result {
+func checkNetwork(h *Host, tried outcomes) []Result {
 	links := tried.answer(Result{Name: "bridge-veth", Title: "bridge and veth devices", Level: Required,
 		Cost:   "pods have no network",
 		Remedy: Remedy{Admin: "modprobe -a bridge veth && printf 'bridge\\nveth\\n' > /etc/modules-load.d/berth.conf"},
@@ -26,7 +26,7 @@ func (h *Host) checkNetwork(tried outcomes) []Result {
 	tun := tried.answer(Result{Name: "tun", Title: "TUN devices", Level: Required,
 		Cost: "pods reach nothing outside of their node", Remedy: tunRemedy,
 	}, trialTUN, "/dev/net/tun opens, a device with offloads was made", trialNetNS)
-	return []Result{links, forwarding, tun, h.checkNftables(tried)}
+	return []Result{links, forwarding, tun, checkNftables(tried)}
 }
 
 // nftModules are the kernel modules behind the expressions that were tried.
@@ -35,7 +35,7 @@ var nftModules = map[string]string{
 	"dnat": "nft_nat", "masquerade": "nft_masq",
 }
 
-func (h *Host) checkNftables(tried outcomes) Result {
+func checkNftables(tried outcomes) Result {
 	r := tried.answer(Result{Name: "nftables", Title: "nftables", Level: Required,
 		Cost:   "Services and hostPorts do not work",
 		Remedy: Remedy{Admin: "modprobe -a nf_tables nft_chain_nat && printf 'nf_tables\\nnft_chain_nat\\n' > /etc/modules-load.d/berth-nft.conf"},
@@ -67,7 +67,7 @@ func loadModules(names []string) string {
 	return fmt.Sprintf("modprobe -a %[1]s && printf '%%s\\n' %[1]s > /etc/modules-load.d/berth-nft.conf", strings.Join(names, " "))
 }
 
-func (h *Host) checkSeccomp(tried outcomes) []Result {
+func checkSeccomp(h *Host, tried outcomes) []Result {
 	filter := tried.answer(Result{Name: "seccomp", Title: "seccomp filters", Level: Required,
 		Cost:   "containers run without the filter that their pod asks for, and the one-uid mode is impossible",
 		Remedy: Remedy{Admin: "use a kernel built with CONFIG_SECCOMP_FILTER"},
@@ -104,7 +104,7 @@ func (h *Host) resolvers() []netip.Addr {
 	return servers
 }
 
-func (h *Host) checkResolvers() Result {
+func checkResolvers(h *Host) Result {
 	r := Result{Name: "resolvers", Title: "name servers", Level: Recommended, OK: Yes}
 	var names []string
 	loopback := false
@@ -128,7 +128,7 @@ func (h *Host) checkResolvers() Result {
 // process waits for its turn.
 const goodSocketBuffer = 4 << 20
 
-func (h *Host) checkBuffers() Result {
+func checkBuffers(h *Host) Result {
 	r := Result{Name: "udp-buffers", Title: "socket buffers", Level: Optional, OK: Yes}
 	receive, ok := h.number("net.core.rmem_max")
 	send, ok2 := h.number("net.core.wmem_max")

@@ -16,7 +16,7 @@ var (
 	fullKernel    = [2]int{5, 14}
 )
 
-func (h *Host) checkKernel() Result {
+func checkKernel(h *Host) Result {
 	release := h.describe().Kernel
 	r := Result{Name: "kernel", Title: "kernel", Level: Required, OK: Yes, Found: "Linux " + release}
 	major, minor, ok := kernelVersion(release)
@@ -71,8 +71,8 @@ func (tried outcomes) answer(r Result, trial, found string, needs ...string) Res
 	return r
 }
 
-func (h *Host) checkNamespaces(tried outcomes) []Result {
-	remedy, why := h.whyNoUserNamespace(tried[trialUser])
+func checkNamespaces(h *Host, tried outcomes) []Result {
+	remedy, why := whyNoUserNamespace(h, tried[trialUser])
 	userNS := Result{Name: "user-namespace", Title: "user namespaces", Level: Required, OK: Yes, Found: "created, ids mapped"}
 	if o, ok := tried[trialUser]; !ok || !o.ok() {
 		userNS.OK, userNS.Found = No, strings.TrimSpace(o.Error+why)
@@ -107,7 +107,7 @@ func sysctlWord(trial string) string {
 }
 
 // whyNoUserNamespace guesses, from what can be read, who forbids them.
-func (h *Host) whyNoUserNamespace(o outcome) (Remedy, string) {
+func whyNoUserNamespace(h *Host, o outcome) (Remedy, string) {
 	persist := func(setting string) string {
 		return fmt.Sprintf("sysctl -w %s   # and keep it in /etc/sysctl.d/90-berth.conf", setting)
 	}
@@ -154,7 +154,7 @@ var namespaceNeeds = []struct {
 	{"mnt", 8, 512, 2}, {"pid", 8, 512, 2}, {"net", 4, 256, 1}, {"ipc", 4, 256, 1}, {"uts", 4, 256, 1},
 }
 
-func (h *Host) checkNamespaceLimits() Result {
+func checkNamespaceLimits(h *Host) Result {
 	r := Result{Name: "namespace-limits", Title: "namespace limits", Level: Required, OK: Yes}
 	smallest := uint64(math.MaxUint64)
 	for _, need := range namespaceNeeds {
@@ -192,7 +192,7 @@ func (h *Host) checkNamespaceLimits() Result {
 
 // checkMounts answers for the mounts that the sandbox makes before anything
 // else starts.
-func (h *Host) checkMounts(tried outcomes) []Result {
+func checkMounts(h *Host, tried outcomes) []Result {
 	blocked := "the mount is refused"
 	remedy := Remedy{Admin: "look into the log of the security module: journalctl -k | grep -iE 'apparmor|avc'"}
 	if h.appArmorRestricts() {

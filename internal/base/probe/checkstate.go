@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (h *Host) checkStateDir(best Candidate, rejected []Candidate) Result {
+func checkStateDir(h *Host, best Candidate, rejected []Candidate) Result {
 	r := Result{Name: "state-directory", Title: "state directory", Level: Required, OK: Yes}
 	var refused []string
 	named := h.getenv("BERTH_STATE_DIR")
@@ -46,7 +46,7 @@ func (h *Host) checkStateDir(best Candidate, rejected []Candidate) Result {
 }
 
 // checkPrograms answers for the directory that berth's programs are in.
-func (h *Host) checkPrograms(libexec string) Result {
+func checkPrograms(h *Host, libexec string) Result {
 	r := Result{Name: "programs", Title: "berth's programs", Level: Required, OK: Yes, Found: libexec}
 	if libexec == "" || !h.exists(libexec) {
 		r.OK, r.Found = Unknown, libexec+" is not there"
@@ -69,7 +69,7 @@ func (h *Host) checkPrograms(libexec string) Result {
 
 // checkHome describes the effect of a noexec home or /tmp. It does not affect
 // berth, but it affects scripts.
-func (h *Host) checkHome() Result {
+func checkHome(h *Host) Result {
 	r := Result{Name: "home", Title: "home and /tmp", Level: Optional, OK: Yes}
 	var noexec, seen []string
 	for _, dir := range []string{h.getenv("HOME"), "/tmp"} {
@@ -94,7 +94,7 @@ func (h *Host) checkHome() Result {
 	return r
 }
 
-func (h *Host) checkOverlay(best Candidate, tried outcomes) Result {
+func checkOverlay(best Candidate, tried outcomes) Result {
 	r := Result{Name: "overlayfs", Title: "overlayfs", Level: Recommended,
 		Cost:   "layers of images are copied instead of stacked: slower starts, more space",
 		Remedy: Remedy{Admin: "modprobe overlay && echo overlay > /etc/modules-load.d/berth-overlay.conf; Linux 5.11 or newer"}}
@@ -109,13 +109,13 @@ func (h *Host) checkOverlay(best Candidate, tried outcomes) Result {
 	return r
 }
 
-func (h *Host) checkFUSE(tried outcomes) Result {
+func checkFUSE(tried outcomes) Result {
 	remedy := Remedy{Admin: "modprobe fuse && chmod 0666 /dev/fuse"}
 	return tried.answer(Result{Name: "fuse", Title: "FUSE", Level: Optional,
 		Cost: "layers of images are unpacked instead of kept as one file each: slower starts of large images, no cache that runs share", Remedy: remedy}, trialFUSE, "/dev/fuse opens, mounted in a user namespace", trialMountNS)
 }
 
-func (h *Host) checkPivot(tried outcomes) Result {
+func checkPivot(h *Host, tried outcomes) Result {
 	r := tried.answer(Result{Name: "pivot-root", Title: "pivot_root", Level: Optional,
 		Cost: "containers get their root by a move of mounts instead",
 	}, trialPivot, "works", trialMountNS)
@@ -127,21 +127,21 @@ func (h *Host) checkPivot(tried outcomes) Result {
 	return r
 }
 
-func (h *Host) checkCgroup() Result {
+func checkCgroup(h *Host) Result {
 	c := h.Cgroup()
 	r := Result{Name: "cgroup", Title: "cgroup delegation", Level: Recommended, OK: Yes,
 		Found: fmt.Sprintf("cgroup %s, %s is writable (%s)", c.Layout, c.Path, strings.Join(c.Controllers, " "))}
 	if !c.Delegated {
 		r.OK, r.Found = No, "cgroup "+c.Layout+": "+c.Reason
 		r.Cost = "memory limits of containers are enforced by watching instead of by the kernel; CPU limits are not enforced"
-		r.Remedy = h.delegationRemedy(c)
+		r.Remedy = delegationRemedy(h, c)
 	}
 	return r
 }
 
 // delegationRemedy has none inside of a job: Slurm makes the groups as root and
 // hands none on.
-func (h *Host) delegationRemedy(c Cgroup) Remedy {
+func delegationRemedy(h *Host, c Cgroup) Remedy {
 	switch {
 	case h.inJob():
 		return Remedy{}
@@ -152,14 +152,14 @@ func (h *Host) delegationRemedy(c Cgroup) Remedy {
 	}
 }
 
-func (h *Host) checkPidfd(tried outcomes) Result {
+func checkPidfd(tried outcomes) Result {
 	return tried.answer(Result{Name: "pidfd", Title: "process descriptors", Level: Recommended,
 		Cost: "the end of processes is polled for", Remedy: Remedy{Admin: "use Linux 5.3 or newer"}}, trialPidfd, "pidfd_open works")
 }
 
 // checkVisibility checks the host's /proc. A hidden one costs berth nothing,
 // because the sandbox has its own.
-func (h *Host) checkVisibility() Result {
+func checkVisibility(h *Host) Result {
 	r := Result{Name: "proc-visibility", Title: "visible processes", Level: Optional, OK: Yes, Found: "all processes are visible in /proc"}
 	mount, _ := mountOf(h.mounts(), "/proc")
 	for _, option := range append(mount.Options, mount.Super...) {
@@ -178,7 +178,7 @@ func (h *Host) checkVisibility() Result {
 
 // checkSecurityModules only lists the modules. The trials find out whether one
 // forbids something.
-func (h *Host) checkSecurityModules() Result {
+func checkSecurityModules(h *Host) Result {
 	r := Result{Name: "security-modules", Title: "security modules", Level: Optional, OK: Yes}
 	var found []string
 	if list := h.line("/sys/kernel/security/lsm"); list != "" {

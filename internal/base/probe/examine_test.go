@@ -149,65 +149,65 @@ func TestChecks(t *testing.T) {
 		cost   string
 		remedy string
 	}{
-		{"old kernel", machine{files: sysctls("kernel.osrelease", "3.10.0-1160.el7.x86_64")}.host().checkKernel(), No, "3.10.0", "too old", "5.14"},
-		{"RHEL 8", machine{files: sysctls("kernel.osrelease", "4.18.0-553.el8_10.x86_64")}.host().checkKernel(), Degraded, "4.18.0", "older than 5.14", "5.14"},
-		{"RHEL 9", machine{files: sysctls("kernel.osrelease", "5.14.0-427.el9.x86_64")}.host().checkKernel(), Yes, "5.14", "", ""},
-		{"6.8-rc1", machine{files: sysctls("kernel.osrelease", "6.8-rc1")}.host().checkKernel(), Yes, "6.8", "", ""},
+		{"old kernel", checkKernel(machine{files: sysctls("kernel.osrelease", "3.10.0-1160.el7.x86_64")}.host()), No, "3.10.0", "too old", "5.14"},
+		{"RHEL 8", checkKernel(machine{files: sysctls("kernel.osrelease", "4.18.0-553.el8_10.x86_64")}.host()), Degraded, "4.18.0", "older than 5.14", "5.14"},
+		{"RHEL 9", checkKernel(machine{files: sysctls("kernel.osrelease", "5.14.0-427.el9.x86_64")}.host()), Yes, "5.14", "", ""},
+		{"6.8-rc1", checkKernel(machine{files: sysctls("kernel.osrelease", "6.8-rc1")}.host()), Yes, "6.8", "", ""},
 
-		{"Ubuntu's AppArmor", first(machine{files: sysctls("kernel.apparmor_restrict_unprivileged_userns", "1")}.host().checkNamespaces(all(failed(trialUser, unix.EACCES)))...),
+		{"Ubuntu's AppArmor", first(checkNamespaces(machine{files: sysctls("kernel.apparmor_restrict_unprivileged_userns", "1")}.host(), all(failed(trialUser, unix.EACCES)))...),
 			No, "apparmor_restrict_unprivileged_userns is 1", "cannot run", "apparmor_restrict_unprivileged_userns=0"},
-		{"Debian's switch", first(machine{files: sysctls("kernel.unprivileged_userns_clone", "0")}.host().checkNamespaces(all(failed(trialUser, unix.EPERM)))...),
+		{"Debian's switch", first(checkNamespaces(machine{files: sysctls("kernel.unprivileged_userns_clone", "0")}.host(), all(failed(trialUser, unix.EPERM)))...),
 			No, "unprivileged_userns_clone is 0", "cannot run", "sysctl -w kernel.unprivileged_userns_clone=1"},
-		{"none allowed", first(machine{files: sysctls("user.max_user_namespaces", "0")}.host().checkNamespaces(all(failed(trialUser, unix.ENOSPC)))...),
+		{"none allowed", first(checkNamespaces(machine{files: sysctls("user.max_user_namespaces", "0")}.host(), all(failed(trialUser, unix.ENOSPC)))...),
 			No, "max_user_namespaces is 0", "cannot run", "sysctl -w user.max_user_namespaces=100000"},
-		{"too many", first(machine{files: sysctls("user.max_user_namespaces", "10")}.host().checkNamespaces(all(failed(trialUser, unix.ENOSPC)))...),
+		{"too many", first(checkNamespaces(machine{files: sysctls("user.max_user_namespaces", "10")}.host(), all(failed(trialUser, unix.ENOSPC)))...),
 			No, "is reached", "cannot run", "lsns"},
-		{"docker's filter", first(machine{files: map[string]string{"/proc/self/status": "Seccomp:\t2\n"}}.host().checkNamespaces(all(failed(trialUser, unix.EPERM)))...),
+		{"docker's filter", first(checkNamespaces(machine{files: map[string]string{"/proc/self/status": "Seccomp:\t2\n"}}.host(), all(failed(trialUser, unix.EPERM)))...),
 			No, "seccomp filter is in force", "cannot run", "outside of the container"},
-		{"network namespaces used up", named("network-namespace", machine{}.host().checkNamespaces(all(failed(trialNetNS, unix.ENOSPC)))), No, "no space", "cannot run", "sysctl -w user.max_net_namespaces"},
-		{"no mount namespace", named("own-proc", machine{}.host().checkMounts(all(failed(trialMountNS, unix.EPERM)))), Unknown, "not checked", "", ""},
-		{"few network namespaces", machine{files: limits}.host().checkNamespaceLimits(), Degraded, "user.max_net_namespaces", "beyond about 18", "user.max_net_namespaces=100000"},
+		{"network namespaces used up", named("network-namespace", checkNamespaces(machine{}.host(), all(failed(trialNetNS, unix.ENOSPC)))), No, "no space", "cannot run", "sysctl -w user.max_net_namespaces"},
+		{"no mount namespace", named("own-proc", checkMounts(machine{}.host(), all(failed(trialMountNS, unix.EPERM)))), Unknown, "not checked", "", ""},
+		{"few network namespaces", checkNamespaceLimits(machine{files: limits}.host()), Degraded, "user.max_net_namespaces", "beyond about 18", "user.max_net_namespaces=100000"},
 
-		{"masked /proc", named("own-proc", machine{files: container}.host().checkMounts(all(failed(trialProc, unix.EPERM)))), No, "not permitted", "/proc/kcore", "unmask=ALL"},
-		{"masked /sys", named("own-sys", machine{files: container}.host().checkMounts(all(failed(trialSys, unix.EPERM)))), No, "not permitted", "/sys read-only", "outside"},
-		{"AppArmor stops mounts", named("own-tmpfs", machine{files: sysctls("kernel.apparmor_restrict_unprivileged_userns", "1")}.host().checkMounts(all(failed(trialTmpfs, unix.EACCES)))), No, "denied", "takes the rights away", "restrict_unprivileged_userns=0"},
+		{"masked /proc", named("own-proc", checkMounts(machine{files: container}.host(), all(failed(trialProc, unix.EPERM)))), No, "not permitted", "/proc/kcore", "unmask=ALL"},
+		{"masked /sys", named("own-sys", checkMounts(machine{files: container}.host(), all(failed(trialSys, unix.EPERM)))), No, "not permitted", "/sys read-only", "outside"},
+		{"AppArmor stops mounts", named("own-tmpfs", checkMounts(machine{files: sysctls("kernel.apparmor_restrict_unprivileged_userns", "1")}.host(), all(failed(trialTmpfs, unix.EACCES)))), No, "denied", "takes the rights away", "restrict_unprivileged_userns=0"},
 
-		{"tun closed", named("tun", machine{files: map[string]string{"/dev/net/tun": ""}}.host().checkNetwork(all(failed(trialTUN, unix.EACCES)))), No, "denied", "nothing outside", "chmod 0666 /dev/net/tun"},
-		{"tun absent", named("tun", machine{}.host().checkNetwork(all(failed(trialTUN, unix.ENOENT)))), No, "no such file", "nothing outside", "modprobe tun"},
-		{"no fib", named("nftables", machine{}.host().checkNetwork(all(failed("nftables:fib", unix.ENOENT)))), No, "fib (no such file", "Services do not work", "modprobe -a nft_fib_ipv4 &&"},
-		{"no notify", named("seccomp-notify", machine{}.host().checkSeccomp(all(failed(trialNotify, unix.EBUSY)))), No, "busy", "no fast path", "5.14"},
-		{"ptrace", named("seccomp-notify", machine{files: sysctls("kernel.yama.ptrace_scope", "3")}.host().checkSeccomp(all())), Degraded, "ptrace_scope is 3", "no fast path", "ptrace_scope=1"},
+		{"tun closed", named("tun", checkNetwork(machine{files: map[string]string{"/dev/net/tun": ""}}.host(), all(failed(trialTUN, unix.EACCES)))), No, "denied", "nothing outside", "chmod 0666 /dev/net/tun"},
+		{"tun absent", named("tun", checkNetwork(machine{}.host(), all(failed(trialTUN, unix.ENOENT)))), No, "no such file", "nothing outside", "modprobe tun"},
+		{"no fib", named("nftables", checkNetwork(machine{}.host(), all(failed("nftables:fib", unix.ENOENT)))), No, "fib (no such file", "Services do not work", "modprobe -a nft_fib_ipv4 &&"},
+		{"no notify", named("seccomp-notify", checkSeccomp(machine{}.host(), all(failed(trialNotify, unix.EBUSY)))), No, "busy", "no fast path", "5.14"},
+		{"ptrace", named("seccomp-notify", checkSeccomp(machine{files: sysctls("kernel.yama.ptrace_scope", "3")}.host(), all())), Degraded, "ptrace_scope is 3", "no fast path", "ptrace_scope=1"},
 
 		{"little memory", checkMemory(machine{files: with(nil), env: map[string]string{"SLURM_MEM_PER_NODE": "512"}}.host().Memory(), Candidate{}), No, "512.0 MiB (SLURM_MEM_PER_NODE), not enforced", "need 640.0 MiB", "--mem=2G"},
 		{"less memory", checkMemory(machine{files: with(nil), env: map[string]string{"SLURM_MEM_PER_NODE": "1024"}}.host().Memory(), Candidate{}), Degraded, "1.0 GiB", "little is left", "--mem=2G"},
-		{"files", machine{limits: map[int]uint64{unix.RLIMIT_NOFILE: 1024}}.host().checkFiles(), No, "hard 1024", "run out", "hard nofile 524288"},
-		{"files in a job", machine{limits: map[int]uint64{unix.RLIMIT_NOFILE: 4096}, env: map[string]string{"SLURM_JOB_ID": "1"}}.host().checkFiles(), Degraded, "hard 4096", "connections", "LimitNOFILE=524288"},
-		{"processes", machine{limits: map[int]uint64{unix.RLIMIT_NPROC: 1000}, files: map[string]string{"/proc/7/status": "Uid:\t1000\t1000\t1000\t1000\nThreads:\t600\n", "/proc/8/status": "Uid:\t0\t0\t0\t0\nThreads:\t900\n"}}.host().checkProcesses(),
+		{"files", checkFiles(machine{limits: map[int]uint64{unix.RLIMIT_NOFILE: 1024}}.host()), No, "hard 1024", "run out", "hard nofile 524288"},
+		{"files in a job", checkFiles(machine{limits: map[int]uint64{unix.RLIMIT_NOFILE: 4096}, env: map[string]string{"SLURM_JOB_ID": "1"}}.host()), Degraded, "hard 4096", "connections", "LimitNOFILE=524288"},
+		{"processes", checkProcesses(machine{limits: map[int]uint64{unix.RLIMIT_NPROC: 1000}, files: map[string]string{"/proc/7/status": "Uid:\t1000\t1000\t1000\t1000\nThreads:\t600\n", "/proc/8/status": "Uid:\t0\t0\t0\t0\nThreads:\t900\n"}}.host()),
 			No, "limit 1000 for each user, in use 600", "cannot start their threads", "nproc"},
-		{"pids.max", machine{files: rhel9(t, jobV2, v2job+"/pids.max", "1024\n"), limits: map[int]uint64{unix.RLIMIT_NPROC: math.MaxUint64}, env: map[string]string{"SLURM_JOB_ID": "1"}}.host().checkProcesses(),
+		{"pids.max", checkProcesses(machine{files: rhel9(t, jobV2, v2job+"/pids.max", "1024\n"), limits: map[int]uint64{unix.RLIMIT_NPROC: math.MaxUint64}, env: map[string]string{"SLURM_JOB_ID": "1"}}.host()),
 			Degraded, "job_4711/pids.max is 1024", "beyond about 74", "TasksMax=infinity"},
-		{"address space", machine{limits: map[int]uint64{unix.RLIMIT_AS: 64<<30 - 1}}.host().checkLimits()[2], No, "hard limit 68719476735", "refuses", "'ulimit -H -v' has to allow 67108864 KiB"},
-		{"enough address space", machine{limits: map[int]uint64{unix.RLIMIT_AS: 64 << 30}}.host().checkLimits()[2], Yes, "hard limit 68719476736", "", ""},
-		{"stack", machine{limits: map[int]uint64{unix.RLIMIT_STACK: 1 << 20}}.host().checkLimits()[3], No, "hard limit 1048576", "refuses", "--propagate=NONE"},
-		{"inotify", machine{files: inotify}.host().checkInotify(all()), Yes, "in use 1 instances", "", ""},
-		{"inotify used up", machine{files: few}.host().checkInotify(all()), No, "16 instances", "cannot follow", "max_user_instances=8192"},
-		{"many keys", machine{files: manyKeys}.host().checkKeyrings(all()), Yes, "in use 180", "", ""},
-		{"keys used up", machine{files: manyKeys}.host().checkKeyrings(all(failed(trialKeyring, unix.EDQUOT))), No, "quota exceeded", "a node needs a keyring", "maxkeys=5000"},
-		{"no keys", machine{}.host().checkKeyrings(all()), Yes, "has none", "", ""},
+		{"address space", checkLimits(machine{limits: map[int]uint64{unix.RLIMIT_AS: 64<<30 - 1}}.host())[2], No, "hard limit 68719476735", "refuses", "'ulimit -H -v' has to allow 67108864 KiB"},
+		{"enough address space", checkLimits(machine{limits: map[int]uint64{unix.RLIMIT_AS: 64 << 30}}.host())[2], Yes, "hard limit 68719476736", "", ""},
+		{"stack", checkLimits(machine{limits: map[int]uint64{unix.RLIMIT_STACK: 1 << 20}}.host())[3], No, "hard limit 1048576", "refuses", "--propagate=NONE"},
+		{"inotify", checkInotify(machine{files: inotify}.host(), all()), Yes, "in use 1 instances", "", ""},
+		{"inotify used up", checkInotify(machine{files: few}.host(), all()), No, "16 instances", "cannot follow", "max_user_instances=8192"},
+		{"many keys", checkKeyrings(machine{files: manyKeys}.host(), all()), Yes, "in use 180", "", ""},
+		{"keys used up", checkKeyrings(machine{files: manyKeys}.host(), all(failed(trialKeyring, unix.EDQUOT))), No, "quota exceeded", "a node needs a keyring", "maxkeys=5000"},
+		{"no keys", checkKeyrings(machine{}.host(), all()), Yes, "has none", "", ""},
 
-		{"one uid", first(mapper("").host().checkIDs(mapper("").host().IDMap(1000, 1000), all())...), No, "no subordinate ids for alice", "one uid only", "tee -a /etc/subuid"},
-		{"map refused", first(mapper("alice:100000:65536\n").host().checkIDs(mapper("alice:100000:65536\n").host().IDMap(1000, 1000), all(failed(trialIDMap, unix.EPERM)))...), No, "not permitted", "one uid only", "getent passwd 1000"},
-		{"diskless", machine{files: map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo.diskless")}}.host().checkPivot(all(failed(trialPivot, unix.EINVAL))), Yes, "diskless", "", ""},
-		{"overlay on tmpfs only", machine{}.host().checkOverlay(Candidate{Path: "/var/tmp"}, all(failed(trialOverlay, unix.EINVAL))), No, "it works on tmpfs", "copied", "BERTH_STATE_DIR"},
-		{"cgroup in a job", machine{files: rhel9(t, jobV2), env: map[string]string{"SLURM_JOB_ID": "1"}}.host().checkCgroup(), No, "not writable", "watching", ""},
-		{"hidepid", machine{files: map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo.debian12-v1-job")}, writable: []string{"/proc/self/ns/user"}}.host().checkVisibility(), Degraded, "hidepid=invisible", "ps and top", "kubectl exec"},
-		{"noexec /tmp", machine{files: map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo.ubuntu2404")}, env: map[string]string{"HOME": "/home/a"}}.host().checkHome(), Degraded, "noexec: /tmp", "cannot be executed", "sh script.sh"},
-		{"noexec programs", machine{files: map[string]string{"/opt/libexec/berth": "dir"}, filesystems: map[string]filesystem{"/opt": {NoExec: true}}}.host().checkPrograms("/opt/libexec/berth"), No, "noexec", "cannot be executed", "unpack berth"},
-		{"memory as state", machine{}.host().checkStateDir(Candidate{Path: "/dev/shm", Type: "tmpfs", Kind: KindMemory, FreeBytes: 8 << 30}, nil), Degraded, "/dev/shm (tmpfs", "in memory", "BERTH_STATE_DIR"},
-		{"no state", machine{}.host().checkStateDir(Candidate{}, []Candidate{{Path: "/home", Kind: KindNetwork, Reason: "nfs4 is a network file system"}}), No, "/home: nfs4", "no place", "BERTH_STATE_DIR"},
-		{"loopback resolver", machine{files: map[string]string{"/etc/resolv.conf": "search x\nnameserver 127.0.0.53\nnameserver\nnameserver bad\n"}}.host().checkResolvers(), Yes, "127.0.0.53 (on the host's loopback", "", ""},
-		{"no resolver", machine{}.host().checkResolvers(), No, "no nameserver", "names of their cluster", "resolv.conf"},
-		{"no munge", machine{}.host().checkMunge(t.Context()), No, "no socket", "other means", "munge.key"},
+		{"one uid", first(checkIDs(mapper("").host(), mapper("").host().IDMap(1000, 1000), all())...), No, "no subordinate ids for alice", "one uid only", "tee -a /etc/subuid"},
+		{"map refused", first(checkIDs(mapper("alice:100000:65536\n").host(), mapper("alice:100000:65536\n").host().IDMap(1000, 1000), all(failed(trialIDMap, unix.EPERM)))...), No, "not permitted", "one uid only", "getent passwd 1000"},
+		{"diskless", checkPivot(machine{files: map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo.diskless")}}.host(), all(failed(trialPivot, unix.EINVAL))), Yes, "diskless", "", ""},
+		{"overlay on tmpfs only", checkOverlay(Candidate{Path: "/var/tmp"}, all(failed(trialOverlay, unix.EINVAL))), No, "it works on tmpfs", "copied", "BERTH_STATE_DIR"},
+		{"cgroup in a job", checkCgroup(machine{files: rhel9(t, jobV2), env: map[string]string{"SLURM_JOB_ID": "1"}}.host()), No, "not writable", "watching", ""},
+		{"hidepid", checkVisibility(machine{files: map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo.debian12-v1-job")}, writable: []string{"/proc/self/ns/user"}}.host()), Degraded, "hidepid=invisible", "ps and top", "kubectl exec"},
+		{"noexec /tmp", checkHome(machine{files: map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo.ubuntu2404")}, env: map[string]string{"HOME": "/home/a"}}.host()), Degraded, "noexec: /tmp", "cannot be executed", "sh script.sh"},
+		{"noexec programs", checkPrograms(machine{files: map[string]string{"/opt/libexec/berth": "dir"}, filesystems: map[string]filesystem{"/opt": {NoExec: true}}}.host(), "/opt/libexec/berth"), No, "noexec", "cannot be executed", "unpack berth"},
+		{"memory as state", checkStateDir(machine{}.host(), Candidate{Path: "/dev/shm", Type: "tmpfs", Kind: KindMemory, FreeBytes: 8 << 30}, nil), Degraded, "/dev/shm (tmpfs", "in memory", "BERTH_STATE_DIR"},
+		{"no state", checkStateDir(machine{}.host(), Candidate{}, []Candidate{{Path: "/home", Kind: KindNetwork, Reason: "nfs4 is a network file system"}}), No, "/home: nfs4", "no place", "BERTH_STATE_DIR"},
+		{"loopback resolver", checkResolvers(machine{files: map[string]string{"/etc/resolv.conf": "search x\nnameserver 127.0.0.53\nnameserver\nnameserver bad\n"}}.host()), Yes, "127.0.0.53 (on the host's loopback", "", ""},
+		{"no resolver", checkResolvers(machine{}.host()), No, "no nameserver", "names of their cluster", "resolv.conf"},
+		{"no munge", checkMunge(machine{}.host(), t.Context()), No, "no socket", "other means", "munge.key"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -231,7 +231,7 @@ func TestRunRefusalsAreRequired(t *testing.T) {
 	if !least.Holds(HeadMemory) || less.Holds(HeadMemory) {
 		t.Errorf("%d bytes hold a node: %t, one less: %t", least.Bytes, least.Holds(HeadMemory), less.Holds(HeadMemory))
 	}
-	report := Report{Results: []Result{few.checkInotify(nil), checkMemory(less, Candidate{}), checkMemory(least, Candidate{})}}
+	report := Report{Results: []Result{checkInotify(few, nil), checkMemory(less, Candidate{}), checkMemory(least, Candidate{})}}
 	report.Conclude()
 	if report.Verdict != "berth runs here: no, it lacks: inotify, memory" {
 		t.Errorf("got %q", report.Verdict)
@@ -277,7 +277,7 @@ func TestTrialsTimeOut(t *testing.T) {
 	if !tried[trialUser].ok() {
 		t.Errorf("user namespace: %+v", tried[trialUser])
 	}
-	for _, r := range append(h.checkMounts(tried), h.checkNetwork(tried)...) {
+	for _, r := range append(checkMounts(h, tried), checkNetwork(h, tried)...) {
 		if r.OK != Unknown || r.Found == "" {
 			t.Errorf("got %+v", r)
 		}
@@ -328,11 +328,11 @@ func TestIPv6(t *testing.T) {
 		if kernel != c.kernel || source.IsValid() != c.global {
 			t.Errorf("%s: kernel %v, source %v", name, kernel, source)
 		}
-		without := host.checkIPv6(all(failed("nftables6:fib", unix.ENOENT)))
+		without := checkIPv6(host, all(failed("nftables6:fib", unix.ENOENT)))
 		if without.OK != No || c.global && !strings.Contains(without.Remedy.Admin, "nft_fib_ipv6") {
 			t.Errorf("%s, without a module: %+v", name, without)
 		}
-		if r := host.checkIPv6(all()); (r.OK == Yes) != c.global || r.OK == No && (r.Cost == "" || r.Remedy.Admin == "") {
+		if r := checkIPv6(host, all()); (r.OK == Yes) != c.global || r.OK == No && (r.Cost == "" || r.Remedy.Admin == "") {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}

@@ -122,7 +122,7 @@ func (h *Host) withRanges(m IDMap, uid, gid int, uids, gids []subRange) IDMap {
 		newgid, reason, remedy = h.mapProgram("newgidmap")
 	}
 	if reason == "" {
-		reason, remedy = h.privilegeBarred()
+		reason, remedy = privilegeBarred(h)
 	}
 	uidLines := mapLines(uid, mapped(uids, parseIDMap(h.read("/proc/self/uid_map"))))
 	gidLines := mapLines(gid, mapped(gids, parseIDMap(h.read("/proc/self/gid_map"))))
@@ -304,7 +304,7 @@ func (h *Host) mapProgram(name string) (file, reason string, remedy Remedy) {
 
 // privilegeBarred returns the reason why no program of this process can gain
 // privileges, if there is one.
-func (h *Host) privilegeBarred() (string, Remedy) {
+func privilegeBarred(h *Host) (string, Remedy) {
 	status := h.status()
 	if status["NoNewPrivs"] == "1" {
 		return "the process has no_new_privs set, so newuidmap has no privilege", Remedy{

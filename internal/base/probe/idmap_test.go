@@ -133,7 +133,7 @@ func TestSubIDOverlap(t *testing.T) {
 		"alice:0:65536\n":                          "holds the id of user",
 		"alice:100000:65536\ncarol:100000:65536\n": "to carol as well",
 	} {
-		got := mapper(subid).host().subIDOverlap()
+		got := subIDOverlap(mapper(subid).host())
 		if !strings.Contains(got, want) || (want == "") != (got == "") {
 			t.Errorf("%q: got %q", subid, got)
 		}

@@ -28,7 +28,7 @@ func (h *Host) IPv6() (kernel bool, source netip.Addr) {
 }
 
 // checkIPv6 reports whether clusters on this machine have IPv6 by default.
-func (h *Host) checkIPv6(tried outcomes) Result {
+func checkIPv6(h *Host, tried outcomes) Result {
 	r := Result{Name: "ipv6", Title: "IPv6 to the outside", Level: Optional, OK: Yes}
 	kernel, source := h.IPv6()
 	switch {

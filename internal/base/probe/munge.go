@@ -10,7 +10,7 @@ import (
 
 // checkMunge makes a credential and has it checked, where munge's programs
 // are. It forks, and a munged that hangs is given two seconds.
-func (h *Host) checkMunge(ctx context.Context) Result {
+func checkMunge(h *Host, ctx context.Context) Result {
 	r := Result{Name: "munge", Title: "munge", Level: Optional, OK: Yes,
 		Cost:   "the nodes of a job prove themselves to each other by other means",
 		Remedy: Remedy{Admin: "apt-get install munge; the same /etc/munge/munge.key on all nodes"}}

@@ -92,7 +92,7 @@ func namespaceRemedy(name string) Remedy {
 }
 
 // checkPods answers for the number of pods, as a run decides it.
-func (h *Host) checkPods() Result {
+func checkPods(h *Host) Result {
 	r := Result{Name: "pods", Title: "pods on a node", Level: Recommended, OK: Yes}
 	capacity := h.PodCapacity(1)
 	r.Found = strconv.Itoa(capacity.Pods)
@@ -123,7 +123,7 @@ func (h *Host) freeThreads(enough uint64) threadCapacity {
 			capacity = threadCapacity{free, found, remedy}
 		}
 	}
-	ofUser := h.limitRemedy("nproc", "LimitNPROC", "65536")
+	ofUser := limitRemedy(h, "nproc", "LimitNPROC", "65536")
 	if _, hard, err := h.kernel.Limit(unix.RLIMIT_NPROC); err == nil {
 		used := uint64(0)
 		if hard <= enough {

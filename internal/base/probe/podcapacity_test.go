@@ -64,7 +64,7 @@ func TestPodCapacity(t *testing.T) {
 			if capacity.Pods != test.pods || !strings.Contains(capacity.Limit, test.limit) || !strings.Contains(capacity.Remedy.Admin, test.remedy) {
 				t.Errorf("got %+v, want %d pods, %q, %q", capacity, test.pods, test.limit, test.remedy)
 			}
-			r := test.machine.host().checkPods()
+			r := checkPods(test.machine.host())
 			if test.nodes == 1 && (r.OK == Yes) != (test.pods == MaxPods) || r.OK == No != (r.Level == Required) {
 				t.Errorf("doctor answers %+v", r)
 			}
