@@ -1,9 +1,11 @@
 package report
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -79,6 +81,53 @@ func TestEveryRecordIsListed(t *testing.T) {
 	for gone := range listed {
 		t.Errorf("the record %s is gone; one that is superseded moves to bench/results/superseded", gone)
 	}
+}
+
+// TestEveryRecordStays: a record is never edited or deleted. bench/results.sha256 has its
+// sum, for sha256sum, and the list has every record that the history of this checkout has.
+// The format of some has changed.
+func TestEveryRecordStays(t *testing.T) {
+	const results = "../../results"
+	sums, err := os.ReadFile(results + ".sha256")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed, stems := map[string]bool{}, map[string]bool{}
+	for line := range strings.Lines(string(sums)) {
+		want, path, _ := strings.Cut(strings.TrimSpace(line), "  ")
+		listed[path], stems[stem(path)] = true, true
+		content, err := os.ReadFile(filepath.Join(results, path))
+		if err != nil {
+			t.Error(err)
+		} else if got := fmt.Sprintf("%x", sha256.Sum256(content)); got != want {
+			t.Errorf("the record %s has been edited: its sum is %s, want %s", path, got, want)
+		}
+	}
+	err = fs.WalkDir(os.DirFS(results), ".", func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() && !listed[path] {
+			t.Errorf("bench/results.sha256 does not list the record %s", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An unpacked archive has no history, and a shallow checkout has less.
+	history, err := exec.Command("git", "-C", results, "log", "--no-renames", "--diff-filter=A", "--name-only", "--format=", "--", ".").Output()
+	if err != nil {
+		t.Log("no history:", err)
+	}
+	for path := range strings.Lines(string(history)) {
+		if path = strings.TrimSpace(path); path != "" && !stems[stem(path)] {
+			t.Errorf("the record %s is gone from bench/results.sha256", path)
+		}
+	}
+}
+
+// stem returns the name of a record without folder and format.
+func stem(path string) string {
+	name, _, _ := strings.Cut(filepath.Base(path), ".")
+	return name
 }
 
 // TestRecorded: a row names the runs that have it, and their amounts. A run of
