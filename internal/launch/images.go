@@ -84,11 +84,9 @@ func (n *node) importArchives(ctx context.Context, archives []archive.Archive, s
 	if err != nil {
 		return err
 	}
-	// The program may need long for an archive. It ends with the sandbox.
-	defer context.AfterFunc(ctx, func() { reader.Close() })()
-	problems := n.readImports(reader, len(archives))
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+	problems, err := readImports(ctx, n.Log, reader, len(archives))
+	if err != nil {
+		return err
 	}
 	select {
 	case end := <-status:
@@ -101,13 +99,15 @@ func (n *node) importArchives(ctx context.Context, archives []archive.Archive, s
 	return exitcode.Wrap(exitcode.NoInput, errors.Join(problems...))
 }
 
-// readImports reports the progress of count archives until output ends. It returns the
-// errors of single archives.
-func (n *node) readImports(output io.Reader, count int) (problems []error) {
+// readImports reads what the program that imports archives reports, and returns the
+// archives that it could not import. It returns at once when ctx ends, because the
+// program may need long for an archive; it ends with the sandbox.
+func readImports(ctx context.Context, log *slog.Logger, from io.ReadCloser, archives int) (problems []error, err error) {
+	defer context.AfterFunc(ctx, func() { from.Close() })()
 	var done atomic.Int32
-	defer reportImport(n.Log, &done, count)()
+	defer reportImport(log, &done, archives)()
 	seen := map[string]bool{}
-	lines := bufio.NewScanner(output)
+	lines := bufio.NewScanner(from)
 	for lines.Scan() {
 		var line imported
 		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
@@ -122,9 +122,12 @@ func (n *node) readImports(output io.Reader, count int) (problems []error) {
 		if line.InPlace {
 			line.Name += ", which stays where it is"
 		}
-		n.Log.Debug("imported " + line.Name)
+		log.Debug("imported " + line.Name)
 	}
-	return problems
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return problems, nil
 }
 
 // firstImportReport is the time after which a running import is reported. The
