@@ -52,6 +52,12 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	s := &ownStep{options: options, job: job, name: name, srun: exec.Command(srun, command[1:]...), ended: make(chan struct{})}
 	s.srun.Env = env
 	s.srun.Stdin, s.srun.Stdout, s.srun.Stderr = os.Stdin, os.Stdout, os.Stderr
+	lost, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	if _, err := unix.IoctlGetTermios(int(os.Stdout.Fd()), unix.TCGETS); err != nil {
+		outlivePipes()
+		s.srun.Stdout = &stepOutput{output{os.Stdout, giveUp}, lost}
+	}
 	// If this process is killed, srun passes SIGINT on, and the step ends in order.
 	s.srun.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGINT}
 	if err := s.srun.Start(); err != nil {
@@ -60,11 +66,14 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	options.Crash.Note(crash.Note{Whose: "berth", Lost: lostStep})
 	closeInput()
 	watched := make(chan error, 1)
-	go func() { watched <- s.watch(ctx) }()
+	go func() { watched <- s.watch(lost) }()
 	_ = s.srun.Wait() // its exit code reports the error
 	close(s.ended)
 	if err := <-watched; err != nil {
 		options.Log.Warn(err.Error())
+	}
+	if ctx.Err() == nil && lost.Err() != nil {
+		return 0, context.Cause(lost)
 	}
 	code := exitcode.OfStatus(s.srun.ProcessState.Sys().(syscall.WaitStatus))
 	if ctx.Err() != nil && code == exitcode.Signal+int(syscall.SIGTERM) {
@@ -74,8 +83,24 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	return code, nil
 }
 
-// closeInput leaves standard input to srun. If this process kept a pipe open, the
-// writer would not notice that srun stopped reading.
+// stepOutput passes srun's standard output on. srun itself drops without a word what
+// it cannot write, and its step goes on. After an error, which ends the step, the
+// rest is read and dropped here.
+type stepOutput struct {
+	output
+	lost context.Context
+}
+
+func (o *stepOutput) Write(data []byte) (int, error) {
+	if o.lost.Err() == nil {
+		_, _ = o.output.Write(data) // lost then has the error
+	}
+	return len(data), nil
+}
+
+// closeInput replaces standard input with the null device. Once srun has it, this
+// process must not keep a pipe open, or the writer would not notice that srun
+// stopped reading.
 func closeInput() {
 	null, err := os.Open(os.DevNull)
 	if err != nil {

@@ -45,7 +45,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	if err := checkOutside(ctx, options, inJob); err != nil {
 		return 0, err
 	}
-	if inJob && (needsStep(job) || options.Spec.Stay && !isTask(job, options.Getenv)) {
+	if inJob && (needsStep(job, options) || options.Spec.Stay && !isTask(job, options.Getenv)) {
 		return runInStep(ctx, options, job)
 	}
 	slurm.KeepPMI(options.Getenv)

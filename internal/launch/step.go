@@ -13,11 +13,22 @@ import (
 	"berth.dev/berth/internal/launch/proof"
 )
 
-// needsStep reports whether a process in an allocation does not run on all of its
-// nodes. A program under salloc runs on the login host, and a batch script runs
-// on the first node. On a job's only node, a batch script needs no step.
-func needsStep(job slurm.Job) bool {
-	return job.Place == slurm.PlaceShell || job.Place == slurm.PlaceBatch && severalNodes(job)
+// needsStep reports whether a process in an allocation must start a step. A program
+// under salloc runs on the login host, and a batch script runs on the first node.
+// On a job's only node, Slurm kills what the shell of a batch script runs at once,
+// but not the job's steps. Without srun, the run goes on there with a warning.
+func needsStep(job slurm.Job, options Options) bool {
+	if job.Place == slurm.PlaceShell || job.Place == slurm.PlaceBatch && severalNodes(job) {
+		return true
+	}
+	if !slurm.InScriptShell(job, options.Getenv, os.Getpid()) {
+		return false
+	}
+	_, err := exec.LookPath("srun")
+	if err != nil {
+		options.Log.Warn(fmt.Sprintf("srun is in no directory of PATH: the end of job %s kills this run at once, together with the script's shell; add the directory of Slurm commands to PATH", job.ID))
+	}
+	return err == nil
 }
 
 func severalNodes(job slurm.Job) bool { return len(job.AllocatedNodes) > 1 || job.Components > 1 }
@@ -41,6 +52,9 @@ func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error)
 	}
 	command := slurm.StepCommand(job, name, key, append([]string{self}, os.Args[1:]...)...)
 	env := slurm.StepEnv(os.Environ())
+	if !severalNodes(job) && job.Place == slurm.PlaceBatch {
+		env = slurm.KeepScriptEnv(env, os.Environ())
+	}
 	if key {
 		// For PassKey: the process that it starts ends with the thread.
 		runtime.LockOSThread()
@@ -55,6 +69,9 @@ func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error)
 			return 0, err
 		}
 		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start %s: %w", srun, syscall.Exec(srun, command, env)))
+	}
+	if !key && !proof.UsesInput(options.Spec) {
+		closeInput() // srun would read what is left for the next command of a script
 	}
 	return runStep(ctx, options, job, name, srun, command, env)
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/workload"
 	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/launch/command"
@@ -41,7 +43,7 @@ func (w *userWorkload) connect(kubeconfig []byte) (err error) {
 // runCommand runs the user's command, with further variables for its environment.
 func (w *userWorkload) runCommand(ctx context.Context, tools command.Tools, env map[string]string) (int, error) {
 	return command.Command{
-		Args: w.Spec.Command, Tools: tools, Getenv: w.Getenv, Env: env,
+		Args: w.Spec.Command, Tools: tools, Getenv: w.Getenv, Environ: slurm.ScriptEnv(os.Environ()), Env: env,
 		Stdin: w.Stdin, Stdout: w.Stdout, Stderr: w.Stderr,
 	}.Run(ctx, func(parent *command.Parent) {
 		w.mu.Lock()

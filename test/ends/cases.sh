@@ -432,7 +432,31 @@ srun_terminal() {
 	says a 'ended in order'
 }
 
-# When the batch script ends, its step is killed, whatever it is doing.
+# From the shell of a batch script, berth starts a step. Nothing else changes.
+script_step() {
+	begin a alice login sbatch -W -o /home/alice/script.out --mem=1500 -n2 $here/script.sh
+	ends a 0
+	node sh -c 'cat /home/alice/script.out; rm /home/alice/script.out' >"$out/a"
+	grep -vE '^(srun|slurmstepd|berth|Submitted)' "$out/a" | diff - <(cat <<-END
+		started
+		line 1: 0
+		started
+		line 2: 0
+		words
+		2 tasks, step none
+		in a step
+		command: 7
+		y
+		pipe: 141
+		full: 74
+		as the script: none
+	END
+	) >"$out/differs" || fail "$(cat "$out/differs" "$out/a")"
+	says a 'nobody reads the output any more'
+}
+
+# When the shell of the batch script ends, Slurm kills the processes of the script, but
+# not the step that berth has started.
 script_scancel() {
 	begin a alice login sbatch -W -o /home/alice/script.out --mem=1500 --wrap "env PATH=$PATH /srv/ends/dist/bin/berth run -f $here/loop.yaml --image $image"
 	poll 60 node grep -qs started /home/alice/script.out || fail "not started: $(node cat /home/alice/script.out)"

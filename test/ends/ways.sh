@@ -167,18 +167,13 @@ describe() {
 expected() {
 	case $1 in
 	*/kill-*-srun | srun*/close-terminal | srun/ctrl-c-twice | srun-X/ctrl-c-twice) echo "killed at once" ;;
-	salloc/kill-KILL-berth) echo SIGTERM ;;
+	salloc/kill-KILL-berth | script/kill-KILL-berth) echo SIGTERM ;;
 	# There --batch is a SIGKILL for berth, which is the script.
 	*/kill-KILL-berth | submit/scancel-batch) echo "killed at once" ;;
-	# SIGTERM ends a shell that runs berth, and the step with it. Only linuxproc sends
-	# SIGTERM to berth as well.
-	script/scancel | script/scancel-batch | script/scancel-full | script/time-limit)
-		if [[ $PROCTRACK == linuxproc ]]; then echo SIGTERM; else echo "killed at once"; fi
-		;;
 	# The first Ctrl-C only makes srun print the state of its tasks. Without --batch or
 	# --full Slurm signals only the steps of a batch job. Without a batch script,
 	# --batch has no effect.
-	srun/ctrl-c | s[ra]*/scancel-batch | submit/scancel-[ITH]* | script/scancel-[ITH]*) echo "goes on" ;;
+	srun/ctrl-c | s[ra]*/scancel-batch | submit/scancel-[ITH]*) echo "goes on" ;;
 	*) echo SIGTERM ;;
 	esac
 }

@@ -183,6 +183,14 @@ func place(getenv func(string) string, job Job) Place {
 	return PlaceBatch
 }
 
+// InScriptShell reports whether a process of a job was started by the shell of the
+// job's batch script, and is not the script itself (exec). The shell ends on
+// SIGTERM, and Slurm then kills the rest of the script's step. The shell of salloc
+// is no script.
+func InScriptShell(job Job, getenv func(string) string, pid int) bool {
+	return job.Place == PlaceBatch && getenv("ENVIRONMENT") == "BATCH" && getenv("SLURM_TASK_PID") != strconv.Itoa(pid)
+}
+
 // Acts reports whether this process is the one that does the work on its node.
 // If a step has several tasks on a node, the others idle.
 func (j Job) Acts() bool { return j.LocalID <= 0 }

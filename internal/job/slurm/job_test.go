@@ -27,6 +27,27 @@ func environment(t *testing.T, name string, more ...string) func(string) string 
 	return func(name string) string { return values[name] }
 }
 
+func TestInScriptShell(t *testing.T) {
+	for _, test := range []struct {
+		env  string
+		pid  int
+		want bool
+	}{
+		{"batch", 200, true},
+		{"batch", 127, false}, // by exec it is the script
+		{"step-in-batch", 200, false},
+		{"task", 200, false},
+		{"salloc", 200, false},
+		{"salloc-on-node", 200, false},
+	} {
+		getenv := environment(t, test.env)
+		job, _ := FromEnv(getenv)
+		if got := InScriptShell(job, getenv, test.pid); got != test.want {
+			t.Errorf("%s, process %d: %v, want %v", test.env, test.pid, got, test.want)
+		}
+	}
+}
+
 func TestFromEnv(t *testing.T) {
 	both, one := []string{"n1", "n2"}, []string{"n1"}
 	tests := []struct {

@@ -1,6 +1,7 @@
 package slurm
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,7 +12,7 @@ import (
 var stepSettings = []string{
 	"SLURM_MEM_PER_", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK",
 	"SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERLAP",
-	"SLURM_NNODES", "SLURM_NODES_ALIASES", "SLURM_KILL_BAD_EXIT", "SLURM_WAIT", "SLURM_INPUTMODE", "SLURM_OUTPUTMODE",
+	"SLURM_NNODES", "SLURM_NODES_ALIASES", "SLURM_GPUS_PER_TASK", "SLURM_KILL_BAD_EXIT", "SLURM_WAIT", "SLURM_INPUTMODE", "SLURM_OUTPUTMODE",
 	"SLURM_EXPORT_ENV", // the program has the environment that it has now
 }
 
@@ -66,4 +67,42 @@ func StepEnv(env []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
 		return slices.ContainsFunc(stepSettings, func(prefix string) bool { return strings.HasPrefix(entry, prefix) })
 	})
+}
+
+// scriptVariable holds Slurm's variables of the batch script whose shell started
+// the step.
+const scriptVariable = "BERTH_SCRIPT_ENV"
+
+// KeepScriptEnv returns stepEnv with the batch script's variables for ScriptEnv.
+// env is the environment of the script.
+func KeepScriptEnv(stepEnv, env []string) []string {
+	var kept []string
+	for _, entry := range env {
+		if isSlurm(entry) {
+			kept = append(kept, entry)
+		}
+	}
+	text, _ := json.Marshal(kept) // strings can always be written
+	return append(stepEnv, scriptVariable+"="+string(text))
+}
+
+// ScriptEnv returns the environment for a program of the user. It is env, but a
+// program in the step of a batch script gets the script's variables of Slurm
+// instead of the step's. With the step's, which has one task, srun and mpirun
+// would start one task.
+func ScriptEnv(env []string) []string {
+	at := slices.IndexFunc(env, func(entry string) bool { return strings.HasPrefix(entry, scriptVariable+"=") })
+	if at < 0 {
+		return env
+	}
+	var kept []string
+	if json.Unmarshal([]byte(env[at][len(scriptVariable)+1:]), &kept) != nil {
+		return env
+	}
+	rest := slices.DeleteFunc(slices.Delete(slices.Clone(env), at, at+1), isSlurm)
+	return append(rest, kept...)
+}
+
+func isSlurm(entry string) bool {
+	return strings.HasPrefix(entry, "SLURM_") || strings.HasPrefix(entry, "SLURMD_") || strings.HasPrefix(entry, "SRUN_")
 }

@@ -6,9 +6,29 @@ import (
 )
 
 func TestStepEnvOmitsAllocationShape(t *testing.T) {
-	env := []string{"PATH=/bin", "SLURM_JOB_ID=1", "SLURM_MEM_PER_CPU=100", "SLURM_NTASKS=4", "SLURM_JOB_NODELIST=n1", "SLURM_CPU_BIND_TYPE=mask_cpu:", "SLURM_EXPORT_ENV=NONE"}
+	env := []string{"PATH=/bin", "SLURM_JOB_ID=1", "SLURM_MEM_PER_CPU=100", "SLURM_NTASKS=4", "SLURM_GPUS_PER_TASK=1", "SLURM_JOB_NODELIST=n1", "SLURM_CPU_BIND_TYPE=mask_cpu:", "SLURM_EXPORT_ENV=NONE"}
 	if got, want := StepEnv(env), []string{"PATH=/bin", "SLURM_JOB_ID=1", "SLURM_JOB_NODELIST=n1"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// A program of the user finds the variables of its batch script, also in a step
+// that has other ones.
+func TestProgramsHaveTheScriptsEnvironment(t *testing.T) {
+	script := []string{"PATH=/bin", "SLURM_NTASKS=4", "SLURM_JOB_ID=1", "TEXT=a\nb"}
+	step := KeepScriptEnv(StepEnv(script), script)
+	if !slices.Contains(step, "SLURM_JOB_ID=1") || slices.Contains(step, "SLURM_NTASKS=4") {
+		t.Errorf("the environment for srun is %q", step)
+	}
+	step = append(step, "SLURM_NTASKS=1", "SLURM_STEP_ID=0", "SRUN_DEBUG=3", "LATER=1")
+	want := []string{"PATH=/bin", "TEXT=a\nb", "LATER=1", "SLURM_NTASKS=4", "SLURM_JOB_ID=1"}
+	if got := ScriptEnv(step); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	for _, other := range [][]string{script, append(script, "BERTH_SCRIPT_ENV=foreign")} {
+		if got := ScriptEnv(other); !slices.Equal(got, other) {
+			t.Errorf("%q, want %q", got, other)
+		}
 	}
 }
 

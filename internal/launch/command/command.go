@@ -56,11 +56,12 @@ type Command struct {
 	Args   []string
 	Tools  Tools
 	Getenv func(string) string
-	// Env holds further variables for the command's environment.
-	Env    map[string]string
-	Stdin  io.Reader
-	Stdout io.Writer
-	Stderr io.Writer
+	// Environ is the command's environment. Env adds variables.
+	Environ []string
+	Env     map[string]string
+	Stdin   io.Reader
+	Stdout  io.Writer
+	Stderr  io.Writer
 }
 
 // Run runs the command until it or ctx ends, and returns its exit code. It calls
@@ -75,7 +76,7 @@ func (c Command) Run(ctx context.Context, started func(*Parent)) (int, error) {
 	if err != nil {
 		return 0, exitcode.Wrap(exitcode.NoInput, fmt.Errorf("run the command: %w", err))
 	}
-	env := replaceEnv(replaceEnv(os.Environ(), c.Env), c.Tools.env(c.Getenv))
+	env := replaceEnv(replaceEnv(c.Environ, c.Env), c.Tools.env(c.Getenv))
 	parent, err := start(program{Path: path, Args: c.Args}, env, c.Stdin, c.Stdout, c.Stderr)
 	if err != nil {
 		return 0, exitcode.Wrap(exitcode.Internal, err)

@@ -38,11 +38,11 @@ const muchInput = 256 << 10
 // input may be large. srun cannot send the same input to all components of a
 // heterogeneous job.
 func GivesKey(ctx context.Context, job slurm.Job, spec cluster.Spec) bool {
-	return job.Components == 1 && (!usesInput(spec) || isSmall(os.Stdin) || tryMunge(ctx) != nil)
+	return job.Components == 1 && (!UsesInput(spec) || isSmall(os.Stdin) || tryMunge(ctx) != nil)
 }
 
-// usesInput reports whether a run may read its standard input.
-func usesInput(spec cluster.Spec) bool {
+// UsesInput reports whether a run may read its standard input.
+func UsesInput(spec cluster.Spec) bool {
 	return len(spec.Command) > 0 || slices.Contains(spec.Manifests, "-")
 }
 
@@ -74,7 +74,7 @@ func PassKey(spec cluster.Spec) error {
 	if _, err := writer.Write(key); err != nil {
 		return fmt.Errorf("write the key of the step: %w", err)
 	}
-	if usesInput(spec) {
+	if UsesInput(spec) {
 		relay := exec.Command("/proc/self/exe", RelayArg)
 		relay.Args[0] = "berth"
 		relay.Stdin, relay.Stdout, relay.Stderr = os.Stdin, writer, os.Stderr

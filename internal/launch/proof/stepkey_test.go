@@ -57,7 +57,7 @@ func TestInputReader(t *testing.T) {
 		"a manifest from input": {cluster.Spec{Manifests: []string{"a.yaml", "-"}}, true},
 		"a command":             {cluster.Spec{Command: []string{"cat"}}, true},
 	} {
-		if got := usesInput(test.spec); got != test.want {
+		if got := UsesInput(test.spec); got != test.want {
 			t.Errorf("%s: %t, want %t", name, got, test.want)
 		}
 	}
