@@ -8,6 +8,7 @@ import (
 
 	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
+	"berth.dev/berth/internal/site/vxlan"
 )
 
 const (
@@ -18,6 +19,9 @@ const (
 	// gives up after ANSWER_LIMIT (spank/client.c). attachTimeout, store.LeaveLimit and refuseLimit
 	// together must be shorter, or the plugin cannot report a reason.
 	refuseLimit = 2 * time.Second
+	// defaultLastWords leaves time for three repetitions: Linux repeats a lost packet after 0.2 s,
+	// and twice the time each further one.
+	defaultLastWords = 2 * time.Second
 )
 
 // attach returns a job's pod on this node, and makes it if there is none. The request of the
@@ -144,7 +148,18 @@ func (d *daemon) dislodge(ctx context.Context, former *localPod) error {
 
 // release removes a job's pod from this node and from etcd. If etcd does not answer, the
 // collector frees the addresses later: a job's end never fails because of its network.
+//
+// slurmstepd has just closed its connections to srun. If the last packet is lost, and then the
+// interface, srun waits a minute for it.
 func (d *daemon) release(ctx context.Context, id string) error {
+	if d.pods.has(id) {
+		bounded, cancel := context.WithTimeoutCause(ctx, d.lastWords, fmt.Errorf("data was not acknowledged within %s", d.lastWords))
+		err := vxlan.AwaitSent(bounded, d.pods.namespace(id))
+		cancel()
+		if err != nil {
+			d.log.Debug("the end of the job's connections", "job", id, "error", err)
+		}
+	}
 	a, err := d.drop(ctx, id)
 	if err != nil || a == nil {
 		return err

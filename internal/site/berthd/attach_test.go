@@ -1,7 +1,10 @@
 package berthd
 
 import (
+	"context"
+	"errors"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -11,11 +14,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
+	"berth.dev/berth/internal/site/vxlan"
 	"berth.dev/berth/internal/testutil"
 )
 
@@ -87,6 +94,90 @@ func TestPodsOfOtherUsersAreIgnored(t *testing.T) {
 		}
 	}
 }
+
+// A job ends while the last packet of one of its connections is lost. Its interface goes
+// only when the packet has arrived.
+func TestReleaseAwaitsLastPacket(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	dir := t.TempDir()
+	for _, name := range []string{"pid", "pods"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var d *daemon
+	applied := 0
+	kernel := kernelFunc(func(bool) error {
+		applied++
+		now, end := context.WithCancel(t.Context())
+		end()
+		if err := vxlan.AwaitSent(now, d.pods.namespace("7")); err != nil {
+			t.Errorf("when the interface goes: %v", err)
+		}
+		return nil
+	})
+	program := filepath.Join(dir, "berth-pod")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nexec sleep 600\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	d = newDaemon(siteconf.Config{Run: dir, Pod: program}, "n0", netip.Addr{}, newStore(t, testConfig()), kernel, slog.New(slog.DiscardHandler))
+	d.lastWords = time.Minute
+	a, err := d.store.Allocate(t.Context(), store.Request{Job: 7, UID: 1001, User: "somebody", Name: "x", Nodes: []string{"n0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.add(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	inside := func(do func() error) {
+		t.Helper()
+		var err error
+		linux.OnNewThread(func() {
+			var ns netns.NsHandle
+			if ns, err = netns.GetFromPath(d.pods.namespace("7")); err != nil {
+				return
+			}
+			defer ns.Close()
+			if err = netns.Set(ns); err == nil {
+				err = do()
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var here, there net.Conn
+	inside(func() error {
+		listener, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		defer listener.Close()
+		if here, err = net.Dial("tcp4", listener.Addr().String()); err != nil {
+			return err
+		}
+		if there, err = listener.Accept(); err != nil {
+			return err
+		}
+		lo, err := netlink.LinkByName("lo")
+		return errors.Join(err, netlink.LinkSetDown(lo), here.Close())
+	})
+	defer there.Close()
+	released := make(chan error)
+	go func() { released <- d.release(t.Context(), "7") }()
+	<-time.After(betweenTries) // release may look before and after the loopback is back
+	inside(func() error { return testutil.SetUpLink("lo") })
+	if err := <-released; err != nil {
+		t.Error(err)
+	}
+	d.background.Wait()
+	if applied == 0 || d.pods.has("7") {
+		t.Error("the job still has its network")
+	}
+}
+
+// betweenTries leaves release time to look at the connections, as it does every 10 ms.
+const betweenTries = 50 * time.Millisecond
 
 // All of berthd's limits for etcd in sequence end two seconds before the plugin's
 // limit for berthd.

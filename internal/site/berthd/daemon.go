@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
+	"time"
 
 	"berth.dev/berth/internal/site/berthd/gateway"
 	"berth.dev/berth/internal/site/berthd/store"
@@ -36,6 +37,8 @@ type daemon struct {
 	collector *collector
 	log       *slog.Logger
 
+	// lastWords bounds how long the end of a job waits for the last packets of its connections.
+	lastWords time.Duration
 	// background counts the goroutines that Run waits for at the end.
 	background sync.WaitGroup
 }

@@ -103,6 +103,13 @@ func (p *pods) len() int {
 	return len(p.local)
 }
 
+// has reports whether a pod is here.
+func (p *pods) has(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.local[id] != nil
+}
+
 // removeStrays removes namespaces without a pod, which remain if the daemon is killed between
 // making the namespaces and recording the pod.
 func (p *pods) removeStrays() error {

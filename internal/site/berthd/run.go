@@ -131,7 +131,7 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, shared *sto
 	if config.ByCNI() {
 		resolver = host
 	}
-	d := &daemon{config: config, node: node, host: host, store: shared, log: log}
+	d := &daemon{config: config, node: node, host: host, store: shared, log: log, lastWords: defaultLastWords}
 	d.audit = &audit{path: config.Audit, node: node, ipv6: config.IPv6, log: log, now: time.Now}
 	d.optOuts = &optOuts{dir: within("declined"), allowed: config.OptOut, log: log}
 	d.sessions = &sessions{dir: within("sessions"), log: log}
