@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strconv"
 
 	"golang.org/x/sync/errgroup"
 
@@ -21,18 +22,23 @@ import (
 // and the socket, follow it. main passes them to LogRole.
 const LogArg = "log-role"
 
-// logNotifyFD is the descriptor for the role's events.
-const logNotifyFD = 3
+const (
+	// logNotifyFD is the descriptor for the role's events.
+	logNotifyFD = 3
+	// logSpoolEnv sets Watcher.Spool, so that a test can make it small.
+	logSpoolEnv = "BERTH_LOG_SPOOL"
+)
 
 // logRole opens the log of each container of this node as soon as it appears, and
 // serves it to the process that passes the workload's output on. The kubelet
 // forwards requests to it. Without the role, the API server serves the logs, as
 // for kubectl. The kubelet deletes all but two files of a container. The role
 // keeps deleted files until they were read.
-func logRole(plan cluster.Plan, box *sandbox.Sandbox) *supervisor.Role {
+func logRole(plan cluster.Plan, box *sandbox.Sandbox, getenv func(string) string) *supervisor.Role {
 	return supervisor.InSandbox(box, &supervisor.Role{
 		Name: "logs", Path: "/proc/self/exe", Optional: true,
 		Args: []string{LogArg, plan.Paths.PodLogs(), plan.Paths.Unwritten(), plan.Paths.LogSocket()},
+		Env:  []string{logSpoolEnv + "=" + getenv(logSpoolEnv)},
 	})
 }
 
@@ -54,6 +60,9 @@ func serveLogs(dir, unwritten, socket string, notifier *notify.Notifier) error {
 		return err
 	}
 	watcher.Unwritten = unwritten
+	if spool, err := strconv.ParseInt(os.Getenv(logSpoolEnv), 10, 64); err == nil {
+		watcher.Spool = spool
+	}
 	_ = os.Remove(socket) // of an earlier life of the role
 	listener, err := net.Listen("unix", socket)
 	if err != nil {

@@ -60,7 +60,7 @@ func (n *node) startRoles(ctx context.Context) error {
 		containerd.Passed = []supervisor.Passed{{Flag: "--layers-fd", File: served.Containerd}}
 	}
 	roles = append(roles,
-		logRole(n.plan, n.box),
+		logRole(n.plan, n.box, n.Getenv),
 		supervisor.InSandbox(n.box, containerd),
 		supervisor.InSandbox(n.box, &supervisor.Role{
 			Name: "dns", Path: program("coredns"),

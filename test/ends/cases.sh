@@ -621,6 +621,26 @@ full_log() {
 	node sh -c "umount $disk && rmdir $disk"
 }
 
+# While nobody reads the output, its pod is deleted with its log, which is larger than
+# what a node keeps. What is on its way arrives, and the rest is counted.
+slow_reader() {
+	local arrived lost
+	begin a alice login srun -N1 --mem=1500 env BERTH_LOG_SPOOL=1000000 bash $here/slow-reader.sh /tmp/read-on \
+		berth run -q -f $here/spool.yaml --image $image
+	says a 'reading has stopped'
+	poll 100 dropped_logs || fail "the node keeps the log: $(node sh -c 'ls -l /proc/$(pgrep -f " log-role ")/fd')"
+	node touch /tmp/read-on
+	says a 'n1 ended with 74'
+	node rm /tmp/read-on
+	ends a 0
+	arrived=$(sed -n 's/ bytes were read$//p' "$out/a")
+	lost=$(sed -n 's/.*lost: [0-9]* lines, \([0-9]*\) bytes; the workload itself has succeeded.*/\1/p' "$out/a")
+	says a 'its reader was slower than the container, and node n1 keeps no more'
+	((lost > 0 && arrived + lost == 8000000)) || fail "$arrived bytes arrived, '$lost' are lost: $(tail -n 12 "$out/a")"
+}
+# dropped_logs: the pods are deleted, and no process on n1 has their logs open.
+dropped_logs() { [[ -z $(kubectl get pods -o name) ]] && node sh -c '! ls -l /proc/$(pgrep -f " log-role ")/fd | grep -q pod-logs/default_'; }
+
 # greeted NODE... checks the output of a: a pod of spread.yaml ran on each node.
 greeted() {
 	local node
