@@ -145,6 +145,7 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 	ticker := time.NewTicker(stuckPeriod)
 	defer ticker.Stop()
 	continued := f.streams.Progress.Followed().begun()
+	f.logs.unordered = continued // handleList sorts
 	for f.endless || f.remaining() > 0 || continued && f.lists > 0 {
 		select {
 		case <-ctx.Done():

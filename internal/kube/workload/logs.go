@@ -39,6 +39,10 @@ type logs struct {
 	lostAfter, roleAbsent time.Duration
 	// nodes holds the streams from nodes by pod and container.
 	nodes map[string]*nodeStream
+	// queue holds the streams of plain output that have not ended, in the order of
+	// their turns. unordered: none has its turn until the queue is sorted.
+	queue     []*nodeStream
+	unordered bool
 	// pods holds the last state of each pod that has a stream from a node.
 	pods map[string]*corev1.Pod
 	// servers holds the pods that do not end by themselves.
@@ -72,6 +76,60 @@ func newLogs(client *Client, streams Streams, plain bool) *logs {
 type piece struct {
 	kind containerlog.Kind
 	text []byte
+}
+
+// enqueue makes a stream wait for the ends of the others, because plain output does
+// not name its container.
+func (l *logs) enqueue(s *nodeStream) {
+	if l.plain {
+		s.turn = make(chan struct{})
+		l.queue = append(l.queue, s)
+		l.passTurns()
+	}
+}
+
+// sortQueue puts the stream first whose turn it was in another process.
+func (l *logs) sortQueue() {
+	slices.SortStableFunc(l.queue, func(a, b *nodeStream) int {
+		if a.begun != b.begun {
+			return map[bool]int{true: -1, false: 1}[a.begun]
+		}
+		return a.created.Compare(b.created)
+	})
+	l.unordered = false
+	l.passTurns()
+}
+
+// passTurns gives the first stream of the queue its turn, and the next one when it has
+// passed on all of its output.
+func (l *logs) passTurns() {
+	for len(l.queue) > 0 && !l.unordered {
+		s := l.queue[0]
+		if !isClosed(s.turn) {
+			close(s.turn)
+		}
+		writes := func(s *stream) bool { return !isClosed(s.done) }
+		if !isClosed(s.done) || s.isAbsent() && (s.endedAt().IsZero() || slices.ContainsFunc(l.latest[s.key()], writes)) {
+			return
+		}
+		l.queue = l.queue[1:]
+	}
+}
+
+// await returns when the turn has come. If the run ends before, so does the process.
+func await(turn <-chan struct{}) {
+	if turn != nil {
+		<-turn
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // deliver writes output, and notes that it is written.
@@ -118,6 +176,7 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 				continue
 			}
 			s = newNodeStream(l, logPlace{pod.Namespace, pod.Name, pod.Spec.NodeName}, pod.UID, status.Name)
+			s.created = pod.CreationTimestamp.Time
 			l.startNodeStream(ctx, s)
 		}
 		l.pods[string(pod.UID)] = pod
@@ -144,6 +203,8 @@ func (l *logs) startNodeStream(ctx context.Context, s *nodeStream) {
 		close(s.done)
 		return
 	}
+	s.begun = mark.Position != containerlog.Position{}
+	l.enqueue(s)
 	mark.logPlace = logPlace{s.namespace, s.pod, s.node}
 	if s.mark = mark; !s.absent {
 		l.streams.Progress.Apply(Step{Key: s.key(), Mark: s.mark, Begun: true})
@@ -163,6 +224,7 @@ func (l *logs) endStreams(pod *corev1.Pod) {
 			}))
 		}
 	}
+	l.passTurns()
 }
 
 // followThere follows a container by the API server.
@@ -188,6 +250,7 @@ func (l *logs) begin(ctx context.Context, pod *corev1.Pod, status corev1.Contain
 	name := string(pod.UID) + "/" + status.Name
 	before := l.latest[name]
 	streams := []*stream{newStream(l, pod, status, "Stdout"), newStream(l, pod, status, "Stderr")}
+	streams[0].turn, streams[1].turn = l.nodes[name].turn, l.nodes[name].turn
 	if mark.Generation == int(status.RestartCount) {
 		streams[0].earlier = max(streams[0].earlier, mark.SentOut-int64(len(mark.Out)))
 		streams[1].earlier = max(streams[1].earlier, mark.SentErr-int64(len(mark.Err)))
@@ -210,7 +273,8 @@ func (l *logs) containerEnded(id string) {
 	}
 }
 
-// retry turns to the API server for the pods whose node does not serve logs.
+// retry turns to the API server for the pods whose node does not serve logs. It is
+// called whenever a stream has ended.
 func (l *logs) retry(ctx context.Context) {
 	for _, pod := range l.pods {
 		absent := func(status corev1.ContainerStatus) bool {
@@ -221,6 +285,7 @@ func (l *logs) retry(ctx context.Context) {
 			l.follow(ctx, pod)
 		}
 	}
+	l.passTurns()
 }
 
 // abandon ends the streams of a deleted pod. If the end of a container was not
@@ -272,9 +337,7 @@ func (l *logs) wait(ctx context.Context, changes <-chan change, handle func(chan
 // nodesRun reports whether a node still gives a log.
 func (l *logs) nodesRun() bool {
 	for _, s := range l.nodes {
-		select {
-		case <-s.done:
-		default:
+		if !isClosed(s.done) {
 			return true
 		}
 	}
@@ -285,10 +348,8 @@ func (l *logs) nodesRun() bool {
 func (l *logs) onlyServersRun() bool {
 	running := int64(0)
 	for _, s := range l.nodes {
-		select {
-		case <-s.done:
+		if isClosed(s.done) {
 			continue
-		default:
 		}
 		if !l.servers[s.uid] {
 			return false

@@ -75,6 +75,12 @@ type nodeStream struct {
 	done                      chan struct{}
 	// podGone: another process followed the log, and the pod was deleted since.
 	podGone bool
+	// turn is closed when the output may be written; nil where lines have a prefix.
+	turn chan struct{}
+	// created is the time of the pod, zero if another process followed the log and the
+	// pod was deleted since. begun: the other process has written some of the output.
+	created time.Time
+	begun   bool
 
 	mu sync.Mutex
 	// ended is when the container was known to have ended for good.
@@ -322,6 +328,7 @@ func (s *nodeStream) deliver(batch []containerlog.Frame, position []byte) error 
 		text, *part = withPrefix(s.prefix, *part, frame.Data)
 		pieces = append(pieces, piece{frame.Kind, text})
 	}
+	await(s.turn)
 	if err := s.logs.deliver(s.key(), pieces, mark); err != nil {
 		return errors.Join(errWriter, err)
 	}

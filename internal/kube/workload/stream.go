@@ -70,6 +70,7 @@ type stream struct {
 	endOnce        sync.Once
 	// done is closed when the stream has ended.
 	done chan struct{}
+	turn <-chan struct{} // see nodeStream
 
 	mu       sync.Mutex
 	copied   int64 // bytes
@@ -429,6 +430,7 @@ func (s *stream) pass(text []byte, until int64) error {
 	if s.name == "Stderr" {
 		kind = containerlog.KindStderr
 	}
+	await(s.turn)
 	mark := Mark{Position: containerlog.Position{Offset: until}}
 	return s.logs.deliver(s.key(), []piece{{kind, text}}, mark)
 }
