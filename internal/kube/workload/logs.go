@@ -186,7 +186,9 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 				latest.finish()
 			}
 		}
-		if s.isAbsent() && started && known {
+		// While a container waits for its restart, the id is that of its last run.
+		last := status.LastTerminationState.Terminated
+		if s.isAbsent() && known && (started || last != nil && last.ContainerID == status.ContainerID) {
 			l.followThere(ctx, pod, status, s, ended)
 		}
 	}
@@ -230,6 +232,7 @@ func (l *logs) endStreams(pod *corev1.Pod) {
 // followThere follows a container by the API server.
 func (l *logs) followThere(ctx context.Context, pod *corev1.Pod, status corev1.ContainerStatus, from *nodeStream, podEnded bool) {
 	if l.followed[status.ContainerID] == nil {
+		l.beginPrevious(ctx, pod, status, from.mark)
 		l.begin(ctx, pod, status, from.mark)
 	}
 	if status.State.Terminated != nil {
@@ -241,6 +244,25 @@ func (l *logs) followThere(ctx context.Context, pod *corev1.Pod, status corev1.C
 		for _, s := range l.followed[status.ContainerID] {
 			s.finish()
 		}
+	}
+}
+
+// beginPrevious starts the streams of the run before the present one, where not all of
+// it was passed on. The kubelet serves no log of earlier runs.
+func (l *logs) beginPrevious(ctx context.Context, pod *corev1.Pod, status corev1.ContainerStatus, mark Mark) {
+	missed := int(status.RestartCount) - mark.Generation
+	there, complete := l.streams.Progress.of(status.ContainerID + "/Stdout")
+	if missed <= 0 || l.latest[string(pod.UID)+"/"+status.Name] != nil || complete || there.Offset > 0 {
+		return
+	}
+	last := status.LastTerminationState.Terminated
+	served := last != nil && last.ContainerID != "" && last.ContainerID != status.ContainerID
+	if missed > 1 || !served {
+		l.lose(pod.Name, status.Name, containerlog.Loss{}, "the kubelet has no log of its earlier runs")
+	}
+	if served {
+		status.ContainerID, status.RestartCount = last.ContainerID, status.RestartCount-1
+		l.begin(ctx, pod, status, mark)
 	}
 }
 

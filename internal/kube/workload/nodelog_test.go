@@ -573,3 +573,61 @@ func TestTurnsAfterAnotherProcess(t *testing.T) {
 		l.passTurns()
 	}
 }
+
+// Where a node does not have the role, the API server also has the log of the run
+// before the present one. It has none of earlier runs.
+func TestFallbackReadsEarlierRuns(t *testing.T) {
+	for name, test := range map[string]struct {
+		restarts int32
+		waiting  bool
+		mark     Mark
+		want     string
+		losses   int
+	}{
+		"one run before":        {restarts: 1, want: "one\ntwo\n"},
+		"several runs before":   {restarts: 3, want: "one\ntwo\n", losses: 1},
+		"part of the run":       {restarts: 1, mark: Mark{SentOut: 2}, want: "e\ntwo\n"},
+		"waits for its restart": {restarts: 1, waiting: true, mark: Mark{Position: containerlog.Position{Generation: 1}}, want: "two\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := podOnNode(corev1.PodSucceeded)
+			status := &pod.Status.ContainerStatuses[0]
+			status.RestartCount = test.restarts
+			last := &corev1.ContainerStateTerminated{ContainerID: "before"}
+			if test.waiting {
+				status.State, last.ContainerID = corev1.ContainerState{}, status.ContainerID
+			}
+			status.LastTerminationState.Terminated = last
+			known := runningStatus(status.ContainerID)
+			known["lastState"] = map[string]any{"terminated": map[string]any{"containerID": last.ContainerID}}
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				query := r.URL.Query()
+				switch {
+				case strings.Contains(r.URL.Path, "/proxy/"):
+					http.Error(w, "no", http.StatusMethodNotAllowed)
+				case !strings.HasSuffix(r.URL.Path, "/log"):
+					writeJSON(w, knownPod("u", known))
+				case query.Get("timestamps") == "true":
+					_, _ = io.WriteString(w, "2000-01-01T00:00:00.123456789Z one")
+				case query.Get("stream") == "Stdout":
+					_, _ = io.WriteString(w, map[bool]string{true: "one\n", false: "two\n"}[query.Has("previous")])
+				}
+			}))
+			defer server.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			var out syncBuffer
+			losses := 0
+			progress := NewProgress(Followed{Marks: map[string]Mark{"u/main": test.mark}}, nil)
+			l := newLogs(testClient(t, server.URL), Streams{Out: &out, Err: &out, Progress: progress, Lose: func(string, containerlog.Loss) { losses++ }}, true)
+			l.pause = time.Millisecond
+			l.follow(ctx, pod)
+			if err := l.wait(ctx, nil, nil); err != nil {
+				t.Fatal(err)
+			}
+			if out.String() != test.want || losses != test.losses {
+				t.Errorf("output %q, want %q; %d losses, want %d", out.String(), test.want, losses, test.losses)
+			}
+		})
+	}
+}
