@@ -227,7 +227,7 @@ stop_new_shims() {
 	node bash $here/stop-shims.sh >"$out/stopped" &
 	stopper=$!
 	berth a -f $here/several.yaml --image $image
-	patience=150 ends a 0
+	timeout=150 ends a 0
 	node rm /run/stops
 	wait $stopper
 	[[ $(grep -c '[]] ended$' "$out/a") == 6 ]] || fail "not six pods: $(cat "$out/a")"

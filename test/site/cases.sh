@@ -128,7 +128,7 @@ users_apart() {
 	local node a b own frames label mac ip to kind host
 	# The kernel binds the tunnel port with the first pod: a user who had it before
 	# would block all pods.
-	a=$(as bob n1 timeout 2 socat -u UDP-RECV:289,bind=127.0.0.1 - 2>&1)
+	a=$(as bob n1 timeout 20 socat -u UDP-RECV:289,bind=127.0.0.1 - 2>&1)
 	[[ $a == *"Permission denied"* ]] || fail "bob may open the port of tunnels: $a"
 	job alice
 	job bob

@@ -117,7 +117,7 @@ gateways() {
 	[[ $(outside socat -u "TCP:$pod:8000,bind=$untranslated,connect-timeout=5" -) == "from $untranslated" ]] || fail "the outside does not reach a pod"
 	[[ $(outside socat -u "TCP:$pod:8000,connect-timeout=2" - 2>&1) != from* ]] || fail "an address without a rule reaches a pod"
 	job bob
-	echo hello | root bob n1 socat -t2 - "TCP:$translated:7,connect-timeout=5" 2>&1 | grep -q hello || fail "bob's own rule"
+	echo hello | root bob n1 socat -t20 - "TCP:$translated:7,connect-timeout=20" 2>&1 | grep -q hello || fail "bob's own rule"
 	! echo hello | root alice n1 socat -t2 - "TCP:$translated:7,connect-timeout=2" 2>/dev/null | grep -q hello || fail "alice has bob's rule"
 	! outside socat -u "TCP:$(pod_of bob n1):8000,bind=$untranslated,connect-timeout=2" - 2>/dev/null | grep -q . || fail "bob has alice's rule"
 	no_router || fail "a gateway forwards for others than pods"

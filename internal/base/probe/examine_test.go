@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -25,9 +26,12 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == FUSEArg {
 		os.Exit(TryFUSE(os.Stdout))
 	}
-	if len(os.Args) > 1 && os.Args[1] == "hang" {
+	if len(os.Args) > 2 && os.Args[1] == "hang" {
 		signals := make(chan os.Signal, 1)
 		signal.Notify(signals, unix.SIGTERM)
+		if err := os.WriteFile(os.Args[2], nil, 0o600); err != nil {
+			panic(err)
+		}
 		<-signals
 	}
 	os.Exit(m.Run())
@@ -270,10 +274,18 @@ func TestKernelVersion(t *testing.T) {
 // A child that says nothing and does not end must not hang the report.
 func TestTrialsTimeOut(t *testing.T) {
 	testutil.Require(t, testutil.UserNS)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	h, hangs := Local(), filepath.Join(t.TempDir(), "hangs")
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	h := Local()
-	tried := Trials{Command: []string{"hang"}}.run(ctx, h, oneID(os.Getuid(), os.Getgid()))
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := os.Stat(hangs); err == nil {
+				cancel()
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	tried := Trials{Command: []string{"hang", hangs}}.run(ctx, h, oneID(os.Getuid(), os.Getgid()))
 	if !tried[trialUser].ok() {
 		t.Errorf("user namespace: %+v", tried[trialUser])
 	}

@@ -18,6 +18,7 @@ import (
 const (
 	taskNode = "BERTH_TEST_RENDEZVOUS_NODE"
 	taskJob  = "BERTH_TEST_RENDEZVOUS_JOB"
+	taskTime = "BERTH_TEST_RENDEZVOUS_LOSS"
 	taskLoss = 600 * time.Millisecond
 )
 
@@ -36,9 +37,13 @@ func TestTask(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	loss, err := time.ParseDuration(os.Getenv(taskTime))
+	if err != nil {
+		t.Fatal(err)
+	}
 	cfg := Config{
 		Step: Step{Job: os.Getenv(taskJob)}, Nodes: []string{"n1", "n2"}, Node: node,
-		Prover: prover, Bind: loopback, Loss: taskLoss,
+		Prover: prover, Bind: loopback, Loss: loss,
 	}
 	var peer *Peer
 	if node == "n1" {
@@ -84,13 +89,14 @@ func (k *task) signal(t *testing.T, signal syscall.Signal) {
 	}
 }
 
-// startTasks starts a head and a worker as processes.
-func startTasks(t *testing.T) (head, worker *task) {
+// startTasks starts a head and a worker as processes. Each may be silent for as long as
+// loss.
+func startTasks(t *testing.T, loss time.Duration) (head, worker *task) {
 	t.Helper()
 	key, job := randomKey()[:minKey], fmt.Sprintf("%s-%d-%d", t.Name(), os.Getpid(), time.Now().UnixNano())
 	start := func(node string) *task {
 		command := exec.Command("/proc/self/exe", "-test.run=^TestTask$", "-test.timeout=1m")
-		command.Env = append(os.Environ(), taskNode+"="+node, taskJob+"="+job)
+		command.Env = append(os.Environ(), taskNode+"="+node, taskJob+"="+job, taskTime+"="+loss.String())
 		command.Stderr = os.Stderr
 		stdin, err1 := command.StdinPipe()
 		stdout, err2 := command.StdoutPipe()
@@ -113,13 +119,13 @@ func startTasks(t *testing.T) (head, worker *task) {
 }
 
 func TestTaskIsKilled(t *testing.T) {
-	head, worker := startTasks(t)
+	head, worker := startTasks(t, long)
 	worker.signal(t, syscall.SIGKILL)
 	head.expect(t, "lost true false")
 }
 
 func TestTaskHangs(t *testing.T) {
-	head, worker := startTasks(t)
+	head, worker := startTasks(t, taskLoss)
 	worker.signal(t, syscall.SIGSTOP)
 	head.expect(t, "lost true true")
 }
@@ -127,7 +133,7 @@ func TestTaskHangs(t *testing.T) {
 // TestSuspendedTasks does what `scontrol suspend` and `resume` do. All tasks
 // stop for much longer than a peer may be silent, and none may lose the other.
 func TestSuspendedTasks(t *testing.T) {
-	head, worker := startTasks(t)
+	head, worker := startTasks(t, taskLoss)
 	for range 2 {
 		head.signal(t, syscall.SIGSTOP)
 		worker.signal(t, syscall.SIGSTOP)
