@@ -1174,7 +1174,7 @@ ha_gone_job() {
 	done
 	kill_berth n1
 	says a 'which led the run, is lost'
-	timeout=60 ends a 137 # srun's word for the task on n1
+	timeout=90 ends a 137 # srun's word for the task on n1
 	says a 'job early failed: BackoffLimitExceeded'
 	says a 'exit code 3'
 	[[ $(grep -c 'early output' "$out/a") == 1 && $(grep -c 'late end' "$out/a") == 1 ]] || fail "output is repeated or lost: $(cat "$out/a")"
