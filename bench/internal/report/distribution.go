@@ -1,21 +1,17 @@
 package report
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/plotutil"
 	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
 
 	"berth.dev/berth/bench/internal/record"
 )
@@ -188,12 +184,5 @@ func drawDistribution(d Distribution) (string, error) {
 		p.Legend.Add(row.System, stroke)
 	}
 	p.NominalX(d.Columns...)
-	canvas := vgsvg.New(chartWidth, 8*vg.Centimeter)
-	p.Draw(draw.Crop(draw.New(canvas), 0, -0.4*vg.Centimeter, 0, 0))
-	var text bytes.Buffer
-	if _, err := canvas.WriteTo(&text); err != nil {
-		return "", fmt.Errorf("draw a distribution: %w", err)
-	}
-	_, svg, _ := strings.Cut(text.String(), "<svg")
-	return "<svg role=\"img\" " + svg, nil
+	return drawn(p, 8*vg.Centimeter, "a distribution")
 }

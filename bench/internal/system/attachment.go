@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
-
-	"berth.dev/berth/bench/internal/step"
 )
 
 // attachment runs tasks in pods of the network that flannel or Calico makes
@@ -16,7 +14,7 @@ import (
 // root has attached for the time of the run (test/bench/flannel/host,
 // test/bench/calico/host).
 type attachment struct {
-	place   Place
+	unpacked
 	network string // flannel or calico
 	way     string // flannel's backend or Calico's mode
 	client  attached
@@ -78,16 +76,6 @@ func (a *attachment) Check(ctx context.Context) (map[string]string, error) {
 	}
 	a.server = pods[1] // differs from the client's even if both are on one host
 	return versions, nil
-}
-
-func (a *attachment) Prepare(ctx context.Context) error {
-	_, err := a.place.onPair(ctx, step.UnpackArg, a.place.Archive)
-	return err
-}
-
-func (a *attachment) Close(ctx context.Context) error {
-	_, err := a.place.onPair(ctx, step.RemoveArg, a.place.Archive)
-	return err
 }
 
 func (a *attachment) Run(ctx context.Context, task Task) (Output, error) {

@@ -43,7 +43,7 @@ echo "$*"`,
 		t.Setenv(name, value)
 	}
 	a := &attachment{
-		place: Place{Self: dir + "/bin/self", Archive: dir + "/bin/self", Timeout: time.Minute}, network: "flannel", way: "host-gw",
+		unpacked: unpacked{Place{Self: dir + "/bin/self", Archive: dir + "/bin/self", Timeout: time.Minute}}, network: "flannel", way: "host-gw",
 		client: attached{"12", "10.245.1.2"}, server: attached{"34", "10.245.2.3"},
 	}
 	for _, network := range []string{"calico", "flannel"} {

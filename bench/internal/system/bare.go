@@ -13,8 +13,21 @@ import (
 	"berth.dev/berth/bench/internal/step"
 )
 
+// unpacked unpacks the image's archive on both hosts before the trials.
+type unpacked struct{ place Place }
+
+func (u unpacked) Prepare(ctx context.Context) error {
+	_, err := u.place.onPair(ctx, step.UnpackArg, u.place.Archive)
+	return err
+}
+
+func (u unpacked) Close(ctx context.Context) error {
+	_, err := u.place.onPair(ctx, step.RemoveArg, u.place.Archive)
+	return err
+}
+
 // bare runs a task as a plain step, with the unpacked files of the image.
-type bare struct{ place Place }
+type bare struct{ unpacked }
 
 func (b *bare) Check(ctx context.Context) (map[string]string, error) {
 	versions := map[string]string{}
@@ -29,16 +42,6 @@ func (b *bare) Check(ctx context.Context) (map[string]string, error) {
 	version, err := b.place.ask(ctx, "srun", "--version")
 	versions["slurm"] = strings.TrimPrefix(version, "slurm ")
 	return versions, err
-}
-
-func (b *bare) Prepare(ctx context.Context) error {
-	_, err := b.place.onPair(ctx, step.UnpackArg, b.place.Archive)
-	return err
-}
-
-func (b *bare) Close(ctx context.Context) error {
-	_, err := b.place.onPair(ctx, step.RemoveArg, b.place.Archive)
-	return err
 }
 
 func (b *bare) Run(ctx context.Context, task Task) (Output, error) {

@@ -37,7 +37,7 @@ func kinds() []kind {
 	return []kind{
 		{
 			plan.Kind{Name: "bare", Summary: "bare metal: the same program in a plain job step", Hosts: 1, Seconds: adds(0.3)},
-			func(_ string, p Place, _ map[string]string) Driver { return &bare{p} },
+			func(_ string, p Place, _ map[string]string) Driver { return &bare{unpacked{p}} },
 		},
 		{
 			plan.Kind{
@@ -90,7 +90,7 @@ func kinds() []kind {
 				Parameters: []plan.Parameter{{Name: "backend", Default: "vxlan", Help: "vxlan or host-gw", Check: oneOf("vxlan", "host-gw")}},
 			},
 			func(_ string, p Place, o map[string]string) Driver {
-				return &attachment{place: p, network: "flannel", way: o["backend"]}
+				return &attachment{unpacked: unpacked{p}, network: "flannel", way: o["backend"]}
 			},
 		},
 		{
@@ -99,7 +99,7 @@ func kinds() []kind {
 				Parameters: []plan.Parameter{{Name: "mode", Default: "vxlan", Help: "vxlan or cross-subnet", Check: oneOf("vxlan", "cross-subnet")}},
 			},
 			func(_ string, p Place, o map[string]string) Driver {
-				return &attachment{place: p, network: "calico", way: o["mode"]}
+				return &attachment{unpacked: unpacked{p}, network: "calico", way: o["mode"]}
 			},
 		},
 		{

@@ -50,7 +50,7 @@ func (j *job) Check(ctx context.Context) (map[string]string, error) {
 	if _, err := exec.LookPath("sbatch"); err != nil {
 		return nil, errors.New("there is no Slurm: sbatch is missing")
 	}
-	versions, err := (&bare{place: j.place}).Check(ctx)
+	versions, err := (&bare{unpacked{j.place}}).Check(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -69,7 +69,7 @@ func TestJob(t *testing.T) {
 	if _, err := j.Run(t.Context(), Task{Args: []string{"date"}}); !errors.As(err, &unsupported) {
 		t.Errorf("a program: %v", err)
 	}
-	if _, err := (&bare{place: place}).Run(t.Context(), Task{Sequence: &Sequence{Job: sequence.Steps}}); !errors.As(err, &unsupported) {
+	if _, err := (&bare{unpacked{place}}).Run(t.Context(), Task{Sequence: &Sequence{Job: sequence.Steps}}); !errors.As(err, &unsupported) {
 		t.Errorf("steps on bare metal: %v", err)
 	}
 }

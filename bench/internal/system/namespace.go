@@ -4,14 +4,12 @@ import (
 	"context"
 	"fmt"
 	"strings"
-
-	"berth.dev/berth/bench/internal/step"
 )
 
 // namespace runs tasks in a network namespace that a user-mode program connects, without
 // a container. It measures the cost of such a network and nothing else.
 type namespace struct {
-	place   Place
+	unpacked
 	program string
 	// connect is the program with its options, before the task's command.
 	connect  []string
@@ -23,7 +21,7 @@ type namespace struct {
 // rootlesskit returns the network of rootless Docker and containerd.
 func rootlesskit(place Place, network string) *namespace {
 	n := &namespace{
-		place: place, program: "rootlesskit", packages: map[string]string{"rootlesskit": "rootlesskit", "newuidmap": "uidmap"},
+		unpacked: unpacked{place}, program: "rootlesskit", packages: map[string]string{"rootlesskit": "rootlesskit", "newuidmap": "uidmap"},
 		wanted: network, unknown: "rootlesskit does not know " + network + ": 2.0 or newer is needed",
 	}
 	n.connect = []string{"rootlesskit", "--net=" + network, "--mtu=65520", "--disable-host-loopback"}
@@ -41,7 +39,7 @@ func rootlesskit(place Place, network string) *namespace {
 // pasta returns the namespace mode of passt.
 func pasta(place Place) *namespace {
 	return &namespace{
-		place: place, program: "pasta", packages: map[string]string{"pasta": "passt"},
+		unpacked: unpacked{place}, program: "pasta", packages: map[string]string{"pasta": "passt"},
 		connect: []string{"pasta", "--config-net", "--quiet", "-t", "none", "-u", "none", "-T", "none", "-U", "none", "--"},
 	}
 }
@@ -65,16 +63,6 @@ func (n *namespace) Check(ctx context.Context) (map[string]string, error) {
 	}
 	version, _, _ = strings.Cut(version, "\n")
 	return map[string]string{n.program: strings.TrimPrefix(version, n.program+" ")}, nil
-}
-
-func (n *namespace) Prepare(ctx context.Context) error {
-	_, err := n.place.onPair(ctx, step.UnpackArg, n.place.Archive)
-	return err
-}
-
-func (n *namespace) Close(ctx context.Context) error {
-	_, err := n.place.onPair(ctx, step.RemoveArg, n.place.Archive)
-	return err
 }
 
 func (n *namespace) Run(ctx context.Context, task Task) (Output, error) {

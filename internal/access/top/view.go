@@ -54,7 +54,6 @@ const (
 	bold   style = "1"
 	dim    style = "2"
 	red    style = "31"
-	green  style = "32"
 	yellow style = "33"
 )
 

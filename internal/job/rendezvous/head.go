@@ -96,9 +96,6 @@ func listen(ctx context.Context, cfg Config) (*net.TCPListener, error) {
 		cfg.Step, len(cfg.candidates()), cfg.Ports, problem)
 }
 
-// Addr returns where the head listens.
-func (h *Head) Addr() net.Addr { return h.listener.Addr() }
-
 // Close stops listening and closes the peers that nobody has accepted. It may be
 // called twice.
 func (h *Head) Close() {

@@ -145,7 +145,7 @@ func TestHeadEnds(t *testing.T) {
 	if _, err := head.Accept(t.Context()); !errors.Is(err, errHeadClosed) {
 		t.Errorf("Accept after Close: %v", err)
 	}
-	if _, err := net.Dial("tcp", head.Addr().String()); err == nil {
+	if _, err := net.Dial("tcp", head.listener.Addr().String()); err == nil {
 		t.Error("the port is still open")
 	}
 }

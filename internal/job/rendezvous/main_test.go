@@ -155,7 +155,7 @@ func occupy(t *testing.T, port uint16, serve func(net.Conn)) {
 // dialUnproven connects to the head with TLS, as any program can.
 func dialUnproven(t *testing.T, head *Head) (*tls.Conn, []byte) {
 	t.Helper()
-	raw, err := net.Dial("tcp", head.Addr().String())
+	raw, err := net.Dial("tcp", head.listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -182,13 +182,13 @@ func TestPortsHeldByOthers(t *testing.T) {
 	// Another user's berth uses the same protocol, but another key.
 	other := of("n1")
 	other.Prover = preShared(t)
-	if took := startHead(t, other).Addr().(*net.TCPAddr).Port; took != int(own[2]) {
+	if took := startHead(t, other).listener.Addr().(*net.TCPAddr).Port; took != int(own[2]) {
 		t.Fatalf("the head took port %d, want %d", took, own[2])
 	}
 	// Another step of the same user has the same candidates.
 	occupy(t, own[3], headOf(t, foreign, of("n1").Prover, func(claim *Claim) { claim.Step.Step++ }))
 	head := startHead(t, of("n1"))
-	if took := head.Addr().(*net.TCPAddr).Port; took != int(own[4]) {
+	if took := head.listener.Addr().(*net.TCPAddr).Port; took != int(own[4]) {
 		t.Errorf("the head took port %d, want %d", took, own[4])
 	}
 	startWorker(t, cfg)

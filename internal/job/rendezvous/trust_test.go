@@ -158,7 +158,7 @@ func TestManInTheMiddle(t *testing.T) {
 		if _, err := secure(t.Context(), worker); err != nil {
 			return
 		}
-		real, err := tls.Dial("tcp", head.Addr().String(), clientTLS())
+		real, err := tls.Dial("tcp", head.listener.Addr().String(), clientTLS())
 		if err != nil {
 			return
 		}
@@ -195,7 +195,7 @@ func TestAddressesOutsideStep(t *testing.T) {
 	}
 	head := startHead(t, cfg)
 	for range 20 {
-		raw, err := net.Dial("tcp", head.Addr().String())
+		raw, err := net.Dial("tcp", head.listener.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -220,7 +220,7 @@ func TestForeignConnectionsDoNotKeepMembersOut(t *testing.T) {
 	head := startHead(t, cfg)
 	// More slow connections than may be pending.
 	for range 100 {
-		raw, err := net.Dial("tcp", head.Addr().String())
+		raw, err := net.Dial("tcp", head.listener.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -234,7 +234,7 @@ func TestForeignConnectionsDoNotKeepMembersOut(t *testing.T) {
 	for range 4 {
 		running.Go(func() {
 			for ctx.Err() == nil {
-				if raw, err := net.Dial("tcp", head.Addr().String()); err == nil {
+				if raw, err := net.Dial("tcp", head.listener.Addr().String()); err == nil {
 					raw.Write([]byte{22, 3})
 					raw.Close()
 				}

@@ -22,20 +22,7 @@ type Metadata struct {
 	Memory uint64
 }
 
-// MarshalText returns the form that the runtime sends.
-func (m Metadata) MarshalText() ([]byte, error) {
-	addresses := m.Address.String()
-	if m.AddressIPv6.IsValid() {
-		addresses += "," + m.AddressIPv6.String()
-	}
-	text := fmt.Appendf(nil, "%s %d", addresses, m.Network)
-	if m.Memory > 0 {
-		text = fmt.Appendf(text, " %d", m.Memory)
-	}
-	return text, nil
-}
-
-// UnmarshalText parses the form that MarshalText returns.
+// UnmarshalText parses the form that the runtime sends.
 func (m *Metadata) UnmarshalText(text []byte) error {
 	var addresses string
 	// The last number is optional.

@@ -1,6 +1,7 @@
 package fastpath
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 )
@@ -26,4 +27,17 @@ func TestMetadataNamesPod(t *testing.T) {
 			t.Errorf("%q is %+v", text, got)
 		}
 	}
+}
+
+// MarshalText returns the form that the runtime sends.
+func (m Metadata) MarshalText() ([]byte, error) {
+	addresses := m.Address.String()
+	if m.AddressIPv6.IsValid() {
+		addresses += "," + m.AddressIPv6.String()
+	}
+	text := fmt.Appendf(nil, "%s %d", addresses, m.Network)
+	if m.Memory > 0 {
+		text = fmt.Appendf(text, " %d", m.Memory)
+	}
+	return text, nil
 }

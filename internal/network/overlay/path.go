@@ -60,36 +60,3 @@ func largestDatagram(host netip.Addr) int {
 	}
 	return max(minDatagram, min(outer-ipv6UDPOverhead, maxUDPPayload))
 }
-
-// Path describes the state of a path, for display.
-type Path struct {
-	Node  string
-	Queue int
-	// Carrier is "udp" or "tcp", or empty if nothing gets through.
-	Carrier string
-	// Datagram is the size of the largest datagram that gets through, in bytes
-	// of UDP payload.
-	Datagram int
-}
-
-// paths returns the current state of the paths to the other nodes.
-func (o *Overlay) paths() []Path {
-	var all []Path
-	for _, to := range o.table.peers {
-		if to == nil {
-			continue
-		}
-		for _, p := range to.paths {
-			one := Path{Node: to.name, Queue: p.queue}
-			switch by := p.sending.Load(); {
-			case by == nil:
-			case by.stream != nil:
-				one.Carrier = "tcp"
-			default:
-				one.Carrier, one.Datagram = "udp", by.limit
-			}
-			all = append(all, one)
-		}
-	}
-	return all
-}

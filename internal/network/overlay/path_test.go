@@ -31,7 +31,7 @@ func (l *lab) awaitPaths() {
 	l.Helper()
 	for i, m := range l.members {
 		testutil.Eventually(l, fmt.Sprintf("node %d has paths to the others", i), func() bool {
-			return !slices.ContainsFunc(m.overlay.paths(), func(p Path) bool { return p.Carrier == "" })
+			return !slices.ContainsFunc(m.overlay.paths(), func(p pathState) bool { return p.Carrier == "" })
 		})
 	}
 }
@@ -232,4 +232,37 @@ func TestNothingIsLeft(t *testing.T) {
 			testutil.Eventually(t, "no descriptor is left", func() bool { return descriptors() <= before })
 		})
 	}
+}
+
+// pathState describes the state of a path.
+type pathState struct {
+	Node  string
+	Queue int
+	// Carrier is "udp" or "tcp", or empty if nothing gets through.
+	Carrier string
+	// Datagram is the size of the largest datagram that gets through, in bytes
+	// of UDP payload.
+	Datagram int
+}
+
+// paths returns the current state of the paths to the other nodes.
+func (o *Overlay) paths() []pathState {
+	var all []pathState
+	for _, to := range o.table.peers {
+		if to == nil {
+			continue
+		}
+		for _, p := range to.paths {
+			one := pathState{Node: to.name, Queue: p.queue}
+			switch by := p.sending.Load(); {
+			case by == nil:
+			case by.stream != nil:
+				one.Carrier = "tcp"
+			default:
+				one.Carrier, one.Datagram = "udp", by.limit
+			}
+			all = append(all, one)
+		}
+	}
+	return all
 }

@@ -8,9 +8,6 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// CNIFile is the name of the file below Paths.CNIConfig().
-const CNIFile = "10-berth.conflist"
-
 // CNI returns the configuration of the pod network on one node: a bridge with
 // the node's part of each pod range, and host ports through nftables.
 //

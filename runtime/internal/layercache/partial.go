@@ -49,9 +49,6 @@ func (c *Cache) Partial(blob digest.Digest) (*Partial, error) {
 // Before returns the size when it was opened.
 func (p *Partial) Before() int64 { return p.before }
 
-// End returns the current size.
-func (p *Partial) End() int64 { return p.end }
-
 // Reader reads the bytes that were there at the opening.
 func (p *Partial) Reader() io.Reader { return io.NewSectionReader(p.file, 0, p.before) }
 

@@ -47,8 +47,8 @@ func TestPartialIsContinued(t *testing.T) {
 			t.Error(err)
 		}
 		text, err := io.ReadAll(p.Reader())
-		if err != nil || !bytes.Equal(text, []byte("first ")) || p.Before() != 6 || p.End() != 12 {
-			t.Errorf("%q of %d, %d bytes, %v", text, p.Before(), p.End(), err)
+		if err != nil || !bytes.Equal(text, []byte("first ")) || p.Before() != 6 || p.end != 12 {
+			t.Errorf("%q of %d, %d bytes, %v", text, p.Before(), p.end, err)
 		}
 	}
 	content, err := os.ReadFile(one.file.Name())
