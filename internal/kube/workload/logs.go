@@ -108,12 +108,24 @@ func (l *logs) passTurns() {
 		if !isClosed(s.turn) {
 			close(s.turn)
 		}
-		writes := func(s *stream) bool { return !isClosed(s.done) }
-		if !isClosed(s.done) || s.isAbsent() && (s.endedAt().IsZero() || slices.ContainsFunc(l.latest[s.key()], writes)) {
+		if !isClosed(s.done) || s.isAbsent() && (s.endedAt().IsZero() || l.fallbackWrites(s)) {
 			return
 		}
 		l.queue = l.queue[1:]
 	}
+}
+
+// fallbackWrites reports whether more output of a stream that its node does not serve
+// comes from the API server. That may not have been asked yet.
+func (l *logs) fallbackWrites(s *nodeStream) bool {
+	if pod := l.pods[string(s.uid)]; pod != nil {
+		for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+			if status.Name == s.container && hasLog(status) && l.followed[status.ContainerID] == nil {
+				return true
+			}
+		}
+	}
+	return slices.ContainsFunc(l.latest[s.key()], func(s *stream) bool { return !isClosed(s.done) })
 }
 
 // await returns when the turn has come. If the run ends before, so does the process.
@@ -167,12 +179,10 @@ func (l *logs) note(step Step) {
 func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
-		started := status.State.Running != nil || status.State.Terminated != nil && !status.State.Terminated.StartedAt.IsZero()
-		known := status.ContainerID != ""
 		key := string(pod.UID) + "/" + status.Name
 		s := l.nodes[key]
 		if s == nil {
-			if !known || !started && status.LastTerminationState.Terminated == nil {
+			if status.ContainerID == "" || !started(status) && status.LastTerminationState.Terminated == nil {
 				continue
 			}
 			s = newNodeStream(l, logPlace{pod.Namespace, pod.Name, pod.Spec.NodeName}, pod.UID, status.Name)
@@ -186,15 +196,24 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 				latest.finish()
 			}
 		}
-		// While a container waits for its restart, the id is that of its last run.
-		last := status.LastTerminationState.Terminated
-		if s.isAbsent() && known && (started || last != nil && last.ContainerID == status.ContainerID) {
+		if s.isAbsent() && hasLog(status) {
 			l.followThere(ctx, pod, status, s, ended)
 		}
 	}
 	if ended {
 		l.endStreams(pod)
 	}
+}
+
+func started(status corev1.ContainerStatus) bool {
+	return status.State.Running != nil || status.State.Terminated != nil && !status.State.Terminated.StartedAt.IsZero()
+}
+
+// hasLog reports whether the API server has a log of the container. While a container
+// waits for its restart, the id is that of its last run.
+func hasLog(status corev1.ContainerStatus) bool {
+	last := status.LastTerminationState.Terminated
+	return status.ContainerID != "" && (started(status) || last != nil && last.ContainerID == status.ContainerID)
 }
 
 // startNodeStream starts a stream unless another process has completed it.

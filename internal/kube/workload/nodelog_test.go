@@ -578,6 +578,29 @@ func TestTurnsAfterAnotherProcess(t *testing.T) {
 	}
 }
 
+// A node without the role has just said so, and the API server was not asked yet.
+func TestTurnIsKeptUntilAPIServerIsAsked(t *testing.T) {
+	l := newLogs(nil, Streams{}, true)
+	pod := podOnNode(corev1.PodSucceeded)
+	status := pod.Status.ContainerStatuses[0]
+	s := newNodeStream(l, logPlace{pod.Namespace, pod.Name, pod.Spec.NodeName}, pod.UID, status.Name)
+	l.nodes[s.key()], l.pods[string(pod.UID)] = s, pod
+	l.enqueue(s)
+	s.end(false)
+	s.absent = true
+	close(s.done)
+	next := &nodeStream{done: make(chan struct{})}
+	l.enqueue(next)
+	if isClosed(next.turn) {
+		t.Error("the next pod has the turn")
+	}
+	l.followed[status.ContainerID] = []*stream{}
+	l.passTurns()
+	if !isClosed(next.turn) {
+		t.Error("the next pod has no turn")
+	}
+}
+
 // Where a node does not have the role, the API server also has the log of the run
 // before the present one. It has none of earlier runs.
 func TestFallbackReadsEarlierRuns(t *testing.T) {
