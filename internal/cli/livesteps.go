@@ -77,7 +77,7 @@ func (l *liveSteps) vanish() {
 	for _, bar := range l.bars {
 		bar.Abort(true)
 	}
-	l.Wait()
+	l.finish()
 }
 
 // end leaves the lines as they are and the cursor below them.
@@ -85,5 +85,19 @@ func (l *liveSteps) end() {
 	for _, bar := range l.bars {
 		bar.Abort(false)
 	}
-	l.Wait()
+	l.finish()
+}
+
+// finish returns when the last state is on the terminal, or after writeWait if the
+// terminal takes no output.
+func (l *liveSteps) finish() {
+	shown := make(chan struct{})
+	go func() {
+		defer close(shown)
+		l.Wait()
+	}()
+	select {
+	case <-shown:
+	case <-time.After(writeWait):
+	}
 }

@@ -36,8 +36,12 @@ func Main(args []string) int {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	go cancelOnSignal(cancel)
+	said := newMessages(os.Stderr)
+	defer said.finish(ctx)
 
-	command, err := newCommandLine(args).ExecuteContextC(ctx)
+	root := newCommandLine(args)
+	root.SetErr(said)
+	command, err := root.ExecuteContextC(ctx)
 	// Not any error with an exit code: that of a program that failed has one, too.
 	var coded *result
 	switch {
@@ -61,13 +65,13 @@ func Main(args []string) int {
 		return code
 	}
 	for line := range strings.Lines(err.Error()) {
-		fmt.Fprintln(os.Stderr, "berth:", strings.TrimSuffix(line, "\n"))
+		fmt.Fprintln(said, "berth:", strings.TrimSuffix(line, "\n"))
 	}
 	if usage != nil {
 		if command.Name() == "help" {
 			command = command.Root()
 		}
-		fmt.Fprintf(os.Stderr, "berth: '%s --help' lists its options and arguments\n", command.CommandPath())
+		fmt.Fprintf(said, "berth: '%s --help' lists its options and arguments\n", command.CommandPath())
 	}
 	return code
 }

@@ -20,7 +20,7 @@ import (
 // error. It is a slog.Handler too, so that both share one place and one lock.
 type progress struct {
 	mu    sync.Mutex
-	to    io.Writer
+	to    *messages
 	start time.Time
 	verbosity
 	// omitted is a step that this run does not have.
@@ -40,14 +40,20 @@ func (v *verbosity) addFlags(flags *pflag.FlagSet) {
 // newLines returns a progress that writes a line for each step. It is for commands
 // that bring up no cluster in their own process.
 func newLines(to io.Writer, v verbosity) *progress {
-	return &progress{to: to, start: time.Now(), verbosity: v}
+	queue, ok := to.(*messages)
+	if !ok {
+		queue = newMessages(to)
+	}
+	return &progress{to: queue, start: time.Now(), verbosity: v}
 }
 
-// newProgress writes to a file; on a terminal the steps are shown live.
-func newProgress(to *os.File, v verbosity) *progress {
+// newProgress returns a progress that shows the steps live on a terminal, and as
+// lines elsewhere.
+func newProgress(to io.Writer, v verbosity) *progress {
 	p := newLines(to, v)
-	if v == (verbosity{}) && term.IsTerminal(int(to.Fd())) && os.Getenv("TERM") != "dumb" {
-		p.live = newLiveSteps(to, p.start)
+	file, ok := p.to.to.(*os.File)
+	if ok && v == (verbosity{}) && term.IsTerminal(int(file.Fd())) && os.Getenv("TERM") != "dumb" {
+		p.live = newLiveSteps(file, p.start)
 	}
 	return p
 }
@@ -103,11 +109,11 @@ func (p *progress) step(name string) {
 
 // line prints one formatted line. The caller holds mu.
 func (p *progress) line(format string, args ...any) {
-	to := p.to
+	to := p.to.to
 	if p.live != nil {
 		to = p.live
 	}
-	fmt.Fprintf(to, "berth: %6.2fs  %s\n", time.Since(p.start).Seconds(), fmt.Sprintf(format, args...))
+	p.to.writeTo(to, fmt.Appendf(nil, "berth: %6.2fs  %s\n", time.Since(p.start).Seconds(), fmt.Sprintf(format, args...)))
 }
 
 // end gives the terminal back. It can be called twice.

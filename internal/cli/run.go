@@ -1,8 +1,8 @@
 package cli
 
 import (
-	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"slices"
@@ -60,7 +60,7 @@ messages go to standard error.`,
 			if job := use.target(preferred.Getenv); job != "" {
 				return runInJob(command, job, spec, use, preferred.Getenv, shown)
 			}
-			return run(command.Context(), spec, use, preferred, shown)
+			return run(command, spec, use, preferred, shown)
 		},
 	}
 	flags := command.Flags()
@@ -97,8 +97,9 @@ func shaping(flags *pflag.FlagSet) []string {
 }
 
 // run does what the spec asks for, and shows how.
-func run(ctx context.Context, spec cluster.Spec, use runFlags, preferred *preferences, shown verbosity) error {
-	err := withProgress(shown, func(progress *progress, reporter *crash.Reporter) (int, error) {
+func run(command *cobra.Command, spec cluster.Spec, use runFlags, preferred *preferences, shown verbosity) error {
+	ctx := command.Context()
+	err := withProgress(command.ErrOrStderr(), shown, func(progress *progress, reporter *crash.Reporter) (int, error) {
 		return launch.Run(ctx, runOptions(spec, use, preferred.Getenv, progress, reporter, preferred.forbidden["here"]))
 	})
 	return explainOutside(ctx, err, preferred)
@@ -106,11 +107,11 @@ func run(ctx context.Context, spec cluster.Spec, use runFlags, preferred *prefer
 
 // withProgress does something that shows its steps, and returns its exit code as an
 // error. A panic meanwhile is reported in one sentence.
-func withProgress(shown verbosity, do func(*progress, *crash.Reporter) (int, error)) error {
+func withProgress(to io.Writer, shown verbosity, do func(*progress, *crash.Reporter) (int, error)) error {
 	if shown.quiet && shown.verbose {
 		return &usageError{errQuietVerbose}
 	}
-	progress := newProgress(os.Stderr, shown)
+	progress := newProgress(to, shown)
 	reporter, err := crash.Start(crash.BeforeWorkload())
 	if err != nil {
 		slog.New(progress).Debug(err.Error()) // a panic prints its stacks then

@@ -71,7 +71,7 @@ array the highest. Ctrl-C then ends the waiting, not the job.`,
 		spec.Command = line.Command
 		spec.Absolute(dir)
 		_, quiet := line.Get("quiet")
-		progress := newLines(os.Stderr, verbosity{quiet: quiet})
+		progress := newLines(command.ErrOrStderr(), verbosity{quiet: quiet})
 		code, err := launch.Submit(command.Context(), launch.SubmitOptions{
 			Spec: spec, Arguments: line, RunFlags: changedFlags(flags, "file", "print"), Print: printOnly,
 			CommandLine: append([]string{"berth", "submit"}, args...),

@@ -62,16 +62,16 @@ anyway, if the site permits it.`,
 			return err
 		}
 		if foreground {
-			return run(command.Context(), spec, runFlags{given: given(flags), here: here}, preferred, shown)
+			return run(command, spec, runFlags{given: given(flags), here: here}, preferred, shown)
 		}
 		if shown.quiet && shown.verbose {
 			return &usageError{errQuietVerbose}
 		}
-		progress := newLines(os.Stderr, shown) // the process that does the steps shows them
+		progress := newLines(command.ErrOrStderr(), shown) // the process that does the steps shows them
 		log := slog.New(progress)
 		args := append([]string{"up", "--" + launch.UpFlag}, changed...)
 		facts, err := launch.Up(command.Context(), launch.Options{
-			Spec: spec, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: preferred.Getenv, Report: progress.step, Log: log,
+			Spec: spec, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: command.ErrOrStderr(), Getenv: preferred.Getenv, Report: progress.step, Log: log,
 			Here: here, HereForbidden: preferred.forbidden["here"],
 		}, args)
 		err = explainOutside(command.Context(), err, preferred)
@@ -113,7 +113,7 @@ returns when nothing of it is left. The allocation stays.`,
 			if grace < 0 {
 				return &usageError{fmt.Errorf("--grace %s: give a time such as 10s or 5m", grace)}
 			}
-			progress := newLines(os.Stderr, shown)
+			progress := newLines(command.ErrOrStderr(), shown)
 			code, err := launch.Down(command.Context(), launch.Options{Getenv: os.Getenv, Log: slog.New(progress)}, job, grace)
 			if err != nil && job != "" {
 				// If the job cannot be entered, report why instead.

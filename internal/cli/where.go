@@ -50,7 +50,7 @@ func runInJob(command *cobra.Command, job string, spec cluster.Spec, use runFlag
 	if use.own || use.here {
 		return &usageError{errors.New("--own-cluster and --here start a cluster, and a run with JOB uses the one in that job: give one of them")}
 	}
-	return withProgress(shown, func(progress *progress, reporter *crash.Reporter) (int, error) {
+	return withProgress(command.ErrOrStderr(), shown, func(progress *progress, reporter *crash.Reporter) (int, error) {
 		options := runOptions(spec, use, getenv, progress, reporter, "")
 		if err := options.CheckUse(); err != nil {
 			return 0, err

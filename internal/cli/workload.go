@@ -60,7 +60,7 @@ and from the environment, such as BERTH_IP_FAMILY=dual.`,
 			if err != nil {
 				return err
 			}
-			return run(command.Context(), spec, runFlags{here: here}, preferred, shown)
+			return run(command, spec, runFlags{here: here}, preferred, shown)
 		},
 	}
 	flags := command.Flags()

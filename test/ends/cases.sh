@@ -291,6 +291,16 @@ closed_pipe() {
 	says a started
 }
 
+# Nobody reads berth's messages, and their pipe is full. A signal ends the run in order.
+unread_messages() {
+	local pipe=/tmp/unread
+	begin a alice n1 bash -c "mkfifo $pipe; exec 4<>$pipe; dd if=/dev/zero of=$pipe oflag=nonblock bs=4k 2>&-; rm $pipe; berth run -f $here/loop.yaml --image $image 2>&4"
+	says a started
+	signal TERM supervisor
+	says a 'ended in order'
+	ends a 143
+}
+
 # A run under nohup and its command outlive a hangup.
 ignored_hangup() {
 	begin a alice n1 nohup berth run -- sh -c 'echo started; sleep 3; exit 6'
