@@ -24,13 +24,6 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-const (
-	// lastOutput bounds the wait for output in transit when a run ends.
-	lastOutput = time.Second
-	// quietOutput is the time without output after which none is in transit.
-	quietOutput = 100 * time.Millisecond
-)
-
 // maxFollowers bounds the number of starts of the process in one run.
 const maxFollowers = 4
 
@@ -56,21 +49,10 @@ func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []w
 		err := f.run(ctx, config)
 		switch {
 		case ctx.Err() != nil:
-			if unread := f.unread(); unread > 0 && !f.refused {
-				streams.Lose(fmt.Sprintf("output of containers is lost (at least %d bytes): the run was ended before it was passed on", unread), containerlog.Loss{Bytes: unread})
-			}
+			f.countUnread()
 			return workload.Result{}, context.Cause(ctx)
 		case f.last.Result != nil:
-			result := *f.last.Result
-			losses := streams.Progress.Followed().Losses
-			result.Lost = losses.String()
-			if f.last.Stuck != nil {
-				return result, f.last.Stuck
-			}
-			if f.last.Error != "" {
-				return result, errors.New(f.last.Error)
-			}
-			return result, nil
+			return f.result()
 		case n == maxFollowers:
 			return workload.Result{}, exitcode.Wrap(exitcode.Internal, fmt.Errorf("follow the workload: %w, %d times; what its containers write from now on is lost", err, n))
 		}
@@ -94,6 +76,21 @@ type followProcess struct {
 	refused bool
 }
 
+// result returns what the process sent in the end.
+func (f *followProcess) result() (workload.Result, error) {
+	result := *f.last.Result
+	losses := f.streams.Progress.Followed().Losses
+	result.Lost = losses.String()
+	switch {
+	case f.last.Stuck != nil:
+		f.countUnread() // of containers that run
+		return result, f.last.Stuck
+	case f.last.Error != "":
+		return result, errors.New(f.last.Error)
+	}
+	return result, nil
+}
+
 // unread counts the output that is known to exist and was not passed on.
 func (f *followProcess) unread() int64 {
 	f.mu.Lock()
@@ -105,11 +102,18 @@ func (f *followProcess) unread() int64 {
 	return sum
 }
 
+// countUnread reports the output that is known to exist and was not passed on.
+func (f *followProcess) countUnread() {
+	if unread := f.unread(); unread > 0 && !f.refused {
+		f.streams.Lose(fmt.Sprintf("output of containers is lost (at least %d bytes): the run was ended before it was passed on", unread), containerlog.Loss{Bytes: unread})
+	}
+}
+
 // awaitOutput returns when no output is in transit, or at the limit.
 func (f *followProcess) awaitOutput(limit <-chan struct{}) {
 	for began := time.Now(); ; {
 		f.mu.Lock()
-		quiet := time.Since(began) > quietOutput && time.Since(f.changed) > quietOutput
+		quiet := time.Since(began) > workload.QuietOutput && time.Since(f.changed) > workload.QuietOutput
 		f.mu.Unlock()
 		if quiet && f.unread() == 0 {
 			return
@@ -117,7 +121,7 @@ func (f *followProcess) awaitOutput(limit <-chan struct{}) {
 		select {
 		case <-limit:
 			return
-		case <-time.After(quietOutput / 10):
+		case <-time.After(workload.QuietOutput / 10):
 		}
 	}
 }
@@ -177,7 +181,7 @@ func (f *followProcess) run(ctx context.Context, config followConfig) error {
 	case <-read:
 	case <-ctx.Done():
 		// Perhaps nobody reads the output any more, so limit the wait.
-		limit, stop := context.WithTimeout(context.WithoutCancel(ctx), lastOutput)
+		limit, stop := context.WithTimeout(context.WithoutCancel(ctx), workload.LastOutput)
 		defer stop()
 		f.awaitOutput(limit.Done())
 		_ = process.Process.Kill()

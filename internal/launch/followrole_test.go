@@ -103,6 +103,16 @@ func TestSupervisorKeepsWhatWasFollowed(t *testing.T) {
 	}
 }
 
+// A pod that can never start ends the run while other containers write.
+func TestUnreadOutputBesidePodThatNeverStartsIsCounted(t *testing.T) {
+	var lost containerlog.Loss
+	f := followProcess{behind: map[string]int64{"u/main": 1000}, held: 7, last: followEvent{Result: &workload.Result{}, Stuck: &workload.NeverStarts{}}}
+	f.streams.Progress, f.streams.Lose = &workload.Progress{}, func(_ string, loss containerlog.Loss) { lost = loss }
+	if _, err := f.result(); !errors.Is(err, f.last.Stuck) || lost.Bytes != 1007 {
+		t.Errorf("lost %v, %v", lost, err)
+	}
+}
+
 func TestPanicReasonIsFound(t *testing.T) {
 	for said, want := range map[string]string{
 		"": "",

@@ -166,6 +166,7 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 				f.streams.Note(note)
 			}
 			if err != nil {
+				f.logs.waitBriefly(ctx, changes, func(c change) error { return f.handleChange(ctx, c) })
 				return Result{}, err
 			}
 		}
