@@ -45,8 +45,12 @@ func (r *run) stopRenewal() {
 }
 
 // monitorConfig returns the configuration for the monitor of the other nodes.
-func (r *run) monitorConfig(giveUp context.CancelCauseFunc) members.MonitorConfig {
-	config := members.MonitorConfig{Reporter: nodeloss.NewReporter(r.work.client.Dynamic()), FailFast: r.Spec.FailFast, GiveUp: giveUp}
+// signalled ends with the signal that ends the run.
+func (r *run) monitorConfig(signalled context.Context, giveUp context.CancelCauseFunc) members.MonitorConfig {
+	config := members.MonitorConfig{
+		Reporter: nodeloss.NewReporter(r.work.client.Dynamic()), FailFast: r.Spec.FailFast, GiveUp: giveUp,
+		Ending: func() bool { return signalled.Err() != nil },
+	}
 	if r.plan.Replicated() {
 		for _, member := range r.plan.Replicas() {
 			config.Replicas = append(config.Replicas, member.Name)
@@ -83,7 +87,7 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 	r.work.progress = workload.ReadProgress(note)
 	go r.renewLease(ctx)
 	r.Log.Warn(fmt.Sprintf("node %s, which led the run, is lost; node %s leads it now", previous, r.plan.Node.Name))
-	if r.monitor, err = r.members.BecomeHead(ctx, r.plan, previous, r.monitorConfig(giveUp)); err != nil {
+	if r.monitor, err = r.members.BecomeHead(ctx, r.plan, previous, r.monitorConfig(signalled, giveUp)); err != nil {
 		return 0, err
 	}
 	if r.work.objects, err = r.work.client.Remembered(ctx); err != nil {

@@ -244,7 +244,7 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	if err := r.members.SendPlans(ctx, plans, r.identities, r.archives); err != nil {
 		return err
 	}
-	r.monitor = r.members.Monitor(ctx, r.monitorConfig(r.supervisor.GiveUp))
+	r.monitor = r.members.Monitor(ctx, r.monitorConfig(ctx, r.supervisor.GiveUp))
 	return nil
 }
 
@@ -313,6 +313,7 @@ func (r *run) runWorkload(ctx, node context.Context) (code int, err error) {
 		return 0, context.Cause(node)
 	case ctx.Err() != nil:
 		// The exit code of a workload that was asked to end is not a result.
+		r.members.ReportLosses()
 		return 0, r.allocation.Reason(context.Cause(ctx))
 	}
 	r.members.ReportLosses()

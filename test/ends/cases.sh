@@ -1044,6 +1044,21 @@ lose_worker() {
 	says a 'lost node n2'
 	swept n2
 }
+# A node is lost while its pod has ten minutes to end. The run does not wait for that pod.
+lose_ending_worker() {
+	local node
+	begin a alice login srun -N3 --mem=1500 --time=10 berth run -f $here/slow-spread.yaml --image $image
+	for node in n1 n2 n3; do says a "started on $node"; done
+	signal TERM supervisor
+	says a 'asked to end on n2'
+	kill_berth n2
+	ends a 137 143 # srun's word for the task on n2 or on n1
+	says a 'berth: ended by signal 15'
+	for node in n1 n3; do says a "ended in order on $node"; done
+	says a 'lost node n2'
+	says a 'the workload ends without the node and its pods'
+	swept n2
+}
 # Output that a lost node had written but not sent is counted and reported, even with
 # -q. The run fails although its workload succeeds.
 lose_output() {

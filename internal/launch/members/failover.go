@@ -90,6 +90,7 @@ func (m *Members) BecomeHead(ctx context.Context, plan cluster.Plan, previous st
 	m.mu.Unlock()
 	monitor := m.newMonitor(config)
 	monitor.complete.Store(true)
+	ctx = m.untilLeaving(ctx)
 	go monitor.readmit(ctx)
 	if lost != nil {
 		go monitor.takeOutOfService(ctx, lost, fmt.Errorf("lost node %s: it does not lead the run any more", lost.name))

@@ -129,3 +129,81 @@ func TestLossIsReportedWhileTheAPIServerIsSilent(t *testing.T) {
 	cancel(nil)
 	<-done
 }
+
+// lossRecorder records the nodes that were taken out of service.
+type lossRecorder struct {
+	Reporter
+	lost chan string
+}
+
+func (r lossRecorder) Lose(_ context.Context, node, _ string) error {
+	r.lost <- node
+	return nil
+}
+
+// A signal ends the context of the head, which gives the pods time to end. A node that
+// is lost meanwhile is taken out of service, or its pods would be awaited.
+func TestNodeLostAfterSignalIsTakenOutOfService(t *testing.T) {
+	for _, failFast := range []bool{false, true} {
+		limited, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		head := testMembers("n1", nil)
+		lines, log := io.Pipe()
+		head.log = slog.New(slog.NewTextHandler(log, nil))
+		var err error
+		if head.listener, err = rendezvous.Listen(limited, head.config); err != nil {
+			t.Fatal(err)
+		}
+		other := testMembers("n2", nil)
+		joined := make(chan *rendezvous.Peer, 1)
+		go func() {
+			peer, err := joinHead(limited, other.config)
+			if err != nil {
+				t.Error(err)
+			}
+			joined <- peer
+		}()
+		peer, err := head.listener.Accept(limited)
+		if err != nil {
+			t.Fatal(err)
+		}
+		head.others = []*member{{name: "n2", node: "n2", peer: peer, ready: true, returned: make(chan *rendezvous.Peer, 1)}}
+		signalled, signal := context.WithCancel(limited)
+		reporter := lossRecorder{lost: make(chan string, 1)}
+		monitor := head.Monitor(signalled, MonitorConfig{
+			Reporter: reporter, FailFast: failFast, Ending: func() bool { return signalled.Err() != nil },
+			GiveUp: func(err error) { t.Errorf("the run, which ends, is ended: %v", err) },
+		})
+		monitor.complete.Store(true)
+		signal()
+		if of := <-joined; of != nil {
+			of.Drop()
+		}
+		select {
+		case node := <-reporter.lost:
+			if node != "n2" {
+				t.Errorf("node %s is taken out of service", node)
+			}
+		case <-limited.Done():
+			t.Fatalf("fail fast %v: the node stays in service", failFast)
+		}
+		if line, err := bufio.NewReader(lines).ReadString('\n'); err != nil || !strings.Contains(line, "the workload ends without the node and its pods") {
+			t.Errorf("%q, %v", line, err)
+		}
+		lines.Close()
+		head.Leave("the run has ended")
+	}
+}
+
+// While the run is taken down, nodes that end are not lost.
+func TestNodesThatEndAfterTheHeadLeftAreNotLost(t *testing.T) {
+	head := testMembers("n1", nil)
+	ctx := head.untilLeaving(t.Context())
+	if ctx.Err() != nil {
+		t.Error("the monitor ends before this node leaves")
+	}
+	head.Leave("the run has ended")
+	if ctx.Err() == nil {
+		t.Error("the monitor goes on after this node has left")
+	}
+}

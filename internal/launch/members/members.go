@@ -74,6 +74,8 @@ type Members struct {
 	// ready is set when this node is ready to report to the head.
 	ready bool
 	gone  bool
+	// endMonitor ends the monitor of the other nodes; nil where there is none.
+	endMonitor context.CancelFunc
 	// unreported holds messages about nodes that were just lost, by name.
 	unreported map[string]string
 }
@@ -310,6 +312,9 @@ func (m *Members) disconnect(end func(*rendezvous.Peer)) {
 	m.introduced = true
 	m.mu.Lock()
 	m.gone = true
+	if m.endMonitor != nil {
+		m.endMonitor()
+	}
 	peers := []*rendezvous.Peer{m.leader}
 	for _, w := range m.others {
 		peers = append(peers, w.peer)

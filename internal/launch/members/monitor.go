@@ -32,6 +32,9 @@ type MonitorConfig struct {
 	FailFast bool
 	// GiveUp ends the run.
 	GiveUp context.CancelCauseFunc
+	// Ending reports whether the workload was asked to end. The other nodes are
+	// needed until it has. It may be nil.
+	Ending func() bool
 	// Replicas names the nodes with a control plane if there are several.
 	Replicas []string
 }
@@ -55,9 +58,11 @@ func (m *Members) newMonitor(config MonitorConfig) *Monitor {
 	return &Monitor{Members: m, MonitorConfig: config, lost: map[string]bool{}, ready: make(chan struct{}, len(m.others))}
 }
 
-// Monitor watches the other nodes until ctx ends.
+// Monitor watches the other nodes until this node leaves them. ctx may end before that,
+// with a signal: pods that are asked to end may be on a node that is lost then.
 func (m *Members) Monitor(ctx context.Context, config MonitorConfig) *Monitor {
 	monitor := m.newMonitor(config)
+	ctx = m.untilLeaving(ctx)
 	for _, w := range m.others {
 		go monitor.follow(ctx, w)
 	}
@@ -66,6 +71,18 @@ func (m *Members) Monitor(ctx context.Context, config MonitorConfig) *Monitor {
 	}
 	return monitor
 }
+
+// untilLeaving returns a context that ends when this node leaves the others.
+func (m *Members) untilLeaving(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.endMonitor = cancel
+	return ctx
+}
+
+// ending reports whether the workload was asked to end.
+func (m *Monitor) ending() bool { return m.Ending != nil && m.Ending() }
 
 // Await returns when all other nodes are ready.
 func (m *Monitor) Await(ctx context.Context) error {
@@ -98,8 +115,10 @@ func (m *Monitor) handleLoss(ctx context.Context, w *member, err error) *rendezv
 	begun := m.complete.Load()
 	var late <-chan time.Time
 	var lost *rendezvous.LostError
-	switch {
-	case m.FailFast || !begun && (!errors.As(err, &lost) || !lost.Silent()):
+	switch ending := m.ending(); {
+	case ending && !begun:
+		return nil // no pod is on the node
+	case m.FailFast && !ending || !begun && (!errors.As(err, &lost) || !lost.Silent()):
 		settle(ctx)
 		if !begun {
 			err = &goneError{w.name, err}
@@ -172,6 +191,9 @@ func (m *Monitor) takeOutOfService(ctx context.Context, w *member, why error) {
 		m.unreported = map[string]string{}
 	}
 	m.unreported[w.name] = fmt.Sprintf("%v; the run goes on without the node, its pods start on others", why)
+	if m.ending() {
+		m.unreported[w.name] = fmt.Sprintf("%v; the workload ends without the node and its pods", why)
+	}
 	m.mu.Unlock()
 	// The API server may take its time to answer.
 	reported := make(chan struct{})
