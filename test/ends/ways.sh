@@ -9,12 +9,12 @@ every_way=(ctrl-c ctrl-c-twice close-terminal
 	kill-TERM-berth kill-HUP-berth kill-QUIT-berth kill-KILL-berth
 	time-limit)
 
-# ways_to_end tries cells where berth itself acts or that differ by ProctrackType.
-# test/ends/ways tries all cells.
+# ways_to_end tries a cell of each kind of ending: a terminal, scancel, a signal to berth
+# and to srun. The case time_limit has the rest. test/ends/ways tries all cells.
 ways_to_end() {
-	local cells=(salloc/ctrl-c srun-X/ctrl-c srun-pty/ctrl-c)
-	[[ $PROCTRACK != linuxproc ]] ||
-		cells+=(salloc/close-terminal salloc/kill-TERM-berth submit/scancel script/scancel srun/kill-QUIT-berth)
+	local cells=(salloc/ctrl-c srun-X/ctrl-c srun-pty/ctrl-c
+		salloc/close-terminal script/scancel submit/scancel
+		salloc/kill-TERM-berth srun/kill-QUIT-berth srun/kill-QUIT-srun)
 	run_cells 3 "${cells[@]}" >"$out/ways" || fail "$(grep -v "^[a-z]* [^:]*: " "$out/ways")"
 }
 
