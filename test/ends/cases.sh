@@ -265,9 +265,9 @@ pod_is_asked_to_end() {
 hangup() { pod_is_asked_to_end HUP 129; }
 interrupt() { pod_is_asked_to_end INT 130; }
 
-# A second signal ends the run at once.
+# A second signal ends the run at once, long before the end of its grace time.
 second_signal() {
-	berth a -f $here/stubborn.yaml --image $image
+	berth a --grace 60s -f $here/stubborn.yaml --image $image
 	says a started
 	signal INT supervisor
 	says a 'a second signal'
