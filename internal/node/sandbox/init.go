@@ -287,15 +287,22 @@ func (r *reaper) watchStopped() {
 }
 
 // isPart reports whether a process belongs to the node, and not to a pod. Parts are the
-// commands and what they start; the shims, whose parent is this process once containerd
-// has started them; and the programs of berth that a shim starts. It is called with mu
-// held.
+// commands and their children, the shims, whose parent is this process once containerd has
+// started them, and what a part starts from berth's own programs. A process that has been
+// forked and not become another program yet counts, too: its parent waits for that. It is
+// called with mu held.
 func (r *reaper) isPart(pid int, parents map[int]int) bool {
-	parent := parents[pid]
-	if _, ofCommand := r.commands[parent]; ofCommand || parent == os.Getpid() {
-		return true
+	folder := programFolder(pid)
+	for {
+		parent := parents[pid]
+		if _, ofCommand := r.commands[parent]; ofCommand || parent == os.Getpid() {
+			return true
+		}
+		if parent == 0 || programFolder(parent) != folder {
+			return false
+		}
+		pid = parent
 	}
-	return parents[parent] == os.Getpid() && programFolder(pid) == programFolder(parent)
 }
 
 // programFolder returns the folder of a process's program, or "." for one that has

@@ -1,0 +1,83 @@
+package sandbox
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// A shim's first process forks the shim's server. A fork that is stopped before it has
+// become another program is two levels below containerd, and containerd waits for it. The
+// programs of a pod are somewhere else.
+func TestPartsOfNodeAreAllThatItsProgramsStart(t *testing.T) {
+	dir := t.TempDir()
+	shell, err := filepath.EvalSymlinks("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(shell)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ofPod := filepath.Join(dir, "sh")
+	if err := os.WriteFile(ofPod, program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// Each process prints its id and starts the next; the last one waits.
+	const script = `echo $$
+if [ $# = 0 ]; then read line; exit 0; fi
+next=$1; shift
+"$next" "$0" "$@"
+exit 0`
+	file := filepath.Join(dir, "script")
+	if err := os.WriteFile(file, []byte(script), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	want := []bool{true, true, true, false, false} // without the command itself
+	command := exec.Command(shell, file, shell, shell, shell, ofPod, ofPod)
+	input, err := command.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		input.Close()
+		if err := command.Wait(); err != nil {
+			t.Error(err)
+		}
+	}()
+	var pids []int
+	for lines := bufio.NewReader(output); len(pids) <= len(want); {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	parents, err := linux.Parents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &reaper{commands: map[int]string{pids[0]: "containerd"}}
+	for i, pid := range pids[1:] {
+		if r.isPart(pid, parents) != want[i] {
+			t.Errorf("process %d below containerd is a part of the node: %v", i+1, !want[i])
+		}
+	}
+}
