@@ -40,8 +40,8 @@ type logs struct {
 	// are. Otherwise whole lines carry the container's name.
 	plain bool
 	pause time.Duration // resumePause
-	// lostAfter, roleAbsent and lastOutput are the constants of the same names.
-	lostAfter, roleAbsent, lastOutput time.Duration
+	// These are the constants of the same names.
+	lostAfter, incompleteAfter, roleAbsent, lastOutput time.Duration
 	// nodes holds the streams from nodes by pod and container.
 	nodes map[string]*nodeStream
 	// queue holds the streams of plain output that have not ended, in the order of
@@ -71,7 +71,8 @@ type logs struct {
 
 func newLogs(client *Client, streams Streams, plain bool) *logs {
 	return &logs{
-		client: client, streams: streams, plain: plain, pause: resumePause, lostAfter: lostAfter, roleAbsent: roleAbsent, lastOutput: LastOutput, ended: make(chan struct{}, 1),
+		client: client, streams: streams, plain: plain, pause: resumePause, lostAfter: lostAfter,
+		incompleteAfter: incompleteAfter, roleAbsent: roleAbsent, lastOutput: LastOutput, ended: make(chan struct{}, 1),
 		nodes: map[string]*nodeStream{}, pods: map[string]*corev1.Pod{}, servers: map[types.UID]bool{},
 		followed: map[string][]*stream{}, latest: map[string][]*stream{},
 	}

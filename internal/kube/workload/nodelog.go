@@ -197,7 +197,7 @@ func (s *nodeStream) run(ctx context.Context) {
 		s.mu.Unlock()
 		if !ended.IsZero() {
 			switch since := now.Sub(later(ended, received)); {
-			case unseen && since > s.logs.lostAfter, since > incompleteAfter:
+			case unseen && since > s.logs.lostAfter, since > s.logs.incompleteAfter:
 				defer s.complete()
 				s.logs.lose(s.pod, s.container, containerlog.Loss{Bytes: behind}, fmt.Sprintf("node %s does not answer: %v", s.node, err))
 				return
@@ -248,7 +248,8 @@ func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bo
 	defer body.Close()
 	reader := bufio.NewReaderSize(body, 64<<10)
 	var batch []containerlog.Frame
-	bytesAt := time.Now()
+	// Frames may be read long after they came, because a slow reader holds deliver up.
+	passedOn := time.Now()
 	for {
 		frame, err := containerlog.ReadFrame(reader)
 		if err != nil {
@@ -259,14 +260,14 @@ func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bo
 		switch frame.Kind {
 		case containerlog.KindStdout, containerlog.KindStderr:
 			batch = append(batch, frame)
-			bytesAt = time.Now()
+			passedOn = time.Now()
 		case containerlog.KindPosition:
 			quiet.Stop() // a slow reader is not the node's fault
 			if err := s.deliver(batch, frame.Data); err != nil {
 				return false, got, err
 			}
 			quiet.Reset(silence)
-			batch = batch[:0]
+			batch, passedOn = batch[:0], time.Now()
 		case containerlog.KindLoss:
 			var lost containerlog.LostPart
 			if err := json.Unmarshal(frame.Data, &lost); err != nil {
@@ -286,7 +287,7 @@ func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bo
 		case containerlog.KindEnd:
 			return true, got, nil
 		case containerlog.KindAlive:
-			if ended := s.endedAt(); !ended.IsZero() && time.Since(later(bytesAt, ended)) > incompleteAfter {
+			if ended := s.endedAt(); !ended.IsZero() && time.Since(later(passedOn, ended)) > s.logs.incompleteAfter {
 				s.logs.lose(s.pod, s.container, containerlog.Loss{}, fmt.Sprintf("the runtime of node %s has not completed its log", s.node))
 				return true, got, nil
 			}

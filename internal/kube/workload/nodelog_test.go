@@ -389,6 +389,55 @@ func TestLostNodeThatAnnouncedEverything(t *testing.T) {
 	}
 }
 
+// The reader pauses for longer than a runtime may take to complete a log. What the node
+// has sent meanwhile, among it that the container was idle, is not taken for silence.
+func TestPausedReaderGetsTheEnd(t *testing.T) {
+	progress := func(offset int64) containerlog.Progress {
+		return containerlog.Progress{Position: containerlog.Position{Segment: "s", Offset: offset}}
+	}
+	sent := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Has(containerlog.EndedParam) {
+			return
+		}
+		err := errors.Join(
+			containerlog.Frame{Kind: containerlog.KindStdout, Data: []byte("one\n")}.Write(w),
+			containerlog.WriteJSON(w, containerlog.KindPosition, progress(4)),
+			containerlog.Frame{Kind: containerlog.KindAlive}.Write(w),
+			containerlog.Frame{Kind: containerlog.KindStdout, Data: []byte("two\n")}.Write(w),
+			containerlog.WriteJSON(w, containerlog.KindPosition, progress(8)),
+			containerlog.Frame{Kind: containerlog.KindEnd}.Write(w))
+		if err != nil {
+			t.Error(err)
+		}
+		close(sent)
+	}))
+	t.Cleanup(server.Close)
+	var out syncBuffer
+	reading, readOn := make(chan struct{}), make(chan struct{})
+	pause := sync.OnceFunc(func() {
+		close(reading)
+		<-readOn
+	})
+	l := newLogs(testClient(t, server.URL), Streams{
+		Out:  writerOf(func(data []byte) { pause(); _, _ = out.Write(data) }),
+		Lose: func(text string, _ containerlog.Loss) { t.Error(text) },
+	}, true)
+	l.incompleteAfter = time.Second
+	l.follow(t.Context(), podOnNode(corev1.PodRunning))
+	<-reading
+	<-sent
+	l.follow(t.Context(), podOnNode(corev1.PodSucceeded))
+	time.Sleep(l.incompleteAfter + 100*time.Millisecond)
+	close(readOn)
+	if err := l.wait(t.Context(), nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if out.String() != "one\ntwo\n" {
+		t.Errorf("output %q", out.String())
+	}
+}
+
 // The log of a pod is deleted and dropped while a slow reader holds up its output,
 // which is on its way. It arrives, and the rest is counted exactly.
 func TestOutputOfAnEndedPodIsCountedExactly(t *testing.T) {
