@@ -87,6 +87,8 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 	r.work.progress = workload.ReadProgress(note)
 	go r.renewLease(ctx)
 	r.Log.Warn(fmt.Sprintf("node %s, which led the run, is lost; node %s leads it now", previous, r.plan.Node.Name))
+	signalled, requestEnd := context.WithCancelCause(signalled)
+	defer requestEnd(nil)
 	if r.monitor, err = r.members.BecomeHead(ctx, r.plan, previous, r.monitorConfig(signalled, giveUp)); err != nil {
 		return 0, err
 	}
@@ -96,8 +98,6 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 	if r.allocation != nil {
 		go r.allocation.Inquire(ctx, giveUp)
 	}
-	signalled, requestEnd := context.WithCancelCause(signalled)
-	defer requestEnd(nil)
 	if err := r.listenForDown(ctx, requestEnd); err != nil {
 		return 0, err
 	}

@@ -61,14 +61,15 @@ func (c *container) unpack(s *segment) {
 	plain, err := c.copyNameless(contents)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.file != packed { // dropped meanwhile
-		if plain != nil {
-			plain.Close()
-		}
-		return
-	}
-	if err == nil {
+	dropped := s.file != packed // meanwhile
+	if err == nil && !dropped {
 		err = s.take(plain)
+	}
+	if plain != nil && (dropped || err != nil) {
+		plain.Close()
+	}
+	if dropped {
+		return
 	}
 	if err != nil {
 		s.cause = err.Error()
