@@ -2,7 +2,9 @@ package launch
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
@@ -21,6 +23,10 @@ import (
 // stepNamePoll is the interval between lookups of a step that must end and does
 // not exist yet.
 const stepNamePoll = 500 * time.Millisecond
+
+// unreadWait bounds the wait for a reader of the step's output, once a signal or an error
+// has ended the step.
+const unreadWait = time.Second
 
 // ownStep is an srun that this process started, and its step.
 type ownStep struct {
@@ -54,9 +60,17 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	s.srun.Stdin, s.srun.Stdout, s.srun.Stderr = os.Stdin, os.Stdout, os.Stderr
 	lost, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
+	passOn := func() error { return nil }
 	if _, err := unix.IoctlGetTermios(int(os.Stdout.Fd()), unix.TCGETS); err != nil {
 		outlivePipes()
-		s.srun.Stdout = &stepOutput{output{os.Stdout, giveUp}, lost}
+		// With an io.Writer, Wait would also wait for the reader of the output.
+		from, to, err := os.Pipe()
+		if err != nil {
+			return 0, fmt.Errorf("make a pipe for the output of a step: %w", err)
+		}
+		defer to.Close()
+		s.srun.Stdout = to
+		passOn = passOutput(lost, &stepOutput{output{os.Stdout, giveUp}, lost}, from, to)
 	}
 	// If this process is killed, srun passes SIGINT on, and the step ends in order.
 	s.srun.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGINT}
@@ -69,7 +83,7 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	go func() { watched <- s.watch(lost) }()
 	_ = s.srun.Wait() // its exit code reports the error
 	close(s.ended)
-	if err := <-watched; err != nil {
+	if err := errors.Join(<-watched, passOn()); err != nil {
 		options.Log.Warn(err.Error())
 	}
 	if ctx.Err() == nil && lost.Err() != nil {
@@ -81,6 +95,32 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 		code = exitcode.Signal + int(allocation.EndingSignal(context.Cause(ctx)))
 	}
 	return code, nil
+}
+
+// passOutput passes what comes from a pipe on. The function that it returns closes the
+// pipe's other end, and waits until all has been passed on. If ctx has ended, it does not
+// wait long for a reader.
+func passOutput(ctx context.Context, output io.Writer, from, to *os.File) func() error {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer from.Close()
+		_, _ = io.Copy(output, from) // output reports no error, and a pipe has none
+	}()
+	return func() error {
+		to.Close()
+		select {
+		case <-done:
+			return nil
+		case <-ctx.Done():
+		}
+		select {
+		case <-done:
+			return nil
+		case <-time.After(unreadWait):
+			return errors.New("the last output of the step is lost: nobody reads standard output")
+		}
+	}
 }
 
 // stepOutput passes srun's standard output on. srun itself drops without a word what
