@@ -220,20 +220,26 @@ stop_each() {
 }
 awake() { ! node grep -q '^State:.T' "/proc/$(parts "$1")/status"; }
 
-# A shim that is stopped while it makes its pod is continued, and the pod is made.
+# A shim that is stopped while it makes its pod is continued, and the pod is made. On a busy
+# machine the first processes of all shims of a run may end before they are seen, so runs
+# follow until one was stopped. None of the runs may fail.
 stop_new_shims() {
-	local stopper
+	local stopper run
 	node touch /run/stops
 	node bash $here/stop-shims.sh >"$out/stopped" &
 	stopper=$!
-	berth a -f $here/several.yaml --image $image
-	timeout=150 ends a 0
+	for run in {1..8}; do
+		berth a -f $here/several.yaml --image $image
+		timeout=150 ends a 0
+		[[ $(grep -c '[]] ended$' "$out/a") == 6 ]] || fail "not six pods in run $run: $(cat "$out/a")"
+		[[ $failed == no ]] && ! stopped_in_time || break
+	done
 	node rm /run/stops
 	wait $stopper
-	[[ $(grep -c '[]] ended$' "$out/a") == 6 ]] || fail "not six pods: $(cat "$out/a")"
-	# With a child the server has begun with the sandbox of its pod.
-	grep -qx first "$out/stopped" && grep -qx server "$out/stopped" || fail "not stopped in time: $(xargs <"$out/stopped")"
+	stopped_in_time || fail "not stopped in time: $(xargs <"$out/stopped")"
 }
+# A server with a child has begun with the sandbox of its pod.
+stopped_in_time() { grep -qx first "$out/stopped" && grep -qx server "$out/stopped"; }
 
 stop_supervisor() {
 	berth a -f $here/exit.yaml --image $image
