@@ -91,7 +91,7 @@ run_cell() {
 	}
 	job=$("$bed" run ctl squeue -h -n "$name" -o %A)
 	act "$way"
-	if ! poll "$(patience_for "$launcher/$way")" over; then
+	if ! poll "$(timeout_for "$launcher/$way")" over; then
 		said=" goes on"
 	else
 		said=$(describe "$file")
@@ -108,7 +108,7 @@ over() {
 		! "$bed" run "$node" pgrep -f "exec >>/said/$name" >/dev/null
 }
 
-patience_for() {
+timeout_for() {
 	case $1 in
 	*/time-limit) echo 200 ;;
 	script*) echo 60 ;; # sbatch -W notices the end late

@@ -36,8 +36,8 @@ type container struct {
 	// blocked is the reason why a scan could not open all files, and since when.
 	blocked      error
 	blockedSince time.Time
-	// patience is the time after which a file that cannot be read or opened is lost.
-	patience time.Duration
+	// readTimeout is the time after which a file that cannot be read or opened is lost.
+	readTimeout time.Duration
 
 	readers int
 	// unread is since when nobody reads.
@@ -52,7 +52,7 @@ type container struct {
 }
 
 func newContainer(root *os.Root, path string, setEvents func(mask uint32) (bool, error)) *container {
-	return &container{root: root, path: path, changed: make(chan struct{}), unread: time.Now(), setEvents: setEvents, patience: patience}
+	return &container{root: root, path: path, changed: make(chan struct{}), unread: time.Now(), setEvents: setEvents, readTimeout: readTimeout}
 }
 
 // watch watches the directory.

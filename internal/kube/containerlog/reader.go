@@ -23,8 +23,8 @@ const (
 	writerPoll = 20 * time.Millisecond
 	// retryPeriod is the time between two attempts to read or open a file.
 	retryPeriod = 200 * time.Millisecond
-	// patience is the time after which what cannot be read or opened is lost.
-	patience = 15 * time.Second
+	// readTimeout is the time after which what cannot be read or opened is lost.
+	readTimeout = 15 * time.Second
 )
 
 // reader sends the log of one container to one client.
@@ -216,12 +216,12 @@ func (r *reader) step() (state, <-chan struct{}, error) {
 // files could not be opened, it waits, and reports a loss after a while.
 func (r *reader) atEnd(s state, changed <-chan struct{}) (state, <-chan struct{}, error) {
 	r.c.mu.Lock()
-	cause, since, patience := r.c.blocked, r.c.blockedSince, r.c.patience
+	cause, since, readTimeout := r.c.blocked, r.c.blockedSince, r.c.readTimeout
 	r.c.mu.Unlock()
 	switch {
 	case cause == nil, s == complete && since.Equal(r.blocked):
 		return s, changed, nil
-	case since.Equal(r.blocked), time.Since(since) < patience:
+	case since.Equal(r.blocked), time.Since(since) < readTimeout:
 		return failing, changed, nil
 	}
 	r.blocked = since
@@ -238,9 +238,9 @@ func (r *reader) fail(s *segment, cause error) (state, error) {
 		r.failing = time.Now()
 	}
 	r.c.mu.Lock()
-	patience := r.c.patience
+	readTimeout := r.c.readTimeout
 	r.c.mu.Unlock()
-	if time.Since(r.failing) < patience {
+	if time.Since(r.failing) < readTimeout {
 		return failing, nil
 	}
 	r.failing = time.Time{}

@@ -55,7 +55,7 @@ func TestUnreadableFileIsReadAgain(t *testing.T) {
 		defer w.close()
 		log := w.container("default_pod_uid/main")
 		if lasts {
-			log.patience = 0
+			log.readTimeout = 0
 		}
 		// The kernel refuses to read from a descriptor that is only for writing.
 		unreadable, err := os.OpenFile(r.path("0.log"), os.O_WRONLY, 0)
@@ -99,7 +99,7 @@ func TestUnopenedFileIsOpenedLater(t *testing.T) {
 		r.close()
 		log := w.container("default_pod_uid/main")
 		if lasts {
-			log.patience = 0
+			log.readTimeout = 0
 		}
 		restore := takeDescriptors(t)
 		c, done := readAll(t, w)
