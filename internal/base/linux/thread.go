@@ -1,6 +1,8 @@
 package linux
 
 import (
+	"fmt"
+	"os"
 	"runtime"
 
 	"golang.org/x/sys/unix"
@@ -23,4 +25,21 @@ func OnNewThread(f func()) {
 		runtime.UnlockOSThread()
 	}()
 	<-done
+}
+
+// InNetworkNamespace runs f in the network namespace that a file names, on a new thread.
+func InNetworkNamespace(path string, f func() error) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	OnNewThread(func() {
+		if err = unix.Setns(int(file.Fd()), unix.CLONE_NEWNET); err != nil {
+			err = fmt.Errorf("enter the network namespace %s: %w", path, err)
+			return
+		}
+		err = f()
+	})
+	return err
 }

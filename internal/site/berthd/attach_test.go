@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sys/unix"
 
@@ -131,18 +130,7 @@ func TestReleaseAwaitsLastPacket(t *testing.T) {
 	}
 	inside := func(do func() error) {
 		t.Helper()
-		var err error
-		linux.OnNewThread(func() {
-			var ns netns.NsHandle
-			if ns, err = netns.GetFromPath(d.pods.namespace("7")); err != nil {
-				return
-			}
-			defer ns.Close()
-			if err = netns.Set(ns); err == nil {
-				err = do()
-			}
-		})
-		if err != nil {
+		if err := linux.InNetworkNamespace(d.pods.namespace("7"), do); err != nil {
 			t.Fatal(err)
 		}
 	}

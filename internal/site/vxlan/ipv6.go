@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
@@ -138,21 +137,12 @@ func (s State) configureIPv6(inside *netlink.Handle, link netlink.Link, pod Pod)
 
 // speakIn enables IPv6 in a network namespace after making its interface quiet.
 func speakIn(namespace string) error {
-	var err error
-	linux.OnNewThread(func() {
-		var ns netns.NsHandle
-		if ns, err = netns.GetFromPath(namespace); err != nil {
-			return
+	return linux.InNetworkNamespace(namespace, func() error {
+		if err := errors.Join(quiet("default"), quiet(podLink)); err != nil {
+			return err
 		}
-		defer ns.Close()
-		if err = netns.Set(ns); err != nil {
-			return
-		}
-		if err = errors.Join(quiet("default"), quiet(podLink)); err == nil {
-			err = errors.Join(setting6("all", "disable_ipv6", "0"), setting6(podLink, "disable_ipv6", "0"))
-		}
+		return errors.Join(setting6("all", "disable_ipv6", "0"), setting6(podLink, "disable_ipv6", "0"))
 	})
-	return err
 }
 
 // nextHop gives the uplink the address through which other hosts route packets to

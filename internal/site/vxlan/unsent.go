@@ -8,8 +8,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/vishvananda/netns"
-
 	"berth.dev/berth/internal/base/linux"
 )
 
@@ -44,26 +42,18 @@ func AwaitSent(ctx context.Context, namespace string) error {
 
 // openTables opens the tables of a namespace's TCP connections.
 func openTables(namespace string) (tables []*os.File, err error) {
-	ns, err := netns.GetFromPath(namespace)
-	if err != nil {
-		return nil, err
-	}
-	defer ns.Close()
-	linux.OnNewThread(func() {
-		if err = netns.Set(ns); err != nil {
-			return
-		}
+	err = linux.InNetworkNamespace(namespace, func() error {
 		for _, name := range []string{"tcp", "tcp6"} {
-			table, failed := os.Open("/proc/thread-self/net/" + name)
-			if os.IsNotExist(failed) && name == "tcp6" {
+			table, err := os.Open("/proc/thread-self/net/" + name)
+			if os.IsNotExist(err) && name == "tcp6" {
 				continue // a kernel without IPv6
 			}
-			if failed != nil {
-				err = failed
-				return
+			if err != nil {
+				return err
 			}
 			tables = append(tables, table)
 		}
+		return nil
 	})
 	return tables, err
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/testutil"
@@ -30,18 +29,7 @@ func TestClosedConnectionsAreAwaited(t *testing.T) {
 	}()
 	inside := func(do func() error) {
 		t.Helper()
-		var err error
-		linux.OnNewThread(func() {
-			var ns netns.NsHandle
-			if ns, err = netns.GetFromPath(path); err != nil {
-				return
-			}
-			defer ns.Close()
-			if err = netns.Set(ns); err == nil {
-				err = do()
-			}
-		})
-		if err != nil {
+		if err := linux.InNetworkNamespace(path, do); err != nil {
 			t.Fatal(err)
 		}
 	}
