@@ -99,7 +99,7 @@ demo:
 	scripts/demo
 
 test:
-	scripts/install-deps build bed test
+	scripts/install-deps build bed test fuzz
 	scripts/test $(if $(STORY),story $(STORY)) $(if $(CASE),case $(CASE))
 
 TIME ?= 30s
