@@ -40,7 +40,7 @@ func main() {
 		case command.ParentArg:
 			os.Exit(command.ParentMain())
 		case launch.PersistentParentArg:
-			os.Exit(launch.PersistentParent())
+			os.Exit(cli.PersistentParent())
 		case proof.RelayArg:
 			os.Exit(proof.Relay())
 		case probe.FUSEArg:

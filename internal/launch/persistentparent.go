@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -27,6 +28,7 @@ import (
 // on.
 type persistentParent struct {
 	config parentConfig
+	stderr io.Writer
 	mu     sync.Mutex
 	// child is the supervisor, or srun.
 	child *exec.Cmd
@@ -35,13 +37,14 @@ type persistentParent struct {
 	messages *os.File
 }
 
-// PersistentParent runs the persistent parent, and returns the exit status.
-func PersistentParent() int {
+// PersistentParent runs the persistent parent, and returns the exit status. Writes to
+// stderr must not wait for its reader.
+func PersistentParent(stderr io.Writer) int {
 	runtime.LockOSThread() // the supervisor ends with the thread that started it
-	var k persistentParent
+	k := persistentParent{stderr: stderr}
 	files, err := linux.ReceiveFiles(&k.config, fdMessages)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "berth: read the order:", err)
+		fmt.Fprintln(stderr, "berth: read the order:", err)
 		return exitcode.Internal
 	}
 	k.messages = files[fdMessages]
@@ -167,7 +170,7 @@ func (p *persistentParent) receive(line string) {
 		p.send(parentMessage{Said: line})
 	case up, line == shepherdMissed: // a new head reports that the cluster is up
 	case p.config.Words:
-		fmt.Fprintln(os.Stderr, line)
+		fmt.Fprintln(p.stderr, line)
 	}
 }
 

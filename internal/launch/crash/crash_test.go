@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // TestMain lets the test program be the reporter, and a process that panics as a
@@ -108,6 +110,64 @@ func TestPanicIsReportedBeforeTheProcessEnds(t *testing.T) {
 		t.Errorf("then %q, %v", rest, err)
 	}
 	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// Nobody reads standard error, as with "2>&1 | less". The stacks are kept, and the
+// process that has crashed ends, which writes the rest of them to the pipe first. Later
+// the reader gets the sentence.
+func TestPanicDoesNotWaitForReaderOfMessages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		keep := filepath.Join(t.TempDir(), "panic.log")
+		output, runtime := io.Pipe()
+		reader, stderr := io.Pipe()
+		reported := make(chan error, 1)
+		go func() {
+			reported <- report(output, stderr, func() Note { return Note{Whose: "the test", Lost: ", and so on", Keep: keep} })
+			stderr.Close()
+		}()
+		const first, rest = "panic: out of order\n\ngoroutine 1 [running]:\nmain.main()\n\n", "goroutine 2 [running]:\nmain.other()\n"
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, _ = io.WriteString(runtime, first)
+			_, _ = io.WriteString(runtime, rest)
+			runtime.Close()
+		}()
+		synctest.Wait()
+		if kept, err := os.ReadFile(keep); err != nil || string(kept) != first {
+			t.Errorf("before the reader, %q is kept, %v", kept, err)
+		}
+		select {
+		case <-ended:
+		case <-time.After(time.Hour):
+			t.Error("the process waits for the reader")
+		}
+		text, err := io.ReadAll(reader)
+		if want := "berth: the test has crashed (panic: out of order), and so on; report it with " + keep + "\n"; err != nil || string(text) != want {
+			t.Errorf("%q, %v", text, err)
+		}
+		if err := <-reported; err != nil {
+			t.Error(err)
+		}
+		if kept, err := os.ReadFile(keep); err != nil || string(kept) != first+rest {
+			t.Errorf("%q is kept, %v", kept, err)
+		}
+	})
+}
+
+// Who no longer reads, or fills the disk, does not hold up the process either.
+func TestPanicWithoutReaderOrDisk(t *testing.T) {
+	output, runtime := io.Pipe()
+	reader, stderr := io.Pipe()
+	reader.Close()
+	go func() {
+		_, _ = io.WriteString(runtime, "panic: out of order\n\ngoroutine 1 [running]:\nmain.main()\n\n")
+		_, _ = io.WriteString(runtime, "goroutine 2 [running]:\n")
+		runtime.Close()
+	}()
+	if err := report(output, stderr, func() Note { return Note{Whose: "the test", Keep: "/dev/full"} }); err != nil {
 		t.Error(err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -29,6 +30,9 @@ const (
 	stackBytes = 4 << 10
 	// searchedBytes bounds the output that is searched for a panic.
 	searchedBytes = 64 << 10
+	// readerWait bounds how long the report holds up the end of the process that
+	// has crashed, if nobody reads standard error.
+	readerWait = 5 * time.Second
 )
 
 // Main runs the reporter, and returns the exit status.
@@ -72,38 +76,51 @@ func lastNote(note Note, notes *os.File) Note {
 }
 
 // report reads the output until the end of the process. If it is that of a panic,
-// report notifies the user as soon as the first stack has come. The process waits
-// meanwhile, because the pipe is small: once it has ended, Slurm may end its step
-// and this process with it.
+// report keeps it and notifies the user as soon as the first stack has come. The
+// process waits meanwhile, because the pipe is small: once it has ended, Slurm may end
+// its step and this process with it. It waits for readerWait at most, and report
+// returns once the reader of standard error has the sentence or is gone.
 func report(output io.Reader, stderr io.Writer, lastNote func() Note) error {
-	var text []byte
-	var keep *os.File
-	printed := false
+	text, reason, stack, found := awaitPanic(output)
+	if !found {
+		return nil
+	}
+	note := lastNote()
+	keep := note.open(text)
+	told := make(chan struct{})
+	go func() {
+		defer close(told)
+		printCrash(stderr, note, keep != nil, reason, stack)
+	}()
+	select {
+	case <-told:
+	case <-time.After(readerWait):
+	}
+	var err error
+	if keep != nil {
+		_, err = io.Copy(keep, output)
+		if err = errors.Join(err, keep.Close()); err != nil {
+			err = fmt.Errorf("keep the stacks of a crash: %w", err)
+		}
+	}
+	_, _ = io.Copy(io.Discard, output) // or the process would wait for ever
+	<-told
+	return err
+}
+
+// awaitPanic reads until the first stack of a panic is complete, and also returns the
+// output that it was found in. It finds none if the process ends without a panic.
+func awaitPanic(output io.Reader) (text, reason, stack []byte, found bool) {
 	for buffer := make([]byte, pipeBytes); ; {
 		n, err := output.Read(buffer)
-		if !printed {
-			text = append(text, buffer[:n]...)
-			var reason, stack []byte
-			if reason, stack, printed = findPanic(text, err != nil); printed {
-				note := lastNote()
-				keep = note.open()
-				printCrash(stderr, note, keep != nil, reason, stack)
-				buffer, n = append(buffer[:0], text...), len(text)
-			}
-			text = text[max(0, len(text)-searchedBytes):]
+		text = append(text, buffer[:n]...)
+		if reason, stack, found := findPanic(text, err != nil); found {
+			return text, reason, stack, true
 		}
-		if keep != nil {
-			if _, err := keep.Write(buffer[:n]); err != nil {
-				return errors.Join(fmt.Errorf("keep the stacks of a crash: %w", err), keep.Close())
-			}
+		if err != nil {
+			return nil, nil, nil, false
 		}
-		switch {
-		case err == nil:
-		case keep != nil:
-			return keep.Close()
-		default:
-			return nil
-		}
+		text = text[max(0, len(text)-searchedBytes):]
 	}
 }
 
@@ -119,14 +136,18 @@ func findPanic(text []byte, ended bool) (reason, stack []byte, found bool) {
 	return reason, stack[:min(len(stack), stackBytes)], complete || ended || len(stack) >= stackBytes
 }
 
-// open returns the file for the stacks, or nil.
-func (n Note) open() *os.File {
+// open returns the file for the stacks, with the first of them, or nil.
+func (n Note) open(text []byte) *os.File {
 	if n.Keep == "" {
 		return nil
 	}
 	file, err := os.OpenFile(n.Keep, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil // the stack is printed instead
+	}
+	if _, err := file.Write(text); err != nil {
+		file.Close()
+		return nil
 	}
 	return file
 }
