@@ -3,6 +3,7 @@ module berth.dev/berth
 go 1.26.0
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/containernetworking/cni v1.3.0
 	github.com/hashicorp/yamux v0.1.2
 	go.etcd.io/etcd/server/v3 v3.6.8
