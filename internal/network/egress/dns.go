@@ -4,10 +4,13 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // The few bits of a DNS message that a relay has to know (RFC 1035, 4.1.1).
@@ -30,15 +33,14 @@ func (e *engine) answerQuery(ctx context.Context, pod netip.AddrPort, query []by
 		e.Counters.dropped.Add(1)
 		return
 	}
-	select {
-	case e.dns.slots <- struct{}{}:
-	default:
+	if !e.dns.shares.take(pod.Addr()) {
 		// Silence makes the pod repeat the query.
 		e.Counters.overflow.Add(1)
+		e.Log.Warn(fmt.Sprintf("dropped DNS queries of pod %v: too many of them wait for the host's name servers", pod.Addr()))
 		return
 	}
 	if !e.workers.start() {
-		<-e.dns.slots
+		e.dns.shares.give(pod.Addr())
 		return
 	}
 	query = slices.Clone(query)
@@ -46,7 +48,7 @@ func (e *engine) answerQuery(ctx context.Context, pod netip.AddrPort, query []by
 	go func() {
 		defer e.workers.group.Done()
 		defer e.Counters.dns.leave()
-		defer func() { <-e.dns.slots }()
+		defer e.dns.shares.give(pod.Addr())
 		answer := e.dns.ask(ctx, query)
 		if answer == nil {
 			e.Counters.failed.Add(1)
@@ -106,21 +108,32 @@ func exchange(ctx context.Context, server netip.AddrPort, timeout time.Duration,
 	if _, err := conn.Write(query); err != nil {
 		return nil, err
 	}
-	buffer := datagramBuffers.Get().(*[datagram]byte)
-	defer datagramBuffers.Put(buffer)
-	for {
-		n, err := conn.Read(buffer[:])
-		if err != nil {
-			return nil, err
-		}
-		answer := buffer[:n]
-		if n >= dnsHeader && binary.BigEndian.Uint16(answer) == binary.BigEndian.Uint16(query) && answer[2]&dnsResponse != 0 {
-			return slices.Clone(answer), nil
-		}
-		if ctx.Err() != nil {
-			return nil, errors.New("no answer")
-		}
+	raw, err := conn.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		return nil, err
 	}
+	var answer []byte
+	var failure error
+	// A buffer is held only once a datagram is there: servers may be slow.
+	err = raw.Read(func(fd uintptr) bool {
+		buffer := datagramBuffers.Get().(*[datagram]byte)
+		defer datagramBuffers.Put(buffer)
+		for {
+			n, err := unix.Read(int(fd), buffer[:])
+			switch {
+			case err == unix.EINTR:
+			case err == unix.EAGAIN:
+				return false
+			case err != nil:
+				failure = err
+				return true
+			case n >= dnsHeader && binary.BigEndian.Uint16(buffer[:]) == binary.BigEndian.Uint16(query) && buffer[2]&dnsResponse != 0:
+				answer = slices.Clone(buffer[:n])
+				return true
+			}
+		}
+	})
+	return answer, errors.Join(err, failure)
 }
 
 // serverFailure returns the answer when no server answers: the query with the code

@@ -1,15 +1,18 @@
 package egress
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -137,6 +140,35 @@ func TestDNSWithoutAnswer(t *testing.T) {
 	nobody := newLab(t, resolvConf(t, "127.0.0.99"))
 	if got := nobody.ask(2); got != "code 2" {
 		t.Errorf("answer where no server answers: %s", got)
+	}
+}
+
+// While a silent server holds the queries of one pod, those of another are asked.
+func TestOnePodCannotTakeAllQueries(t *testing.T) {
+	var silent atomic.Int64
+	listenUDP(t, dnsAt("127.0.0.62"), func([]byte, net.Addr) []byte { silent.Add(1); return nil })
+	path := filepath.Join(t.TempDir(), "resolv.conf")
+	writeResolvConf(t, path, "127.0.0.62")
+	e := fuzzedEngine(t)
+	e.dns = newResolver(path)
+	e.dns.shares = newShares(16)
+	e.Log = slog.New(slog.DiscardHandler)
+	ctx, cancel := context.WithCancel(t.Context())
+	for id := range uint16(100) {
+		e.answerQuery(ctx, netip.AddrPortFrom(podAddr, 1000), query(id))
+	}
+	if open := e.Counters.Stats().QueriesOpen; open != 12 {
+		t.Errorf("one pod has %d queries under way, want 12", open)
+	}
+	e.answerQuery(ctx, netip.MustParseAddrPort("10.42.9.9:1000"), query(200))
+	testutil.Eventually(t, "the query of another pod is asked", func() bool { return silent.Load() >= 13 })
+	if overflowed := e.Counters.Stats().Overflowed; overflowed != 88 {
+		t.Errorf("%d queries were dropped, want 88", overflowed)
+	}
+	cancel()
+	e.workers.wait()
+	if e.dns.shares.total != 0 {
+		t.Errorf("%d places are left", e.dns.shares.total)
 	}
 }
 

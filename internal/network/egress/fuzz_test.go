@@ -46,7 +46,7 @@ func FuzzPacket(f *testing.F) {
 
 // fuzzedEngine returns an engine that writes to /dev/null and refuses all
 // destinations.
-func fuzzedEngine(f *testing.F) *engine {
+func fuzzedEngine(f testing.TB) *engine {
 	f.Helper()
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {

@@ -52,8 +52,8 @@ func HostResolvers(path string) (Resolvers, error) {
 // resolver keeps the host's current Resolvers.
 type resolver struct {
 	path string
-	// slots bounds the queries under way.
-	slots chan struct{}
+	// shares bounds the queries under way, of each pod and of all.
+	shares *shares
 
 	mu      sync.Mutex
 	checked time.Time
@@ -70,8 +70,10 @@ const (
 	recheck = time.Second
 	// prefer limits how long the preferred server comes first.
 	prefer = 30 * time.Second
-	// queries limits the number of queries at one time.
-	queries = 256
+	// queries limits the number of queries at one time. Those of names go through
+	// CoreDNS, which has fewer and shares them among the pods (see package dnsconf).
+	// Each takes a descriptor and, until its answer comes, some kilobytes.
+	queries = 1024
 	// maxTimeout limits Timeout: resolvers in pods give up after five seconds.
 	maxTimeout = 2 * time.Second
 	// maxAttempts limits Attempts, as the C library does (RES_MAXRETRY).
@@ -79,7 +81,7 @@ const (
 )
 
 func newResolver(path string) *resolver {
-	return &resolver{path: path, slots: make(chan struct{}, queries)}
+	return &resolver{path: path, shares: newShares(queries)}
 }
 
 // servers returns the servers, sorted by preference.
