@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -20,16 +21,35 @@ const (
 // period is the time between two heartbeats.
 const period = time.Second
 
-// heartbeat says once that the server is ready and then, every second, that it
-// answers; one JSON object per line. It says nothing while it does not answer.
-func heartbeat(getenv func(string) string) error {
+// openNotify returns the descriptor for events, or nil if the program was started
+// by hand.
+func openNotify(getenv func(string) string) (*os.File, error) {
 	fd, err := strconv.Atoi(getenv(notifyVariable))
 	if err != nil {
-		return nil // started by hand
+		return nil, nil
 	}
 	notify := os.NewFile(uintptr(fd), "notify")
 	if notify == nil {
-		return fmt.Errorf("use descriptor %d of %s: it is not open", fd, notifyVariable)
+		return nil, fmt.Errorf("use descriptor %d of %s: it is not open", fd, notifyVariable)
+	}
+	return notify, nil
+}
+
+// notice writes what the user should know to notify, and to standard error, which
+// is the log.
+func notice(notify *os.File, text string) {
+	fmt.Fprintln(os.Stderr, text)
+	if notify != nil {
+		line, _ := json.Marshal(map[string]string{"event": "notice", "name": text}) // strings always encode
+		_, _ = notify.Write(append(line, '\n'))                                     // see heartbeat
+	}
+}
+
+// heartbeat says once that the server is ready and then, every second, that it
+// answers; one JSON object per line. It says nothing while it does not answer.
+func heartbeat(notify *os.File, getenv func(string) string) error {
+	if notify == nil {
+		return nil
 	}
 	if _, err := notify.WriteString("{\"event\":\"ready\"}\n"); err != nil {
 		return fmt.Errorf("report readiness: %w", err)

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -27,9 +28,17 @@ import (
 	_ "github.com/coredns/coredns/plugin/metrics"
 	_ "github.com/coredns/coredns/plugin/ready"
 	_ "github.com/coredns/coredns/plugin/rewrite"
+
+	"berth.dev/berth/programs/coredns/fair"
 )
 
 func main() {
+	notify, err := openNotify(os.Getenv)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "coredns:", err)
+		os.Exit(1)
+	}
+	fair.Register(func(text string) { notice(notify, text) })
 	// Everything in a job may be signalled at once (scancel, time limit), and
 	// pods that end in order still ask for names. CoreDNS has its handlers when
 	// it starts to serve; they are taken away then. It starts no programs that
@@ -39,7 +48,7 @@ func main() {
 			return nil
 		}
 		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
-		return heartbeat(os.Getenv)
+		return heartbeat(notify, os.Getenv)
 	})
 	coremain.Run()
 }

@@ -1,0 +1,149 @@
+// Package fair shares a CoreDNS between its clients, which are the pods of a node.
+// It has two plugins:
+//
+//   - turns comes before the plugins that take processor time. It answers the
+//     clients in rotation, so a pod that floods the server waits for itself.
+//   - share comes before forward. It bounds the queries of each client that wait
+//     for another server, which may take seconds.
+//
+// A query above a bound is dropped, as if the network had lost it: the client
+// repeats it after a pause. With an answer, such as REFUSED, it would send the next
+// one at once. Neither plugin reads names or answers.
+package fair
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/coredns/caddy"
+	"github.com/coredns/coredns/core/dnsserver"
+	"github.com/coredns/coredns/plugin"
+	"github.com/coredns/coredns/request"
+	"github.com/miekg/dns"
+)
+
+// Directives of the Corefile. turnsName has no argument; shareName has the number of
+// queries of all clients.
+const turnsName, shareName = "turns", "share"
+
+// waitingMost bounds the queries of one client that wait for their turn.
+const waitingMost = 1024
+
+// Register adds the plugins. notice is called once for each client that exceeds a
+// bound.
+func Register(notice func(text string)) {
+	insert(turnsName, "loadbalance")
+	insert(shareName, "forward")
+	said := &once{notice: notice}
+	plugin.Register(turnsName, func(c *caddy.Controller) error {
+		processors := runtime.GOMAXPROCS(0)
+		// Keep one for the goroutine that reads the socket. Otherwise it is only polled
+		// when no query is ready, or every 10 ms.
+		runtime.GOMAXPROCS(processors + 1)
+		t := newTurns(processors, waitingMost)
+		dnsserver.GetConfig(c).AddPlugin(func(next plugin.Handler) plugin.Handler { return &turnsHandler{next, t, said} })
+		return nil
+	})
+	plugin.Register(shareName, func(c *caddy.Controller) error {
+		limit, err := argument(c)
+		if err != nil {
+			return plugin.Error(shareName, err)
+		}
+		s := newShares(limit)
+		dnsserver.GetConfig(c).AddPlugin(func(next plugin.Handler) plugin.Handler { return &shareHandler{next, s, said} })
+		return nil
+	})
+}
+
+// insert puts a directive before another one. The order of directives is the order
+// of execution.
+func insert(name, before string) {
+	at := slices.Index(dnsserver.Directives, before)
+	dnsserver.Directives = slices.Insert(dnsserver.Directives, at, name)
+}
+
+func argument(c *caddy.Controller) (int, error) {
+	if !c.Next() || !c.NextArg() {
+		return 0, c.ArgErr()
+	}
+	limit, err := strconv.Atoi(c.Val())
+	if err != nil || limit < 1 {
+		return 0, fmt.Errorf("%q is not a positive number", c.Val())
+	}
+	return limit, nil
+}
+
+// turn is the context key of the function that ends a query's turn.
+type turn struct{}
+
+type turnsHandler struct {
+	next  plugin.Handler
+	turns *turns
+	said  *once
+}
+
+func (h *turnsHandler) Name() string { return turnsName }
+
+func (h *turnsHandler) ServeDNS(ctx context.Context, w dns.ResponseWriter, query *dns.Msg) (int, error) {
+	client := clientOf(w, query)
+	if !h.turns.take(client) {
+		h.said.about(client, fmt.Sprintf("dropped DNS queries of pod %v: %d of them wait for an answer", client, waitingMost))
+		return dns.RcodeSuccess, nil // which makes CoreDNS send nothing
+	}
+	give := sync.OnceFunc(h.turns.give)
+	defer give()
+	return plugin.NextOrFailure(turnsName, h.next, context.WithValue(ctx, turn{}, give), w, query)
+}
+
+type shareHandler struct {
+	next   plugin.Handler
+	shares *shares
+	said   *once
+}
+
+func (h *shareHandler) Name() string { return shareName }
+
+func (h *shareHandler) ServeDNS(ctx context.Context, w dns.ResponseWriter, query *dns.Msg) (int, error) {
+	if give, ok := ctx.Value(turn{}).(func()); ok {
+		give() // to wait for another server takes no processor time
+	}
+	client := clientOf(w, query)
+	if !h.shares.take(client) {
+		h.said.about(client, fmt.Sprintf("dropped DNS queries of pod %v: too many of them wait for the host's name servers", client))
+		return dns.RcodeSuccess, nil
+	}
+	defer h.shares.give(client)
+	return plugin.NextOrFailure(shareName, h.next, ctx, w, query)
+}
+
+func clientOf(w dns.ResponseWriter, query *dns.Msg) netip.Addr {
+	state := request.Request{W: w, Req: query}
+	client, _ := netip.ParseAddr(state.IP()) // of a socket, so it is one
+	return client.Unmap()
+}
+
+// once passes on the first text about each client.
+type once struct {
+	notice func(text string)
+
+	mu   sync.Mutex
+	seen map[netip.Addr]bool
+}
+
+func (o *once) about(client netip.Addr, text string) {
+	o.mu.Lock()
+	first := !o.seen[client]
+	if o.seen == nil {
+		o.seen = make(map[netip.Addr]bool)
+	}
+	o.seen[client] = true
+	o.mu.Unlock()
+	if first {
+		o.notice(text)
+	}
+}
