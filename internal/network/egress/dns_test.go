@@ -143,7 +143,7 @@ func TestDNSWithoutAnswer(t *testing.T) {
 	}
 }
 
-// While a silent server holds the queries of one pod, those of another are asked.
+// While a silent server holds the queries of one pod, another pod can still ask.
 func TestOnePodCannotTakeAllQueries(t *testing.T) {
 	var silent atomic.Int64
 	listenUDP(t, dnsAt("127.0.0.62"), func([]byte, net.Addr) []byte { silent.Add(1); return nil })

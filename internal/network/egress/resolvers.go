@@ -70,8 +70,8 @@ const (
 	recheck = time.Second
 	// prefer limits how long the preferred server comes first.
 	prefer = 30 * time.Second
-	// queries limits the number of queries at one time. Those of names go through
-	// CoreDNS, which has fewer and shares them among the pods (see package dnsconf).
+	// queries limits the number of queries at one time. Most come
+	// from CoreDNS, which has fewer places and shares them among the pods.
 	// Each takes a descriptor and, until its answer comes, some kilobytes.
 	queries = 1024
 	// maxTimeout limits Timeout: resolvers in pods give up after five seconds.

@@ -78,8 +78,8 @@ type writer struct {
 
 func (w writer) RemoteAddr() net.Addr { return &net.UDPAddr{IP: w.from.AsSlice(), Port: 1000} }
 
-// While the queries of one pod wait for a silent server, they hold no turn, and those of
-// another pod are passed on. The user reads once which pod it is.
+// While the queries of one pod wait for a silent server, they hold no turn, and another
+// pod can still ask. The user reads once which pod it is.
 func TestSilentServerKeepsNobodyElseWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said []string
