@@ -14,18 +14,20 @@ import (
 )
 
 // needsStep reports whether a process in an allocation must start a step. A program
-// under salloc runs on the login host, and a batch script runs on the first node.
-// On a job's only node, Slurm kills what the shell of a batch script runs at once,
-// but not the job's steps. Without srun, the run goes on there with a warning.
+// under salloc runs on the login host, and a batch script runs on the first node. On
+// a job's only node, too, Slurm kills the step of a batch script at once when the
+// script ends, but not the job's other steps. Without srun, the run goes on in the
+// script's step. That needs a warning only if the script's shell is still there,
+// because the script then ends at the first signal.
 func needsStep(job slurm.Job, options Options) bool {
 	if job.Place == slurm.PlaceShell || job.Place == slurm.PlaceBatch && severalNodes(job) {
 		return true
 	}
-	if !slurm.InScriptShell(job, options.Getenv, os.Getpid()) {
+	if !slurm.InScript(job, options.Getenv) {
 		return false
 	}
 	_, err := exec.LookPath("srun")
-	if err != nil {
+	if err != nil && !slurm.IsScript(options.Getenv, os.Getpid()) {
 		options.Log.Warn(fmt.Sprintf("srun is in no directory of PATH: the end of job %s kills this run at once, together with the script's shell; add the directory of Slurm commands to PATH", job.ID))
 	}
 	return err == nil

@@ -167,13 +167,11 @@ describe() {
 expected() {
 	case $1 in
 	*/kill-*-srun | srun*/close-terminal | srun/ctrl-c-twice | srun-X/ctrl-c-twice) echo "killed at once" ;;
-	salloc/kill-KILL-berth | script/kill-KILL-berth) echo SIGTERM ;;
-	# There --batch is a SIGKILL for berth, which is the script.
-	*/kill-KILL-berth | submit/scancel-batch) echo "killed at once" ;;
-	# The first Ctrl-C only makes srun print the state of its tasks. Without --batch or
-	# --full Slurm signals only the steps of a batch job. Without a batch script,
-	# --batch has no effect.
-	srun/ctrl-c | s[ra]*/scancel-batch | submit/scancel-[ITH]*) echo "goes on" ;;
+	salloc/kill-KILL-berth | submit/kill-KILL-berth | script/kill-KILL-berth) echo SIGTERM ;;
+	*/kill-KILL-berth) echo "killed at once" ;;
+	# The first Ctrl-C only makes srun print the state of its tasks. Without a batch
+	# script, --batch has no effect.
+	srun/ctrl-c | s[ra]*/scancel-batch) echo "goes on" ;;
 	*) echo SIGTERM ;;
 	esac
 }

@@ -183,12 +183,17 @@ func place(getenv func(string) string, job Job) Place {
 	return PlaceBatch
 }
 
-// InScriptShell reports whether a process of a job was started by the shell of the
-// job's batch script, and is not the script itself (exec). The shell ends on
-// SIGTERM, and Slurm then kills the rest of the script's step. The shell of salloc
-// is no script.
-func InScriptShell(job Job, getenv func(string) string, pid int) bool {
-	return job.Place == PlaceBatch && getenv("ENVIRONMENT") == "BATCH" && getenv("SLURM_TASK_PID") != strconv.Itoa(pid)
+// InScript reports whether a process of a job runs in the step of the job's batch
+// script. Slurm kills that step at once when the script ends, but gives the job's
+// other steps time to end. The shell of salloc is no script.
+func InScript(job Job, getenv func(string) string) bool {
+	return job.Place == PlaceBatch && getenv("ENVIRONMENT") == "BATCH"
+}
+
+// IsScript reports whether a process in the step of a batch script is the script
+// itself (exec), and not a program that the script's shell runs.
+func IsScript(getenv func(string) string, pid int) bool {
+	return getenv("SLURM_TASK_PID") == strconv.Itoa(pid)
 }
 
 // Acts reports whether this process is the one that does the work on its node.

@@ -27,24 +27,17 @@ func environment(t *testing.T, name string, more ...string) func(string) string 
 	return func(name string) string { return values[name] }
 }
 
-func TestInScriptShell(t *testing.T) {
-	for _, test := range []struct {
-		env  string
-		pid  int
-		want bool
-	}{
-		{"batch", 200, true},
-		{"batch", 127, false}, // by exec it is the script
-		{"step-in-batch", 200, false},
-		{"task", 200, false},
-		{"salloc", 200, false},
-		{"salloc-on-node", 200, false},
-	} {
-		getenv := environment(t, test.env)
+func TestInScript(t *testing.T) {
+	for env, want := range map[string]bool{"batch": true, "step-in-batch": false, "task": false, "salloc": false, "salloc-on-node": false} {
+		getenv := environment(t, env)
 		job, _ := FromEnv(getenv)
-		if got := InScriptShell(job, getenv, test.pid); got != test.want {
-			t.Errorf("%s, process %d: %v, want %v", test.env, test.pid, got, test.want)
+		if got := InScript(job, getenv); got != want {
+			t.Errorf("%s: %v, want %v", env, got, want)
 		}
+	}
+	getenv := environment(t, "batch")
+	if !IsScript(getenv, 127) || IsScript(getenv, 200) {
+		t.Errorf("process 127 is the script: %v, process 200 is: %v", IsScript(getenv, 127), IsScript(getenv, 200))
 	}
 }
 

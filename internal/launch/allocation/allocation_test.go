@@ -126,6 +126,32 @@ func TestGrace(t *testing.T) {
 	}
 }
 
+func TestSecondSignal(t *testing.T) {
+	type signal struct {
+		signal syscall.Signal
+		after  time.Duration
+		want   bool
+	}
+	for _, test := range []struct {
+		name      string
+		jobMayEnd bool
+		further   []signal
+	}{
+		{"the same signal, from srun", false, []signal{{syscall.SIGTERM, SameSignal / 2, false}, {syscall.SIGTERM, 2 * SameSignal, true}}},
+		{"the user's", false, []signal{{syscall.SIGTERM, 2 * SameSignal, true}}},
+		{"Ctrl-C again", true, []signal{{syscall.SIGINT, 2 * SameSignal, true}}},
+		{"the end of the job", true, []signal{{syscall.SIGTERM, 2 * SameSignal, false}, {syscall.SIGTERM, 3 * SameSignal, true}}},
+		{"the end of the job at once", true, []signal{{syscall.SIGTERM, SameSignal / 2, false}, {syscall.SIGTERM, 2 * SameSignal, true}}},
+	} {
+		second := secondSignal{test.jobMayEnd}
+		for i, further := range test.further {
+			if got := second.is(further.signal, further.after); got != further.want {
+				t.Errorf("%s: signal %d counts: %v, want %v", test.name, i+1, got, further.want)
+			}
+		}
+	}
+}
+
 func TestTimeLimitIsNamed(t *testing.T) {
 	a := &Allocation{Job: slurm.Job{ID: "7"}, end: noon, now: func() time.Time { return noon }}
 	if code := exitcode.Of(a.Reason(EndedBy(syscall.SIGTERM))); code != exitcode.TimeLimit {

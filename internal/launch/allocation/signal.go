@@ -68,22 +68,23 @@ func WithGrace(ctx context.Context, ask func(ctx context.Context, cause error)) 
 	}
 }
 
-// InGrace calls do with the time that a signal leaves for the workload's end. A
-// second signal cuts it short.
-func InGrace(ctx context.Context, log *slog.Logger, why string, grace time.Duration, do func(context.Context, time.Duration)) {
+// InGrace calls do with the time that a signal, or the end of the job's time, leaves
+// for the workload's end. A second signal cuts it short. first is 0 for the job's time.
+func (a *Allocation) InGrace(ctx context.Context, log *slog.Logger, why string, first syscall.Signal, grace time.Duration, do func(context.Context, time.Duration)) {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	again := make(chan os.Signal, 1)
 	linux.NotifyUnlessIgnored(again, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(again)
 	began := time.Now()
+	second := secondSignal{jobMayEnd: a != nil && first == syscall.SIGINT}
 	go func() {
 		for {
 			select {
 			case <-ctx.Done():
 				return
-			case <-again:
-				if time.Since(began) > SameSignal {
+			case s := <-again:
+				if second.is(s, time.Since(began)) {
 					cancel()
 				}
 			}
@@ -95,6 +96,22 @@ func InGrace(ctx context.Context, log *slog.Logger, why string, grace time.Durat
 	}
 	log.Warn(fmt.Sprintf("%s: the workload has %s to end; a second signal ends it at once", why, has))
 	do(ctx, grace)
+}
+
+// secondSignal recognizes a second signal of the user among further ones.
+type secondSignal struct {
+	// jobMayEnd is set if SIGINT was the first signal. If berth is killed in a batch
+	// script, its srun passes SIGINT on, and the script ends. A second later Slurm
+	// ends the job with one SIGTERM.
+	jobMayEnd bool
+}
+
+func (s *secondSignal) is(signal os.Signal, after time.Duration) bool {
+	if s.jobMayEnd && signal == syscall.SIGTERM {
+		s.jobMayEnd = false
+		return false
+	}
+	return after > SameSignal
 }
 
 // EndingSignal returns the signal of a cause from Interrupted, and SIGTERM for
