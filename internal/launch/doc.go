@@ -31,8 +31,8 @@
 //   - the life of a cluster: run.go (the steps on the head, in their order), member.go (on the
 //     other nodes), endup.go ('berth down'), idle.go (further tasks of a node), failover.go
 //     (another node continues a run)
-//   - where it runs: up.go ('berth up'), use.go (on a cluster that is up), step.go and
-//     ownstep.go (in a step that berth starts)
+//   - where it runs: up.go ('berth up'), use.go (on a cluster that is up), step.go,
+//     ownstep.go and stepguard.go (in a step that berth starts)
 //   - the end: down.go, interrupt.go (the signals that end a run)
 //   - a cluster that stays: stay.go, takeimages.go
 //   - runstate.go (what the steps of a run share), userworkload.go (the objects and the

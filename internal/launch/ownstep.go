@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"syscall"
 	"time"
 
@@ -52,10 +51,12 @@ func ownStepName() string { return fmt.Sprintf("berth-run-%d", os.Getpid()) }
 // and this process has Slurm send SIGTERM to the step, as scancel does. Pods can
 // handle that signal.
 func runStep(ctx context.Context, options Options, job slurm.Job, name string, srun string, command, env []string) (int, error) {
-	// The parent-death signal is tied to the thread that forks.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	s := &ownStep{options: options, job: job, name: name, srun: exec.Command(srun, command[1:]...), ended: make(chan struct{})}
+	guard, err := startGuard()
+	if err != nil {
+		return 0, exitcode.Wrap(exitcode.Unavailable, err)
+	}
+	defer guard.end()
+	s := &ownStep{options: options, job: job, name: name, srun: guard.command(srun, command[1:]), ended: make(chan struct{})}
 	s.srun.Env = env
 	s.srun.Stdin, s.srun.Stdout, s.srun.Stderr = os.Stdin, os.Stdout, os.Stderr
 	lost, giveUp := context.WithCancelCause(ctx)
@@ -72,8 +73,6 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 		s.srun.Stdout = to
 		passOn = passOutput(lost, &stepOutput{output{os.Stdout, giveUp}, lost}, from, to)
 	}
-	// If this process is killed, srun passes SIGINT on, and the step ends in order.
-	s.srun.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGINT}
 	if err := s.srun.Start(); err != nil {
 		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start %s: %w", srun, err))
 	}
@@ -82,6 +81,7 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	watched := make(chan error, 1)
 	go func() { watched <- s.watch(lost) }()
 	_ = s.srun.Wait() // its exit code reports the error
+	guard.end()
 	close(s.ended)
 	if err := errors.Join(<-watched, passOn()); err != nil {
 		options.Log.Warn(err.Error())
