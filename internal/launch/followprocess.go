@@ -27,6 +27,19 @@ import (
 // maxFollowers bounds the number of starts of the process in one run.
 const maxFollowers = 4
 
+const (
+	// quietOutput is the time without output after which none is in transit.
+	quietOutput = 100 * time.Millisecond
+	// lastOutput bounds the wait for output in transit when a signal or the time limit
+	// ends the run. At any end, it bounds the wait for a container that goes on writing.
+	lastOutput = time.Second
+	// stoppedOutput is the time without output after which nobody reads it, or its node
+	// does not answer.
+	stoppedOutput = 5 * time.Second
+	// outputBesideStuck bounds the wait when a pod that can never start ends the run.
+	outputBesideStuck = time.Minute
+)
+
 // followApart follows a workload in another process, so that a defect there does
 // not end the cluster. A mark follows each piece of output, so another process
 // can continue after the last mark if one ends.
@@ -42,7 +55,7 @@ func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []w
 	streams.Note = func(text string) { o.Log.Warn(text) }
 	streams.Inform = func(text string) { o.Log.Info(text) }
 	streams.Lose = func(text string, _ containerlog.Loss) { o.Log.Error(text) }
-	f := &followProcess{streams: streams, behind: map[string]int64{}}
+	f := newFollowProcess(streams)
 	for n := 1; ; n++ {
 		config.Followed = streams.Progress.Followed()
 		f.hold(-f.held) // the next process sends it again
@@ -70,10 +83,22 @@ type followProcess struct {
 	// output. changed is the time of the last change.
 	held    int64
 	changed time.Time
-	// behind counts the bytes that a node has and has not sent, by container.
-	behind map[string]int64
+	// waiting holds what is known of the output that was not received, by container.
+	waiting map[string]waitingOutput
+	// awaited holds the containers whose output was in transit when the run was to end.
+	awaited map[string]bool
 	// refused is set if the output cannot be written any more.
 	refused bool
+	// stuck is closed when a pod can never start.
+	stuck chan struct{}
+}
+
+// waitingOutput counts the bytes of a container that its node has and has not sent, and
+// the bytes of a line without an end.
+type waitingOutput struct{ onNode, ofLine int64 }
+
+func newFollowProcess(streams workload.Streams) *followProcess {
+	return &followProcess{streams: streams, waiting: map[string]waitingOutput{}, stuck: make(chan struct{})}
 }
 
 // result returns what the process sent in the end.
@@ -96,8 +121,8 @@ func (f *followProcess) unread() int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	sum := f.held
-	for _, behind := range f.behind {
-		sum += behind
+	for _, w := range f.waiting {
+		sum += w.onNode + w.ofLine
 	}
 	return sum
 }
@@ -109,21 +134,51 @@ func (f *followProcess) countUnread() {
 	}
 }
 
-// awaitOutput returns when no output is in transit, or at the limit.
-func (f *followProcess) awaitOutput(limit <-chan struct{}) {
+// awaitOutput returns true when no output is in transit, or none but that of containers
+// that go on writing. It returns false at the limit, and when output has stopped coming.
+func (f *followProcess) awaitOutput(limit <-chan struct{}) bool {
+	f.mu.Lock()
+	f.awaited = map[string]bool{}
+	for key, w := range f.waiting {
+		if w.onNode > 0 {
+			f.awaited[key] = true
+		}
+	}
+	if f.held > 0 {
+		f.awaited[anyBatch] = true
+	}
+	f.mu.Unlock()
 	for began := time.Now(); ; {
 		f.mu.Lock()
-		quiet := time.Since(began) > workload.QuietOutput && time.Since(f.changed) > workload.QuietOutput
+		passed := len(f.awaited) == 0
+		still := time.Since(later(began, f.changed))
+		inTransit := f.held
+		for _, w := range f.waiting {
+			inTransit += w.onNode
+		}
 		f.mu.Unlock()
-		if quiet && f.unread() == 0 {
-			return
+		switch {
+		case inTransit == 0 && still > quietOutput, passed && time.Since(began) > lastOutput:
+			return true
+		case still > stoppedOutput:
+			return false
 		}
 		select {
 		case <-limit:
-			return
-		case <-time.After(workload.QuietOutput / 10):
+			return false
+		case <-time.After(quietOutput / 10):
 		}
 	}
+}
+
+// anyBatch is the key in awaited of the batch that is being received or written.
+const anyBatch = ""
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // run runs one process until it ends. If it ends without a result, the error says
@@ -177,13 +232,13 @@ func (f *followProcess) run(ctx context.Context, config followConfig) error {
 		problem = group.Wait()
 		close(read)
 	}()
-	select {
-	case <-read:
-	case <-ctx.Done():
-		// Perhaps nobody reads the output any more, so limit the wait.
-		limit, stop := context.WithTimeout(context.WithoutCancel(ctx), workload.LastOutput)
+	// end ends the process after its last output. Perhaps nobody reads that.
+	end := func(ctx context.Context, bound time.Duration) error {
+		limit, stop := context.WithTimeout(ctx, bound)
 		defer stop()
-		f.awaitOutput(limit.Done())
+		if !f.awaitOutput(limit.Done()) {
+			stop()
+		}
 		_ = process.Process.Kill()
 		select {
 		case <-read:
@@ -191,6 +246,13 @@ func (f *followProcess) run(ctx context.Context, config followConfig) error {
 		}
 		_ = process.Wait()
 		return context.Cause(ctx)
+	}
+	select {
+	case <-read:
+	case <-f.stuck:
+		return end(ctx, outputBesideStuck)
+	case <-ctx.Done():
+		return end(context.WithoutCancel(ctx), lastOutput)
 	}
 	err = process.Wait()
 	if f.last.Result != nil {
@@ -212,8 +274,10 @@ func (f *followProcess) readEvents(from io.Reader) error {
 			return nil // the process has ended, perhaps in the middle of an event
 		}
 		switch {
-		case event.Result != nil:
-			f.last = event
+		case event.Result != nil && f.last.Result == nil:
+			if f.last = event; event.Stuck != nil {
+				close(f.stuck)
+			}
 		case event.Note != "":
 			f.streams.Note(event.Note)
 		case event.Inform != "":
@@ -246,7 +310,7 @@ func (f *followProcess) readOutput(from io.Reader) error {
 			return fmt.Errorf("decode a step: %w", err)
 		}
 		f.mu.Lock()
-		f.behind[step.Key] = step.Mark.Behind + int64(len(step.Mark.Out)+len(step.Mark.Err))
+		f.waiting[step.Key] = waitingOutput{step.Mark.Behind, int64(len(step.Mark.Out) + len(step.Mark.Err))}
 		f.mu.Unlock()
 		for _, b := range batch {
 			to := f.streams.Out
@@ -262,6 +326,12 @@ func (f *followProcess) readOutput(from io.Reader) error {
 			f.hold(-int64(len(b.Data)))
 		}
 		batch = batch[:0]
+		f.mu.Lock()
+		delete(f.awaited, anyBatch)
+		if step.Mark.Behind == 0 {
+			delete(f.awaited, step.Key)
+		}
+		f.mu.Unlock()
 		f.streams.Progress.Apply(step)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -49,8 +48,8 @@ type followEvent struct {
 	Note, Inform, Lose string
 	Loss               containerlog.Loss
 	Step               *workload.Step
-	// Result ends the events. Stuck or Error comes with it if the workload cannot
-	// start or following it failed.
+	// Result ends the events. Error comes with it if following the workload failed, and
+	// Stuck if a pod can never start; output of other pods may still come then.
 	Result *workload.Result
 	Stuck  *workload.NeverStarts
 	Error  string
@@ -94,11 +93,14 @@ func followHere() error {
 		Note:   func(text string) { sender.send(followEvent{Note: text}) },
 		Inform: func(text string) { sender.send(followEvent{Inform: text}) },
 		Lose:   func(text string, loss containerlog.Loss) { sender.send(followEvent{Lose: text, Loss: loss}) },
+		NeverStarts: func(stuck *workload.NeverStarts) {
+			sender.send(followEvent{Result: &workload.Result{}, Stuck: stuck})
+		},
 		NoPull: config.NoPull, IDs: config.IDs, Logs: selection,
 		Progress: workload.NewProgress(config.Followed, sender.step),
 	})
 	last := followEvent{Result: &result}
-	if err != nil && !errors.As(err, &last.Stuck) {
+	if err != nil {
 		last.Error = err.Error()
 	}
 	sender.send(last)

@@ -3,11 +3,15 @@ package launch
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"berth.dev/berth/internal/kube/containerlog"
 	"berth.dev/berth/internal/kube/workload"
@@ -29,7 +33,7 @@ func TestOutputIsForwardedUpToLastMark(t *testing.T) {
 	whole := sent.Bytes()
 	for cut := range whole {
 		var out strings.Builder
-		f := followProcess{streams: workload.Streams{Out: &out, Progress: &workload.Progress{}}, behind: map[string]int64{}}
+		f := newFollowProcess(workload.Streams{Out: &out, Progress: &workload.Progress{}})
 		if err := f.readOutput(bytes.NewReader(whole[:cut])); err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +57,7 @@ func TestUnforwardedOutputIsCounted(t *testing.T) {
 		}
 	}
 	read, out := io.Pipe()
-	f := followProcess{streams: workload.Streams{Out: out, Progress: &workload.Progress{}}, behind: map[string]int64{}}
+	f := newFollowProcess(workload.Streams{Out: out, Progress: &workload.Progress{}})
 	done := make(chan error)
 	go func() { done <- f.readOutput(&sent) }()
 	if _, err := io.ReadFull(read, make([]byte, 7)); err != nil {
@@ -87,9 +91,9 @@ func TestSupervisorKeepsWhatWasFollowed(t *testing.T) {
 	sender.send(followEvent{Lose: "output is lost", Loss: containerlog.Loss{Bytes: 7}})
 
 	var said string
-	f := followProcess{streams: workload.Streams{
+	f := newFollowProcess(workload.Streams{
 		Progress: &workload.Progress{}, Lose: func(text string, _ containerlog.Loss) { said = text },
-	}, behind: map[string]int64{}}
+	})
 	if err := errors.Join(f.readEvents(&events), f.readOutput(&output)); err != nil {
 		t.Fatal(err)
 	}
@@ -106,10 +110,61 @@ func TestSupervisorKeepsWhatWasFollowed(t *testing.T) {
 // A pod that can never start ends the run while other containers write.
 func TestUnreadOutputBesidePodThatNeverStartsIsCounted(t *testing.T) {
 	var lost containerlog.Loss
-	f := followProcess{behind: map[string]int64{"u/main": 1000}, held: 7, last: followEvent{Result: &workload.Result{}, Stuck: &workload.NeverStarts{}}}
-	f.streams.Progress, f.streams.Lose = &workload.Progress{}, func(_ string, loss containerlog.Loss) { lost = loss }
+	f := newFollowProcess(workload.Streams{Progress: &workload.Progress{}, Lose: func(_ string, loss containerlog.Loss) { lost = loss }})
+	f.waiting["u/main"] = waitingOutput{onNode: 1000}
+	f.held, f.last = 7, followEvent{Result: &workload.Result{}, Stuck: &workload.NeverStarts{}}
 	if _, err := f.result(); !errors.Is(err, f.last.Stuck) || lost.Bytes != 1007 {
 		t.Errorf("lost %v, %v", lost, err)
+	}
+}
+
+// A container prints lines, and its node announces what it has not sent yet.
+func TestLastOutputIsAwaited(t *testing.T) {
+	always := func(bytes int64) func(int) int64 { return func(int) int64 { return bytes } }
+	until := func(line int) func(int) int64 { return func(n int) int64 { return int64(max(0, line-n)) } }
+	for name, test := range map[string]struct {
+		before int64           // bytes on the node when the run is to end
+		behind func(int) int64 // and after each line
+		lines  int
+		every  time.Duration
+		flows  bool
+		want   time.Duration // of the bubble's clock, in seconds
+	}{
+		"there is none":                         {flows: true},
+		"it takes long":                         {before: 20, behind: until(20), lines: 20, every: time.Second, flows: true, want: 20 * time.Second},
+		"its container goes on":                 {behind: always(0), lines: 1000, every: quietOutput / 2, flows: true, want: lastOutput},
+		"its container goes on after the first": {before: 5, behind: until(5), lines: 1000, every: time.Second, flows: true, want: 5 * time.Second},
+		"it stops coming":                       {before: 9, behind: until(9), lines: 3, every: time.Second, want: 3*time.Second + stoppedOutput},
+		"it comes slowly":                       {before: 9, behind: always(1), lines: 1000, every: time.Second, want: outputBesideStuck},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				read, write := io.Pipe()
+				f := newFollowProcess(workload.Streams{Out: io.Discard, Progress: &workload.Progress{}})
+				f.waiting["u/main"] = waitingOutput{onNode: test.before, ofLine: 3}
+				var streams sync.WaitGroup
+				streams.Go(func() {
+					for n := range test.lines {
+						time.Sleep(test.every)
+						mark := workload.Step{Key: "u/main", Mark: workload.Mark{Behind: test.behind(n + 1), Out: []byte("part")}}
+						err := containerlog.Frame{Kind: containerlog.KindStdout, Data: []byte("line\n")}.Write(write)
+						if errors.Join(err, containerlog.WriteJSON(write, containerlog.KindPosition, mark)) != nil {
+							return
+						}
+					}
+				})
+				streams.Go(func() { _ = f.readOutput(read) })
+				limit, stop := context.WithTimeout(t.Context(), outputBesideStuck)
+				defer stop()
+				began := time.Now()
+				flows := f.awaitOutput(limit.Done())
+				if after := time.Since(began).Round(time.Second); flows != test.flows || after != test.want {
+					t.Errorf("%v after %s, want %v after %s", flows, after, test.flows, test.want)
+				}
+				read.Close()
+				streams.Wait()
+			})
+		})
 	}
 }
 

@@ -29,6 +29,9 @@ type Streams struct {
 	Lose func(string, containerlog.Loss)
 	// Inform is Note for messages that need no attention.
 	Inform func(string)
+	// NeverStarts is called if waiting for a pod is of no use. After that, Follow only
+	// passes on the output of other pods, until its context ends.
+	NeverStarts func(*NeverStarts)
 	// NoPull says that no image can come from the network, so that waiting
 	// for one is of no use.
 	NoPull bool
@@ -74,9 +77,8 @@ type follower struct {
 }
 
 // Follow streams the logs of the pods that the objects run, and returns when
-// all that end by themselves have ended. Where nothing ends by itself, it
-// returns with the context. An error of type *NeverStarts says that waiting
-// longer is of no use.
+// all that end by themselves have ended. Where nothing ends by itself, or a pod can
+// never start, it returns with the context.
 func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) (Result, error) {
 	found, err := targets(objects)
 	if err != nil {
@@ -166,8 +168,8 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 				f.streams.Note(note)
 			}
 			if err != nil {
-				f.logs.waitBriefly(ctx, changes, func(c change) error { return f.handleChange(ctx, c) })
-				return Result{}, err
+				f.streams.NeverStarts(err)
+				return Result{}, f.passOn(ctx, changes)
 			}
 		}
 	}
@@ -176,6 +178,20 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 	err := f.logs.wait(ctx, changes, func(c change) error { return f.handleChange(ctx, c) })
 	f.result.Lost = f.logs.lost.String()
 	return f.result, err
+}
+
+// passOn passes on the output of pods until ctx ends.
+func (f *follower) passOn(ctx context.Context, changes <-chan change) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case c := <-changes:
+			_ = f.handleChange(ctx, c) // the run ends for another reason
+		case <-f.logs.ended:
+			f.logs.retry(ctx)
+		}
+	}
 }
 
 func (f *follower) handleChange(ctx context.Context, c change) error {

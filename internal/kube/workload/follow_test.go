@@ -374,10 +374,12 @@ func TestFailedJobReportsItsPod(t *testing.T) {
 	follow := func() (Result, error) {
 		server := httptest.NewServer(failedJob{&fakeAPI{pod: pod}})
 		defer server.Close()
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
+		limit, stop := context.WithTimeout(t.Context(), 20*time.Second)
+		defer stop()
+		ctx, cancel := context.WithCancelCause(limit)
+		defer cancel(nil)
 		return testClient(t, server.URL).Follow(ctx, []Object{{Unstructured: &unstructured.Unstructured{Object: jobObject(nil)}}},
-			Streams{Out: io.Discard, Err: io.Discard, Note: func(string) {}})
+			Streams{Out: io.Discard, Err: io.Discard, Note: func(string) {}, NeverStarts: func(never *NeverStarts) { cancel(never) }})
 	}
 	terminated["message"] = "no input"
 	result, err := follow()

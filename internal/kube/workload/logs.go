@@ -23,11 +23,6 @@ const (
 	// until nothing has come for serverQuiet, and no longer than serverLast.
 	serverQuiet = 500 * time.Millisecond
 	serverLast  = 5 * time.Second
-	// LastOutput bounds the wait for output in transit when a run ends before its
-	// containers. QuietOutput is the time without output after which none is in
-	// transit.
-	LastOutput  = time.Second
-	QuietOutput = 100 * time.Millisecond
 )
 
 // logs copies the output of containers to the workload's streams. Each node
@@ -41,7 +36,7 @@ type logs struct {
 	plain bool
 	pause time.Duration // resumePause
 	// These are the constants of the same names.
-	lostAfter, incompleteAfter, roleAbsent, lastOutput time.Duration
+	lostAfter, incompleteAfter, roleAbsent time.Duration
 	// nodes holds the streams from nodes by pod and container.
 	nodes map[string]*nodeStream
 	// queue holds the streams of plain output that have not ended, in the order of
@@ -72,7 +67,7 @@ type logs struct {
 func newLogs(client *Client, streams Streams, plain bool) *logs {
 	return &logs{
 		client: client, streams: streams, plain: plain, pause: resumePause, lostAfter: lostAfter,
-		incompleteAfter: incompleteAfter, roleAbsent: roleAbsent, lastOutput: LastOutput, ended: make(chan struct{}, 1),
+		incompleteAfter: incompleteAfter, roleAbsent: roleAbsent, ended: make(chan struct{}, 1),
 		nodes: map[string]*nodeStream{}, pods: map[string]*corev1.Pod{}, servers: map[types.UID]bool{},
 		followed: map[string][]*stream{}, latest: map[string][]*stream{},
 	}
@@ -379,41 +374,6 @@ func (l *logs) wait(ctx context.Context, changes <-chan change, handle func(chan
 		case <-ticker.C:
 		}
 	}
-}
-
-// waitBriefly returns when no output is in transit, or after lastOutput. The run ends
-// while containers run.
-func (l *logs) waitBriefly(ctx context.Context, changes <-chan change, handle func(change) error) {
-	ctx, cancel := context.WithTimeout(ctx, l.lastOutput)
-	defer cancel()
-	ticker := time.NewTicker(QuietOutput / 10)
-	defer ticker.Stop()
-	l.passed.Store(time.Now().UnixNano())
-	for l.behind() > 0 || l.busy.Load() || time.Since(time.Unix(0, l.passed.Load())) < QuietOutput {
-		select {
-		case <-ctx.Done():
-			return
-		case c := <-changes:
-			_ = handle(c) // the run ends for another reason
-		case <-l.ended:
-			l.retry(ctx)
-		case <-ticker.C:
-		}
-	}
-}
-
-// behind counts the bytes that nodes have announced and not sent.
-func (l *logs) behind() (sum int64) {
-	for _, s := range l.nodes {
-		select {
-		case <-s.done: // what is missing was reported
-		default:
-			s.mu.Lock()
-			sum += s.mark.Behind
-			s.mu.Unlock()
-		}
-	}
-	return sum
 }
 
 // nodesRun reports whether a node still gives a log.

@@ -141,7 +141,7 @@ func (s *stuckPods) groups() []map[types.UID]*waiting {
 
 // overdue returns the error of the object that has waited too long. Of several, it
 // chooses the one that has waited longest.
-func (s *stuckPods) overdue(now time.Time) error {
+func (s *stuckPods) overdue(now time.Time) *NeverStarts {
 	var worst *NeverStarts
 	var since time.Time
 	for _, group := range s.groups() {
@@ -162,9 +162,6 @@ func (s *stuckPods) overdue(now time.Time) error {
 				worst, since = t.err, began
 			}
 		}
-	}
-	if worst == nil {
-		return nil
 	}
 	return worst
 }
