@@ -59,8 +59,8 @@ var layers = map[string][]string{
 	"internal/node/dnsconf":        {"internal/base/cluster"},
 	"internal/node/sandbox":        {"internal/base/linux"},
 
-	"internal/network/egress":     {"internal/base/linux"},
-	"internal/network/fastpath":   {"internal/base/linux", "internal/network/fastpath/filter", "internal/network/fastpath/sock"},
+	"internal/network/egress":     {"internal/base/linux", "internal/network/share"},
+	"internal/network/fastpath":   {"internal/base/linux", "internal/network/fastpath/filter", "internal/network/fastpath/sock", "internal/network/share"},
 	"internal/network/overlay":    {"internal/base/linux"},
 	"internal/network/servicemap": {"internal/base/linux", "internal/network/policy"},
 

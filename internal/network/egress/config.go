@@ -28,7 +28,8 @@ type Config struct {
 
 	// Connections bounds the TCP connections at one time, Flows the UDP and
 	// echo flows. A connection too many is reset, and so is one of a pod that
-	// has more than its share. A flow too many ends the one that has been idle longest.
+	// has more than its share. A flow too many ends
+	// the one that has been idle longest of the pod with the most.
 	Connections, Flows int
 	// Attempts bounds the connections that wait for the host's answer. When there
 	// are as many, a pod with few gets the place of one with many, and a SYN of the

@@ -33,14 +33,14 @@ func (e *engine) answerQuery(ctx context.Context, pod netip.AddrPort, query []by
 		e.Counters.dropped.Add(1)
 		return
 	}
-	if !e.dns.shares.take(pod.Addr()) {
+	if !e.dns.shares.Take(pod.Addr()) {
 		// Silence makes the pod repeat the query.
 		e.Counters.overflow.Add(1)
-		e.Log.Warn(fmt.Sprintf("dropped DNS queries of pod %v: too many of them wait for the host's name servers", pod.Addr()))
+		e.warnOnce(fmt.Sprintf("dropped DNS queries of pod %v: too many of them wait for the host's name servers", pod.Addr()))
 		return
 	}
 	if !e.workers.start() {
-		e.dns.shares.give(pod.Addr())
+		e.dns.shares.Give(pod.Addr())
 		return
 	}
 	query = slices.Clone(query)
@@ -48,7 +48,7 @@ func (e *engine) answerQuery(ctx context.Context, pod netip.AddrPort, query []by
 	go func() {
 		defer e.workers.group.Done()
 		defer e.Counters.dns.leave()
-		defer e.dns.shares.give(pod.Addr())
+		defer e.dns.shares.Give(pod.Addr())
 		answer := e.dns.ask(ctx, query)
 		if answer == nil {
 			e.Counters.failed.Add(1)

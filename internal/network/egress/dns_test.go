@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"berth.dev/berth/internal/network/share"
 	"berth.dev/berth/internal/testutil"
 )
 
@@ -151,7 +152,7 @@ func TestOnePodCannotTakeAllQueries(t *testing.T) {
 	writeResolvConf(t, path, "127.0.0.62")
 	e := fuzzedEngine(t)
 	e.dns = newResolver(path)
-	e.dns.shares = newShares(16)
+	e.dns.shares = share.New(16)
 	e.Log = slog.New(slog.DiscardHandler)
 	ctx, cancel := context.WithCancel(t.Context())
 	for id := range uint16(100) {
@@ -167,8 +168,8 @@ func TestOnePodCannotTakeAllQueries(t *testing.T) {
 	}
 	cancel()
 	e.workers.wait()
-	if e.dns.shares.total != 0 {
-		t.Errorf("%d places are left", e.dns.shares.total)
+	if e.dns.shares.Taken() != 0 {
+		t.Errorf("%d places are left", e.dns.shares.Taken())
 	}
 }
 

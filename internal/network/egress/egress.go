@@ -16,6 +16,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+
+	"berth.dev/berth/internal/network/share"
 )
 
 // nic is the number of the stack's only interface.
@@ -32,8 +34,9 @@ type engine struct {
 	// workers are the goroutines of connections and queries.
 	workers  workers
 	attempts *attempts
-	shares   *shares
+	shares   *share.Places
 	warnEcho sync.Once
+	warned   sync.Map // texts
 }
 
 // Run forwards what comes out of the TUN device until ctx ends (nil) or the
@@ -61,7 +64,7 @@ func Run(ctx context.Context, tun *os.File, config Config) error {
 		link:   link,
 		dns:    newResolver(config.ResolvConf),
 	}
-	e.flows, e.attempts, e.shares = newFlowTable(e), newAttempts(e), newShares(e.Connections)
+	e.flows, e.attempts, e.shares = newFlowTable(e), newAttempts(e), share.New(e.Connections)
 	if err := e.startStack(ctx); err != nil {
 		return err
 	}
@@ -174,6 +177,13 @@ func (e *engine) inspect(protocol tcpip.NetworkProtocolNumber, packet *stack.Pac
 		return true
 	}
 	return false
+}
+
+// warnOnce logs a warning about a pod if it is the first with this text.
+func (e *engine) warnOnce(text string) {
+	if _, known := e.warned.LoadOrStore(text, true); !known {
+		e.Log.Warn(text)
+	}
 }
 
 // workers counts goroutines that the stack starts, so no group can own them.

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"sync"
@@ -55,6 +56,7 @@ type flowTable struct {
 	readers sync.WaitGroup
 	mu      sync.Mutex
 	flows   map[flowKey]*flow
+	ofPod   map[netip.Addr]int // number of flows
 	ports   map[netip.AddrPort]*sharedPort
 	sweeper *time.Timer
 	closed  bool
@@ -71,6 +73,7 @@ func newFlowTable(e *engine) *flowTable {
 		engine: e,
 		birth:  time.Now(),
 		flows:  make(map[flowKey]*flow),
+		ofPod:  make(map[netip.Addr]int),
 		ports:  make(map[netip.AddrPort]*sharedPort),
 	}
 }
@@ -102,6 +105,7 @@ func (t *flowTable) find(key flowKey, open func(*flow) error) (*flow, error) {
 		t.evict()
 	}
 	t.flows[key] = created
+	t.ofPod[key.pod.Addr()]++
 	if created.port != 0 {
 		if shared := t.ports[key.pod]; shared == nil {
 			t.ports[key.pod] = &sharedPort{port: created.port, users: 1}
@@ -129,18 +133,24 @@ func (t *flowTable) hostPort(pod netip.AddrPort) (uint16, bool) {
 	return 0, false
 }
 
-// evict ends the flow that has been idle longest. The caller holds the lock.
+// evict ends the flow that has been idle longest of the pod that has the most. The
+// caller holds the lock.
 func (t *flowTable) evict() {
+	var most netip.Addr
+	for pod, flows := range t.ofPod {
+		if flows > t.ofPod[most] {
+			most = pod
+		}
+	}
 	var oldest *flow
 	for _, f := range t.flows {
-		if oldest == nil || f.used.Load() < oldest.used.Load() {
+		if f.key.pod.Addr() == most && (oldest == nil || f.used.Load() < oldest.used.Load()) {
 			oldest = f
 		}
 	}
-	if oldest != nil {
-		t.engine.Counters.overflow.Add(1)
-		t.remove(oldest)
-	}
+	t.engine.Counters.overflow.Add(1)
+	t.engine.warnOnce(fmt.Sprintf("ended idle UDP flows to the outside: the pods have %d, most of them pod %v", t.engine.Flows, most))
+	t.remove(oldest)
 }
 
 // remove closes a flow. The caller holds the lock.
@@ -149,6 +159,9 @@ func (t *flowTable) remove(f *flow) {
 		return
 	}
 	delete(t.flows, f.key)
+	if t.ofPod[f.key.pod.Addr()]--; t.ofPod[f.key.pod.Addr()] == 0 {
+		delete(t.ofPod, f.key.pod.Addr())
+	}
 	if shared := t.ports[f.key.pod]; shared != nil && f.port != 0 {
 		if shared.users--; shared.users == 0 {
 			delete(t.ports, f.key.pod)

@@ -14,6 +14,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 
+	"berth.dev/berth/internal/network/share"
 	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
@@ -58,7 +59,7 @@ func fuzzedEngine(f testing.TB) *engine {
 	config.Refuse = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 	e := &engine{Config: config, policy: newPolicy(config), dns: newResolver(os.DevNull)}
 	e.link = &link{file: null, fd: int(null.Fd()), mtu: 65520, dropped: &config.Counters.dropped}
-	e.flows, e.attempts, e.shares = newFlowTable(e), newAttempts(e), newShares(config.Connections)
+	e.flows, e.attempts, e.shares = newFlowTable(e), newAttempts(e), share.New(config.Connections)
 	if err := e.startStack(f.Context()); err != nil {
 		f.Fatal(err)
 	}

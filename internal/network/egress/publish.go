@@ -81,13 +81,13 @@ func (e *engine) enter(ctx context.Context, outside *net.TCPConn, to netip.AddrP
 	open := e.Counters.tcp.enter()
 	defer e.Counters.tcp.leave()
 	from := outside.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-	if !e.shares.take(from) {
+	if !e.shares.Take(from) {
 		e.Counters.overflow.Add(1)
 		e.Log.Debug("connection into the cluster reset, too many are open", "from", from, "to", to)
 		_ = outside.SetLinger(0) // fails only when closed
 		return
 	}
-	defer e.shares.give(from)
+	defer e.shares.Give(from)
 	inside, queue, err := e.dialInside(ctx, e.clientInside(from, to.Addr()), to, open)
 	if err != nil {
 		e.Counters.failed.Add(1)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"berth.dev/berth/internal/network/share"
 )
 
 const dnsPort = 53
@@ -53,7 +55,7 @@ func HostResolvers(path string) (Resolvers, error) {
 type resolver struct {
 	path string
 	// shares bounds the queries under way, of each pod and of all.
-	shares *shares
+	shares *share.Places
 
 	mu      sync.Mutex
 	checked time.Time
@@ -81,7 +83,7 @@ const (
 )
 
 func newResolver(path string) *resolver {
-	return &resolver{path: path, shares: newShares(queries)}
+	return &resolver{path: path, shares: share.New(queries)}
 }
 
 // servers returns the servers, sorted by preference.

@@ -88,13 +88,14 @@ func (e *engine) connect(ctx context.Context, request *tcp.ForwarderRequest) {
 	}
 	open := e.Counters.tcp.enter()
 	defer e.Counters.tcp.leave()
-	if !e.shares.take(pod.Addr()) {
+	if !e.shares.Take(pod.Addr()) {
 		e.Counters.overflow.Add(1)
-		e.Log.Warn("reset connection, too many are open", "from", pod, "to", remote, "limit of all pods", e.Connections)
+		e.Log.Debug("reset connection, too many are open", "from", pod, "to", remote)
+		e.warnOnce(fmt.Sprintf("reset connection, too many are open: pod %v has its share of %d", pod.Addr(), e.Connections))
 		finish(true)
 		return
 	}
-	defer e.shares.give(pod.Addr())
+	defer e.shares.Give(pod.Addr())
 	outside, err := e.dial(attempt.ctx, target)
 	e.attempts.answered(attempt)
 	if err != nil {

@@ -1,0 +1,58 @@
+// Package share divides a number of places among pods, so that one pod cannot take
+// all of them. It does not know what a place is, and has no queue.
+package share
+
+import (
+	"net/netip"
+	"sync"
+)
+
+// factor bounds the places of one pod to a multiple of the places that remain free
+// for all. A single pod gets 3/4 of them, two pods get 3/7 each. A pod that comes
+// later always finds some that are free. See Choudhury and Hahne, "Dynamic queue
+// length thresholds for shared-memory packet switches" (1998).
+const factor = 3
+
+// Places counts the taken places of each pod. Its methods may be called
+// concurrently.
+type Places struct {
+	mu    sync.Mutex
+	limit int
+	of    map[netip.Addr]int
+	taken int
+}
+
+// New returns places for all pods together.
+func New(limit int) *Places {
+	return &Places{limit: limit, of: make(map[netip.Addr]int)}
+}
+
+// Take reports whether a pod may have a further place. The caller calls Give when
+// it has become free.
+func (p *Places) Take(pod netip.Addr) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.of[pod] >= factor*(p.limit-p.taken) {
+		return false
+	}
+	p.of[pod]++
+	p.taken++
+	return true
+}
+
+// Give frees a place of a pod.
+func (p *Places) Give(pod netip.Addr) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.taken--
+	if p.of[pod]--; p.of[pod] == 0 {
+		delete(p.of, pod)
+	}
+}
+
+// Taken returns the number of places that pods have.
+func (p *Places) Taken() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.taken
+}
