@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -21,12 +22,17 @@ func (conflicting) Update(context.Context, *unstructured.Unstructured, metav1.Up
 }
 
 // strict refuses annotations that are too long, as an API server does.
-type strict struct{ dynamic.ResourceInterface }
+type strict struct {
+	dynamic.ResourceInterface
+	// accepted counts the updates that it has not refused.
+	accepted atomic.Int32
+}
 
-func (s strict) Update(ctx context.Context, lease *unstructured.Unstructured, options metav1.UpdateOptions, _ ...string) (*unstructured.Unstructured, error) {
+func (s *strict) Update(ctx context.Context, lease *unstructured.Unstructured, options metav1.UpdateOptions, _ ...string) (*unstructured.Unstructured, error) {
 	if errs := validation.ValidateAnnotations(lease.GetAnnotations(), field.NewPath("metadata", "annotations")); len(errs) > 0 {
 		return nil, apierrors.NewInvalid(lease.GroupVersionKind().GroupKind(), leaseName, errs)
 	}
+	s.accepted.Add(1)
 	return s.ResourceInterface.Update(ctx, lease, options)
 }
 
@@ -36,4 +42,58 @@ type silent struct{ dynamic.ResourceInterface }
 func (silent) Update(ctx context.Context, _ *unstructured.Unstructured, _ metav1.UpdateOptions, _ ...string) (*unstructured.Unstructured, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
+}
+
+// slow answers the first update when another one has begun, which it does not answer.
+type slow struct {
+	dynamic.ResourceInterface
+	begun, answered atomic.Bool
+	another         chan struct{}
+}
+
+func (s *slow) Update(ctx context.Context, lease *unstructured.Unstructured, options metav1.UpdateOptions, _ ...string) (*unstructured.Unstructured, error) {
+	switch {
+	case s.answered.Load():
+	case s.begun.Swap(true):
+		close(s.another)
+		<-ctx.Done()
+	default:
+		select {
+		case <-s.another:
+			s.answered.Store(true)
+		case <-ctx.Done():
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return s.ResourceInterface.Update(ctx, lease, options)
+}
+
+// conflictingOnce refuses the first update with a conflict.
+type conflictingOnce struct {
+	dynamic.ResourceInterface
+	updates int
+}
+
+func (c *conflictingOnce) Update(ctx context.Context, lease *unstructured.Unstructured, options metav1.UpdateOptions, _ ...string) (*unstructured.Unstructured, error) {
+	if c.updates++; c.updates == 1 {
+		return conflicting{}.Update(ctx, lease, options)
+	}
+	return c.ResourceInterface.Update(ctx, lease, options)
+}
+
+// taken refuses updates with a conflict: node n2 holds the lease.
+type taken struct{ dynamic.ResourceInterface }
+
+func (taken) Update(ctx context.Context, lease *unstructured.Unstructured, options metav1.UpdateOptions, _ ...string) (*unstructured.Unstructured, error) {
+	return conflicting{}.Update(ctx, lease, options)
+}
+
+func (t taken) Get(ctx context.Context, name string, options metav1.GetOptions, _ ...string) (*unstructured.Unstructured, error) {
+	lease, err := t.ResourceInterface.Get(ctx, name, options)
+	if err == nil {
+		err = unstructured.SetNestedField(lease.Object, "n2", "spec", "holderIdentity")
+	}
+	return lease, err
 }

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -32,13 +31,17 @@ var errLost = errors.New("this node no longer leads the run")
 type Lease struct {
 	// Duration is the time after which a lease expires that nobody renews. Its
 	// holder gives up earlier, after Deadline without a renewal. Period is the
-	// interval between renewals. New sets all three.
-	Duration, Deadline, Period time.Duration
+	// interval between renewals. An attempt without an answer for Retry is followed by
+	// another one. New sets all four.
+	Duration, Deadline, Period, Retry time.Duration
 
 	leases dynamic.ResourceInterface
 	node   string
 	// last is the object as this node last read or wrote it.
 	last *unstructured.Unstructured
+	// renewed is the time just before this node sent the last write that succeeded.
+	// Other nodes see that write later, so for them the lease expires later.
+	renewed time.Time
 }
 
 // New returns a node's view of the lease without a request. Its times allow for
@@ -46,7 +49,7 @@ type Lease struct {
 func New(client dynamic.Interface, node string) *Lease {
 	leases := schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 	return &Lease{
-		Duration: 12 * time.Second, Deadline: 9 * time.Second, Period: time.Second,
+		Duration: 12 * time.Second, Deadline: 9 * time.Second, Period: time.Second, Retry: 3 * time.Second,
 		leases: client.Resource(leases).Namespace(metav1.NamespaceSystem), node: node,
 	}
 }
@@ -58,6 +61,7 @@ func (l *Lease) Acquire(ctx context.Context) (err error) {
 		"metadata": map[string]any{"name": leaseName},
 	}}
 	l.setHolder(fresh, "")
+	l.renewed = time.Now()
 	if l.last, err = l.leases.Create(ctx, fresh, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("acquire the lease %s: %w", leaseName, err)
 	}
@@ -72,57 +76,6 @@ func (l *Lease) setHolder(lease *unstructured.Unstructured, note string) {
 		"leaseDurationSeconds": int64(l.Duration / time.Second),
 		"renewTime":            metav1.NowMicro().UTC().Format(metav1.RFC3339Micro),
 	}
-}
-
-// Renew renews the lease periodically until ctx ends, and then returns nil. It
-// returns an errLost when another node holds the lease, or could. Each renewal
-// stores the result of note for the successor. If the API server refuses a note, the
-// last one that it has accepted stays.
-func (l *Lease) Renew(ctx context.Context, note func() string) error {
-	ticker := time.NewTicker(l.Period)
-	defer ticker.Stop()
-	renewed := time.Now()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
-		err := l.renew(ctx, note())
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err == nil:
-			renewed = time.Now()
-		case errors.Is(err, errLost):
-			return err
-		case time.Since(renewed) > l.Deadline:
-			return fmt.Errorf("%w: lease %s was not renewed for %s: %w", errLost, leaseName, l.Deadline, err)
-		}
-	}
-}
-
-// renew writes the lease, and reads it after a conflict.
-func (l *Lease) renew(ctx context.Context, note string) error {
-	ctx, cancel := context.WithTimeout(ctx, l.Deadline/2)
-	defer cancel()
-	err := l.write(ctx, note)
-	if apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
-		err = l.write(ctx, l.last.GetAnnotations()[noteKey])
-	}
-	if !apierrors.IsConflict(err) {
-		return err
-	}
-	// Either the answer to an earlier write was lost, or another node wrote.
-	seen, err := l.leases.Get(ctx, leaseName, metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	if who := holder(seen); who != l.node {
-		return fmt.Errorf("%w: node %s does", errLost, who)
-	}
-	l.last = seen
-	return nil
 }
 
 // AwaitExpiry waits until the lease has not been renewed for its duration, and
@@ -169,19 +122,21 @@ func (l *Lease) read(ctx context.Context) (bool, error) {
 func (l *Lease) takeOver(ctx context.Context, note string) error {
 	ctx, cancel := context.WithTimeout(ctx, l.Deadline/2)
 	defer cancel()
-	return l.write(ctx, note)
+	a := l.write(ctx, l.last, note)
+	if a.err == nil {
+		l.last, l.renewed = a.written, a.sent
+	}
+	return a.err
 }
 
 // write stores the lease with this node as its holder. It fails if the lease has
-// changed since it was read.
-func (l *Lease) write(ctx context.Context, note string) error {
-	mine := l.last.DeepCopy()
+// changed since last was read or written.
+func (l *Lease) write(ctx context.Context, last *unstructured.Unstructured, note string) attempt {
+	mine := last.DeepCopy()
 	l.setHolder(mine, note)
+	sent := time.Now()
 	written, err := l.leases.Update(ctx, mine, metav1.UpdateOptions{})
-	if err == nil {
-		l.last = written
-	}
-	return err
+	return attempt{sent, written, err}
 }
 
 func holder(lease *unstructured.Unstructured) string {

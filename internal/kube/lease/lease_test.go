@@ -23,6 +23,7 @@ func newClient() dynamic.Interface {
 func newLease(client dynamic.Interface, node string) *Lease {
 	l := New(client, node)
 	l.Duration, l.Deadline, l.Period = 100*time.Millisecond, 10*time.Second, time.Millisecond
+	l.Retry = 10 * time.Second
 	return l
 }
 
@@ -86,7 +87,8 @@ func TestRefusedNoteDoesNotEndTheLease(t *testing.T) {
 	defer cancel()
 	client := newClient()
 	first := newLease(client, "n1")
-	first.leases, first.Deadline = strict{first.leases}, 20*time.Millisecond
+	refusing := &strict{ResourceInterface: first.leases}
+	first.leases = refusing
 	if err := first.Acquire(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +98,7 @@ func TestRefusedNoteDoesNotEndTheLease(t *testing.T) {
 		switch notes++; {
 		case notes == 1:
 			return "accepted"
-		case notes == 100: // far later than the deadline
+		case refusing.accepted.Load() == 3: // the first note, which stays in two renewals
 			stop()
 		}
 		return strings.Repeat("x", 256<<10)
@@ -120,5 +122,93 @@ func TestRenewFailsWithoutAnAPIServer(t *testing.T) {
 	defer cancel()
 	if err := first.Renew(ctx, func() string { return "" }); !errors.Is(err, errLost) {
 		t.Errorf("renewing without an API server returned %v", err)
+	}
+}
+
+// A busy API server answers late. The test's server answers the first attempt only
+// when another one has begun, and that one never.
+func TestSlowAnswerRenewsTheLease(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	first := newLease(newClient(), "n1")
+	if err := first.Acquire(ctx); err != nil {
+		t.Fatal(err)
+	}
+	server := &slow{ResourceInterface: first.leases, another: make(chan struct{})}
+	first.leases, first.Retry, first.Duration = server, time.Millisecond, time.Hour
+	holding, stop := context.WithCancel(ctx)
+	if err := first.Renew(holding, func() string {
+		if server.answered.Load() {
+			stop()
+		}
+		return ""
+	}); err != nil || !server.answered.Load() {
+		t.Errorf("Renew returned %v; answered: %v", err, server.answered.Load())
+	}
+}
+
+// A successor counts from the moment when it sees a renewal. So the holder counts from
+// the moment before it sent the renewal, and not from the late answer.
+func TestHolderCountsFromBeforeTheRequest(t *testing.T) {
+	l := newLease(newClient(), "n1")
+	r := &renewal{Lease: l, expiry: time.NewTimer(time.Hour), running: 1}
+	sent := time.Now().Add(-l.Deadline - time.Second)
+	if err := r.end(attempt{sent: sent}); err != nil || !l.renewed.Equal(sent) {
+		t.Errorf("the lease counts from %v, not from %v; %v", l.renewed, sent, err)
+	}
+	l.Duration = time.Hour // this process was not stopped
+	<-r.expiry.C
+	if err := r.expire(t.Context(), nil); !errors.Is(err, errLost) {
+		t.Errorf("a late answer extended the lease: %v", err)
+	}
+}
+
+// A conflict with an earlier attempt of this node does not tell when that one has
+// renewed the lease, so the lease is written again.
+func TestConflictWithAnEarlierAttemptWritesAgain(t *testing.T) {
+	l := newLease(newClient(), "n1")
+	if err := l.Acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	server := &conflictingOnce{ResourceInterface: l.leases}
+	l.leases = server
+	if a := l.renew(t.Context(), l.last, "again"); a.err != nil || a.written == nil || a.written.GetAnnotations()[noteKey] != "again" || server.updates != 2 {
+		t.Errorf("after %d writes: %+v", server.updates, a)
+	}
+}
+
+// A process that was stopped for longer than the lease lasts asks who holds it.
+func TestStoppedHolderAsksWhetherItStillLeads(t *testing.T) {
+	begin := func() (*Lease, *renewal) {
+		l := newLease(newClient(), "n1")
+		if err := l.Acquire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		l.renewed = time.Now().Add(-time.Minute)
+		return l, &renewal{Lease: l, expiry: time.NewTimer(time.Hour), finished: make(chan attempt, maxAttempts), problem: errNoAnswer}
+	}
+	note := func() string { return "" }
+	l, r := begin()
+	if err := r.expire(t.Context(), note); err != nil {
+		t.Fatalf("it did not ask: %v", err)
+	}
+	if err := r.end(<-r.finished); err != nil || time.Since(l.renewed) > 50*time.Second {
+		t.Errorf("no other node leads: %v; renewed %v ago", err, time.Since(l.renewed))
+	}
+	l, r = begin()
+	l.leases = taken{l.leases}
+	if err := r.expire(t.Context(), note); err != nil {
+		t.Fatalf("it did not ask: %v", err)
+	}
+	if err := r.end(<-r.finished); !errors.Is(err, errLost) {
+		t.Errorf("another node leads: %v", err)
+	}
+	l, r = begin()
+	l.leases = silent{l.leases}
+	if err := r.expire(t.Context(), note); err != nil {
+		t.Fatalf("it did not ask: %v", err)
+	}
+	if err := r.expire(t.Context(), note); !errors.Is(err, errLost) {
+		t.Errorf("without an answer: %v", err)
 	}
 }
