@@ -101,5 +101,17 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 	if err := r.listenForDown(ctx, requestEnd); err != nil {
 		return 0, err
 	}
-	return r.runWorkload(signalled, ctx)
+	code, err := r.runWorkload(signalled, ctx)
+	r.awaitNodes(ctx, signalled)
+	return code, err
+}
+
+// awaitNodes waits until the other nodes have found this new head or are lost. The
+// workload may have ended before this node became the head, and a node that finds no
+// head looks for one for a minute.
+func (r *run) awaitNodes(ctx, signalled context.Context) {
+	waiting, stop := context.WithCancel(signalled)
+	defer stop()
+	defer context.AfterFunc(ctx, stop)()
+	_ = r.monitor.AwaitExpected(waiting) // the reason of the end is known
 }

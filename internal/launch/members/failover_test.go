@@ -207,3 +207,49 @@ func TestNodesThatEndAfterTheHeadLeftAreNotLost(t *testing.T) {
 		t.Error("the monitor goes on after this node has left")
 	}
 }
+
+// A workload may end before the other nodes have found the new head. They learn of the
+// end from it, or they would look for a head for a minute.
+func TestNodeThatFindsTheNewHeadLateLearnsOfTheEnd(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := newFailover([]cluster.Offer{{RunID: "a"}, {RunID: "b"}, {RunID: "c"}, {RunID: "d"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan := cluster.Plan{Index: 1, Members: []cluster.Member{{Name: "n1"}, {Name: "n2"}, {Name: "n3"}, {Name: "n4"}}}
+	head := testMembers("n2", s)
+	monitor, err := head.BecomeHead(ctx, plan, "n1", MonitorConfig{
+		Reporter: silent{}, Replicas: []string{"n1", "n2", "n3"},
+		GiveUp: func(err error) { t.Errorf("the run is ended: %v", err) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	for i, node := range []string{"n3", "n4"} {
+		go func() {
+			member := testMembers(node, s)
+			if err := member.connect(ctx); err != nil {
+				ended <- err
+				return
+			}
+			_, err := member.introduce(ctx, hello{Version: cluster.Version(), Offer: cluster.Offer{RunID: s.RunIDs[2+i]}, Returning: true})
+			for err == nil {
+				var request ImportRequest
+				err = member.head().Receive(ctx, &request)
+			}
+			ended <- err
+		}()
+	}
+	if err := monitor.AwaitExpected(ctx); err != nil {
+		t.Error(err)
+	}
+	head.Leave("the run has ended")
+	for range 2 {
+		var closed *rendezvous.ClosedError
+		if err := <-ended; !errors.As(err, &closed) || closed.Here {
+			t.Errorf("a node does not learn of the end: %v", err)
+		}
+	}
+}

@@ -83,7 +83,7 @@ func (m *Monitor) BringImages(ctx context.Context, archives []archive.Archive, h
 		return exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	defer server.Close()
-	if err := m.awaitExpected(ctx); err != nil {
+	if err := m.AwaitExpected(ctx); err != nil {
 		return err
 	}
 	results := make(chan error)

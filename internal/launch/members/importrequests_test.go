@@ -32,11 +32,11 @@ func TestNewHeadImportsImagesOnceNodesConnected(t *testing.T) {
 	a := &Monitor{}
 	a.expected.Add(1)
 	cancel()
-	if err := a.awaitExpected(ctx); !errors.Is(err, context.Canceled) {
+	if err := a.AwaitExpected(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("it does not wait for a node that is on its way: %v", err)
 	}
 	a.expect(ctx, &member{name: "n3"}) // until the end of ctx
-	if err := a.awaitExpected(t.Context()); err != nil {
+	if err := a.AwaitExpected(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

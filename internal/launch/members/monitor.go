@@ -234,9 +234,9 @@ func (m *Monitor) returnToService(ctx context.Context, w *member) {
 	m.warn(ctx, m.Reporter.Regain(ctx, w.node))
 }
 
-// awaitExpected returns when a new head expects no more nodes: each one has
+// AwaitExpected returns when a new head expects no more nodes: each one has
 // connected or is lost.
-func (m *Monitor) awaitExpected(ctx context.Context) error {
+func (m *Monitor) AwaitExpected(ctx context.Context) error {
 	complete := make(chan struct{})
 	go func() {
 		defer close(complete)
