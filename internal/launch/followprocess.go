@@ -284,9 +284,6 @@ func (f *followProcess) readEvents(from io.Reader) error {
 			f.streams.Inform(event.Inform)
 		case event.Step != nil:
 			f.streams.Progress.Apply(*event.Step)
-		case event.Lose != "":
-			f.streams.Progress.Lose(event.Loss)
-			f.streams.Lose(event.Lose, event.Loss)
 		}
 	}
 }
@@ -333,6 +330,9 @@ func (f *followProcess) readOutput(from io.Reader) error {
 		}
 		f.mu.Unlock()
 		f.streams.Progress.Apply(step)
+		for _, lost := range step.Lost {
+			f.streams.Lose(lost.Message, lost.Loss)
+		}
 	}
 }
 

@@ -45,9 +45,8 @@ type followObject struct {
 
 // followEvent is a message from the process. One field is set.
 type followEvent struct {
-	Note, Inform, Lose string
-	Loss               containerlog.Loss
-	Step               *workload.Step
+	Note, Inform string
+	Step         *workload.Step
 	// Result ends the events. Error comes with it if following the workload failed, and
 	// Stuck if a pod can never start; output of other pods may still come then.
 	Result *workload.Result
@@ -92,7 +91,6 @@ func followHere() error {
 		Out: frameWriter{sender.output, containerlog.KindStdout}, Err: frameWriter{sender.output, containerlog.KindStderr},
 		Note:   func(text string) { sender.send(followEvent{Note: text}) },
 		Inform: func(text string) { sender.send(followEvent{Inform: text}) },
-		Lose:   func(text string, loss containerlog.Loss) { sender.send(followEvent{Lose: text, Loss: loss}) },
 		NeverStarts: func(stuck *workload.NeverStarts) {
 			sender.send(followEvent{Result: &workload.Result{}, Stuck: stuck})
 		},

@@ -85,10 +85,12 @@ func TestSupervisorKeepsWhatWasFollowed(t *testing.T) {
 	role := workload.NewProgress(workload.Followed{}, sender.step)
 	role.Apply(workload.Step{Key: "u/main", Begun: true})
 	role.Apply(workload.Step{Key: "u/other", Begun: true})
-	role.Note("u/main", workload.Mark{SentOut: 5, Behind: 9})
+	role.Apply(workload.Step{
+		Key: "u/main", Mark: workload.Mark{SentOut: 5, Behind: 9},
+		Lost: []workload.LostOutput{{Loss: containerlog.Loss{Bytes: 7}, Message: "output is lost"}},
+	})
 	role.Apply(workload.Step{Key: "u/main", Complete: true})
 	role.Apply(workload.Step{Key: "j1", Ended: &workload.Result{Code: 3, Reason: "failed"}})
-	sender.send(followEvent{Lose: "output is lost", Loss: containerlog.Loss{Bytes: 7}})
 
 	var said string
 	f := newFollowProcess(workload.Streams{
@@ -98,8 +100,7 @@ func TestSupervisorKeepsWhatWasFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, want := f.streams.Progress.Followed(), role.Followed()
-	want.Losses.Add(containerlog.Loss{Bytes: 7})
-	if !reflect.DeepEqual(got, want) || len(got.Marks) != 1 || len(got.Complete) != 1 || len(got.Ended) != 1 {
+	if !reflect.DeepEqual(got, want) || got.Losses.Sum.Bytes != 7 || len(got.Marks) != 1 || len(got.Complete) != 1 || len(got.Ended) != 1 {
 		t.Errorf("the supervisor has %+v, want %+v", got, want)
 	}
 	if said != "output is lost" || f.unread() != 0 {

@@ -25,7 +25,7 @@ type Streams struct {
 	// Note receives what berth has to say about the workload, a line each.
 	Note func(string)
 	// Lose receives a message about output that cannot be passed on, and how
-	// much it was.
+	// much it was. It may be nil, because Progress has both.
 	Lose func(string, containerlog.Loss)
 	// Inform is Note for messages that need no attention.
 	Inform func(string)
@@ -176,7 +176,8 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 	// Jobs and their pods are watched separately: a Job may be seen to end before the
 	// last state of its pod, which ends the stream of its log.
 	err := f.logs.wait(ctx, changes, func(c change) error { return f.handleChange(ctx, c) })
-	f.result.Lost = f.logs.lost.String()
+	losses := f.logs.streams.Progress.Followed().Losses
+	f.result.Lost = losses.String()
 	return f.result, err
 }
 

@@ -60,11 +60,13 @@ type logs struct {
 	passed atomic.Int64
 	busy   atomic.Bool
 
-	mu   sync.Mutex // serialises what is written
-	lost Losses
+	mu sync.Mutex // serialises output and the steps that follow it
 }
 
 func newLogs(client *Client, streams Streams, plain bool) *logs {
+	if streams.Progress == nil {
+		streams.Progress = &Progress{}
+	}
 	return &logs{
 		client: client, streams: streams, plain: plain, pause: resumePause, lostAfter: lostAfter,
 		incompleteAfter: incompleteAfter, roleAbsent: roleAbsent, ended: make(chan struct{}, 1),
@@ -145,8 +147,8 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// deliver writes output, and notes that it is written.
-func (l *logs) deliver(key string, pieces []piece, mark Mark) error {
+// deliver writes output, and makes the step that follows it.
+func (l *logs) deliver(pieces []piece, step Step) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.busy.Store(true)
@@ -163,16 +165,26 @@ func (l *logs) deliver(key string, pieces []piece, mark Mark) error {
 			return err
 		}
 	}
-	l.streams.Progress.Note(key, mark)
+	l.apply(step)
 	l.passed.Store(time.Now().UnixNano())
 	return nil
 }
 
-// note makes a step after the output that was delivered before.
-func (l *logs) note(step Step) {
+// follows makes a step after the output that was delivered before. It waits for the
+// reader of that output.
+func (l *logs) follows(step Step) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.apply(step)
+}
+
+func (l *logs) apply(step Step) {
 	l.streams.Progress.Apply(step)
+	if l.streams.Lose != nil {
+		for _, lost := range step.Lost {
+			l.streams.Lose(lost.Message, lost.Loss)
+		}
+	}
 }
 
 // follow starts the streams of each container of the pod that has started and
@@ -278,7 +290,8 @@ func (l *logs) beginPrevious(ctx context.Context, pod *corev1.Pod, status corev1
 	last := status.LastTerminationState.Terminated
 	served := last != nil && last.ContainerID != "" && last.ContainerID != status.ContainerID
 	if missed > 1 || !served {
-		l.lose(pod.Name, status.Name, containerlog.Loss{}, "the kubelet has no log of its earlier runs")
+		lost := lostOutput(pod.Name, status.Name, containerlog.Loss{}, "the kubelet has no log of its earlier runs")
+		l.start(func() { l.follows(Step{Lost: lost}) }) // the reader may pause
 	}
 	if served {
 		status.ContainerID, status.RestartCount = last.ContainerID, status.RestartCount-1
@@ -360,7 +373,8 @@ func (l *logs) wait(ctx context.Context, changes <-chan change, handle func(chan
 			return nil
 		}
 		if silent > drainSilence && !l.busy.Load() && !l.nodesRun() {
-			l.lose("", "", containerlog.Loss{}, fmt.Sprintf("the API server has given nothing of the logs of ended containers for %s", drainSilence))
+			why := fmt.Sprintf("the API server has given nothing of the logs of ended containers for %s", drainSilence)
+			l.follows(Step{Lost: lostOutput("", "", containerlog.Loss{}, why)})
 			return nil
 		}
 		select {
@@ -416,16 +430,13 @@ func (l *logs) start(run func()) {
 	}()
 }
 
-// lose notes that output of a container, or of all for an empty name, is lost.
-func (l *logs) lose(pod, container string, loss containerlog.Loss, why string) {
-	l.mu.Lock()
-	l.lost.Add(loss)
-	l.mu.Unlock()
+// lostOutput describes lost output of a container, or of all for an empty name.
+func lostOutput(pod, container string, loss containerlog.Loss, why string) []LostOutput {
 	text := fmt.Sprintf("output of containers is lost (%s): %s", describe(loss), why)
 	if container != "" {
 		text = fmt.Sprintf("output of container %s of pod %s is lost (%s): %s", container, pod, describe(loss), why)
 	}
-	l.streams.Lose(text, loss)
+	return []LostOutput{{loss, text}}
 }
 
 // Losses sums up what was lost.

@@ -81,6 +81,8 @@ type nodeStream struct {
 	// pod was deleted since. begun: the other process has written some of the output.
 	created time.Time
 	begun   bool
+	// lost is output that was lost after the mark. It belongs to run.
+	lost []LostOutput
 
 	mu sync.Mutex
 	// ended is when the container was known to have ended for good.
@@ -166,6 +168,9 @@ func (s *nodeStream) run(ctx context.Context) {
 		if got {
 			received = now
 		}
+		if !complete {
+			s.lost = nil // the node sends the losses after the mark again
+		}
 		var status apierrors.APIStatus
 		code := int32(0)
 		if errors.As(err, &status) {
@@ -187,9 +192,9 @@ func (s *nodeStream) run(ctx context.Context) {
 			s.absent = true
 			s.mu.Unlock()
 			if s.podGone {
-				s.logs.lose(s.pod, s.container, containerlog.Loss{}, cutByDeletion)
+				s.lose(containerlog.Loss{}, cutByDeletion)
 			}
-			s.logs.note(Step{Key: s.key(), Dropped: true})
+			s.logs.follows(Step{Key: s.key(), Dropped: true, Lost: s.lost})
 			return
 		}
 		s.mu.Lock()
@@ -198,8 +203,8 @@ func (s *nodeStream) run(ctx context.Context) {
 		if !ended.IsZero() {
 			switch since := now.Sub(later(ended, received)); {
 			case unseen && since > s.logs.lostAfter, since > s.logs.incompleteAfter:
-				defer s.complete()
-				s.logs.lose(s.pod, s.container, containerlog.Loss{Bytes: behind}, fmt.Sprintf("node %s does not answer: %v", s.node, err))
+				s.lose(containerlog.Loss{Bytes: behind}, fmt.Sprintf("node %s does not answer: %v", s.node, err))
+				s.complete()
 				return
 			}
 		}
@@ -277,10 +282,10 @@ func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bo
 			if lost.Cause != "" {
 				why = fmt.Sprintf("node %s cannot read it: %s", s.node, lost.Cause)
 			}
-			s.logs.lose(s.pod, s.container, lost.Loss, why)
+			s.lose(lost.Loss, why)
 		case containerlog.KindUnknown:
 			if final {
-				s.logs.lose(s.pod, s.container, containerlog.Loss{}, fmt.Sprintf("node %s does not have its log any more", s.node))
+				s.lose(containerlog.Loss{}, fmt.Sprintf("node %s does not have its log any more", s.node))
 				return true, got, nil
 			}
 			return false, got, nil
@@ -288,8 +293,13 @@ func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bo
 			return true, got, nil
 		case containerlog.KindAlive:
 			if ended := s.endedAt(); !ended.IsZero() && time.Since(later(passedOn, ended)) > s.logs.incompleteAfter {
-				s.logs.lose(s.pod, s.container, containerlog.Loss{}, fmt.Sprintf("the runtime of node %s has not completed its log", s.node))
+				s.lose(containerlog.Loss{}, fmt.Sprintf("the runtime of node %s has not completed its log", s.node))
 				return true, got, nil
+			}
+			if len(s.lost) > 0 { // the next position may be far away
+				if err := s.reach(s.reached()); err != nil {
+					return false, got, err
+				}
 			}
 		}
 	}
@@ -301,9 +311,7 @@ func (s *nodeStream) deliver(batch []containerlog.Frame, position []byte) error 
 	if err := json.Unmarshal(position, &to); err != nil {
 		return fmt.Errorf("decode a position: %w", err)
 	}
-	s.mu.Lock()
-	mark := s.mark
-	s.mu.Unlock()
+	mark := s.reached()
 	var pieces []piece
 	if to.Generation != mark.Generation {
 		pieces = s.remainder(&mark, pieces)
@@ -312,7 +320,7 @@ func (s *nodeStream) deliver(batch []containerlog.Frame, position []byte) error 
 	mark.Position, mark.Behind = to.Position, to.Behind
 	if to.Unwritten > mark.Unwritten {
 		lost := containerlog.Loss{Bytes: to.Unwritten - mark.Unwritten}
-		s.logs.lose(s.pod, s.container, lost, fmt.Sprintf("node %s could not write it to the log, perhaps because its disk or a quota is full", s.node))
+		s.lose(lost, fmt.Sprintf("node %s could not write it to the log, perhaps because its disk or a quota is full", s.node))
 		mark.Unwritten = to.Unwritten
 	}
 	for _, frame := range batch {
@@ -330,13 +338,31 @@ func (s *nodeStream) deliver(batch []containerlog.Frame, position []byte) error 
 		pieces = append(pieces, piece{frame.Kind, text})
 	}
 	await(s.turn)
-	if err := s.logs.deliver(s.key(), pieces, mark); err != nil {
+	return s.reach(mark, pieces...)
+}
+
+// reached returns the mark.
+func (s *nodeStream) reached() Mark {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mark
+}
+
+// reach passes on the output up to a mark, and the losses.
+func (s *nodeStream) reach(mark Mark, pieces ...piece) error {
+	if err := s.logs.deliver(pieces, Step{Key: s.key(), Mark: mark, Lost: s.lost}); err != nil {
 		return errors.Join(errWriter, err)
 	}
+	s.lost = nil
 	s.mu.Lock()
 	s.mark = mark
 	s.mu.Unlock()
 	return nil
+}
+
+// lose adds to the losses that the next step has.
+func (s *nodeStream) lose(loss containerlog.Loss, why string) {
+	s.lost = append(s.lost, lostOutput(s.pod, s.container, loss, why)...)
 }
 
 // withPrefix puts prefix before each complete line of what begins with part, and
@@ -374,19 +400,8 @@ func (s *nodeStream) remainder(mark *Mark, pieces []piece) []piece {
 }
 
 // complete passes on what no end of line follows. Nothing more will come, also not
-// to another process.
+// to another process. Whoever cannot take it ends the run.
 func (s *nodeStream) complete() {
-	s.flush()
-	s.logs.note(Step{Key: s.key(), Complete: true})
-}
-
-func (s *nodeStream) flush() {
-	s.mu.Lock()
-	mark := s.mark
-	s.mu.Unlock()
-	behind := mark.Behind
-	mark.Behind = 0
-	if pieces := s.remainder(&mark, nil); len(pieces) > 0 || behind > 0 {
-		_ = s.logs.deliver(s.key(), pieces, mark) // whoever cannot take it ends the run
-	}
+	mark := s.reached()
+	_ = s.logs.deliver(s.remainder(&mark, nil), Step{Key: s.key(), Complete: true, Lost: s.lost})
 }

@@ -137,6 +137,12 @@ func (n *node) followPodTo(t *testing.T, end *corev1.Pod, streams Streams, plain
 	return l
 }
 
+// losses describes what was lost so far.
+func (l *logs) losses() string {
+	losses := l.streams.Progress.Followed().Losses
+	return losses.String()
+}
+
 // The kubelet no longer knows the containers of a pod that it has evicted.
 func TestLogOfEvictedPodEnds(t *testing.T) {
 	n := newNode(t, "default_p_u")
@@ -235,8 +241,8 @@ func TestLossIsReportedAndInResult(t *testing.T) {
 	n := newNode(t, "default_another_pod")
 	var said string
 	l := n.followPod(t, Streams{Lose: func(text string, _ containerlog.Loss) { said = text }}, true)
-	if !strings.Contains(said, "container main of pod p") || l.lost.String() == "" {
-		t.Errorf("said %q, result %q", said, &l.lost)
+	if !strings.Contains(said, "container main of pod p") || l.losses() == "" {
+		t.Errorf("said %q, result %q", said, l.losses())
 	}
 }
 
@@ -258,19 +264,80 @@ func TestWhatIsNotWrittenToALogIsCountedOnce(t *testing.T) {
 		setUnwritten(bytes)
 		var losses []containerlog.Loss
 		var said string
-		progress = ReadProgress(progress.String())
+		followed := ReadProgress(progress.String()).Followed()
+		progress = NewProgress(followed, func(Step) { // a process that continues from here
+			if now := progress.Followed(); now.Losses.Sum.Bytes != now.Marks["u/main"].Unwritten {
+				t.Errorf("lost %v, of which %d bytes are known to have been reported", now.Losses, now.Marks["u/main"].Unwritten)
+			}
+		})
 		want := containerlog.Loss{Bytes: int64(bytes) - markOf(progress, "u/main").Unwritten}
 		l := n.followPart(t, Streams{Out: io.Discard, Progress: progress, Lose: func(text string, loss containerlog.Loss) {
 			said, losses = text, append(losses, loss)
 		}}, true, func(mark Mark) bool { return mark.Unwritten == int64(bytes) && mark.SentOut == written })
 		switch {
-		case want.Bytes == 0 && len(losses) == 0 && l.lost.String() == "":
-		case len(losses) != 1 || losses[0] != want || l.lost.String() != describe(want):
-			t.Errorf("%d bytes: lost %v, result %q, want %v", bytes, losses, &l.lost, want)
+		case want.Bytes == 0 && len(losses) == 0:
+		case len(losses) != 1 || losses[0] != want || l.losses() != describe(containerlog.Loss{Bytes: int64(bytes)}):
+			t.Errorf("%d bytes: lost %v, result %q, want %v", bytes, losses, l.losses(), want)
 		case !strings.Contains(said, "node n could not write it to the log"):
 			t.Errorf("said %q", said)
 		}
 	}
+}
+
+// The node sends a loss again if the connection breaks before the position after it.
+func TestLossWithoutItsPositionIsCountedOnce(t *testing.T) {
+	var asked atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Has(containerlog.EndedParam) {
+			return
+		}
+		err := containerlog.WriteJSON(w, containerlog.KindLoss, containerlog.LostPart{Loss: containerlog.Loss{Lines: 1, Bytes: 7}})
+		w.(http.Flusher).Flush()
+		if asked.Add(1) == 1 {
+			panic(http.ErrAbortHandler)
+		}
+		err = errors.Join(err, containerlog.WriteJSON(w, containerlog.KindPosition, containerlog.Progress{Position: containerlog.Position{Offset: 20}}),
+			containerlog.Frame{Kind: containerlog.KindEnd}.Write(w))
+		if err != nil {
+			t.Error(err)
+		}
+	}))
+	defer server.Close()
+	said := 0
+	l := newLogs(testClient(t, server.URL), Streams{Out: io.Discard, Lose: func(string, containerlog.Loss) { said++ }}, true)
+	l.follow(t.Context(), podOnNode(corev1.PodRunning))
+	l.follow(t.Context(), podOnNode(corev1.PodSucceeded))
+	if err := l.wait(t.Context(), nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if want := "1 lines, 7 bytes"; said != 1 || l.losses() != want || asked.Load() < 2 {
+		t.Errorf("%d messages, lost %s, want %s, after %d requests", said, l.losses(), want, asked.Load())
+	}
+}
+
+// A loss is reported though the container writes nothing after it.
+func TestLossIsReportedWhileContainerIsIdle(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := errors.Join(containerlog.WriteJSON(w, containerlog.KindLoss, containerlog.LostPart{}), containerlog.Frame{Kind: containerlog.KindAlive}.Write(w))
+		if err != nil {
+			t.Error(err)
+		}
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}))
+	defer server.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	said := make(chan struct{})
+	l := newLogs(testClient(t, server.URL), Streams{Out: io.Discard, Lose: func(string, containerlog.Loss) { close(said) }}, true)
+	l.follow(ctx, podOnNode(corev1.PodRunning))
+	select {
+	case <-said:
+	case <-ctx.Done():
+		t.Error("the loss is not reported")
+	}
+	cancel()
+	<-l.nodes["u/main"].done
 }
 
 // A node is lost after it has sent a part of a log and announced the rest. The API
@@ -298,8 +365,8 @@ func TestOutputAnnouncedByLostNodeIsCounted(t *testing.T) {
 	if err := l.wait(ctx, nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	if lost.Bytes == 0 || l.lost.String() == "" {
-		t.Errorf("lost %v, result %q", lost, &l.lost)
+	if lost.Bytes == 0 || l.losses() == "" {
+		t.Errorf("lost %v, result %q", lost, l.losses())
 	}
 	if behind := markOf(progress, "u/main").Behind; behind != 0 {
 		t.Errorf("%d bytes that were counted are still awaited", behind)
@@ -344,8 +411,8 @@ func TestLostNodeStillHasItsRole(t *testing.T) {
 	if err := l.wait(ctx, nil, nil); err != nil {
 		t.Fatal(err)
 	}
-	if lost.Bytes == 0 || l.lost.String() == "" {
-		t.Errorf("lost %v, result %q", lost, &l.lost)
+	if lost.Bytes == 0 || l.losses() == "" {
+		t.Errorf("lost %v, result %q", lost, l.losses())
 	}
 }
 
@@ -383,8 +450,8 @@ func TestLostNodeThatAnnouncedEverything(t *testing.T) {
 			t.Fatal(err)
 		}
 		server.Close()
-		if len(lost) != 1 || l.lost.String() != describe(containerlog.Loss{}) {
-			t.Errorf("idle %v: lost %q, result %q", idle, lost, &l.lost)
+		if len(lost) != 1 || l.losses() != describe(containerlog.Loss{}) {
+			t.Errorf("idle %v: lost %q, result %q", idle, lost, l.losses())
 		}
 	}
 }
@@ -647,6 +714,25 @@ func TestTurnIsKeptUntilAPIServerIsAsked(t *testing.T) {
 	l.passTurns()
 	if !isClosed(next.turn) {
 		t.Error("the next pod has no turn")
+	}
+}
+
+// The loss of earlier runs of a container is reported while the reader of another
+// container pauses. The follower does not wait for that.
+func TestLossOfEarlierRunsDoesNotAwaitReader(t *testing.T) {
+	reading, readOn := make(chan struct{}), make(chan struct{})
+	l := newLogs(nil, Streams{Out: writerFunc(func() { close(reading); <-readOn }), Lose: func(string, containerlog.Loss) {}}, false)
+	go func() { _ = l.deliver([]piece{{containerlog.KindStdout, []byte("x")}}, Step{}) }()
+	<-reading
+	status := podOnNode(corev1.PodRunning).Status.ContainerStatuses[0]
+	status.RestartCount = 2
+	l.beginPrevious(t.Context(), podOnNode(corev1.PodRunning), status, Mark{})
+	if l.losses() != "" {
+		t.Error("the loss overtakes output")
+	}
+	close(readOn)
+	if err := l.wait(t.Context(), nil, nil); err != nil || l.losses() != describe(containerlog.Loss{}) {
+		t.Errorf("%v, lost %q", err, l.losses())
 	}
 }
 

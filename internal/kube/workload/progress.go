@@ -55,6 +55,15 @@ type Step struct {
 	Dropped  bool `json:"dropped,omitempty"`
 	// Ended is the result of the workload so far.
 	Ended *Result `json:"ended,omitempty"`
+	// Lost holds the output that was lost since the last step of the log. A step
+	// without a Key has only that.
+	Lost []LostOutput `json:"lost,omitempty"`
+}
+
+// LostOutput is output that was lost, and the message about it.
+type LostOutput struct {
+	containerlog.Loss
+	Message string `json:"message"`
 }
 
 // FollowsOutput reports whether the step must not overtake the output before it.
@@ -189,8 +198,12 @@ func (f *Followed) apply(step Step) {
 	if f.Marks == nil {
 		f.Marks = map[string]Mark{}
 	}
+	for _, lost := range step.Lost {
+		f.Losses.Add(lost.Loss)
+	}
 	_, known := f.Marks[step.Key]
 	switch {
+	case step.Key == "":
 	case step.Ended != nil:
 		f.Ended = append(f.Ended, hash(step.Key))
 		if f.Result.Code == 0 {
@@ -204,17 +217,4 @@ func (f *Followed) apply(step Step) {
 	case !step.Begun, !known && !slices.Contains(f.Complete, hash(step.Key)):
 		f.Marks[step.Key] = step.Mark
 	}
-}
-
-// Note sets the mark of a log.
-func (p *Progress) Note(key string, mark Mark) { p.Apply(Step{Key: key, Mark: mark}) }
-
-// Lose counts lost output.
-func (p *Progress) Lose(loss containerlog.Loss) {
-	if p == nil {
-		return
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.followed.Losses.Add(loss)
 }

@@ -17,7 +17,7 @@ import (
 
 func TestLogsResumeAfterAnotherProcess(t *testing.T) {
 	first := &Progress{}
-	first.Note("c/Stdout", offset(len("one\n")))
+	first.Apply(Step{Key: "c/Stdout", Mark: offset(len("one\n"))})
 	handed := ReadProgress(first.String())
 	var out strings.Builder
 	s := &stream{logs: newLogs(nil, Streams{Out: &out, Progress: handed}, true), containerID: "c", name: "Stdout"}
@@ -45,7 +45,7 @@ func TestLogsResumeAfterAnotherProcess(t *testing.T) {
 
 func TestEmptyProgressIsBeginning(t *testing.T) {
 	var none *Progress
-	none.Note("c/Stdout", offset(3))
+	none.Apply(Step{Key: "c/Stdout", Mark: offset(3)})
 	for _, p := range []*Progress{none, ReadProgress(""), ReadProgress("nonsense"), ReadProgress(none.String())} {
 		if got := markOf(p, "c/Stdout").Offset; got != 0 {
 			t.Errorf("%d bytes of nothing", got)
@@ -110,8 +110,8 @@ func TestNoteIsBounded(t *testing.T) {
 	for n := range 30_000 {
 		p.Apply(Step{Key: uid(-n) + "/main", Complete: true})
 	}
-	p.Note("u/long", Mark{Out: []byte(strings.Repeat("x", noteLines))})
-	p.Note("u/short", Mark{Err: []byte("x")})
+	p.Apply(Step{Key: "u/long", Mark: Mark{Out: []byte(strings.Repeat("x", noteLines))}})
+	p.Apply(Step{Key: "u/short", Mark: Mark{Err: []byte("x")}})
 	note := p.String()
 	if len(note) > noteLimit {
 		t.Errorf("%d bytes", len(note))
@@ -128,9 +128,8 @@ func TestNoteIsBounded(t *testing.T) {
 // Losses, the first failure and beginnings of lines go on with the run.
 func TestSuccessorKnowsWhatTheHeadKnew(t *testing.T) {
 	p := &Progress{}
-	p.Lose(containerlog.Loss{Lines: 2, Bytes: 30})
-	p.Lose(containerlog.Loss{})
-	p.Note("u/main", Mark{SentOut: 9, Out: []byte("beginning"), Behind: 7})
+	p.Apply(Step{Lost: []LostOutput{{Loss: containerlog.Loss{Lines: 2, Bytes: 30}}, {}}})
+	p.Apply(Step{Key: "u/main", Mark: Mark{SentOut: 9, Out: []byte("beginning"), Behind: 7}})
 	p.Apply(Step{Key: "j1", Ended: &Result{}})
 	p.Apply(Step{Key: "j2", Ended: &Result{Code: 3, Reason: "first"}})
 	p.Apply(Step{Key: "j3", Ended: &Result{Code: 4, Reason: "second"}})
@@ -149,7 +148,7 @@ func TestSuccessorKnowsWhatTheHeadKnew(t *testing.T) {
 // A process sends the beginning of a stream on another way than its end.
 func TestLateBeginningChangesNothing(t *testing.T) {
 	p := &Progress{}
-	p.Note("u/main", offset(5))
+	p.Apply(Step{Key: "u/main", Mark: offset(5)})
 	p.Apply(Step{Key: "u/main", Begun: true})
 	if got := markOf(p, "u/main").Offset; got != 5 {
 		t.Errorf("%d bytes", got)

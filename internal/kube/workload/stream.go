@@ -120,7 +120,7 @@ func (s *stream) start(run context.Context, predecessor *stream) {
 		}
 		s.run(ctx, following)
 		if run.Err() == nil && !s.broken {
-			s.logs.note(Step{Key: s.key(), Complete: true})
+			s.logs.follows(Step{Key: s.key(), Complete: true})
 		}
 	})
 }
@@ -175,7 +175,7 @@ func (s *stream) isReplaced() bool {
 }
 
 func (s *stream) lose(why string) {
-	s.logs.lose(s.pod, s.container, containerlog.Loss{}, why)
+	s.logs.follows(Step{Lost: lostOutput(s.pod, s.container, containerlog.Loss{}, why)})
 }
 
 // copyToEnd copies what has not been copied yet: what there is or, following,
@@ -432,7 +432,7 @@ func (s *stream) pass(text []byte, until int64) error {
 	}
 	await(s.turn)
 	mark := Mark{Position: containerlog.Position{Offset: until}}
-	return s.logs.deliver(s.key(), []piece{{kind, text}}, mark)
+	return s.logs.deliver([]piece{{kind, text}}, Step{Key: s.key(), Mark: mark})
 }
 
 func (s *stream) flush() {
