@@ -171,6 +171,28 @@ func (c *container) openNew() error {
 	return nil
 }
 
+// deleted handles the deletion of a file. Its output is lost if the file could not be
+// opened before.
+func (c *container) deleted(name string) {
+	if !logName.MatchString(name) {
+		return
+	}
+	lost, compressed := named(name)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	opened := func(s *segment) bool {
+		_, linked := s.size()
+		unseen := s.rotated == "" && s.file != nil && !linked // renamed since
+		return s.generation == lost.generation && (s.rotated == lost.rotated || unseen)
+	}
+	if c.blocked == nil || compressed || slices.ContainsFunc(c.segments, opened) {
+		return
+	}
+	lost.lose(c.blocked)
+	c.segments = append(c.segments, lost)
+	slices.SortStableFunc(c.segments, (*segment).order)
+}
+
 // named returns a segment without a file for a name that logName matches, and whether
 // the kubelet has compressed the file.
 func named(name string) (s *segment, compressed bool) {

@@ -71,7 +71,7 @@ func (s *segment) take(file *os.File) error {
 	return nil
 }
 
-// lose closes a file that cannot be read.
+// lose closes a file that cannot be read, if it is open.
 func (s *segment) lose(cause error) {
 	s.cause, s.uncounted, s.end = cause.Error(), true, 1
 	s.file.Close()

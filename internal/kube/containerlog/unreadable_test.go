@@ -3,6 +3,7 @@ package containerlog
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -117,6 +118,36 @@ func TestUnopenedFileIsOpenedLater(t *testing.T) {
 			t.Errorf("lost %v", c.losses)
 		}
 	}
+}
+
+// A file that could not be opened before it was deleted is lost.
+func TestFileDeletedUnopenedIsALoss(t *testing.T) {
+	r := newRuntime(t, t.TempDir())
+	r.open(0)
+	r.write("stdout F one")
+	w, _ := startWatcher(t, r.root)
+	awaitTrue(t, w, "the first file is open", func(c *container) bool { return len(c.segments) == 1 })
+	r.open(1)
+	r.write("stdout F two")
+	r.close()
+	awaitTrue(t, w, "the second file is open", func(c *container) bool { return len(c.segments) == 2 })
+	aside := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(aside, []byte("2026-01-01T00:00:00Z stdout F three\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	restore := takeDescriptors(t)
+	err := os.Rename(aside, r.path("2.log"))
+	awaitTrue(t, w, "the file cannot be opened", func(c *container) bool { return c.blocked != nil })
+	err = errors.Join(err, os.Remove(r.path("2.log")), os.Remove(r.path("1.log"))) // the last one is open
+	awaitTrue(t, w, "the deletion is known", func(c *container) bool { return len(c.segments) > 2 })
+	restore()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, done := readAll(t, w)
+	<-done
+	c.toEnd("one\ntwo\n")
+	c.wantLoss("too many open files")
 }
 
 // A log that cannot be looked for is not absent: the client has to ask again.

@@ -248,6 +248,9 @@ func (w *Watcher) readEvents() error {
 					made[filepath.Join(dir, name)] = depth + 1
 				}
 			default:
+				if event.Mask&unix.IN_DELETE != 0 {
+					w.deleted(event.Wd, name)
+				}
 				changed[event.Wd] = true
 			}
 		}
@@ -279,6 +282,13 @@ func (w *Watcher) handle(wd int32, names bool) {
 			c.disarm()
 		}
 		c.wake()
+	}
+}
+
+// deleted handles the deletion of a file.
+func (w *Watcher) deleted(wd int32, name string) {
+	if dir, depth, known := w.directory(wd); known && depth == 2 {
+		w.container(dir).deleted(name)
 	}
 }
 
