@@ -1,11 +1,13 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -104,11 +106,32 @@ func logProblems(ctx context.Context, role string, notifier *notify.Notifier) {
 	// kube-apiserver warns of each API version that it does not have.
 	set("stderrthreshold", "ERROR")
 	klog.SetOutput(io.Discard)
+	var election electionWatcher
+	klog.SetOutputBySeverity("ERROR", &election)
 	klog.OsExit = func(code int) {
 		if ctx.Err() != nil {
 			os.Exit(0) // a hook that was interrupted because the role should stop
 		}
-		notifier.Fatal(fmt.Errorf("a component ended the %s role; see the end of its log", role))
+		notifier.Fatal(election.endOf(role))
 		os.Exit(code)
 	}
+}
+
+// electionWatcher looks in the errors of the components for the last message of one
+// that has lost its election. These components have no other way to report it.
+type electionWatcher struct{ lost atomic.Bool }
+
+func (w *electionWatcher) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte("eaderelection lost")) {
+		w.lost.Store(true)
+	}
+	return len(line), nil
+}
+
+// endOf returns the reason why a component ended the role.
+func (w *electionWatcher) endOf(role string) error {
+	if w.lost.Load() {
+		return fmt.Errorf("their lease was not renewed for %s, and the controllers of another node may take over", renewDeadline)
+	}
+	return fmt.Errorf("a component ended the %s role; see the end of its log", role)
 }
