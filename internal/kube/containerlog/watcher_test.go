@@ -450,8 +450,11 @@ func TestUnreadFilesAreKeptForAWhile(t *testing.T) {
 	w.prune(now)
 	connect(t, server, Position{}, true).toEnd("one\n")
 	w.prune(now.Add(3 * w.Grace))
-	c := connect(t, server, Position{}, true)
+	c := connect(t, server, Position{}, true) // one that lacks what was on its way
 	c.toEnd("")
+	if want := []Loss{{}}; !slices.Equal(c.losses, want) {
+		t.Errorf("lost %v, want %v", c.losses, want)
+	}
 	w.container("default_pod_uid/main").scan()
 	w.prune(now.Add(30 * w.Grace))
 	if len(w.containers) != 0 {

@@ -138,7 +138,7 @@ func newKubelet(ctx context.Context, plan cluster.Plan, api *access, filter *pol
 		if err := errors.Join(installPromptVolumes(k), installPromptQueue(ctx, k)); err != nil {
 			log.Warn("Pods start and end at upstream's pace", "error", err)
 		}
-		if err := serveContainerLogs(k, plan.Paths.LogSocket(), log); err != nil {
+		if err := serveContainerLogs(k, plan.Paths.LogSocket(), plan.Paths.Unwritten(), log); err != nil {
 			log.Warn("Output of containers is only served at upstream's pace", "error", err)
 		}
 		left := leftNotices{plan.Paths.Notices(), d.Recorder}

@@ -305,6 +305,7 @@ func (l *logs) begin(ctx context.Context, pod *corev1.Pod, status corev1.Contain
 	name := string(pod.UID) + "/" + status.Name
 	before := l.latest[name]
 	streams := []*stream{newStream(l, pod, status, "Stdout"), newStream(l, pod, status, "Stderr")}
+	streams[0].node = l.nodes[name]
 	streams[0].turn, streams[1].turn = l.nodes[name].turn, l.nodes[name].turn
 	if mark.Generation == int(status.RestartCount) {
 		streams[0].earlier = max(streams[0].earlier, mark.SentOut-int64(len(mark.Out)))

@@ -134,9 +134,39 @@ func (s *nodeStream) announceEnd(stop context.CancelFunc) {
 }
 
 // request returns a request for the log.
-func (s *nodeStream) request() *rest.Request {
+func (s *nodeStream) request() *rest.Request { return s.ask("containers") }
+
+// ask returns a request to the node for what it has of the container.
+func (s *nodeStream) ask(what string) *rest.Request {
 	return s.logs.client.rest.Get().
-		AbsPath("/api/v1/nodes", s.node, "proxy/logs/containers", fmt.Sprintf("%s_%s_%s", s.namespace, s.pod, s.uid), s.container)
+		AbsPath("/api/v1/nodes", s.node, "proxy/logs", what, fmt.Sprintf("%s_%s_%s", s.namespace, s.pod, s.uid), s.container)
+}
+
+// reportUnwritten asks the node for the output that it could not write to the log, where
+// the API server has given the log. It is called after run.
+func (s *nodeStream) reportUnwritten(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, endNotice)
+	defer cancel()
+	text, err := s.ask("unwritten").DoRaw(ctx)
+	if err != nil {
+		return // the node is lost, or has not begun to count
+	}
+	mark := Mark{Unwritten: s.reached().Unwritten}
+	if bytes, err := strconv.ParseInt(string(text), 10, 64); err == nil && s.addUnwritten(&mark, bytes) {
+		_ = s.reach(mark) // whoever cannot take it ends the run
+	}
+}
+
+// addUnwritten adds output that the node could not write to a mark, and reports whether
+// there was more than before.
+func (s *nodeStream) addUnwritten(mark *Mark, bytes int64) bool {
+	more := bytes - mark.Unwritten
+	if more <= 0 {
+		return false
+	}
+	s.lose(containerlog.Loss{Bytes: more}, fmt.Sprintf("node %s could not write it to the log, perhaps because its disk or a quota is full", s.node))
+	mark.Unwritten = bytes
+	return true
 }
 
 // endedAt returns when the container was known to have ended; zero before.
@@ -195,6 +225,7 @@ func (s *nodeStream) run(ctx context.Context) {
 				s.lose(containerlog.Loss{}, cutByDeletion)
 			}
 			s.logs.follows(Step{Key: s.key(), Dropped: true, Lost: s.lost})
+			s.lost = nil
 			return
 		}
 		s.mu.Lock()
@@ -318,11 +349,7 @@ func (s *nodeStream) deliver(batch []containerlog.Frame, position []byte) error 
 		mark.SentOut, mark.SentErr = 0, 0
 	}
 	mark.Position, mark.Behind = to.Position, to.Behind
-	if to.Unwritten > mark.Unwritten {
-		lost := containerlog.Loss{Bytes: to.Unwritten - mark.Unwritten}
-		s.lose(lost, fmt.Sprintf("node %s could not write it to the log, perhaps because its disk or a quota is full", s.node))
-		mark.Unwritten = to.Unwritten
-	}
+	s.addUnwritten(&mark, to.Unwritten)
 	for _, frame := range batch {
 		part, sent := &mark.Out, &mark.SentOut
 		if frame.Kind == containerlog.KindStderr {

@@ -596,6 +596,39 @@ func TestLogsFallBackToAPIServer(t *testing.T) {
 	}
 }
 
+// What the runtime could not write is also counted where the API server gives the log,
+// once in two processes.
+func TestFallbackCountsWhatIsNotWritten(t *testing.T) {
+	var unwritten atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/nodes/n/proxy/logs/unwritten/default_p_u/main"):
+			fmt.Fprint(w, unwritten.Load())
+		case strings.Contains(r.URL.Path, "/proxy/"):
+			http.Error(w, "no", http.StatusMethodNotAllowed)
+		case r.URL.Query().Get("stream") == "Stdout":
+			_, _ = io.WriteString(w, "one\n")
+		}
+	}))
+	defer server.Close()
+	progress := &Progress{}
+	for i, bytes := range []int64{700, 700, 1000} {
+		unwritten.Store(bytes)
+		progress = ReadProgress(progress.String())
+		l := newLogs(testClient(t, server.URL), Streams{Out: io.Discard, Err: io.Discard, Progress: progress}, true)
+		l.pause = time.Millisecond
+		pod := podOnNode(corev1.PodSucceeded)
+		pod.Status.ContainerStatuses[0].ContainerID = fmt.Sprint("run", i)
+		l.follow(t.Context(), pod)
+		if err := l.wait(t.Context(), nil, nil); err != nil {
+			t.Fatal(err)
+		}
+		if want := describe(containerlog.Loss{Bytes: bytes}); l.losses() != want {
+			t.Errorf("process %d: lost %s, want %s", i, l.losses(), want)
+		}
+	}
+}
+
 // Plain output does not name its container, so that of the next pod of a Job follows
 // the whole output of the one before it, whoever reads slowly.
 func TestPlainOutputOfPodsIsNotMixed(t *testing.T) {

@@ -213,7 +213,12 @@ func (f *Followed) apply(step Step) {
 		f.Complete = append(f.Complete, hash(step.Key))
 		delete(f.Marks, step.Key)
 	case step.Dropped:
-		delete(f.Marks, step.Key)
+		// The other way counts unwritten output, too.
+		if unwritten := f.Marks[step.Key].Unwritten; unwritten > 0 {
+			f.Marks[step.Key] = Mark{Unwritten: unwritten}
+		} else {
+			delete(f.Marks, step.Key)
+		}
 	case !step.Begun, !known && !slices.Contains(f.Complete, hash(step.Key)):
 		f.Marks[step.Key] = step.Mark
 	}

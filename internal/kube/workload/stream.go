@@ -70,6 +70,8 @@ type stream struct {
 	endOnce        sync.Once
 	// done is closed when the stream has ended.
 	done chan struct{}
+	// node is the stream that this one replaces; nil for standard error.
+	node *nodeStream
 	turn <-chan struct{} // see nodeStream
 
 	mu       sync.Mutex
@@ -120,6 +122,10 @@ func (s *stream) start(run context.Context, predecessor *stream) {
 		}
 		s.run(ctx, following)
 		if run.Err() == nil && !s.broken {
+			if s.node != nil {
+				<-s.node.done
+				s.node.reportUnwritten(run)
+			}
 			s.logs.follows(Step{Key: s.key(), Complete: true})
 		}
 	})
