@@ -58,7 +58,7 @@ func (a *affinity) choose(from netip.Addr, to netip.AddrPort, r Route) netip.Add
 	defer a.mu.Unlock()
 	known := a.sticks[stick{from, to}]
 	if known == nil {
-		if known = a.rememberLocked(now); known == nil {
+		if known = a.rememberLocked(from, now); known == nil {
 			return chosen
 		}
 		known.local, known.peer = packEnd(netip.AddrPortFrom(from, 0)), packEnd(to)
@@ -73,7 +73,7 @@ func (a *affinity) choose(from netip.Addr, to netip.AddrPort, r Route) netip.Add
 
 // rememberLocked returns a new record, or nil if there are too many. It removes expired
 // records whenever their number has doubled.
-func (a *affinity) rememberLocked(now time.Duration) *record {
+func (a *affinity) rememberLocked(from netip.Addr, now time.Duration) *record {
 	if len(a.sticks) >= a.tidyAt {
 		maps.DeleteFunc(a.sticks, func(_ stick, r *record) bool {
 			over := now >= time.Duration(r.cookie)
@@ -87,7 +87,7 @@ func (a *affinity) rememberLocked(now time.Duration) *record {
 	if len(a.sticks) >= maxSticks {
 		return nil
 	}
-	return a.state.take(kindSticky)
+	return a.state.take(kindSticky, from)
 }
 
 // sinceBoot returns the time since boot, which a successor can compare.

@@ -70,7 +70,7 @@ func (s *Switch) takeDelivery(fd int) error {
 		sock.CloseAll(fds...) // a predecessor has taken it
 		return nil
 	}
-	r := s.state.take(kindContainer)
+	r := s.state.take(kindContainer, about.Address)
 	if r == nil {
 		sock.CloseAll(fds...)
 		return errStateFull
@@ -104,7 +104,7 @@ func (c *callSource) ready(events uint32) {
 		c.release()
 		return
 	}
-	t := &trap{s: c.s.shared, from: c.container, record: c.s.state.take(kindCall), thread: -1}
+	t := &trap{s: c.s.shared, from: c.container, record: c.s.state.take(kindCall, c.pod.address), thread: -1}
 	if t.record == nil {
 		c.refuseOne()
 		return

@@ -2,6 +2,7 @@ package fastpath
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -43,7 +44,7 @@ func (h *fdHolder) start() error {
 		return err
 	}
 	if h.record == nil {
-		h.record = h.state.take(kindFDHolder)
+		h.record = h.state.take(kindFDHolder, netip.Addr{})
 	}
 	h.record.fd = int32(pid)
 	return nil

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/network/fastpath/sock"
+	"berth.dev/berth/internal/network/share"
 )
 
 // incomingState is the state of an incoming connection. doc.go has the table.
@@ -70,6 +71,8 @@ type inbound struct {
 	pods    *pods
 	sockets *sockets
 	sweep   *alarm
+	// places shares the parked connections among the pods.
+	places *share.Places
 
 	mu      sync.Mutex
 	pending map[*incoming]struct{}

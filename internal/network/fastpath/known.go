@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -13,6 +14,9 @@ import (
 
 // minKnown is the number of switched sockets below which closed ones are kept.
 const minKnown = 1024
+
+// forgetEvery is the least time between two calls of forgetSoon that take effect.
+const forgetEvery = 5 * time.Second
 
 // ends holds the addresses of a connection as the pod sees them, both of one family.
 type ends struct{ local, peer netip.AddrPort }
@@ -34,6 +38,7 @@ type sockets struct {
 	// forgetAt is a size of known. A larger map loses the records of closed sockets.
 	forgetAt int
 	forget   bool // at the next sweep
+	forgotAt time.Time
 }
 
 func newSockets(s *shared, p *pods, diag *linux.SocketDiag, sweep *alarm) *sockets {
@@ -48,8 +53,8 @@ func (s *sockets) find(cookie uint64) *record {
 }
 
 // register records the addresses of a connection in the pod that will receive it, and its
-// target.
-func (s *sockets) register(fd int, e ends, target netip.AddrPort, ipv6, outside bool) (*record, error) {
+// target. The record of a parked connection gives its place to the new one.
+func (s *sockets) register(fd int, e ends, target netip.AddrPort, ipv6, outside bool, parked *record) (*record, error) {
 	local, ok1 := sock.Local(fd)
 	peer, ok2 := sock.Peer(fd)
 	if outside {
@@ -61,7 +66,7 @@ func (s *sockets) register(fd int, e ends, target netip.AddrPort, ipv6, outside 
 	return s.add(fd, record{
 		kind: kindSwitched, ipv6: ipv6, outside: outside, local: packEnd(e.local), peer: packEnd(e.peer), target: packEnd(target),
 		hostLocal: packEnd(local), hostPeer: packEnd(peer),
-	})
+	}, parked)
 }
 
 // registerSteered records that a pod's own socket is connected to target, for the Service
@@ -71,15 +76,21 @@ func (s *sockets) registerSteered(p *pod, socket int, asked, target netip.AddrPo
 	_, err := s.add(socket, record{
 		kind: kindSteered, ipv6: ipv6, local: packEnd(netip.AddrPortFrom(p.addressFor(target.Addr()), local.Port())), peer: packEnd(asked),
 		target: packEnd(target), hostLocal: packEnd(local), hostPeer: packEnd(target),
-	})
+	}, nil)
 	return err
 }
 
-func (s *sockets) add(socket int, about record) (r *record, err error) {
+func (s *sockets) add(socket int, about record, parked *record) (r *record, err error) {
 	if about.cookie, err = sock.Cookie(socket); err != nil {
 		return nil, fmt.Errorf("identify a connection: %w", err)
 	}
-	if r = s.state.take(about.kind); r == nil {
+	if parked != nil {
+		r = s.state.takeFrom(about.kind, parked)
+	} else {
+		r = s.state.take(about.kind, about.local.addrPort().Addr())
+	}
+	if r == nil {
+		s.forgetSoon()
 		return nil, errStateFull
 	}
 	*r = about
@@ -93,6 +104,17 @@ func (s *sockets) add(socket int, about record) (r *record, err error) {
 		s.sweep.after(sweepEvery)
 	}
 	return r, nil
+}
+
+// forgetSoon has the records of closed sockets removed, which take places. It does so
+// every few seconds at most, because it looks at each socket.
+func (s *sockets) forgetSoon() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if now := time.Now(); now.Sub(s.forgotAt) > forgetEvery {
+		s.forgotAt, s.forget = now, true
+		s.sweep.after(sweepEvery)
+	}
 }
 
 func (s *sockets) remove(r *record) {

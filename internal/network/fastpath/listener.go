@@ -91,7 +91,7 @@ func (l *listeners) acceptNext(t *trap, listener, flags int) (*incoming, unix.Er
 	if c := l.inbound.takeRung(t.from.pod, fd); c != nil {
 		var err error
 		if !c.plain {
-			c.known, err = l.inbound.sockets.register(c.fd, c.ends, c.ends.local, sock.Domain(listener) == unix.AF_INET6, false)
+			c.known, err = l.inbound.sockets.register(c.fd, c.ends, c.ends.local, sock.Domain(listener) == unix.AF_INET6, false, c.record)
 		}
 		// Record the connection before the parked record is free.
 		t.record.note(stageDelivering, c.fd)

@@ -1,6 +1,7 @@
 package fastpath
 
 import (
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -14,16 +15,17 @@ import (
 func (c *incoming) ring() {
 	c.state, c.bell, c.record = inRinging, 0, nil
 	p, e := c.pod, c.ends
-	r := c.in.state.take(kindParked)
+	promised := c.key == nil
+	r := c.takeParked(promised)
 	if r == nil {
 		c.refuse(verdictOverlay, countFull)
 		return
 	}
-	promised := c.key == nil
 	r.local, r.peer, r.plain, r.again = packEnd(e.local), packEnd(e.peer), c.plain, promised
 	bell, err := p.takeBell(c.in.inside, e.ipv6())
 	if err != nil && !promised {
 		c.in.state.put(r)
+		c.in.places.Give(p.address)
 		c.refuse(verdictOverlay, countNoPod)
 		return
 	}
@@ -66,6 +68,34 @@ func (c *incoming) ring() {
 	c.park()
 }
 
+// maxParked returns a number of parked connections that leaves most descriptors of this
+// process for other things. Each connection takes two.
+func maxParked() (int, error) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, fmt.Errorf("read the limit of descriptors: %w", err)
+	}
+	return int(min(limit.Cur/8, numRecords/8)), nil
+}
+
+// takeParked returns a record, or nil if the pod has its share of parked connections.
+// A promised connection had a record before.
+func (c *incoming) takeParked(promised bool) (r *record) {
+	if promised {
+		c.in.places.Add(c.pod.address)
+		r = c.in.state.takeAgain(kindParked, c.pod.address)
+	} else if !c.in.places.Take(c.pod.address) {
+		c.in.state.refused(kindParked, c.pod.address)
+		return nil
+	} else {
+		r = c.in.state.take(kindParked, c.pod.address)
+	}
+	if r == nil {
+		c.in.places.Give(c.pod.address)
+	}
+	return r
+}
+
 // connectBell connects a bell to the pod's listener.
 func connectBell(bell int, e ends, promised bool) unix.Errno {
 	address := sock.Raw(e.local, e.ipv6())
@@ -85,6 +115,7 @@ func connectBell(bell int, e ends, promised bool) unix.Errno {
 func (c *incoming) takeBack() {
 	c.in.state.put(c.record)
 	c.record = nil
+	c.in.places.Give(c.pod.address)
 	c.pod.parked.Add(-1)
 	c.pod.giveBell(c.bell, c.ends.ipv6())
 	c.bell = 0
@@ -209,6 +240,7 @@ func (in *inbound) adopt(r *record) {
 		_, _ = unix.Write(int(r.fd), r.answer[:])
 	}
 	p.parked.Add(1)
+	in.places.Add(p.address)
 	c := &incoming{
 		in: in, fd: int(r.fd), pod: p, ends: ends{r.local.addrPort(), r.peer.addrPort()}, plain: r.plain,
 		record: r, bell: int(r.bell),

@@ -78,7 +78,7 @@ func (c *connecting) install(errno unix.Errno) {
 		return
 	}
 	t.from.pod.defaults.Load().CopyChanged(t.socket, c.fd, c.ipv6)
-	known, err := o.sockets.register(c.fd, ends{c.source, c.asked}, c.target, c.ipv6, c.outside)
+	known, err := o.sockets.register(c.fd, ends{c.source, c.asked}, c.target, c.ipv6, c.outside, nil)
 	if err != nil {
 		c.fallBack(countFull)
 		return

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/share"
 )
 
 // The state is memory that outlives a Switch. It records the purpose of descriptors, the
@@ -139,9 +140,21 @@ func NewState() (*os.File, error) {
 type state struct {
 	memory []byte
 	used   []int // when it was opened, in order
+	// calls and others share the records of kindCall and of all other kinds among the
+	// pods. A pod with many connections can still call.
+	calls, others *share.Places
+	// refused is called when a pod has its share.
+	refused func(kind, netip.Addr)
 
-	mu   sync.Mutex
-	free []int32
+	mu     sync.Mutex
+	free   []int32
+	owners map[int32]owner // by the index of their records
+}
+
+// owner is the pod of a record, and the places that the record counts among.
+type owner struct {
+	places *share.Places
+	pod    netip.Addr
 }
 
 func openState(file *os.File) (*state, error) {
@@ -149,7 +162,10 @@ func openState(file *os.File) (*state, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map the memory of the fast path: %w", err)
 	}
-	s := &state{memory: memory}
+	s := &state{
+		memory: memory, calls: share.New(numRecords / 4), others: share.New(numRecords * 5 / 8),
+		refused: func(kind, netip.Addr) {}, owners: make(map[int32]owner),
+	}
 	// Skip holes, because reading would allocate their memory.
 	written, err := unix.Seek(int(file.Fd()), 0, unix.SEEK_DATA)
 	for err == nil {
@@ -174,6 +190,13 @@ func openState(file *os.File) (*state, error) {
 			s.free = append(s.free, int32(i))
 		}
 	}
+	for _, i := range s.used {
+		// The record of a call names no pod, but the call is soon over.
+		if pod := s.at(i).local.addrPort().Addr(); !pod.IsUnspecified() {
+			s.others.Add(pod)
+			s.owners[int32(i)] = owner{s.others, pod}
+		}
+	}
 	return s, nil
 }
 
@@ -190,10 +213,56 @@ func (s *state) inherited() []*record {
 
 var errStateFull = errors.New("the memory of the fast path is full")
 
-// take returns a zero record of a kind, or nil if none is free.
-func (s *state) take(k kind) *record {
+// take returns a zero record of a kind for a pod. It returns nil if none is free, or
+// if the pod has its share: without a free record, the calls of all pods fail.
+func (s *state) take(k kind, pod netip.Addr) *record {
+	places := s.others
+	if k == kindCall {
+		places = s.calls
+	}
+	if !places.Take(pod) {
+		s.refused(k, pod)
+		return nil
+	}
+	return s.takeIn(places, k, pod)
+}
+
+// takeAgain returns a record for a connection that had one. It returns nil if none is
+// free.
+func (s *state) takeAgain(k kind, pod netip.Addr) *record {
+	s.others.Add(pod)
+	return s.takeIn(s.others, k, pod)
+}
+
+func (s *state) takeIn(places *share.Places, k kind, pod netip.Addr) *record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	r := s.takeLocked(k)
+	if r == nil {
+		places.Give(pod)
+		return nil
+	}
+	s.owners[s.index(r)] = owner{places, pod}
+	return r
+}
+
+// takeFrom returns a record, in the place of another one that the caller puts back. It
+// returns nil if none is free. Both are of a kind other than kindCall.
+func (s *state) takeFrom(k kind, before *record) *record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.takeLocked(k)
+	if r == nil {
+		return nil
+	}
+	if o, owned := s.owners[s.index(before)]; owned {
+		delete(s.owners, s.index(before))
+		s.owners[s.index(r)] = o
+	}
+	return r
+}
+
+func (s *state) takeLocked(k kind) *record {
 	if len(s.free) == 0 {
 		return nil
 	}
@@ -203,14 +272,23 @@ func (s *state) take(k kind) *record {
 	return r
 }
 
+func (s *state) index(r *record) int32 {
+	return int32((uintptr(unsafe.Pointer(r)) - uintptr(unsafe.Pointer(&s.memory[0]))) / recordLen)
+}
+
 func (s *state) put(r *record) {
 	if r == nil {
 		return
 	}
+	i := s.index(r)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if o, owned := s.owners[i]; owned {
+		delete(s.owners, i)
+		o.places.Give(o.pod)
+	}
 	r.kind = kindFree
-	s.free = append(s.free, int32((uintptr(unsafe.Pointer(r))-uintptr(unsafe.Pointer(&s.memory[0])))/recordLen))
+	s.free = append(s.free, i)
 }
 
 func (s *state) close() { _ = unix.Munmap(s.memory) }

@@ -15,6 +15,7 @@ import (
 
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/network/fastpath/sock"
+	"berth.dev/berth/internal/network/share"
 )
 
 // Switch answers the trapped calls of a node's pods. Its parts hold the state: outbound and
@@ -38,6 +39,8 @@ type Switch struct {
 	lost    []netip.Addr
 	orphans orphans
 
+	// crowded holds the texts of warnOfShare.
+	crowded    sync.Map
 	sweepAlarm *alarm
 	tidyTimer  *time.Timer
 
@@ -88,8 +91,20 @@ func (s *Switch) openState() (err error) {
 	if s.state, err = openState(s.config.State); err != nil {
 		return err
 	}
+	s.state.refused = s.warnOfShare
 	s.reactor, err = newReactor()
 	return err
+}
+
+// warnOfShare names a pod that has its share of the records, once.
+func (s *Switch) warnOfShare(k kind, pod netip.Addr) {
+	text := fmt.Sprintf("left connections of pod %v to the overlay: it has its share of the fast path", pod)
+	if k == kindCall {
+		text = fmt.Sprintf("refused calls of pod %v: too many of its threads wait for a connection", pod)
+	}
+	if _, known := s.crowded.LoadOrStore(text, true); !known {
+		s.log.Warn(text)
+	}
 }
 
 // makeParts makes the parts that hold the state.
@@ -113,7 +128,12 @@ func (s *Switch) makeParts() (err error) {
 		habits: habits{of: map[netip.AddrPort]*habit{}}, affinity: newAffinity(s.state), sweep: s.sweepAlarm,
 		connecting: map[*connecting]struct{}{},
 	}
+	parked, err := maxParked()
+	if err != nil {
+		return err
+	}
 	s.inbound = &inbound{
+		places: share.New(parked),
 		shared: s.shared, control: s.control, pods: s.pods, sockets: s.sockets, sweep: s.sweepAlarm,
 		pending: map[*incoming]struct{}{}, parked: map[bellKey]*incoming{},
 	}

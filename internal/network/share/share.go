@@ -40,6 +40,14 @@ func (p *Places) Take(pod netip.Addr) bool {
 	return true
 }
 
+// Add takes a place that the pod must have, even above its share.
+func (p *Places) Add(pod netip.Addr) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.of[pod]++
+	p.taken++
+}
+
 // Give frees a place of a pod.
 func (p *Places) Give(pod netip.Addr) {
 	p.mu.Lock()

@@ -1,0 +1,117 @@
+package fastpath
+
+import (
+	"net/netip"
+	"testing"
+
+	"berth.dev/berth/internal/network/share"
+)
+
+func newTestState(t *testing.T) *state {
+	t.Helper()
+	file, err := NewState()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	s, err := openState(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.close)
+	return s
+}
+
+// Without a free record, calls of all pods fail. A pod that takes all records that it
+// can get leaves some to other pods, and can still call. An accepted connection has
+// the place of the parked one.
+func TestOnePodCannotTakeAllRecords(t *testing.T) {
+	s := newTestState(t)
+	greedy, other := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	var named []kind
+	s.refused = func(k kind, pod netip.Addr) {
+		if pod != greedy {
+			t.Errorf("pod %v was refused", pod)
+		}
+		named = append(named, k)
+	}
+	var taken []*record
+	for _, k := range []kind{kindParked, kindCall} {
+		before := len(taken)
+		for r := s.take(k, greedy); r != nil; r = s.take(k, greedy) {
+			taken = append(taken, r)
+		}
+		if want := map[kind]int{kindParked: numRecords * 5 / 8 * 3 / 4, kindCall: numRecords / 4 * 3 / 4}[k]; len(taken)-before != want {
+			t.Errorf("one pod gets %d records of kind %d, want %d", len(taken)-before, k, want)
+		}
+	}
+	if len(named) != 2 || named[0] != kindParked || named[1] != kindCall {
+		t.Errorf("refused kinds %v", named)
+	}
+	for range 1000 {
+		for _, k := range []kind{kindSwitched, kindCall} {
+			r := s.take(k, other)
+			if r == nil {
+				t.Fatalf("another pod gets no record of kind %d", k)
+			}
+			taken = append(taken, r)
+		}
+	}
+	accepted := s.takeFrom(kindSwitched, taken[0])
+	s.put(taken[0])
+	taken[0] = accepted
+	if s.take(kindSwitched, greedy) != nil {
+		t.Error("the place of an accepted connection is free")
+	}
+	for _, r := range taken {
+		s.put(r)
+	}
+	if s.calls.Taken() != 0 || s.others.Taken() != 0 || len(s.owners) != 0 || len(s.free) != numRecords {
+		t.Errorf("left: %d calls, %d others, %d owners, %d records", s.calls.Taken(), s.others.Taken(), len(s.owners), numRecords-len(s.free))
+	}
+}
+
+// A successor knows which pods have the records.
+func TestSuccessorSharesRecords(t *testing.T) {
+	file, err := NewState()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	pod := netip.MustParseAddr("10.0.0.1")
+	for want := range 3 {
+		s, err := openState(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if taken := s.others.Taken(); taken != want {
+			t.Errorf("%d records are shared, want %d", taken, want)
+		}
+		s.take(kindSwitched, pod).local = packEnd(netip.AddrPortFrom(pod, 80))
+		s.take(kindCall, pod) // which names no pod
+		s.close()
+	}
+}
+
+// Parked connections take descriptors of the Switch: a pod that accepts none leaves
+// places to others. A promised connection is parked again in any case.
+func TestOnePodCannotParkAllConnections(t *testing.T) {
+	in := &inbound{shared: &shared{state: newTestState(t)}, places: share.New(16)}
+	park := func(address string, promised bool) bool {
+		c := &incoming{in: in, pod: &pod{address: netip.MustParseAddr(address)}}
+		return c.takeParked(promised) != nil
+	}
+	parked := 0
+	for park("10.0.0.1", false) {
+		parked++
+	}
+	if parked != 12 {
+		t.Errorf("one pod parks %d connections, want 12", parked)
+	}
+	if !park("10.0.0.2", false) {
+		t.Error("another pod parks none")
+	}
+	if !park("10.0.0.1", true) {
+		t.Error("a promised connection is not parked")
+	}
+}
