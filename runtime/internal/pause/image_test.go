@@ -4,11 +4,15 @@ import (
 	"archive/tar"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
+	"time"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
@@ -71,5 +75,56 @@ func TestUmask(t *testing.T) {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o755 {
 			t.Errorf("%s: %v, %v", path, info.Mode(), err)
 		}
+	}
+}
+
+// A job's signals reach the pause program, too, but only SIGKILL ends a pod's namespaces.
+func TestOnlyKillEndsPause(t *testing.T) {
+	img, err := newImage(runtime.GOARCH)
+	if err != nil {
+		t.Skip(err) // as above
+	}
+	path := filepath.Join(t.TempDir(), "pause")
+	if err := os.WriteFile(path, img.program, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	pause := exec.Command(path)
+	if err := pause.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- pause.Wait() }()
+	status := func(line string) string {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pause.Process.Pid))
+		_, rest, _ := strings.Cut(string(text), "\n"+line+":\t")
+		value, _, _ := strings.Cut(rest, "\n")
+		return value
+	}
+	await := func(what string, is func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(time.Millisecond) {
+			select {
+			case err := <-ended:
+				t.Fatalf("%s: it has ended: %v", what, err)
+			default:
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: it is %s, pending %s", what, status("State"), status("ShdPnd"))
+			}
+		}
+	}
+	asleep := func() bool { return strings.HasPrefix(status("State"), "S") }
+	await("it waits for signals", asleep)
+	for _, signal := range []unix.Signal{unix.SIGINT, unix.SIGTERM, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1} {
+		if err := pause.Process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await("it takes them", func() bool { return strings.Trim(status("ShdPnd"), "0") == "" && asleep() })
+	if err := pause.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err == nil || err.Error() != "signal: killed" {
+		t.Errorf("it ended with %v", err)
 	}
 }
