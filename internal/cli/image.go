@@ -166,7 +166,7 @@ certificates are found as by 'berth run'.`,
 		Args: atLeastOne("an image, such as python:3.13-slim"),
 		RunE: f.keep,
 	}
-	f.add(command.Flags(), "registry", "image-cache-limit")
+	f.add(command.Flags(), "registry", "image-cache-limit", "image-budget")
 	f.addPlatform(command.Flags())
 	return command
 }
@@ -184,7 +184,7 @@ folders with an OCI layout.`,
 		Args: atLeastOne("an archive"),
 		RunE: f.keep,
 	}
-	f.add(command.Flags(), "image-cache-limit")
+	f.add(command.Flags(), "image-cache-limit", "image-budget")
 	f.addPlatform(command.Flags())
 	return command
 }
@@ -247,7 +247,7 @@ zstd      faster to unpack than gzip, and mostly smaller; Docker 23, podman 3 an
 		},
 		RunE: f.keep,
 	}
-	f.add(command.Flags())
+	f.add(command.Flags(), "image-budget")
 	f.addPlatform(command.Flags())
 	command.Flags().StringVar(&f.form, "to", "", "`form` of the layers: estargz or zstd")
 	return command

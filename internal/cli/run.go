@@ -155,6 +155,7 @@ func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.StringVar(&spec.Snapshotter, "snapshotter", "", "`how` nodes store image layers: overlayfs (unpacked), erofs (one file per layer), or auto: erofs if you can mount with FUSE and overlayfs can write to the state directory, otherwise unpacked (default auto)")
 	flags.StringVar(&spec.ImageCache, "image-cache", "", "shared `folder` that caches image layers for all nodes and later runs (erofs only), or off (default ~/.cache/berth, if it is on a network file system)")
 	flags.StringVar(&spec.ImageCacheLimit, "image-cache-limit", "", "`size` limit of the image cache, such as 20G; least recently used layers are removed first (default 10G)")
+	flags.IntVar(&spec.ImageBudget, "image-budget", 1, "multiply the limits on what an image may contain by a `number`, for images that you trust (default 1)")
 	flags.BoolVar(&spec.LazyPull, "lazy-pull", false, "start containers of eStargz images before the download is complete (erofs only)")
 	flags.BoolVar(&spec.OneUID, "one-uid", false, "use only your own user ID, no subordinate ones")
 	flags.StringVar(&spec.AddressBlock, "address-block", "", "address `range` for pods, Services and nodes, such as 100.64.0.0/14 (default: one that conflicts with no route)")

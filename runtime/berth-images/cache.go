@@ -18,6 +18,7 @@ import (
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/imagecache"
 	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/layercache"
@@ -34,6 +35,7 @@ type cacheCommand struct {
 	// folders lists the folders that a bundle's container sees.
 	folders []imagecache.Folder
 	servers map[string]string
+	budget  budget.Budget
 	input   io.Reader
 	args    []string
 	// kept are the images that the command has brought.
@@ -62,6 +64,7 @@ func useCache(ctx context.Context, name string, args []string, input io.Reader, 
 	limit := flags.Int64("limit", 0, "`bytes` that it may take")
 	flags.StringVar(&c.platform, "platform", platforms.DefaultString(), "`platform` that images are for")
 	flags.StringVar(&c.form, "to", "", "`form` of repacked layers")
+	flags.Func("budget", "`number` that multiplies the limits on images", c.budget.Set)
 	flags.Func("mount", "`SRC:DST[:ro]`, a folder for a bundle", func(text string) error {
 		rest, readOnly := strings.CutSuffix(text, ":ro")
 		source, target, ok := strings.Cut(rest, ":")
@@ -135,7 +138,7 @@ func (c *cacheCommand) populator() (*imagecache.Populator, error) {
 	var mu sync.Mutex
 	var done int64
 	var reported time.Time
-	return &imagecache.Populator{Cache: c.cache, Platform: platform, Chosen: c.platformNamed, Progress: func(more, total int64) {
+	return &imagecache.Populator{Cache: c.cache, Platform: platform, Chosen: c.platformNamed, Budget: c.budget, Progress: func(more, total int64) {
 		mu.Lock()
 		defer mu.Unlock()
 		if more == 0 {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/imagestore"
 )
 
@@ -42,6 +43,8 @@ func importArchives(ctx context.Context, args []string, out io.Writer) error {
 	hosts := flags.String("hosts", "", "`directory` of containerd's hosts.toml files, to get the mirror")
 	mirrorAddress := flags.String("mirror", "", "`address` of the mirror that serves archives' images")
 	atOnce := flags.Int("parallel", 4, "`archives` at once")
+	var most budget.Budget
+	flags.Func("budget", "`number` that multiplies the limits on images", most.Set)
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -54,6 +57,7 @@ func importArchives(ctx context.Context, args []string, out io.Writer) error {
 		if err != nil {
 			return err
 		}
+		a.Budget = most
 		archives = append(archives, a)
 	}
 	client, err := containerd.New(*socket, containerd.WithDefaultNamespace(*namespace))

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/plugin"
 	bolt "go.etcd.io/bbolt"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/idmap"
 	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/layercache"
@@ -93,8 +94,9 @@ func withoutCache(folder string, err error) string {
 }
 
 // layersPlugin returns the snapshotter of layers in one file each. fd is the socket
-// to the role that serves the layers, -1 for none; notice notifies the user.
-func layersPlugin(fd int, notice func(string)) *plugin.Registration {
+// to the role that serves the layers, -1 for none; notice notifies the user; most
+// bounds the layers.
+func layersPlugin(fd int, notice func(string), most budget.Budget) *plugin.Registration {
 	return &plugin.Registration{
 		Type:   plugins.SnapshotPlugin,
 		ID:     "erofs",
@@ -142,7 +144,7 @@ func layersPlugin(fd int, notice func(string)) *plugin.Registration {
 			inner.Owners = snapshotter.Owners{IDs: client.IDs, Notice: notice}
 			if config.Lazy {
 				inner.Remote = lazy.Maker{
-					Hosts: hosts.ConfigureHosts(ic.Context, hosts.HostOptions{HostDir: hosts.HostDirFromRoot(config.Hosts)}), Not: config.Mirror, Keep: client.Login,
+					Hosts: hosts.ConfigureHosts(ic.Context, hosts.HostOptions{HostDir: hosts.HostDirFromRoot(config.Hosts)}), Not: config.Mirror, Keep: client.Login, Budget: most,
 				}
 			}
 			l.Snapshotter = roots.New(inner, root)
@@ -169,7 +171,7 @@ func openSnapshotStore(root string) (*storage.MetaStore, error) {
 }
 
 // layerDiffer writes the layers of this snapshotter.
-func layerDiffer(notice func(string)) *plugin.Registration {
+func layerDiffer(notice func(string), most budget.Budget) *plugin.Registration {
 	return &plugin.Registration{
 		Type:     plugins.DiffPlugin,
 		ID:       "erofs",
@@ -180,7 +182,7 @@ func layerDiffer(notice func(string)) *plugin.Registration {
 			if err != nil {
 				return nil, err
 			}
-			differ := snapshotter.Differ{Content: db.(*metadata.DB).ContentStore(), Owners: snapshotter.Owners{Notice: notice}}
+			differ := snapshotter.Differ{Content: db.(*metadata.DB).ContentStore(), Budget: most, Owners: snapshotter.Owners{Notice: notice}}
 			if differ.IDs, err = idmap.Own(); err != nil {
 				return nil, err
 			}

@@ -39,7 +39,7 @@ func TestPulledArchitecture(t *testing.T) {
 			return desc
 		}
 		config := put(ocispec.MediaTypeImageConfig, ocispec.Image{Platform: ocispec.Platform{OS: "linux", Architecture: architecture}})
-		var pulled any = checked{imageStore: image.NewStore("app:1", image.WithPlatforms(platforms.DefaultSpec()))}
+		var pulled any = checked{pulls: &pulls{}, imageStore: image.NewStore("app:1", image.WithPlatforms(platforms.DefaultSpec()))}
 		filter := pulled.(transfer.ImageFilterer).ImageFilter(images.ChildrenHandler(store), store)
 		_, err = filter(t.Context(), config)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

@@ -20,6 +20,7 @@ import (
 	"github.com/containerd/plugin/registry"
 	"google.golang.org/grpc/grpclog"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/notify"
 	"berth.dev/berth/runtime/internal/peers"
 )
@@ -29,6 +30,7 @@ type options struct {
 	logLevel string
 	notifyFD int
 	layersFD int
+	budget   budget.Budget
 }
 
 func run(args []string) error {
@@ -39,6 +41,7 @@ func run(args []string) error {
 	flags.StringVar(&o.logLevel, "log-level", "", "trace, debug, info, warn or error; overrides the configuration")
 	flags.IntVar(&o.notifyFD, "notify-fd", -1, "descriptor that gets one JSON event per line")
 	flags.IntVar(&o.layersFD, "layers-fd", -1, "socket to the role that serves images")
+	flags.Func("image-budget", "`number` that multiplies the limits on images", o.budget.Set)
 	showVersion := flags.Bool("version", false, "print the version")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -51,7 +54,7 @@ func run(args []string) error {
 		return nil
 	}
 	if o.config == "" || flags.NArg() > 0 {
-		return errors.New("usage: containerd --config FILE [--log-level LEVEL] [--notify-fd N] [--layers-fd N]")
+		return errors.New("usage: containerd --config FILE [--log-level LEVEL] [--notify-fd N] [--layers-fd N] [--image-budget N]")
 	}
 	// containerd starts CNI plugins, shims and through them runc. They live for
 	// milliseconds, and threads and garbage collections only delay them. The only
@@ -98,10 +101,10 @@ func serve(ctx context.Context, o options) error {
 	counts := &peers.Counts{}
 	registry.Register(contentPlugin(counts))
 	registry.Register(overlayPlugin())
-	registry.Register(layersPlugin(o.layersFD, notifier.Notice))
-	registry.Register(layerDiffer(notifier.Notice))
+	registry.Register(layersPlugin(o.layersFD, notifier.Notice, o.budget))
+	registry.Register(layerDiffer(notifier.Notice, o.budget))
 	registry.Register(seedPlugin())
-	around := &pulls{}
+	around := &pulls{budget: o.budget}
 	registry.Register(mirrorPlugin(around))
 	registry.Register(reservePlugin())
 	around.wrap()

@@ -24,6 +24,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/lazy"
 )
@@ -34,6 +35,8 @@ type pulls struct {
 	// announce makes containerd ask the mirror for an image that it has. It is set before
 	// the first pull; nil without a mirror.
 	announce func(ctx context.Context, image string)
+	// budget bounds what images may contain.
+	budget budget.Budget
 	// content and layers receive pulled images.
 	content content.Store
 	layers  snapshots.Snapshotter
@@ -108,16 +111,27 @@ type checked struct {
 
 // ImageFilter refuses an image for another kind of machine as soon as its
 // configuration has arrived, before any layer is fetched. containerd compares only the
-// platforms in an index, and would run an image that is a single manifest.
+// platforms in an index, and would run an image that is a single manifest. It also
+// refuses manifests and configurations beyond the image's budget before they are decoded.
 func (c checked) ImageFilter(children images.HandlerFunc, store content.Store) images.HandlerFunc {
 	next := c.imageStore.ImageFilter(children, store)
 	return func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-		if images.IsConfigType(desc.MediaType) {
-			if err := imagestore.CheckPlatform(ctx, store, desc); err != nil {
+		texts := imagestore.Texts{Provider: store, Most: c.pulls.budget.Layer(0)}
+		if images.IsIndexType(desc.MediaType) || images.IsManifestType(desc.MediaType) {
+			if _, err := content.ReadBlob(ctx, texts, desc); err != nil {
 				return nil, err
 			}
 		}
-		return next(ctx, desc)
+		if images.IsConfigType(desc.MediaType) {
+			if err := imagestore.CheckPlatform(ctx, texts, desc); err != nil {
+				return nil, err
+			}
+		}
+		all, err := next(ctx, desc)
+		if err == nil && images.IsManifestType(desc.MediaType) {
+			err = c.pulls.budget.CheckLayers(len(all) - 1)
+		}
+		return all, err
 	}
 }
 

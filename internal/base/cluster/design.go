@@ -118,6 +118,7 @@ func Design(spec Spec, offers []Offer) ([]Plan, error) {
 			Snapshotter:       offer.Snapshotter,
 			PodMTU:            mtu,
 			ImageCache:        imageCacheOf(spec, offer),
+			ImageBudget:       max(1, spec.ImageBudget),
 			LazyPull:          spec.LazyPull,
 			Registries:        registries,
 			SharedVolumes:     spec.SharedVolumes,

@@ -46,6 +46,8 @@ type Plan struct {
 	Snapshotter string
 	// ImageCache is the folder that keeps layers for other nodes and later runs.
 	ImageCache ImageCache
+	// ImageBudget multiplies the limits on what an image may contain.
+	ImageBudget int
 	// LazyPull starts containers of eStargz images before their layers have
 	// arrived.
 	LazyPull bool

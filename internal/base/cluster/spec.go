@@ -42,6 +42,8 @@ type Spec struct {
 	// ImageCacheLimit limits the cache's size, such as 20G; empty means
 	// ImageCacheBytes.
 	ImageCacheLimit string
+	// ImageBudget multiplies the limits on what an image may contain; 0 means 1.
+	ImageBudget int
 	// LazyPull starts containers of eStargz images before the images are
 	// complete. A node with Overlay pulls the whole image first.
 	LazyPull bool
@@ -220,6 +222,9 @@ func (s Spec) checkLayers() (problems []error) {
 	if _, err := s.ImageCacheBytes(); err != nil {
 		problems = append(problems, err)
 	}
+	if s.ImageBudget < 0 || s.ImageBudget > maxImageBudget {
+		problems = append(problems, fmt.Errorf("image budget %d: give 1 to %d", s.ImageBudget, maxImageBudget))
+	}
 	return problems
 }
 
@@ -319,6 +324,9 @@ func (s Spec) ImageCacheBytes() (int64, error) {
 	}
 	return bytes, nil
 }
+
+// maxImageBudget is the highest multiple of the limits on images that the runtime takes.
+const maxImageBudget = 1000
 
 // parseBytes reads a number of bytes with a decimal suffix.
 func parseBytes(text string) (int64, error) {

@@ -99,6 +99,7 @@ func (c Command) arguments() ([]string, error) {
 	spec := cluster.Spec{
 		Command: []string{c.Name}, Snapshotter: cluster.EROFS, NodesPerHost: 1,
 		Registries: c.Spec.Registries, Mounts: c.Spec.Mounts, ImageCache: c.Spec.ImageCache, ImageCacheLimit: c.Spec.ImageCacheLimit,
+		ImageBudget: c.Spec.ImageBudget,
 	}
 	if err := spec.Validate(); err != nil {
 		return nil, exitcode.Wrap(exitcode.Usage, err)
@@ -110,7 +111,7 @@ func (c Command) arguments() ([]string, error) {
 	if err := MakeFolder(spec.ImageCache); err != nil {
 		return nil, err
 	}
-	args := []string{"cache", c.Name, "--dir", spec.ImageCache, "--limit", strconv.FormatInt(limit, 10)}
+	args := []string{"cache", c.Name, "--dir", spec.ImageCache, "--limit", strconv.FormatInt(limit, 10), "--budget", strconv.Itoa(max(1, spec.ImageBudget))}
 	if c.Platform != "" {
 		args = append(args, "--platform", c.Platform)
 	}

@@ -1,13 +1,12 @@
 // Package freespace keeps a part of a file system free while images are written to
 // it, because an archive of a few megabytes may unpack to more than the disk holds.
-// It does not remove files to make room.
+// It does not remove files to make room. Package budget bounds what an image may unpack to.
 package freespace
 
 import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -25,10 +24,6 @@ const (
 	share     = 20
 	leastFree = 512 << 20
 	mostFree  = 8 << 30
-	// Packed data may unpack to mostUnpacked bytes, or to mostRatio times its size.
-	// Layers have ratios of 2 to 10.
-	mostUnpacked = 16 << 30
-	mostRatio    = 100
 )
 
 // space holds the free and total bytes and inodes of a file system.
@@ -44,23 +39,21 @@ type Guard struct {
 	dir           string
 	look          func(dir string) (space, error)
 	bytes, inodes uint64 // must stay free
-	packed, most  int64  // size before unpacking, and limit after it, in bytes
 
 	mu      sync.Mutex
 	all     int64 // bytes counted so far
 	pending int   // bytes since the last check
 }
 
-// Watch returns a guard for a directory that will receive unpacked data. packed is
-// the size of the data before unpacking, in bytes.
-func Watch(dir string, packed int64) (*Guard, error) { return watch(dir, packed, lookAt) }
+// Watch returns a guard for a directory that will receive unpacked data.
+func Watch(dir string) (*Guard, error) { return watch(dir, lookAt) }
 
-func watch(dir string, packed int64, look func(string) (space, error)) (*Guard, error) {
+func watch(dir string, look func(string) (space, error)) (*Guard, error) {
 	now, err := look(dir)
 	if err != nil {
 		return nil, err
 	}
-	g := &Guard{dir: dir, look: look, packed: packed, most: max(mostUnpacked, min(packed, math.MaxInt64/mostRatio)*mostRatio)}
+	g := &Guard{dir: dir, look: look}
 	g.bytes, g.inodes = now.reserve()
 	return g, nil
 }
@@ -79,9 +72,7 @@ func lookAt(dir string) (space, error) {
 func (g *Guard) add(n int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.all += int64(n); g.all > g.most {
-		return fmt.Errorf("%w: it unpacks from %d MB to more than %d MB; check where the image comes from", ErrNoSpace, g.packed>>20, g.most>>20)
-	}
+	g.all += int64(n)
 	if g.pending += n; g.pending < interval {
 		return nil
 	}

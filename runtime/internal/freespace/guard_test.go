@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"math"
 	"strings"
 	"testing"
 )
@@ -33,7 +32,7 @@ func (d *disk) look(string) (space, error) { return d.space, nil }
 
 func TestGuardKeepsSpaceFree(t *testing.T) {
 	d := &disk{space{4 << 30, 8 << 30, 1 << 20, 1 << 20}}
-	g, err := watch("/state", 0, d.look)
+	g, err := watch("/state", d.look)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +52,7 @@ func TestGuardKeepsSpaceFree(t *testing.T) {
 		t.Errorf("a byte after that: %v", err)
 	}
 	d.free = begin
-	if g, err = watch("/state", 0, d.look); err != nil {
+	if g, err = watch("/state", d.look); err != nil {
 		t.Fatal(err)
 	}
 	d.freeInodes = 1 << 10
@@ -61,31 +60,14 @@ func TestGuardKeepsSpaceFree(t *testing.T) {
 	if !errors.Is(err, ErrNoSpace) || !strings.Contains(err.Error(), "inodes") {
 		t.Errorf("what takes all inodes: %v", err)
 	}
-	if _, err := watch("/state", 0, func(string) (space, error) { return space{}, io.ErrUnexpectedEOF }); err == nil {
+	if _, err := watch("/state", func(string) (space, error) { return space{}, io.ErrUnexpectedEOF }); err == nil {
 		t.Error("a directory that cannot be looked at is watched")
 	}
-	if g, err = Watch(t.TempDir(), 0); err != nil {
+	if g, err = Watch(t.TempDir()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.Copy(io.Discard, g.Reader(bytes.NewReader(make([]byte, 3*interval)))); err != nil {
 		t.Errorf("%d bytes that nobody writes: %v", 3*interval, err)
-	}
-}
-
-func TestGuardBoundsTheRatio(t *testing.T) {
-	d := &disk{space{free: 1 << 40, total: 1 << 40}}
-	for packed, most := range map[int64]int64{0: mostUnpacked, 1 << 20: mostUnpacked, 1 << 30: mostRatio << 30, math.MaxInt64: math.MaxInt64 / mostRatio * mostRatio} {
-		g, err := watch("/state", packed, d.look)
-		if err != nil {
-			t.Fatal(err)
-		}
-		g.all = most - 1
-		if err := g.add(1); err != nil {
-			t.Errorf("%d bytes of %d: %v", most, packed, err)
-		}
-		if most < math.MaxInt64/2 && !errors.Is(g.add(1), ErrNoSpace) {
-			t.Errorf("more than %d bytes of %d", most, packed)
-		}
 	}
 }
 

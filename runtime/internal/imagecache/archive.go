@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/layercache"
 )
@@ -36,6 +37,7 @@ func (p *Populator) Import(ctx context.Context, a imagestore.Archive) (kept []la
 // open calls use with the blobs of an archive, and its images for the platform.
 func (p *Populator) open(ctx context.Context, a imagestore.Archive, use func(content.Provider, []images.Image) error) (err error) {
 	var blobs content.Provider
+	a.Budget = p.Budget
 	lying, index, err := imagestore.OpenInPlace(ctx, a)
 	switch {
 	case err != nil:
@@ -61,7 +63,7 @@ func (p *Populator) open(ctx context.Context, a imagestore.Archive, use func(con
 	}
 	platform := platforms.Only(p.Platform)
 	found, err := imagestore.Images(ctx, a, index, platform, func(ctx context.Context, m ocispec.Descriptor) error {
-		return images.WalkNotEmpty(ctx, images.FilterPlatforms(children(blobs), platform), m)
+		return images.WalkNotEmpty(ctx, images.FilterPlatforms(children(blobs, p.Budget), platform), m)
 	})
 	if err != nil {
 		return err
@@ -71,10 +73,10 @@ func (p *Populator) open(ctx context.Context, a imagestore.Archive, use func(con
 
 // children returns the children of a manifest or an index after verifying its
 // digest. Otherwise an index could contain itself, and the walk would not end.
-func children(blobs content.Provider) images.HandlerFunc {
+func children(blobs content.Provider, b budget.Budget) images.HandlerFunc {
 	return func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		if images.IsIndexType(desc.MediaType) || images.IsManifestType(desc.MediaType) {
-			if _, err := fetchText(ctx, provided{blobs}, desc); err != nil {
+			if _, err := fetchText(ctx, provided{blobs}, desc, b); err != nil {
 				return nil, err
 			}
 		}

@@ -27,6 +27,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/layercache"
 )
@@ -155,7 +156,7 @@ func (p *Populator) Named(name string) (layercache.Image, error) {
 func (p *Populator) packed(ctx context.Context, blobs content.Provider, img images.Image) (packable, error) {
 	source := packable{name: img.Name}
 	manifest, config, err := p.describe(img.Target, func(desc ocispec.Descriptor, parsed any) (err error) {
-		if source.config, err = fetchText(ctx, provided{blobs}, desc); err != nil {
+		if source.config, err = fetchText(ctx, provided{blobs}, desc, p.Budget); err != nil {
 			return err
 		}
 		if err := json.Unmarshal(source.config, parsed); err != nil {
@@ -164,6 +165,9 @@ func (p *Populator) packed(ctx context.Context, blobs content.Provider, img imag
 		return nil
 	})
 	if err != nil {
+		return source, err
+	}
+	if err := p.Budget.CheckLayers(len(manifest.Layers)); err != nil {
 		return source, err
 	}
 	ids := config.RootFS.DiffIDs
@@ -175,14 +179,14 @@ func (p *Populator) packed(ctx context.Context, blobs content.Provider, img imag
 			return source, fmt.Errorf("layer %s is of type %q, which is not a layer", blob.Digest, blob.MediaType)
 		}
 		source.layers = append(source.layers, unpacked{id: ids[i], size: blob.Size, write: func(ctx context.Context, to io.Writer, count func(int)) error {
-			return decompress(ctx, blobs, blob, ids[i], to, count)
+			return decompress(ctx, blobs, blob, ids[i], to, p.Budget.Layer(0), count)
 		}})
 	}
 	return source, nil
 }
 
 // decompress writes the uncompressed content of a blob, and then checks its digest.
-func decompress(ctx context.Context, blobs content.Provider, blob ocispec.Descriptor, id digest.Digest, to io.Writer, count func(int)) error {
+func decompress(ctx context.Context, blobs content.Provider, blob ocispec.Descriptor, id digest.Digest, to io.Writer, most *budget.Layer, count func(int)) error {
 	from, err := provided{blobs}.Fetch(ctx, blob)
 	if errdefs.IsNotFound(err) {
 		return fmt.Errorf("the archive has no content of digest %s: it is damaged, or not complete", blob.Digest)
@@ -192,7 +196,7 @@ func decompress(ctx context.Context, blobs content.Provider, blob ocispec.Descri
 	}
 	defer from.Close()
 	checked := &verified{from: from, verifier: blob.Digest.Verifier(), count: count}
-	archive, err := imagestore.Decompress(checked)
+	archive, err := imagestore.Decompress(most.Packed(checked), most)
 	if err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/imagestore"
 )
@@ -109,7 +110,7 @@ func TestConvertToEStargz(t *testing.T) {
 	if err != nil || !bytes.Equal(text, bytes.Repeat([]byte("content of a file, "), 20000)) {
 		t.Errorf("it has %d bytes, %v", len(text), err)
 	}
-	archive, err := imagestore.Decompress(bytes.NewReader(blob))
+	archive, err := imagestore.Decompress(bytes.NewReader(blob), budget.Budget{}.Layer(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,7 +227,7 @@ func TestEStargzHasSameContent(t *testing.T) {
 			t.Errorf("layer %d: %v", i, err)
 			continue
 		}
-		unpacked, err := imagestore.Decompress(&blob)
+		unpacked, err := imagestore.Decompress(&blob, budget.Budget{}.Layer(0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -351,7 +352,7 @@ func TestConvertChecksManifests(t *testing.T) {
 		t.Fatal(err)
 	}
 	name := blobName(index.Manifests[0].Digest)
-	for what, content := range map[string][]byte{"another": append(slices.Clone(files[name]), ' '), "a huge one": make([]byte, maxText+1)} {
+	for what, content := range map[string][]byte{"another": append(slices.Clone(files[name]), ' '), "a huge one": make([]byte, p.Budget.Text()+1)} {
 		layout := t.TempDir()
 		files[name] = content
 		for name, content := range files {

@@ -16,6 +16,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/layercache"
 	"berth.dev/berth/runtime/internal/layerfile"
 )
@@ -27,24 +28,22 @@ type Populator struct {
 	// Chosen reports whether the user named the platform. If so, a cached image
 	// must be for that platform.
 	Chosen bool
+	// Budget bounds what the images may contain.
+	Budget budget.Budget
 	// Progress receives the number of additional bytes and the total,
 	// concurrently. For an image's layers, 0 marks the beginning.
 	Progress func(more, total int64)
 }
 
-const (
-	// atOnce is the number of layers fetched and converted in parallel.
-	atOnce = 3
-	// maxText bounds manifests and configurations.
-	maxText = 8 << 20
-)
+// atOnce is the number of layers fetched and converted in parallel.
+const atOnce = 3
 
 // put adds an image to the cache. It fetches the blobs through from, and sets the
 // image's name last, when everything else is there.
 func (p *Populator) put(ctx context.Context, name string, target ocispec.Descriptor, from remotes.Fetcher) (layercache.Image, error) {
 	image := layercache.Image{Name: name, Target: target, Platform: platforms.Format(p.Platform), Time: time.Now().UTC()}
 	put := func(desc ocispec.Descriptor, parsed any) error {
-		content, err := fetchText(ctx, from, desc)
+		content, err := fetchText(ctx, from, desc, p.Budget)
 		if err != nil {
 			return err
 		}
@@ -56,6 +55,9 @@ func (p *Populator) put(ctx context.Context, name string, target ocispec.Descrip
 	}
 	manifest, config, err := p.describe(target, put)
 	if err != nil {
+		return image, err
+	}
+	if err := p.Budget.CheckLayers(len(manifest.Layers)); err != nil {
 		return image, err
 	}
 	image.Layers = config.RootFS.DiffIDs
@@ -165,7 +167,7 @@ func (p *Populator) layers(ctx context.Context, blobs []ocispec.Descriptor, ids 
 
 // makeLayer converts a layer while it arrives, and then verifies the digests of the
 // blob and of the layer.
-func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, limit int64, count func(int)) error {
+func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, limit int64, b budget.Budget, count func(int)) error {
 	if !images.IsLayerType(blob.MediaType) {
 		return fmt.Errorf("it is of type %q, which is not a layer", blob.MediaType)
 	}
@@ -179,7 +181,9 @@ func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id dig
 	defer content.Close()
 	// One additional byte is enough to detect a blob that is too long.
 	checked := &verified{from: io.LimitReader(content, blob.Size+1), verifier: blob.Digest.Verifier(), count: count}
-	made, err := layerfile.Convert(ctx, path, checked, blob.Size, limit)
+	// The blob's size is as the manifest states it.
+	most := b.Layer(0)
+	made, err := layerfile.Convert(ctx, path, most.Packed(checked), limit, most)
 	if err == nil {
 		// The blob's digest covers the data after the compressed archive.
 		_, err = io.Copy(io.Discard, checked)
@@ -192,7 +196,7 @@ func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id dig
 		// A blob with a wrong digest rarely unpacks, and the digest is the more
 		// precise error. But do not fetch the rest of a layer without enough space
 		// for it.
-		if errors.Is(err, layerfile.ErrTooLarge) || layercache.NoSpace(err) {
+		if errors.Is(err, layerfile.ErrTooLarge) || errors.Is(err, budget.ErrExceeded) || layercache.NoSpace(err) {
 			return err
 		}
 		if _, rest := io.Copy(io.Discard, checked); rest == nil && !checked.verifier.Verified() {
@@ -233,7 +237,7 @@ func (v *verified) Read(p []byte) (int, error) {
 }
 
 // fetchText fetches a manifest or a configuration.
-func fetchText(ctx context.Context, from remotes.Fetcher, desc ocispec.Descriptor) ([]byte, error) {
+func fetchText(ctx context.Context, from remotes.Fetcher, desc ocispec.Descriptor, b budget.Budget) ([]byte, error) {
 	if err := desc.Digest.Validate(); err != nil {
 		return nil, fmt.Errorf("fetch %s: %w", desc.MediaType, err)
 	}
@@ -242,12 +246,13 @@ func fetchText(ctx context.Context, from remotes.Fetcher, desc ocispec.Descripto
 		return nil, fmt.Errorf("fetch %s: %w", desc.Digest, err)
 	}
 	defer content.Close()
-	text, err := io.ReadAll(io.LimitReader(content, maxText+1))
+	text, err := io.ReadAll(io.LimitReader(content, b.Text()+1))
+	if err == nil {
+		err = b.CheckText(text)
+	}
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("fetch %s: %w", desc.Digest, err)
-	case len(text) > maxText:
-		return nil, fmt.Errorf("fetch %s: it has more than %d bytes", desc.Digest, maxText)
 	case desc.Digest.Algorithm().FromBytes(text) != desc.Digest:
 		return nil, fmt.Errorf("fetch %s: the received data have another digest", desc.Digest)
 	}

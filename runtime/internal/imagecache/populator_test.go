@@ -23,6 +23,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/fuzzbound"
 	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/layercache"
@@ -352,7 +353,7 @@ func TestFullDiskIsReportedImmediately(t *testing.T) {
 	}()
 	r, _, layer := serveLarge(t)
 	var came int64
-	err := makeLayer(t.Context(), filepath.Join(disk, "layer"), layer, digest.FromString("its content"), &all{r.blobs[layer.Digest], func() {}}, 1<<30, func(n int) { came += int64(n) })
+	err := makeLayer(t.Context(), filepath.Join(disk, "layer"), layer, digest.FromString("its content"), &all{r.blobs[layer.Digest], func() {}}, 1<<30, budget.Budget{}, func(n int) { came += int64(n) })
 	if !layercache.NoSpace(err) {
 		t.Errorf("%v; want that the disk is full", err)
 	}
@@ -518,7 +519,7 @@ func TestExportAndImportAgain(t *testing.T) {
 
 func TestTooLargeIsReported(t *testing.T) {
 	blob, _ := packed(t, make([]byte, 1<<20))
-	_, err := layerfile.Convert(t.Context(), filepath.Join(t.TempDir(), "layer"), bytes.NewReader(blob), int64(len(blob)), 1<<19)
+	_, err := layerfile.Convert(t.Context(), filepath.Join(t.TempDir(), "layer"), bytes.NewReader(blob), 1<<19, budget.Budget{}.Layer(0))
 	if !errors.Is(err, layerfile.ErrTooLarge) {
 		t.Error(err)
 	}

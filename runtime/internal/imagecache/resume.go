@@ -23,17 +23,17 @@ const resumable = 1 << 20
 func (p *Populator) bringLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, count func(int)) error {
 	limit := p.Cache.Limit()
 	if _, far := from.(connection); !far || blob.Size < resumable {
-		return makeLayer(ctx, path, blob, id, from, limit, count)
+		return makeLayer(ctx, path, blob, id, from, limit, p.Budget, count)
 	}
 	partial, err := p.Cache.Partial(blob.Digest)
 	if err != nil {
 		// Fetch it nevertheless; that reports errors of the blob or the folder.
-		return makeLayer(ctx, path, blob, id, from, limit, count)
+		return makeLayer(ctx, path, blob, id, from, limit, p.Budget, count)
 	}
 	defer partial.Close()
 	var came int
 	resumed := &resumed{from: from, partial: partial}
-	err = makeLayer(ctx, path, blob, id, resumed, limit, func(n int) {
+	err = makeLayer(ctx, path, blob, id, resumed, limit, p.Budget, func(n int) {
 		came += n
 		count(n)
 	})
@@ -53,7 +53,7 @@ func (p *Populator) bringLayer(ctx context.Context, path string, blob ocispec.De
 	if came > 0 { // a count of 0 would mark the beginning of an image
 		count(-came)
 	}
-	err = makeLayer(ctx, path, blob, id, from, limit, count)
+	err = makeLayer(ctx, path, blob, id, from, limit, p.Budget, count)
 	if err == nil || layercache.NoSpace(err) {
 		_ = partial.Remove() // otherwise it is unchanged
 	}

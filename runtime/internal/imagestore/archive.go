@@ -15,12 +15,16 @@ import (
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/budget"
 )
 
 // Archive is a file with images, and a name for its only image. Without a name,
 // the name in the archive is used, and then the name of the file.
 type Archive struct {
 	Name, Path string
+	// Budget bounds what the images may contain.
+	Budget budget.Budget
 }
 
 // ParseArchive reads "FILE" or "NAME=FILE". A FILE with an equals sign in its name
@@ -93,10 +97,35 @@ var (
 	zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
 )
 
+// windowed is a reader of zstd whose error for a large window names the limit.
+type windowed struct {
+	io.ReadCloser
+	most *budget.Layer
+}
+
+func (w windowed) Read(p []byte) (int, error) {
+	n, err := w.ReadCloser.Read(p)
+	if errors.Is(err, zstd.ErrWindowSizeExceeded) {
+		err = w.most.ExceededWindow()
+	}
+	return n, err
+}
+
 // Decompress recognizes a compression by its first bytes. Neither reader
-// starts a program, as containerd's own would.
-func Decompress(r io.Reader) (io.ReadCloser, error) {
-	buffered := bufio.NewReaderSize(r, 1<<20)
+// starts a program, as containerd's own would. The result counts for most.
+func Decompress(packed io.Reader, most *budget.Layer) (io.ReadCloser, error) {
+	unpacked, err := decompress(packed, most)
+	if err != nil {
+		return nil, err
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{most.Reader(unpacked), unpacked}, nil
+}
+
+func decompress(packed io.Reader, most *budget.Layer) (io.ReadCloser, error) {
+	buffered := bufio.NewReaderSize(packed, 1<<20)
 	magic, err := buffered.Peek(4)
 	if err != nil && len(magic) == 0 {
 		if errors.Is(err, io.EOF) {
@@ -108,11 +137,11 @@ func Decompress(r io.Reader) (io.ReadCloser, error) {
 	case bytes.HasPrefix(magic, gzipMagic):
 		return gzip.NewReader(buffered)
 	case bytes.Equal(magic, zstdMagic):
-		z, err := zstd.NewReader(buffered)
+		z, err := zstd.NewReader(buffered, zstd.WithDecoderMaxWindow(uint64(most.Window())))
 		if err != nil {
 			return nil, err
 		}
-		return z.IOReadCloser(), nil
+		return windowed{z.IOReadCloser(), most}, nil
 	default:
 		return io.NopCloser(buffered), nil
 	}

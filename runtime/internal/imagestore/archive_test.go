@@ -11,6 +11,8 @@ import (
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/budget"
 )
 
 func TestParseArchive(t *testing.T) {
@@ -72,7 +74,7 @@ func TestDecompress(t *testing.T) {
 	z.Write(text)
 	z.Close()
 	for name, packed := range map[string][]byte{"plain": text, "gzip": zipped.Bytes(), "zstd": zstandard.Bytes(), "tiny": text[:2]} {
-		r, err := Decompress(bytes.NewReader(packed))
+		r, err := Decompress(bytes.NewReader(packed), budget.Budget{}.Layer(0))
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -83,7 +85,7 @@ func TestDecompress(t *testing.T) {
 		}
 		r.Close()
 	}
-	if _, err := Decompress(bytes.NewReader(nil)); err == nil {
+	if _, err := Decompress(bytes.NewReader(nil), budget.Budget{}.Layer(0)); err == nil {
 		t.Error("an empty file: no error")
 	}
 }

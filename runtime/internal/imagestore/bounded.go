@@ -1,72 +1,107 @@
 package imagestore
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
-	"sync/atomic"
+	"path"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/budget"
 )
 
-// texts is a store of manifests and configurations, which are read into memory as
-// a whole. It refuses larger blobs.
-type texts struct{ content.Store }
-
-func (t texts) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
-	blob, err := t.Store.ReaderAt(ctx, desc)
-	if err == nil && blob.Size() > maxText {
-		blob.Close()
-		return nil, fmt.Errorf("read blob %s: it has %d bytes, and a manifest or configuration has at most %d", desc.Digest, blob.Size(), maxText)
-	}
-	return blob, err
+// Texts is a store of manifests and configurations, which are read into memory as
+// a whole. It refuses blobs beyond the limits of most.
+type Texts struct {
+	content.Provider
+	Most *budget.Layer
 }
 
-// maxHeaders bounds the bytes of an archive that belong to no blob: names of files
-// and links, which are kept in memory. An archive of a hundred thousand
-// blobs has that many.
-const maxHeaders = 64 << 20
-
-// meteredStore bounds how much of an archive is not stored.
-type meteredStore struct {
-	content.Store
-	// read and stored count bytes.
-	read, stored atomic.Int64
-}
-
-// Writer starts a blob whose bytes are counted.
-func (s *meteredStore) Writer(ctx context.Context, opts ...content.WriterOpt) (content.Writer, error) {
-	w, err := s.Store.Writer(ctx, opts...)
+// ReaderAt reads a blob into memory.
+func (t Texts) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
+	blob, err := t.Provider.ReaderAt(ctx, desc)
 	if err != nil {
 		return nil, err
 	}
-	return meteredWriter{w, s}, nil
-}
-
-type meteredWriter struct {
-	content.Writer
-	store *meteredStore
-}
-
-func (w meteredWriter) Write(p []byte) (int, error) {
-	n, err := w.Writer.Write(p)
-	w.store.stored.Add(int64(n))
-	return n, err
-}
-
-// reader returns the reader of the archive.
-func (s *meteredStore) reader(from io.Reader) io.Reader { return meteredReader{from, s} }
-
-type meteredReader struct {
-	io.Reader
-	store *meteredStore
-}
-
-func (r meteredReader) Read(p []byte) (int, error) {
-	n, err := r.Reader.Read(p)
-	if r.store.read.Add(int64(n))-r.store.stored.Load() > maxHeaders {
-		return 0, fmt.Errorf("it has more than %d bytes of names of files", maxHeaders)
+	defer blob.Close()
+	var text []byte
+	if err = t.Most.CheckTextSize(blob.Size()); err == nil {
+		text, err = io.ReadAll(content.NewReader(blob))
 	}
-	return n, err
+	if err == nil {
+		err = t.Most.Text(text)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read blob %s: %w", desc.Digest, err)
+	}
+	return section{io.NewSectionReader(bytes.NewReader(text), 0, int64(len(text)))}, nil
+}
+
+// boundedStore bounds the configurations that containerd reads while it imports an
+// archive.
+type boundedStore struct {
+	content.Store
+	most *budget.Layer
+}
+
+func (s boundedStore) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
+	if images.IsConfigType(desc.MediaType) || images.IsManifestType(desc.MediaType) || images.IsIndexType(desc.MediaType) {
+		return Texts{s.Store, s.most}.ReaderAt(ctx, desc)
+	}
+	return s.Store.ReaderAt(ctx, desc)
+}
+
+// bounded returns the files and symbolic links of an archive as an archive. Its reader
+// gets an error where the archive exceeds the limits of most: containerd would keep
+// any number of names, and decode texts of any number of values.
+func bounded(from io.Reader, most *budget.Layer) io.ReadCloser {
+	reader, writer := io.Pipe()
+	go func() { writer.CloseWithError(copyBounded(writer, from, most)) }()
+	return reader
+}
+
+func copyBounded(to io.Writer, from io.Reader, most *budget.Layer) error {
+	in, out := tar.NewReader(from), tar.NewWriter(to)
+	for {
+		header, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			return out.Close()
+		}
+		if err == nil {
+			err = most.Entry(header)
+		}
+		if err != nil {
+			return err
+		}
+		if header.Typeflag != tar.TypeReg && header.Typeflag != tar.TypeSymlink {
+			continue
+		}
+		var content io.Reader = in
+		if name := path.Clean(header.Name); name == ocispec.ImageLayoutFile || name == savedManifest {
+			var text []byte
+			if err := most.CheckTextSize(header.Size); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			if text, err = io.ReadAll(in); err == nil {
+				err = most.Text(text)
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			content = bytes.NewReader(text)
+		}
+		err = out.WriteHeader(&tar.Header{Typeflag: header.Typeflag, Name: header.Name, Linkname: header.Linkname, Size: header.Size, Format: tar.FormatPAX})
+		if err == nil {
+			_, err = io.Copy(out, content)
+		}
+		if err != nil {
+			return err
+		}
+	}
 }

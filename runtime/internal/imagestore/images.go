@@ -30,27 +30,29 @@ func ReadArchive(ctx context.Context, store content.Store, dir string, a Archive
 	if err != nil {
 		return index, fmt.Errorf("open image archive: %w", err)
 	}
-	guard, err := freespace.Watch(dir, info.Size())
+	guard, err := freespace.Watch(dir)
 	if err != nil {
 		return index, fmt.Errorf("read image archive %s: %w", a.Path, err)
 	}
 	if isSIF(file) {
-		if index, err = readSIF(ctx, store, guard, file); err != nil {
+		if index, err = readSIF(ctx, store, guard, file, a.Budget); err != nil {
 			err = fmt.Errorf("read SIF image %s: %w", a.Path, err)
 		}
 		return index, err
 	}
-	reader, err := Decompress(file)
+	most := a.Budget.Layer(info.Size())
+	reader, err := Decompress(file, most)
 	if err != nil {
 		return index, fmt.Errorf("read image archive %s: %w", a.Path, err)
 	}
 	defer reader.Close()
-	metered := &meteredStore{Store: store}
-	desc, err := archive.ImportIndex(ctx, metered, metered.reader(guard.Reader(reader)))
+	checked := bounded(guard.Reader(reader), most)
+	defer checked.Close()
+	desc, err := archive.ImportIndex(ctx, boundedStore{store, most}, checked)
 	if err != nil {
 		return index, fmt.Errorf("read image archive %s (docker save, podman save, OCI layouts and SIF are understood): %w", a.Path, err)
 	}
-	text, err := content.ReadBlob(ctx, texts{store}, desc)
+	text, err := content.ReadBlob(ctx, Texts{store, most}, desc)
 	if err == nil {
 		err = json.Unmarshal(text, &index)
 	}

@@ -114,7 +114,8 @@ func (i *Importer) Import(ctx context.Context, a Archive) (imported []Imported, 
 	if err != nil {
 		return nil, err
 	}
-	found, err := Images(ctx, a, index, platforms.Default(), i.labelBlobs)
+	texts := Texts{i.store, a.Budget.Layer(0)}
+	found, err := Images(ctx, a, index, platforms.Default(), func(ctx context.Context, m ocispec.Descriptor) error { return i.labelBlobs(ctx, texts, m) })
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +136,7 @@ const inPlace = "erofs"
 func (i *Importer) read(ctx context.Context, a Archive) (index ocispec.Index, stays bool, err error) {
 	if !a.isRoot() {
 		if i.snapshotter == inPlace && i.snapshots != "" {
-			index, stays, err = useSIF(ctx, i.store, a.Path, i.snapshots)
+			index, stays, err = useSIF(ctx, i.store, a.Path, i.snapshots, a.Budget)
 			if err != nil {
 				return index, false, fmt.Errorf("read SIF image %s: %w", a.Path, err)
 			}
@@ -156,26 +157,29 @@ func (i *Importer) read(ctx context.Context, a Archive) (index ocispec.Index, st
 }
 
 // labelBlobs labels the blobs of an image so that garbage collection keeps them with it.
-func (i *Importer) labelBlobs(ctx context.Context, m ocispec.Descriptor) error {
-	handler := images.FilterPlatforms(images.ChildrenHandler(texts{i.store}), platforms.Default())
+func (i *Importer) labelBlobs(ctx context.Context, t Texts, m ocispec.Descriptor) error {
+	handler := images.FilterPlatforms(images.ChildrenHandler(t), platforms.Default())
 	if err := images.WalkNotEmpty(ctx, images.SetChildrenLabels(i.store, handler), m); err != nil {
 		return err
 	}
-	return i.labelLayers(ctx, m)
+	return i.labelLayers(ctx, t, m)
 }
 
 // labelLayers labels each layer with its uncompressed digest, as the image states it.
 // A cache knows the layer by that digest. The digest is checked when the layer is
 // unpacked.
-func (i *Importer) labelLayers(ctx context.Context, m ocispec.Descriptor) error {
-	manifest, err := images.Manifest(ctx, texts{i.store}, m, platforms.Default())
+func (i *Importer) labelLayers(ctx context.Context, t Texts, m ocispec.Descriptor) error {
+	manifest, err := images.Manifest(ctx, t, m, platforms.Default())
 	if err != nil {
 		return err
 	}
-	if err := CheckPlatform(ctx, texts{i.store}, manifest.Config); err != nil {
+	if err := t.Most.CheckLayers(len(manifest.Layers)); err != nil {
 		return err
 	}
-	ids, err := images.RootFS(ctx, texts{i.store}, manifest.Config)
+	if err := CheckPlatform(ctx, t, manifest.Config); err != nil {
+		return err
+	}
+	ids, err := images.RootFS(ctx, t, manifest.Config)
 	layers := lazy.Layers(manifest)
 	if err != nil || len(ids) != len(layers) {
 		return err // unpacking reports the cause

@@ -16,6 +16,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"berth.dev/berth/runtime/internal/archived"
+	"berth.dev/berth/runtime/internal/budget"
 )
 
 // Lying gives access to blobs in place. Their digests are not checked yet.
@@ -36,7 +37,7 @@ func OpenInPlace(ctx context.Context, a Archive) (Lying, ocispec.Index, error) {
 	case err != nil:
 		return nil, ocispec.Index{}, fmt.Errorf("open image archive: %w", err)
 	case info.IsDir():
-		index, err := readLayout(ctx, a.Path)
+		index, err := readLayout(ctx, a.Path, a.Budget)
 		return layout(a.Path), index, err
 	case !info.Mode().IsRegular():
 		return nil, ocispec.Index{}, nil // a pipe can be opened once
@@ -59,8 +60,8 @@ func isLayout(dir string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-func readLayout(ctx context.Context, dir string) (index ocispec.Index, err error) {
-	text, err := readText(ctx, filepath.Join(dir, ocispec.ImageIndexFile))
+func readLayout(ctx context.Context, dir string, b budget.Budget) (index ocispec.Index, err error) {
+	text, err := readText(ctx, filepath.Join(dir, ocispec.ImageIndexFile), b)
 	if err == nil {
 		err = json.Unmarshal(text, &index)
 	}
@@ -70,20 +71,24 @@ func readLayout(ctx context.Context, dir string) (index ocispec.Index, err error
 	return index, nil
 }
 
-func readText(ctx context.Context, path string) ([]byte, error) {
+func readText(ctx context.Context, path string, b budget.Budget) ([]byte, error) {
 	all, err := archived.Whole(path)
 	if err != nil {
 		return nil, err
 	}
-	if all.Size > maxText {
-		return nil, fmt.Errorf("%s has more than %d bytes", path, maxText)
+	if err := b.CheckTextSize(all.Size); err != nil {
+		return nil, err
 	}
 	file, err := all.ReaderAt(ctx, ocispec.Descriptor{})
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	return io.ReadAll(content.NewReader(file))
+	text, err := io.ReadAll(content.NewReader(file))
+	if err == nil {
+		err = b.CheckText(text)
+	}
+	return text, err
 }
 
 // Part returns the whole file of a blob.

@@ -20,6 +20,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"berth.dev/berth/runtime/internal/archived"
+	"berth.dev/berth/runtime/internal/budget"
 )
 
 // plain is an archive that is not compressed as a whole, so that its blobs can be
@@ -29,6 +30,7 @@ type plain struct {
 	io.Closer
 	path string
 	from source
+	most *budget.Layer
 	// blobs holds the blobs of layouts by digest, and the layers of docker save.
 	blobs map[digest.Digest]part
 	// texts holds blobs that are not in the archive, or not under their digest.
@@ -43,8 +45,8 @@ type source interface {
 // part is the place of a file in an archive.
 type part struct{ offset, size int64 }
 
-// maxText bounds manifests and configurations, in bytes.
-const maxText = 8 << 20
+// savedManifest is the file of an archive of docker save that lists its images.
+const savedManifest = "manifest.json"
 
 // errOtherForm is the error for archives that must be read from beginning to end.
 var errOtherForm = errors.New("its blobs cannot be read one by one")
@@ -54,21 +56,28 @@ func openPlain(ctx context.Context, a Archive) (*plain, ocispec.Index, error) {
 	if err != nil {
 		return nil, ocispec.Index{}, fmt.Errorf("open image archive: %w", err)
 	}
-	p := newPlain(file)
+	info, err := file.Stat()
+	if err != nil {
+		return nil, ocispec.Index{}, errors.Join(fmt.Errorf("open image archive: %w", err), file.Close())
+	}
+	p := newPlain(file, a.Budget.Layer(info.Size()))
 	p.Closer, p.path = file, a.Path
 	index, err := p.index(ctx)
+	if errors.Is(err, budget.ErrExceeded) {
+		return nil, ocispec.Index{}, errors.Join(fmt.Errorf("read image archive %s: %w", a.Path, err), file.Close())
+	}
 	if err != nil {
 		return nil, ocispec.Index{}, file.Close()
 	}
 	return p, index, nil
 }
 
-func newPlain(from source) *plain {
-	return &plain{from: from, blobs: map[digest.Digest]part{}, texts: map[digest.Digest][]byte{}}
+func newPlain(from source, most *budget.Layer) *plain {
+	return &plain{from: from, most: most, blobs: map[digest.Digest]part{}, texts: map[digest.Digest][]byte{}}
 }
 
 func (p *plain) index(ctx context.Context) (index ocispec.Index, err error) {
-	parts, err := listParts(p.from)
+	parts, err := listParts(p.from, p.most)
 	if err != nil {
 		return index, err
 	}
@@ -79,7 +88,7 @@ func (p *plain) index(ctx context.Context) (index ocispec.Index, err error) {
 }
 
 // listParts reads the headers of an archive's files, and no content.
-func listParts(file io.ReadSeeker) (map[string]part, error) {
+func listParts(file io.ReadSeeker, most *budget.Layer) (map[string]part, error) {
 	end, err := file.Seek(0, io.SeekEnd)
 	if err == nil {
 		_, err = file.Seek(0, io.SeekStart)
@@ -96,6 +105,9 @@ func listParts(file io.ReadSeeker) (map[string]part, error) {
 			break
 		}
 		if err != nil {
+			return nil, err
+		}
+		if err := most.Entry(header); err != nil {
 			return nil, err
 		}
 		name := path.Clean(header.Name)
@@ -152,7 +164,7 @@ func (p *plain) saved(ctx context.Context, parts map[string]part) (index ocispec
 		RepoTags []string
 		Layers   []string
 	}
-	if err := p.parse(parts, "manifest.json", &saved); err != nil {
+	if err := p.parse(parts, savedManifest, &saved); err != nil {
 		return index, err
 	}
 	for _, image := range saved {
@@ -184,6 +196,9 @@ func (p *plain) savedImage(ctx context.Context, parts map[string]part, configNam
 	}
 	var config ocispec.Image
 	if err := json.Unmarshal(text, &config); err != nil {
+		return desc, err
+	}
+	if err := p.most.CheckLayers(len(layers)); err != nil {
 		return desc, err
 	}
 	if len(config.RootFS.DiffIDs) != len(layers) {
@@ -234,12 +249,20 @@ func (p *plain) keep(mediaType string, text []byte) ocispec.Descriptor {
 
 func (p *plain) text(parts map[string]part, name string) ([]byte, error) {
 	part, found := parts[path.Clean(name)]
-	if !found || part.size > maxText {
+	if !found {
 		return nil, errOtherForm
 	}
+	if err := p.most.CheckTextSize(part.size); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
 	text := make([]byte, part.size)
-	_, err := p.from.ReadAt(text, part.offset)
-	return text, err
+	if _, err := p.from.ReadAt(text, part.offset); err != nil {
+		return nil, err
+	}
+	if err := p.most.Text(text); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return text, nil
 }
 
 func (p *plain) parse(parts map[string]part, name string, value any) error {

@@ -23,6 +23,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
@@ -257,7 +258,7 @@ func TestWrongLayoutFolders(t *testing.T) {
 	for why, put := range map[string]func() error{
 		"no such file":    func() error { return nil },
 		"is not a file":   func() error { return unix.Mkfifo(index, 0o600) },
-		"has more than":   func() error { return errors.Join(os.WriteFile(index, nil, 0o600), os.Truncate(index, 1<<40)) },
+		"more than ":      func() error { return errors.Join(os.WriteFile(index, nil, 0o600), os.Truncate(index, 1<<40)) },
 		"unexpected end ": func() error { return os.WriteFile(index, []byte("{"), 0o600) },
 	} {
 		if err := errors.Join(os.RemoveAll(index), put()); err != nil {
@@ -297,7 +298,7 @@ func TestPlainLeavesOtherForms(t *testing.T) {
 }
 
 func TestPlainHasNothingElse(t *testing.T) {
-	p := newPlain(bytes.NewReader(laidOut(t, pack(t))))
+	p := newPlain(bytes.NewReader(laidOut(t, pack(t))), budget.Budget{}.Layer(0))
 	if _, err := p.index(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -312,7 +313,7 @@ func FuzzPlain(f *testing.F) {
 	f.Add(laidOut(f, layer))
 	f.Fuzz(func(t *testing.T, archive []byte) {
 		fuzzbound.Watch(t)
-		p := newPlain(bytes.NewReader(archive))
+		p := newPlain(bytes.NewReader(archive), budget.Budget{}.Layer(0))
 		index, err := p.index(t.Context())
 		if err != nil {
 			return

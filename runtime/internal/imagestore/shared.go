@@ -33,17 +33,18 @@ const (
 // configurations are read and checked by digest.
 func (i *Importer) importInPlace(ctx context.Context, a Archive, from Lying, index ocispec.Index) (imported []Imported, err error) {
 	begin := time.Now()
+	t := Texts{i.store, a.Budget.Layer(0)}
 	found, err := Images(ctx, a, index, platforms.Default(), func(ctx context.Context, m ocispec.Descriptor) error {
-		if err := i.copyTexts(ctx, from, m); err != nil {
+		if err := i.copyTexts(ctx, from, t, m); err != nil {
 			return err
 		}
-		return i.labelBlobs(ctx, m)
+		return i.labelBlobs(ctx, t, m)
 	})
 	if err != nil {
 		return nil, err
 	}
 	for _, img := range found {
-		err := i.bringLayers(ctx, from, img.Target)
+		err := i.bringLayers(ctx, from, t, img.Target)
 		if err == nil {
 			err = i.publish(ctx, img)
 		}
@@ -56,7 +57,7 @@ func (i *Importer) importInPlace(ctx context.Context, a Archive, from Lying, ind
 }
 
 // copyTexts puts all blobs of an image except its layers into the store.
-func (i *Importer) copyTexts(ctx context.Context, from Lying, m ocispec.Descriptor) error {
+func (i *Importer) copyTexts(ctx context.Context, from Lying, t Texts, m ocispec.Descriptor) error {
 	return images.Walk(ctx, images.FilterPlatforms(images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		if images.IsLayerType(desc.MediaType) {
 			return nil, nil
@@ -64,7 +65,7 @@ func (i *Importer) copyTexts(ctx context.Context, from Lying, m ocispec.Descript
 		if err := i.copy(ctx, from, desc); err != nil {
 			return nil, err
 		}
-		return images.Children(ctx, texts{i.store}, desc)
+		return images.Children(ctx, t, desc)
 	}), platforms.Default()), m)
 }
 
@@ -79,12 +80,12 @@ func (i *Importer) copy(ctx context.Context, from Lying, desc ocispec.Descriptor
 
 // bringLayers unpacks all layers of an image. Its manifest and configuration
 // are in the store.
-func (i *Importer) bringLayers(ctx context.Context, from Lying, target ocispec.Descriptor) error {
-	manifest, err := images.Manifest(ctx, texts{i.store}, target, platforms.Default())
+func (i *Importer) bringLayers(ctx context.Context, from Lying, t Texts, target ocispec.Descriptor) error {
+	manifest, err := images.Manifest(ctx, t, target, platforms.Default())
 	if err != nil {
 		return err
 	}
-	ids, err := images.RootFS(ctx, texts{i.store}, manifest.Config)
+	ids, err := images.RootFS(ctx, t, manifest.Config)
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/freespace"
 	"berth.dev/berth/runtime/internal/inplace"
 	"berth.dev/berth/runtime/internal/sif"
@@ -31,12 +32,12 @@ func isSIF(file *os.File) bool {
 }
 
 // readSIF puts the image of a SIF file into a store, as an image with one layer.
-func readSIF(ctx context.Context, store content.Store, guard *freespace.Guard, file *os.File) (index ocispec.Index, err error) {
+func readSIF(ctx context.Context, store content.Store, guard *freespace.Guard, file *os.File, b budget.Budget) (index ocispec.Index, err error) {
 	info, err := file.Stat()
 	if err != nil {
 		return index, err
 	}
-	image, err := sif.Open(file, info.Size())
+	image, err := sif.Open(file, info.Size(), b)
 	if err != nil {
 		return index, err
 	}
@@ -66,7 +67,7 @@ func writeImage(ctx context.Context, store content.Store, layer ocispec.Descript
 // useSIF puts an image into a store whose only layer stands for a SIF file, and puts
 // the layer's metadata into a snapshotter's directory. Of the file's content it reads
 // only the description. It returns false if the file must be converted.
-func useSIF(ctx context.Context, store content.Store, path, snapshotter string) (index ocispec.Index, used bool, err error) {
+func useSIF(ctx context.Context, store content.Store, path, snapshotter string, b budget.Budget) (index ocispec.Index, used bool, err error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return index, false, err
@@ -81,7 +82,7 @@ func useSIF(ctx context.Context, store content.Store, path, snapshotter string) 
 	}
 	defer os.RemoveAll(dir)
 	made := filepath.Join(dir, "layer")
-	layer, err := inplace.Make(made, file)
+	layer, err := inplace.Make(made, file, b)
 	if errors.Is(err, sif.ErrTooLarge) {
 		return index, false, nil
 	}

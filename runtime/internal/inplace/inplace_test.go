@@ -17,6 +17,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/erofs"
 	"berth.dev/berth/runtime/internal/fuzzbound"
@@ -46,7 +47,7 @@ func makeLayer(t testing.TB, path string) string {
 	}
 	defer file.Close()
 	made := filepath.Join(t.TempDir(), "layer")
-	if _, err := Make(made, file); err != nil {
+	if _, err := Make(made, file, budget.Budget{}); err != nil {
 		t.Fatal(err)
 	}
 	return made
@@ -129,7 +130,7 @@ func TestEqualsArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if err := layer.Convert(bytes.NewReader(archive), file); err != nil {
+	if err := layer.Convert(bytes.NewReader(archive), file, budget.Budget{}.Layer(0)); err != nil {
 		t.Fatal(err)
 	}
 	info, err := file.Stat()
@@ -499,7 +500,7 @@ func FuzzMake(f *testing.F) {
 		}
 		defer file.Close()
 		made := filepath.Join(t.TempDir(), "layer")
-		if _, err := Make(made, file); err != nil {
+		if _, err := Make(made, file, budget.Budget{}); err != nil {
 			if left, _ := filepath.Glob(made + "*"); len(left) > 0 {
 				t.Errorf("%v, and left %q", err, left)
 			}

@@ -24,6 +24,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/sif"
 	"berth.dev/berth/runtime/internal/squashfs"
 )
@@ -88,9 +89,9 @@ type Made struct {
 	Source Identity
 }
 
-// Make makes the image of a SIF file's layer at a new path, and beside it the list of
+// Make makes, within the limits of b, the image of a SIF file's layer at a new path, and beside it the list of
 // the places of its content.
-func Make(path string, file *os.File) (made Made, err error) {
+func Make(path string, file *os.File, b budget.Budget) (made Made, err error) {
 	defer func() {
 		if err != nil {
 			_, _ = os.Remove(path), os.Remove(path+indexExtension)
@@ -102,7 +103,7 @@ func Make(path string, file *os.File) (made Made, err error) {
 	if made.Source.Path, err = filepath.Abs(file.Name()); err != nil {
 		return made, err
 	}
-	image, err := sif.Open(file, made.Source.Size)
+	image, err := sif.Open(file, made.Source.Size, b)
 	if err != nil {
 		return made, err
 	}

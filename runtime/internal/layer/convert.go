@@ -12,8 +12,10 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/erofs"
 )
 
@@ -39,23 +41,19 @@ const (
 // driver has.
 const LinkDevice = 1
 
-const (
-	// maxDepth bounds the depth of directories to what a path can name.
-	maxDepth = 2048
-	// maxEntries bounds the files of a layer. Each takes 223 bytes of memory while
-	// it is converted, and as much again until the next collection.
-	maxEntries = 4 << 20
-)
+// maxDepth bounds the depth of directories to what a path can name.
+const maxDepth = 2048
 
 // Convert reads a tar archive to its end and writes its image to file, which must
-// be empty. It passes each header to the functions see.
-func Convert(archive io.Reader, file *os.File, see ...func(*tar.Header)) error {
-	c := converter{writer: erofs.NewWriter(file), links: map[*erofs.Node]string{}, owners: owners{}}
+// be empty. It counts all that it uses against the limits of most, and passes each
+// header to the functions see.
+func Convert(archive io.Reader, file *os.File, most *budget.Layer, see ...func(*tar.Header)) error {
+	c := converter{writer: erofs.NewWriter(file), links: map[*erofs.Node]string{}, owners: owners{}, most: most}
 	if err := c.writer.Describe(c.writer.Root(), implied()); err != nil {
 		return err
 	}
 	reader := tar.NewReader(archive)
-	for range maxEntries {
+	for {
 		header, err := reader.Next()
 		if errors.Is(err, io.EOF) {
 			c.record()
@@ -68,29 +66,36 @@ func Convert(archive io.Reader, file *os.File, see ...func(*tar.Header)) error {
 			show(header)
 		}
 		if err := c.add(header, reader); err != nil {
-			return fmt.Errorf("read archive of layer: %q: %w", header.Name, err)
+			return fmt.Errorf("read archive of layer: %s: %w", quote(header.Name), err)
 		}
 	}
-	return fmt.Errorf("read archive of layer: more than %d files", maxEntries)
 }
+
+// quote returns a name for an error, cut where it is long.
+func quote(name string) string {
+	if len(name) > maxQuoted {
+		return strconv.Quote(strings.ToValidUTF8(name[:maxQuoted], "")) + "..."
+	}
+	return strconv.Quote(name)
+}
+
+// maxQuoted bounds a name in an error, in bytes.
+const maxQuoted = 256
 
 // Lay writes the image of a layer whose files have no content yet to file, which
 // must be empty. entries puts the headers in the order of the archive; put
-// returns the offset for the content of a regular file.
-func Lay(file *os.File, entries func(put func(*tar.Header) (int64, error)) error) error {
+// returns the offset for the content of a regular file. Lay counts all that it uses
+// against the limits of most.
+func Lay(file *os.File, most *budget.Layer, entries func(put func(*tar.Header) (int64, error)) error) error {
 	var at int64
-	c := converter{erofs.NewWriter(file), map[*erofs.Node]string{}, owners{}, &at}
+	c := converter{erofs.NewWriter(file), map[*erofs.Node]string{}, owners{}, most, &at}
 	if err := c.writer.Describe(c.writer.Root(), implied()); err != nil {
 		return err
 	}
-	count := 0
 	if err := entries(func(header *tar.Header) (int64, error) {
-		if count++; count > maxEntries {
-			return 0, fmt.Errorf("more than %d files", maxEntries)
-		}
 		at = 0
 		if err := c.add(header, strings.NewReader("")); err != nil {
-			return 0, fmt.Errorf("%q: %w", header.Name, err)
+			return 0, fmt.Errorf("%s: %w", quote(header.Name), err)
 		}
 		return at, nil
 	}); err != nil {
@@ -105,6 +110,7 @@ type converter struct {
 	// links holds the targets of symbolic links.
 	links  map[*erofs.Node]string
 	owners owners
+	most   *budget.Layer
 	// space receives the offset for the content of the last regular file, if the
 	// content arrives later.
 	space *int64
@@ -116,11 +122,18 @@ func implied() erofs.Meta {
 
 // add adds an entry of the archive to the image.
 func (c converter) add(header *tar.Header, content io.Reader) error {
+	if err := c.most.Entry(header); err != nil {
+		return err
+	}
 	name := Clean(header.Name)
 	if header.Typeflag == tar.TypeXGlobalHeader {
 		return nil
 	}
-	c.owners.add(header)
+	if c.owners.add(header) {
+		if err := c.most.Keep(ownerSize); err != nil {
+			return err
+		}
+	}
 	switch header.Typeflag {
 	case tar.TypeDir:
 		return c.addDirectory(name, header)
@@ -204,6 +217,9 @@ func (c converter) addDirectory(name string, header *tar.Header) error {
 // newDirectory creates a directory, and replaces an existing file of that name. If
 // the file hid the lower layers, so does the directory.
 func (c converter) newDirectory(parent *erofs.Node, name string, meta erofs.Meta) (*erofs.Node, error) {
+	if err := c.most.Directory(len(name)); err != nil {
+		return nil, err
+	}
 	if there := parent.Child(name); there != nil && isWhiteout(there) {
 		meta.Xattrs = append(meta.Xattrs, opaque())
 	}
@@ -248,6 +264,9 @@ func (c converter) walk(name string, create bool) (*erofs.Node, error) {
 	for hops, depth := 0, 0; len(words) > 0; {
 		word := words[0]
 		words = words[1:]
+		if err := c.most.Step(); err != nil {
+			return nil, err
+		}
 		switch word {
 		case "", ".":
 			continue

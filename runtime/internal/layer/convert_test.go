@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/erofs"
 	"berth.dev/berth/runtime/internal/fuzzbound"
@@ -19,7 +20,7 @@ func convert(t testing.TB, archive []byte) (*erofs.Image, error) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { file.Close() })
-	if err := Convert(bytes.NewReader(archive), file); err != nil {
+	if err := Convert(bytes.NewReader(archive), file, budget.Budget{}.Layer(0)); err != nil {
 		return nil, err
 	}
 	info, err := file.Stat()
@@ -77,7 +78,7 @@ func TestRootCannotBeEscaped(t *testing.T) {
 }
 
 func TestBadLayers(t *testing.T) {
-	deep := strings.Repeat("d/", maxDepth+1)
+	deep := strings.Repeat("d/", maxDepth-40)
 	whole := pack(t, tar.Header{Name: "a", Typeflag: tar.TypeReg})
 	for what, c := range map[string]struct {
 		archive []byte
@@ -87,7 +88,8 @@ func TestBadLayers(t *testing.T) {
 		"a file below a file":       {pack(t, tar.Header{Name: "a", Typeflag: tar.TypeReg}, tar.Header{Name: "a/b", Typeflag: tar.TypeReg}), "is not a directory"},
 		"a link to a directory":     {pack(t, tar.Header{Name: "b/", Typeflag: tar.TypeDir}, tar.Header{Name: "a", Typeflag: tar.TypeLink, Linkname: "b"}), "is a directory"},
 		"a root that is a file":     {pack(t, tar.Header{Name: ".", Typeflag: tar.TypeReg}), "root"},
-		"directories without end":   {pack(t, tar.Header{Name: deep + "x", Typeflag: tar.TypeReg, Format: tar.FormatPAX}), "directories in each other"},
+		"directories without end":   {pack(t, tar.Header{Name: deep, Typeflag: tar.TypeDir, Format: tar.FormatPAX}, tar.Header{Name: "l", Typeflag: tar.TypeSymlink, Linkname: deep, Format: tar.FormatPAX}, tar.Header{Name: "l/" + strings.Repeat("d/", 50) + "x", Typeflag: tar.TypeReg}), "directories in each other"},
+		"a path that is too long":   {pack(t, tar.Header{Name: strings.Repeat("d/", 2048) + "x", Typeflag: tar.TypeReg, Format: tar.FormatPAX}), "4096 bytes of a path"},
 		"a name that is too long":   {pack(t, tar.Header{Name: strings.Repeat("n", 256), Typeflag: tar.TypeReg, Format: tar.FormatPAX}), "not a file name"},
 		"an impossible owner":       {pack(t, tar.Header{Name: "a", Uid: 1 << 33, Typeflag: tar.TypeReg, Format: tar.FormatPAX}), "impossible"},
 		"a type that nobody knows":  {pack(t, tar.Header{Name: "a", Typeflag: 'Z'}), "unknown type"},

@@ -41,12 +41,16 @@ type ownerKey struct{ uid, gid uint32 }
 // owners counts the entries of an archive.
 type owners map[ownerKey]*Owner
 
-func (o owners) add(header *tar.Header) {
+// ownerSize is the memory for an owner in bytes.
+const ownerSize = 192
+
+// add counts an entry. It reports whether the owner is new.
+func (o owners) add(header *tar.Header) (added bool) {
 	if header.Uid < firstOwner && header.Gid < firstOwner || header.Uid != int(uint32(header.Uid)) || header.Gid != int(uint32(header.Gid)) {
-		return
+		return false
 	}
 	key := ownerKey{uint32(header.Uid), uint32(header.Gid)}
-	if o[key] == nil {
+	if added = o[key] == nil; added {
 		name := header.Name
 		if len(name) > maxExample {
 			name = strings.ToValidUTF8(name[:maxExample], "")
@@ -54,6 +58,7 @@ func (o owners) add(header *tar.Header) {
 		o[key] = &Owner{UID: key.uid, GID: key.gid, Example: name}
 	}
 	o[key].Count++
+	return added
 }
 
 // list returns the owners, the highest ids first.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/erofs"
 	"berth.dev/berth/runtime/internal/fuzzbound"
 )
@@ -22,7 +23,7 @@ func ownersOf(t *testing.T, headers ...tar.Header) []Owner {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if err := Lay(file, func(put func(*tar.Header) (int64, error)) error {
+	if err := Lay(file, budget.Budget{}.Layer(0), func(put func(*tar.Header) (int64, error)) error {
 		for _, h := range headers {
 			if _, err := put(&h); err != nil {
 				return err

@@ -4,17 +4,20 @@ package layerfile
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"hash"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 
 	"github.com/opencontainers/go-digest"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/freespace"
 	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/layer"
@@ -29,31 +32,27 @@ type Made struct {
 // ErrTooLarge reports that a layer exceeds the permitted size.
 var ErrTooLarge = errors.New("layer is too large")
 
-// maxContent bounds a layer without another limit. Converting a layer takes four
-// bytes of memory for each four kilobytes.
-const maxContent = 512 << 30
-
-// Convert makes the file of a layer at path, where no file may exist. The blob has
-// size bytes, compressed or not.
+// Convert makes the file of a layer at path, where no file may exist, from its blob,
+// compressed or not.
 //
 // A layer of more than limit uncompressed bytes is refused. With limit 0 it may use
-// the space that the file system can spare. Convert passes each header to see. The
-// caller verifies the returned digest.
-func Convert(ctx context.Context, path string, packed io.Reader, size, limit int64, see ...func(*tar.Header)) (Made, error) {
-	archive, err := imagestore.Decompress(packed)
+// the space that the file system can spare. In either case the limits of most apply.
+// Convert passes each header to see. The caller verifies the returned digest.
+func Convert(ctx context.Context, path string, packed io.Reader, limit int64, most *budget.Layer, see ...func(*tar.Header)) (Made, error) {
+	archive, err := imagestore.Decompress(packed, most)
 	if err != nil {
 		return Made{}, err
 	}
 	defer archive.Close()
-	counted := &counter{ctx: ctx, from: archive, hash: sha256.New(), limit: limit}
+	counted := &counter{ctx: ctx, from: archive, hash: sha256.New(), limit: cmp.Or(limit, math.MaxInt64)}
 	if limit == 0 {
-		guard, err := freespace.Watch(filepath.Dir(path), size)
+		guard, err := freespace.Watch(filepath.Dir(path))
 		if err != nil {
 			return Made{}, err
 		}
-		counted.from, counted.limit = guard.Reader(archive), maxContent
+		counted.from = guard.Reader(archive)
 	}
-	if err := Write(path, counted, see...); err != nil {
+	if err := Write(path, counted, most, see...); err != nil {
 		return Made{}, err
 	}
 	return Made{digest.NewDigest(digest.SHA256, counted.hash), counted.size}, nil
@@ -61,7 +60,7 @@ func Convert(ctx context.Context, path string, packed io.Reader, size, limit int
 
 // Write makes the file of a layer from its archive, at a path where no file may
 // exist.
-func Write(path string, archive io.Reader, see ...func(*tar.Header)) (err error) {
+func Write(path string, archive io.Reader, most *budget.Layer, see ...func(*tar.Header)) (err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o400)
 	if err != nil {
 		return err
@@ -71,7 +70,7 @@ func Write(path string, archive io.Reader, see ...func(*tar.Header)) (err error)
 			err = errors.Join(err, os.Remove(path))
 		}
 	}()
-	if err := layer.Convert(archive, file, see...); err != nil {
+	if err := layer.Convert(archive, file, most, see...); err != nil {
 		return err
 	}
 	// The digest covers the data after the end of the archive.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/stargz-snapshotter/estargz"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
@@ -76,7 +77,7 @@ func FuzzAnswer(f *testing.F) {
 		if int64(len(table.packed))+table.end+estargz.FooterSize != r.Size || table.end <= 0 {
 			t.Errorf("a table of %d bytes at %d of %d", len(table.packed), table.end, r.Size)
 		}
-		_, _ = parseContents(table.packed, "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
+		_, _ = parseContents(table.packed, "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", budget.Budget{}.Layer(0))
 	})
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/containerd/stargz-snapshotter/estargz"
 	"github.com/opencontainers/go-digest"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/layer"
 )
 
@@ -66,8 +67,8 @@ const (
 	// endSize is the size of the first request, for the end of a blob. It usually
 	// covers the whole table of contents.
 	endSize = 256 << 10
-	// maxPacked and maxContents bound the compressed and uncompressed table.
-	maxPacked, maxContents = 64 << 20, 256 << 20
+	// maxPacked bounds the compressed table.
+	maxPacked = 64 << 20
 	// maxContent bounds the total size of a layer's files. While a layer is laid
 	// out, the checksums of their blocks are in memory, four bytes for each.
 	maxContent = 128 << 30
@@ -92,18 +93,18 @@ type packedTable struct {
 // Make makes the file of a layer at a new path, without its content. The source names
 // the blob and the login; contents is the digest of the blob's table of contents. If it
 // fails, it leaves nothing.
-func Make(ctx context.Context, path string, source Source, login Login, contents digest.Digest) error {
+func Make(ctx context.Context, path string, source Source, login Login, contents digest.Digest, b budget.Budget) error {
 	// No refused ranges: this process is in the pods' network, which enforces them.
 	r := newRemote(source, nil, func() (Login, error) { return login, nil })
 	table, err := r.contents(ctx, maxPacked)
 	if err != nil {
 		return err
 	}
-	return table.make(path, contents)
+	return table.make(path, contents, b)
 }
 
 // make makes the file of the layer if the digest of the table is the wanted one.
-func (t packedTable) make(path string, want digest.Digest) (err error) {
+func (t packedTable) make(path string, want digest.Digest, b budget.Budget) (err error) {
 	defer func() {
 		if err != nil {
 			for _, extension := range []string{"", indexExtension, haveExtension} {
@@ -111,11 +112,11 @@ func (t packedTable) make(path string, want digest.Digest) (err error) {
 			}
 		}
 	}()
-	table, err := parseContents(t.packed, want)
+	table, err := parseContents(t.packed, want, t.count(b))
 	if err != nil {
 		return fmt.Errorf("read table of contents: %w", err)
 	}
-	chunks, err := lay(path, table, t.end)
+	chunks, err := lay(path, table, t.end, t.count(b))
 	if err != nil {
 		return fmt.Errorf("lay out layer of %s: %w", t.source.URL, err)
 	}
@@ -127,6 +128,11 @@ func (t packedTable) make(path string, want digest.Digest) (err error) {
 		err = os.WriteFile(path+indexExtension, text, 0o600)
 	}
 	return err
+}
+
+// count returns a new count for what the table claims.
+func (t packedTable) count(b budget.Budget) *budget.Layer {
+	return b.Table(int64(len(t.packed)), t.source.Size)
 }
 
 // contents requests the table of contents. A table of more than most compressed
@@ -170,7 +176,7 @@ func first(table *estargz.JTOC) int64 {
 	return 0
 }
 
-func parseContents(packed []byte, want digest.Digest) (*estargz.JTOC, error) {
+func parseContents(packed []byte, want digest.Digest, most *budget.Layer) (*estargz.JTOC, error) {
 	if err := want.Validate(); err != nil {
 		return nil, fmt.Errorf("digest %q: %w", want, err)
 	}
@@ -184,15 +190,21 @@ func parseContents(packed []byte, want digest.Digest) (*estargz.JTOC, error) {
 	if err != nil {
 		return nil, err
 	}
-	if header.Name != estargz.TOCTarName || header.Size > maxContents {
+	if header.Name != estargz.TOCTarName {
 		return nil, fmt.Errorf("%q of %d bytes is none", header.Name, header.Size)
 	}
-	text, err := io.ReadAll(archive)
-	if err != nil {
+	if err := most.Keep(int(header.Size)); err != nil {
+		return nil, err
+	}
+	text := make([]byte, header.Size)
+	if _, err := io.ReadFull(archive, text); err != nil {
 		return nil, err
 	}
 	if own := want.Algorithm().FromBytes(text); own != want {
 		return nil, fmt.Errorf("it is %s, not %s as the image says", own, want)
+	}
+	if err := most.TableText(text); err != nil {
+		return nil, err
 	}
 	return parseTable(text)
 }
@@ -223,7 +235,7 @@ func parseTable(text []byte) (*estargz.JTOC, error) {
 
 // lay writes the file of a layer with space for the content of its files, and
 // returns the places of the chunks.
-func lay(path string, table *estargz.JTOC, end int64) (chunks []Chunk, err error) {
+func lay(path string, table *estargz.JTOC, end int64, most *budget.Layer) (chunks []Chunk, err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
@@ -254,7 +266,7 @@ func lay(path string, table *estargz.JTOC, end int64) (chunks []Chunk, err error
 		of = nil
 		return nil
 	}
-	err = layer.Lay(file, func(put func(*tar.Header) (int64, error)) error {
+	err = layer.Lay(file, most, func(put func(*tar.Header) (int64, error)) error {
 		for _, e := range table.Entries {
 			if e.Type == "chunk" {
 				if without != nil && e.Name == without.Name {

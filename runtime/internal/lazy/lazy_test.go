@@ -23,6 +23,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/erofs"
 	"berth.dev/berth/runtime/internal/fuzzbound"
@@ -177,11 +178,11 @@ func TestEqualsUnsplitData(t *testing.T) {
 		least := i % 2 * 50000 // one chunk in a stream, or several
 		r, source := serve(t, archive, 10000, least)
 		path := filepath.Join(t.TempDir(), "layer")
-		err := Make(t.Context(), path, source, Login{}, r.contents)
+		err := Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{})
 		if err != nil && strings.Contains(err.Error(), "not UTF-8") {
 			archive = inUTF8(t, archive)
 			r, source = serve(t, archive, 10000, least)
-			err = Make(t.Context(), path, source, Login{}, r.contents)
+			err = Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{})
 		}
 		if err != nil {
 			t.Errorf("layer %d: %v", i, err)
@@ -193,7 +194,7 @@ func TestEqualsUnsplitData(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer file.Close()
-		if err := layer.Convert(bytes.NewReader(archive), file); err != nil {
+		if err := layer.Convert(bytes.NewReader(archive), file, budget.Budget{}.Layer(0)); err != nil {
 			t.Fatal(err)
 		}
 		info, err := file.Stat()
@@ -244,7 +245,7 @@ func TestOnlyContentReadIsFetched(t *testing.T) {
 	files := map[string][]byte{"first": corpus.Noise(1, 3<<20), "second": corpus.Noise(2, 3<<20), "third": corpus.Noise(3, 5000)}
 	r, source := serve(t, corpus.Pack(t, files), 1<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{}); err != nil {
 		t.Fatal(err)
 	}
 	if !Is(path) || Is(path+"x") {
@@ -292,7 +293,7 @@ func TestFilesThatShareAStream(t *testing.T) {
 	}
 	r, source := serve(t, corpus.Pack(t, files), 0, 4<<20)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{}); err != nil {
 		t.Fatal(err)
 	}
 	f, image := open(t, path)
@@ -327,7 +328,7 @@ func TestZeroBlocksTakeNoSpace(t *testing.T) {
 	const size = 8 << 20
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"zeros": make([]byte, size)}), 1<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{}); err != nil {
 		t.Fatal(err)
 	}
 	f, image := open(t, path)
@@ -352,7 +353,7 @@ func TestManyReaders(t *testing.T) {
 	}
 	r, source := serve(t, corpus.Pack(t, files), 0, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{}); err != nil {
 		t.Fatal(err)
 	}
 	f, image := open(t, path)
@@ -383,7 +384,7 @@ func TestTurns(t *testing.T) {
 	want := corpus.Noise(1, 8<<20)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 100000, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{}); err != nil {
 		t.Fatal(err)
 	}
 	f, image := open(t, path)
@@ -434,7 +435,7 @@ func TestUncertainContentIsRefused(t *testing.T) {
 		r, source := serve(t, archive, 0, 0)
 		c.change(r)
 		dir := t.TempDir()
-		if err := Make(t.Context(), filepath.Join(dir, "layer"), source, Login{}, r.contents); err == nil || !strings.Contains(err.Error(), c.want) {
+		if err := Make(t.Context(), filepath.Join(dir, "layer"), source, Login{}, r.contents, budget.Budget{}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want an error with %q", name, err, c.want)
 		}
 		if there, err := os.ReadDir(dir); err != nil || len(there) > 0 {
@@ -460,7 +461,7 @@ func TestBadTables(t *testing.T) {
 		"a name that leads nowhere": {{Name: "a", Type: "hardlink", LinkName: ""}, {Name: "", Type: "reg"}},
 		"an impossible time":        {{Name: "a", Type: "reg", ModTime3339: "yesterday"}},
 	} {
-		if chunks, err := lay(filepath.Join(t.TempDir(), "layer"), &estargz.JTOC{Version: 1, Entries: entries}, 1000); err == nil {
+		if chunks, err := lay(filepath.Join(t.TempDir(), "layer"), &estargz.JTOC{Version: 1, Entries: entries}, 1000, budget.Budget{}.Layer(0)); err == nil {
 			t.Errorf("%s became %v", name, chunks)
 		}
 	}
@@ -504,7 +505,7 @@ func FuzzTable(f *testing.F) {
 			return // its checksums take long
 		}
 		path := filepath.Join(t.TempDir(), "layer")
-		chunks, err := lay(path, table, 1000)
+		chunks, err := lay(path, table, 1000, budget.Budget{}.Layer(0))
 		if err != nil {
 			return
 		}
@@ -524,7 +525,7 @@ func TestWrongContentIsNeverServed(t *testing.T) {
 	want := corpus.Noise(1, 400000)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 0, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{}); err != nil {
 		t.Fatal(err)
 	}
 	_, image := open(t, path)
@@ -558,7 +559,7 @@ func TestWrongContentBlocksNothingElse(t *testing.T) {
 	first, second := corpus.Noise(1, 3<<20), corpus.Noise(2, 3<<20)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"first": first, "second": second}), 1<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{}); err != nil {
 		t.Fatal(err)
 	}
 	f, image := open(t, path)
@@ -597,7 +598,7 @@ func TestRegistryIsGone(t *testing.T) {
 	want := corpus.Noise(1, 400000)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 0, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{}); err != nil {
 		t.Fatal(err)
 	}
 	f, image := open(t, path)

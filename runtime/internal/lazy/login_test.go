@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/opencontainers/go-digest"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/corpus"
 )
 
@@ -167,7 +168,7 @@ func TestLandmarks(t *testing.T) {
 	lay := func(names ...string) (*registry, *File) {
 		r, source := serve(t, inOrder(t, names, content), 1<<20, 0)
 		path := filepath.Join(t.TempDir(), "layer")
-		if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
+		if err := Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{}); err != nil {
 			t.Fatal(err)
 		}
 		f, err := Open(path, Options{Login: func(string) (Login, bool) { return Login{}, false }, PriorityGate: priority, Scheduler: scheduler, Log: func(text string) { t.Log(text) }})

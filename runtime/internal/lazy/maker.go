@@ -10,6 +10,8 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+
+	"berth.dev/berth/runtime/internal/budget"
 )
 
 // Maker makes files of layers from the registries that images are pulled from.
@@ -20,6 +22,8 @@ type Maker struct {
 	Not string
 	// Keep keeps a login for the process that reads the layer, and returns its name.
 	Keep func(context.Context, Login) (string, error)
+	// Budget bounds the layers.
+	Budget budget.Budget
 }
 
 // Layer describes a layer to make, as a snapshotter receives it.
@@ -38,14 +42,14 @@ type Layer struct {
 func (m Maker) Make(ctx context.Context, file string, l Layer) error {
 	p := pullOf(ctx)
 	p.askAhead(ctx, m, l)
-	if table, ok := p.take(ctx, l.Digest); ok && table.make(file, l.Contents) == nil {
+	if table, ok := p.take(ctx, l.Digest); ok && table.make(file, l.Contents, m.Budget) == nil {
 		return nil
 	}
 	problems := []error{errors.New("no registry gives a layer in parts")}
 	err := m.each(l.Image, func(b blobs) bool {
 		source, login, err := m.login(ctx, p, b)
 		if err == nil {
-			err = Make(ctx, file, source.of(l.Digest), login, l.Contents)
+			err = Make(ctx, file, source.of(l.Digest), login, l.Contents, m.Budget)
 		}
 		problems = append(problems, err)
 		return err != nil

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/corpus"
 )
 
@@ -88,7 +89,7 @@ func TestTokensAreRenewed(t *testing.T) {
 		return true
 	})
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{}); err != nil {
 		t.Fatal(err)
 	}
 	// The next process requests its own token. The first request fails, and the

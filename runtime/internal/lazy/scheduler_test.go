@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/corpus"
 )
 
@@ -130,7 +131,7 @@ func TestBackgroundAsksForParts(t *testing.T) {
 	want := corpus.Noise(1, 3<<20)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 4<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{}); err != nil {
 		t.Fatal(err)
 	}
 	f, image := open(t, path)

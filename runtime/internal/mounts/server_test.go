@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/fuse"
 	"berth.dev/berth/runtime/internal/layer"
 	"berth.dev/berth/runtime/internal/lazy"
@@ -120,7 +121,7 @@ func layerOf(t testing.TB, header tar.Header) string {
 		t.Fatal(err)
 	}
 	defer file.Close()
-	if err := layer.Convert(&archive, file); err != nil {
+	if err := layer.Convert(&archive, file, budget.Budget{}.Layer(0)); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -163,7 +164,7 @@ func comingLayer(t *testing.T) string {
 		registry.Close()
 	})
 	path := filepath.Join(t.TempDir(), "layer.erofs")
-	if err := lazy.Make(t.Context(), path, lazy.Source{URL: registry.URL}, lazy.Login{}, contents); err != nil {
+	if err := lazy.Make(t.Context(), path, lazy.Source{URL: registry.URL}, lazy.Login{}, contents, budget.Budget{}); err != nil {
 		t.Fatal(err)
 	}
 	silent.Store(true)

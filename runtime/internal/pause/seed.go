@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/layerfile"
 	"berth.dev/berth/runtime/internal/snapshotter"
 )
@@ -118,7 +119,7 @@ func (i *image) unpack(ctx context.Context, s Stores) error {
 		// Every pod waits for it, and the first one would for a mount, too.
 		plain := snapshotter.Plain(mounts[0].Source)
 		if err = os.Mkdir(plain, 0o755); err == nil {
-			err = errors.Join(write(plain), layerfile.Write(mounts[0].Source, bytes.NewReader(i.blobs[i.layer.Digest])))
+			err = errors.Join(write(plain), layerfile.Write(mounts[0].Source, bytes.NewReader(i.blobs[i.layer.Digest]), budget.Budget{}.Layer(0)))
 		}
 	case len(mounts) == 1 && mounts[0].Type == "bind":
 		// Without a parent a snapshot is a plain directory, which needs no mount.

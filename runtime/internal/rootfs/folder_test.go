@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/erofs"
 	"berth.dev/berth/runtime/internal/layer"
@@ -36,7 +37,7 @@ func merged(t *testing.T, archives ...[]byte) *tree.Tree {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { file.Close() })
-		if err := layer.Convert(bytes.NewReader(archive), file); err != nil {
+		if err := layer.Convert(bytes.NewReader(archive), file, budget.Budget{}.Layer(0)); err != nil {
 			t.Fatal(err)
 		}
 		info, err := file.Stat()

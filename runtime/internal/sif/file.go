@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/squashfs"
 )
 
@@ -53,6 +54,7 @@ func Is(start []byte) bool {
 
 // File is an open SIF file.
 type File struct {
+	most *budget.Layer
 	// Architecture is Go's name of the processor; empty if the file does not state it.
 	Architecture string
 	root         *squashfs.Image
@@ -60,8 +62,8 @@ type File struct {
 	offset int64
 }
 
-// Open reads the descriptors of a file of size bytes.
-func Open(from io.ReaderAt, size int64) (*File, error) {
+// Open reads the descriptors of a file of size bytes, within the limits of b.
+func Open(from io.ReaderAt, size int64, b budget.Budget) (*File, error) {
 	header := make([]byte, headerSize)
 	if _, err := from.ReadAt(header, 0); err != nil || !Is(header) {
 		return nil, errors.Join(errors.New("it is not a SIF file"), err)
@@ -70,20 +72,20 @@ func Open(from io.ReaderAt, size int64) (*File, error) {
 	if total < 0 || total > maxDescriptors || at < headerSize || at > size-total*descriptorSize {
 		return nil, fmt.Errorf("it should hold %d objects, listed at %d of %d bytes: it is not complete, or damaged", total, at, size)
 	}
-	f := &File{Architecture: architecture(header[archOffset:])}
+	f := &File{most: b.Layer(size), Architecture: architecture(header[archOffset:])}
 	for k := range total {
-		b := make([]byte, descriptorSize)
-		if _, err := from.ReadAt(b, at+k*descriptorSize); err != nil {
+		d := make([]byte, descriptorSize)
+		if _, err := from.ReadAt(d, at+k*descriptorSize); err != nil {
 			return nil, fmt.Errorf("read object %d: %w", k, err)
 		}
-		if b[4] == 0 { // not used
+		if d[4] == 0 { // not used
 			continue
 		}
-		if order.Uint32(b) == dataOCIRoot {
+		if order.Uint32(d) == dataOCIRoot {
 			return nil, errors.New("it is an OCI-SIF, which is not supported: build the image without --oci, or give it as an archive")
 		}
-		if order.Uint32(b) == dataPartition && order.Uint32(b[partitionOffset+4:]) == partPrimary {
-			return f, f.openPartition(from, size, b)
+		if order.Uint32(d) == dataPartition && order.Uint32(d[partitionOffset+4:]) == partPrimary {
+			return f, f.openPartition(from, size, d)
 		}
 	}
 	return nil, errors.New("it has no file system to run in")
@@ -106,7 +108,7 @@ func (f *File) openPartition(from io.ReaderAt, size int64, b []byte) (err error)
 		return fmt.Errorf("its file system is said to be %d bytes at %d of %d: it is not complete, or damaged", length, offset, size)
 	}
 	f.offset = offset
-	if f.root, err = squashfs.Open(io.NewSectionReader(from, offset, length), length); err != nil {
+	if f.root, err = squashfs.Open(io.NewSectionReader(from, offset, length), length, f.most.Budget); err != nil {
 		return fmt.Errorf("read its file system: %w", err)
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/fuzzbound"
 	"berth.dev/berth/runtime/internal/squashfs"
 )
@@ -74,7 +75,7 @@ func TestLayer(t *testing.T) {
 		".singularity.d/env/10-docker2singularity.sh": "#!/bin/sh\nexport PATH=\"/opt/bin:$PATH\"\nexport LANG=\"${LANG:-\"C.UTF-8\"}\"\n",
 		".singularity.d/env/90-environment.sh":        "#!/bin/sh\nexport GREETING='hello  you'\nif true; then\n    export NOT=this\nfi\nexport NOR=$(date)\n",
 	})
-	f, err := Open(bytes.NewReader(all), int64(len(all)))
+	f, err := Open(bytes.NewReader(all), int64(len(all)), budget.Budget{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,20 +114,23 @@ func TestTextsAndLinkNamesAreBounded(t *testing.T) {
 		files[fmt.Sprintf("%s%d.sh", environment, k)] = strings.Repeat("#", maxText)
 	}
 	all := file(t, files)
-	f, err := Open(bytes.NewReader(all), int64(len(all)))
+	f, err := Open(bytes.NewReader(all), int64(len(all)), budget.Budget{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := f.Layer(io.Discard); err == nil || !strings.Contains(err.Error(), "describe the image") {
 		t.Errorf("files of %d bytes that describe an image: %v", len(files)*maxText, err)
 	}
-	e := newEntries(nil)
-	e.nameBytes = maxLinkNames - 4
-	if _, err := e.header("name", squashfs.Inode{Kind: squashfs.File, Links: 2, Number: 1}); err != nil {
-		t.Error(err)
-	}
-	if _, err := e.header("n", squashfs.Inode{Kind: squashfs.File, Links: 2, Number: 2}); err == nil {
-		t.Errorf("more than %d bytes of names are kept", maxLinkNames)
+	e := newEntries(&File{most: budget.Budget{}.Layer(0)})
+	name := strings.Repeat("n", 4000)
+	for number := uint32(1); ; number++ {
+		_, err := e.header(name, squashfs.Inode{Kind: squashfs.File, Links: 2, Number: number})
+		if errors.Is(err, budget.ErrExceeded) {
+			break
+		}
+		if err != nil || number > 1<<16 {
+			t.Fatalf("%d names of %d bytes are kept: %v", number, len(name), err)
+		}
 	}
 }
 
@@ -146,7 +150,7 @@ func TestOpenRefuses(t *testing.T) {
 		"no file system": func(b []byte) []byte { b[descriptor+4] = 0; return b },
 	} {
 		b := change(slices.Clone(good))
-		if _, err := Open(bytes.NewReader(b), int64(len(b))); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Open(bytes.NewReader(b), int64(len(b)), budget.Budget{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -256,6 +260,6 @@ func FuzzOpen(f *testing.F) {
 	f.Add(around([]byte("content")))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		fuzzbound.Watch(t)
-		_, _ = Open(bytes.NewReader(b), int64(len(b)))
+		_, _ = Open(bytes.NewReader(b), int64(len(b)), budget.Budget{})
 	})
 }

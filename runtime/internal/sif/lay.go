@@ -23,6 +23,9 @@ type Part struct {
 // ErrTooLarge is the error for file systems that are too large for Lay.
 var ErrTooLarge = errors.New("too large to be used in place")
 
+// partKept is the memory for a part of a file's content in bytes.
+const partKept = 32
+
 // maxContent bounds the files together: each four kilobytes cost four bytes of memory
 // while the layer is laid out.
 const maxContent = 128 << 30
@@ -32,9 +35,9 @@ const maxContent = 128 << 30
 // order of the image, and returns the matching configuration. The only content that
 // it reads is the image's description of itself.
 func (f *File) Lay(to *os.File, add func(Part) error) (ocispec.Image, error) {
-	e := newEntries(f.root)
+	e := newEntries(f)
 	var size int64
-	err := layer.Lay(to, func(put func(*tar.Header) (int64, error)) error {
+	err := layer.Lay(to, f.most, func(put func(*tar.Header) (int64, error)) error {
 		return f.root.Walk(func(name string, n squashfs.Inode) error {
 			header, err := e.header(name, n)
 			if header == nil {
@@ -55,6 +58,9 @@ func (f *File) Lay(to *os.File, add func(Part) error) (ocispec.Image, error) {
 			}
 			parts, err := f.root.Parts(n)
 			for _, p := range parts {
+				if err := f.most.Keep(partKept); err != nil {
+					return err
+				}
 				p.Block.Offset += f.offset
 				if err := add(Part{begin + p.At, p}); err != nil {
 					return err

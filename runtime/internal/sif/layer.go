@@ -10,6 +10,7 @@ import (
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/squashfs"
 )
 
@@ -21,20 +22,22 @@ const (
 	// maxText bounds a file that is read there, maxTexts the sum of all.
 	maxText  = 1 << 20
 	maxTexts = 8 << 20
-	// maxLinkNames bounds, in bytes, the names kept to write further names of a file
-	// as hard links.
-	maxLinkNames = 256 << 20
+	// linkKept is the memory for a file with hard links in bytes, without its name.
+	linkKept = 64
 )
 
 // Layer writes the file system as the archive of a layer, and returns the matching
 // configuration, without the layer's digest.
 func (f *File) Layer(to io.Writer) (ocispec.Image, error) {
 	archive := tar.NewWriter(to)
-	e := newEntries(f.root)
+	e := newEntries(f)
 	err := f.root.Walk(func(name string, n squashfs.Inode) error {
 		header, err := e.header(name, n)
 		if header == nil {
 			return err
+		}
+		if err := f.most.Entry(header); err != nil {
+			return fmt.Errorf("read %q: %w", name, err)
 		}
 		if err := archive.WriteHeader(header); err != nil {
 			return fmt.Errorf("write %q: %w", name, err)
@@ -53,16 +56,17 @@ func (f *File) Layer(to io.Writer) (ocispec.Image, error) {
 // entries converts the file system's entries to entries of a layer.
 type entries struct {
 	root *squashfs.Image
+	most *budget.Layer
 	// first holds the first name of each inode that has several names.
 	first map[uint32]string
 	// texts holds the image's description.
 	texts map[string]string
-	// nameBytes and textBytes are the sizes of first and texts.
-	nameBytes, textBytes int
+	// textBytes is the size of texts.
+	textBytes int
 }
 
-func newEntries(root *squashfs.Image) *entries {
-	return &entries{root: root, first: map[uint32]string{}, texts: map[string]string{}}
+func newEntries(f *File) *entries {
+	return &entries{root: f.root, most: f.most, first: map[uint32]string{}, texts: map[string]string{}}
 }
 
 // header returns the header of a file, and of a hard link for a further name; nil for
@@ -80,8 +84,8 @@ func (e *entries) header(name string, n squashfs.Inode) (*tar.Header, error) {
 		return header, nil
 	}
 	if n.Links > 1 && n.Kind != squashfs.Dir {
-		if e.nameBytes += len(name); e.nameBytes > maxLinkNames {
-			return nil, fmt.Errorf("the names of files with hard links have more than %d bytes", maxLinkNames)
+		if err := e.most.Keep(linkKept + len(name)); err != nil {
+			return nil, err
 		}
 		e.first[n.Number] = name
 	}

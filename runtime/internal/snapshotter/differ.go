@@ -19,6 +19,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"berth.dev/berth/runtime/internal/archived"
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/idmap"
 	"berth.dev/berth/runtime/internal/inplace"
 	"berth.dev/berth/runtime/internal/layerfile"
@@ -34,6 +35,8 @@ type Differ struct {
 	Folder string
 	// Cache is nil if there is no cache.
 	Cache Publisher
+	// Budget bounds the layers.
+	Budget budget.Budget
 	// Unpublished receives the reason why a layer was not put into the cache.
 	Unpublished func(error)
 	Owners
@@ -84,7 +87,7 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 	}
 	defer blob.Close()
 	misfits := idmap.Misfits{Map: d.IDs}
-	made, err := layerfile.Convert(ctx, mounts[0].Source, content.NewReader(blob), blob.Size(), 0, func(header *tar.Header) {
+	made, err := layerfile.Convert(ctx, mounts[0].Source, content.NewReader(blob), 0, d.Budget.Layer(blob.Size()), func(header *tar.Header) {
 		// The image keeps the owners, because other nodes may read it. Its mounts
 		// fit them to this node.
 		misfits.Fit(header.Name, header.Uid, header.Gid)

@@ -19,6 +19,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/idmap"
 	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/inplace"
@@ -39,7 +40,7 @@ func foreignLayer(path string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(w.Close(), layer.Convert(&archive, file), file.Close())
+	return errors.Join(w.Close(), layer.Convert(&archive, file, budget.Budget{}.Layer(0)), file.Close())
 }
 
 // fakeCache has every layer, all in one file.

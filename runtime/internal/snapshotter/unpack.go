@@ -29,7 +29,7 @@ func (d Differ) unpack(ctx context.Context, blobs content.Provider, desc ocispec
 			err = fmt.Errorf("unpack layer %s: %w", desc.Digest, err)
 		}
 	}()
-	guard, err := freespace.Watch(writtenTo(mounts), desc.Size)
+	guard, err := freespace.Watch(writtenTo(mounts))
 	if err != nil {
 		return applied, err
 	}
@@ -38,7 +38,8 @@ func (d Differ) unpack(ctx context.Context, blobs content.Provider, desc ocispec
 		return applied, err
 	}
 	defer blob.Close()
-	unpacked, err := imagestore.Decompress(content.NewReader(blob))
+	most := d.Budget.Layer(blob.Size())
+	unpacked, err := imagestore.Decompress(content.NewReader(blob), most)
 	if err != nil {
 		return applied, err
 	}
@@ -48,6 +49,9 @@ func (d Differ) unpack(ctx context.Context, blobs content.Provider, desc ocispec
 	layer := io.TeeReader(guard.Reader(unpacked), io.MultiWriter(sum, &size))
 	misfits := idmap.Misfits{Map: d.IDs}
 	fit := archive.WithFilter(func(header *tar.Header) (bool, error) {
+		if err := most.Entry(header); err != nil {
+			return false, err
+		}
 		header.Uid, header.Gid = misfits.Fit(header.Name, header.Uid, header.Gid)
 		return true, nil
 	})

@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/runtime/internal/budget"
 )
 
 // hostile builds images that no tool makes. The root is the first inode of the
@@ -76,7 +78,7 @@ func (h *hostile) open(t *testing.T) (*Image, error) {
 	order.PutUint64(b[72:], h.dirs)
 	order.PutUint64(b[80:], h.fragments)
 	b = append(b, h.body...)
-	return Open(bytes.NewReader(b), int64(len(b)))
+	return Open(bytes.NewReader(b), int64(len(b)), budget.Budget{})
 }
 
 // newHostile returns an image without tables.
@@ -279,17 +281,18 @@ func TestEntriesAndPathsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
-		path         string
-		before, want int
+		path   string
+		before int64
+		want   int
 	}{
-		{strings.Repeat("d", maxPath-1), maxEntries - 256, 256},
-		{strings.Repeat("d", maxPath), 0, 0},
-		{"", maxEntries - 255, 255},
+		{strings.Repeat("d", 4095), 4<<20 - 256, 256},
+		{strings.Repeat("d", 4096), 0, 0},
+		{"", 4<<20 - 255, 255},
 	} {
 		count := 0
 		w := walker{image, func(string, Inode) error { count++; return nil }, map[uint32]bool{}, c.before}
-		err := w.directory(c.path, root, 0)
-		if count != c.want || (count < 256) != errors.Is(err, ErrCorrupt) {
+		err := w.directory(c.path, root)
+		if count != c.want || (count < 256) != errors.Is(err, budget.ErrExceeded) {
 			t.Errorf("a path of %d bytes behind %d others: %d files, %v", len(c.path), c.before, count, err)
 		}
 	}

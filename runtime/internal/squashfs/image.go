@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"math"
+
+	"berth.dev/berth/runtime/internal/budget"
 )
 
 // ErrCorrupt wraps every error caused by a malformed image.
@@ -20,11 +22,6 @@ const (
 	// minBlock and maxBlock are the format's limits for the block size.
 	minBlock = 4 << 10
 	maxBlock = 1 << 20
-	// maxEntries bounds the names in an image, maxDepth the nesting of directories,
-	// and maxPath the bytes of a path.
-	maxEntries = 4 << 20
-	maxDepth   = 2048
-	maxPath    = 4096
 	// maxFileBlocks bounds the blocks of a file: a terabyte at the usual block
 	// size. maxBlocks bounds the blocks of all files. Sparse blocks count, too.
 	maxFileBlocks = 8 << 20
@@ -35,6 +32,7 @@ var order = binary.LittleEndian
 
 // Image is an image open for reading. It is not safe for concurrent use.
 type Image struct {
+	most      budget.Budget
 	from      io.ReaderAt
 	size      int64
 	blockSize uint32
@@ -60,14 +58,14 @@ type fragment struct {
 	size  uint32
 }
 
-// Open returns the image in the first size bytes of from.
-func Open(from io.ReaderAt, size int64) (*Image, error) {
+// Open returns the image in the first size bytes of from, within the limits of most.
+func Open(from io.ReaderAt, size int64, most budget.Budget) (*Image, error) {
 	var b [superSize]byte
 	if _, err := from.ReadAt(b[:], 0); err != nil {
 		return nil, fmt.Errorf("read superblock: %w", unexpected(err))
 	}
 	i := &Image{
-		from: from, size: size, inodes: order.Uint32(b[4:]), blockSize: order.Uint32(b[12:]),
+		most: most, from: from, size: size, inodes: order.Uint32(b[4:]), blockSize: order.Uint32(b[12:]),
 		compression: order.Uint16(b[20:]), root: order.Uint64(b[32:]), kept: map[int64]metaBlock{}, fragmentAt: -1,
 	}
 	used := order.Uint64(b[40:])

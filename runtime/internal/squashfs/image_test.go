@@ -20,6 +20,7 @@ import (
 
 	"github.com/ulikunitz/xz"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
@@ -106,7 +107,7 @@ func open(t *testing.T, path string) *Image {
 	if err != nil {
 		t.Fatal(err)
 	}
-	image, err := Open(file, info.Size())
+	image, err := Open(file, info.Size(), budget.Budget{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +261,7 @@ func TestOtherCompressions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(file, info.Size()); err == nil || !strings.Contains(err.Error(), "compressed with lzo") {
+	if _, err := Open(file, info.Size(), budget.Budget{}); err == nil || !strings.Contains(err.Error(), "compressed with lzo") {
 		t.Error(err)
 	}
 }
@@ -285,7 +286,7 @@ func TestDamage(t *testing.T) {
 			damaged[at] ^= byte(1 + random.IntN(255))
 		}
 		damaged = damaged[:len(damaged)-random.IntN(2)*random.IntN(len(damaged))]
-		if image, err := Open(bytes.NewReader(damaged), int64(len(damaged))); err == nil {
+		if image, err := Open(bytes.NewReader(damaged), int64(len(damaged)), budget.Budget{}); err == nil {
 			_, _ = read(image)
 		}
 	}
@@ -308,7 +309,7 @@ func FuzzRead(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		fuzzbound.Watch(t)
-		if image, err := Open(bytes.NewReader(text), int64(len(text))); err == nil {
+		if image, err := Open(bytes.NewReader(text), int64(len(text)), budget.Budget{}); err == nil {
 			_, _ = read(image)
 		}
 	})

@@ -2,6 +2,7 @@ package squashfs
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -23,7 +24,7 @@ func (i *Image) Walk(visit func(path string, n Inode) error) error {
 		return err
 	}
 	w := walker{i, visit, map[uint32]bool{root.Number: true}, 0}
-	return w.directory("", root, 0)
+	return w.directory("", root)
 }
 
 type walker struct {
@@ -32,18 +33,19 @@ type walker struct {
 	// seen holds the directories visited so far. A directory with two names is an
 	// error, because the walk might not end.
 	seen  map[uint32]bool
-	count int
+	count int64
 }
 
-func (w *walker) directory(path string, dir Inode, depth int) error {
+func (w *walker) directory(path string, dir Inode) error {
 	for e, err := range w.image.entries(dir) {
 		if err != nil {
 			return fmt.Errorf("read directory %q: %w", path, err)
 		}
 		w.count++
 		name := path + e.name
-		if w.count > maxEntries || depth > maxDepth || len(name) > maxPath {
-			return fmt.Errorf("read %q: more than %d files, %d directories in each other, or %d bytes of a path: %w", name, maxEntries, maxDepth, maxPath, ErrCorrupt)
+		// A path bounds the nesting of directories, too.
+		if err := errors.Join(w.image.most.CheckFiles(w.count), w.image.most.CheckPath(name)); err != nil {
+			return err
 		}
 		n, err := w.image.inode(e.inode)
 		if err != nil {
@@ -59,7 +61,7 @@ func (w *walker) directory(path string, dir Inode, depth int) error {
 			continue
 		}
 		w.seen[n.Number] = true
-		if err := w.directory(name+"/", n, depth+1); err != nil {
+		if err := w.directory(name+"/", n); err != nil {
 			return err
 		}
 	}

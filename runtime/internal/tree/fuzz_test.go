@@ -10,6 +10,7 @@ import (
 	"slices"
 	"testing"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/erofs"
 	"berth.dev/berth/runtime/internal/fuzzbound"
 	"berth.dev/berth/runtime/internal/layer"
@@ -35,7 +36,7 @@ func FuzzLayers(f *testing.F) {
 				t.Fatal(err)
 			}
 			defer file.Close()
-			if layer.Convert(bytes.NewReader(archive), file) != nil {
+			if layer.Convert(bytes.NewReader(archive), file, budget.Budget{}.Layer(0)) != nil {
 				return
 			}
 			layers = slices.Insert(layers, 0, opened(t, file, erofs.OpenChanging))
@@ -183,7 +184,7 @@ func FuzzImages(f *testing.F) {
 		if err != nil {
 			f.Fatal(err)
 		}
-		if err := layer.Convert(bytes.NewReader(archive), file); err != nil {
+		if err := layer.Convert(bytes.NewReader(archive), file, budget.Budget{}.Layer(0)); err != nil {
 			f.Fatal(err)
 		}
 		file.Close()

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/archive"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/erofs"
 	"berth.dev/berth/runtime/internal/layer"
@@ -36,7 +37,7 @@ func openLayers(t *testing.T, archives [][]byte, through func(io.ReaderAt) io.Re
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { file.Close() })
-		if err := layer.Convert(bytes.NewReader(a), file); err != nil {
+		if err := layer.Convert(bytes.NewReader(a), file, budget.Budget{}.Layer(0)); err != nil {
 			t.Fatal(err)
 		}
 		info, err := file.Stat()
@@ -201,7 +202,7 @@ func TestSparseContentStaysSparse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := layer.Convert(bytes.NewReader(archives[0]), file); err != nil {
+	if err := layer.Convert(bytes.NewReader(archives[0]), file, budget.Budget{}.Layer(0)); err != nil {
 		t.Fatal(err)
 	}
 	var st unix.Stat_t

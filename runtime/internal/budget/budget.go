@@ -1,0 +1,298 @@
+// Package budget holds the limits on what one image may make its readers use, with
+// the reason for each. Readers of every format take their limits from here. It does
+// not know the space on a disk, see package freespace.
+//
+// The limits grow with the size of the image's file. A small image cannot claim much:
+// the reader of a file of 6 MB uses less than 200 MB of memory. A large image may
+// contain as much as usual tools put into one of its size.
+package budget
+
+import (
+	"archive/tar"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+)
+
+const (
+	// files bounds the files of a layer or file system. Images of 2 million files
+	// exist. Each takes about 250 bytes of memory while its layer is converted.
+	files = 4 << 20
+	// path bounds the bytes of a path. It is the kernel's limit for a path in a system
+	// call, so no usual tool packs a longer one.
+	path = 4096
+	// leastKept bounds the bytes that a reader keeps about the files of a layer: names,
+	// targets of links, attributes. The garbage collector lets them double. Packed
+	// data of size n may take keptRatio*n bytes instead, up to mostKept. The header of
+	// an empty file takes 14 to 25 packed bytes, and few files of an image are empty.
+	leastKept, keptRatio, mostKept = 48 << 20, 8, 2 << 30
+	// tableRatio replaces keptRatio for a table of contents of eStargz, which holds nothing
+	// else: a file takes 45 packed bytes or more, because of its digest.
+	tableRatio = 32
+	// leastContent bounds the bytes that a layer or archive has unpacked. Packed data
+	// of size n may have contentRatio*n bytes instead, up to mostContent. Layers
+	// have ratios of 2 to 10. A reader takes about a second for a gigabyte, and four
+	// bytes of memory for each four kilobytes.
+	leastContent, contentRatio, mostContent = 2 << 30, 100, 512 << 30
+	// steps bounds the names that are looked up to find the directories of a layer's
+	// files. 4 million files take 40 million steps at a depth of ten.
+	steps = 64 << 20
+	// text bounds the bytes of a manifest, an index or a configuration, and values its
+	// JSON values: three bytes of JSON may take 120 bytes of memory. An image of 500
+	// layers has 3,000.
+	text, values = 8 << 20, 256 << 10
+	// texts bounds the bytes of all of them that are decoded for one archive, which may
+	// name the same one many times. That takes about three seconds.
+	texts = 256 << 20
+	// layers bounds the layers of an image. The kernel's overlayfs has the same limit.
+	layers = 500
+	// leastWindow bounds the bytes that a decompressor of zstd looks back, which it
+	// allocates at once. Tools for images use 8 MiB. Packed data of size
+	// n may use windowRatio*n, up to the most that the reference decompressor accepts.
+	leastWindow, windowRatio, mostWindow = 32 << 20, 4, 128 << 20
+	// mostTimes bounds the multiple of the limits that a user may ask for.
+	mostTimes = 1000
+)
+
+// ErrExceeded is in the chain of every error about a limit.
+var ErrExceeded = errors.New("the image exceeds its budget")
+
+// Budget is a multiple of the limits. The zero value is the limits themselves.
+type Budget struct{ times int64 }
+
+// Set sets the multiple of the limits from the value of a flag.
+func (b *Budget) Set(text string) error {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 1 || n > mostTimes {
+		return fmt.Errorf("%q times the limits on images: give 1 to %d", text, mostTimes)
+	}
+	b.times = n
+	return nil
+}
+
+func (b Budget) of(n int64) int64 { return n * max(b.times, 1) }
+
+// scaled returns the limit for packed data of a size in bytes.
+func (b Budget) scaled(least, ratio, most, packed int64) int64 {
+	return b.of(min(max(least, min(packed, math.MaxInt64/ratio)*ratio), most))
+}
+
+// exceeded returns the error for a limit, such as "4 files".
+func (b Budget) exceeded(limit string, args ...any) error {
+	again := min(2*b.of(1), mostTimes)
+	return fmt.Errorf("%w: more than %s; check where it comes from, or raise all limits with --image-budget %d", ErrExceeded, fmt.Sprintf(limit, args...), again)
+}
+
+// CheckFiles checks the number of files of a layer.
+func (b Budget) CheckFiles(n int64) error {
+	if n > b.of(files) {
+		return b.exceeded("%d files", b.of(files))
+	}
+	return nil
+}
+
+// CheckPath checks a path.
+func (b Budget) CheckPath(name string) error {
+	if int64(len(name)) > path {
+		return b.exceeded("%d bytes of a path", path)
+	}
+	return nil
+}
+
+// Text returns the largest size of a manifest, an index or a configuration, in bytes.
+func (b Budget) Text() int64 { return b.of(text) }
+
+// CheckTextSize checks the size of a manifest, an index or a configuration.
+func (b Budget) CheckTextSize(size int64) error {
+	if size > b.Text() {
+		return b.exceeded("%d bytes of a manifest or configuration", b.Text())
+	}
+	return nil
+}
+
+// CheckText checks a manifest, an index or a configuration before it is decoded.
+func (b Budget) CheckText(content []byte) error {
+	if err := b.CheckTextSize(int64(len(content))); err != nil {
+		return err
+	}
+	if all, _ := count(content); all > b.of(values) {
+		return b.exceeded("%d values in a manifest or configuration", b.of(values))
+	}
+	return nil
+}
+
+// count returns bounds for the number of values and of objects in JSON.
+func count(content []byte) (all, objects int64) {
+	quoted := false
+	for i := 0; i < len(content); i++ {
+		switch c := content[i]; {
+		case c == '"':
+			quoted = !quoted
+		case quoted && c == '\\':
+			i++
+		case !quoted && (c == ',' || c == '{' || c == '['):
+			all++
+			if c == '{' {
+				objects++
+			}
+		}
+	}
+	return all, objects
+}
+
+// CheckLayers checks the number of layers of an image.
+func (b Budget) CheckLayers(n int) error {
+	if int64(n) > b.of(layers) {
+		return b.exceeded("%d layers", b.of(layers))
+	}
+	return nil
+}
+
+// Layer counts what a reader uses for one layer, file system or archive. It is not
+// safe for concurrent use.
+type Layer struct {
+	Budget
+	// packed is the size of the packed data. table is the size of its table of contents,
+	// or 0 if all of the data is read. ratio is keptRatio or tableRatio.
+	packed, table, ratio                     int64
+	files, kept, content, read, steps, texts int64
+}
+
+// Layer returns a count for packed data of a size in bytes.
+func (b Budget) Layer(packed int64) *Layer {
+	return &Layer{Budget: b, packed: packed, ratio: keptRatio}
+}
+
+// Table returns a count for a layer of a size in bytes that is read by its table of
+// contents, which has a packed size.
+func (b Budget) Table(packed, layer int64) *Layer {
+	return &Layer{Budget: b, packed: layer, table: packed, ratio: tableRatio}
+}
+
+const (
+	// fileKept is the memory for a file in bytes, without its name. dirKept is the
+	// memory for a directory.
+	fileKept = 208
+	dirKept  = 640
+	// valueKept is the memory for a value of a table of contents in bytes, and objectKept
+	// that for one of its entries.
+	valueKept, objectKept = 32, 320
+	// paxXattr begins the names of records that hold extended attributes.
+	paxXattr = "SCHILY.xattr."
+)
+
+// Entry counts an entry of an archive, and the content that its header claims. A
+// sparse file may claim more content than an archive has bytes.
+func (l *Layer) Entry(header *tar.Header) error {
+	l.files++
+	if err := errors.Join(l.CheckFiles(l.files), l.CheckPath(header.Name), l.CheckPath(header.Linkname)); err != nil {
+		return err
+	}
+	switch header.Typeflag {
+	case tar.TypeDir:
+		size := 0
+		for name, value := range header.PAXRecords {
+			if strings.HasPrefix(name, paxXattr) {
+				size += len(name) + len(value)
+			}
+		}
+		return l.Directory(len(header.Name) + size)
+	case tar.TypeSymlink, tar.TypeLink:
+		return l.Keep(fileKept + len(header.Name) + 2*len(header.Linkname))
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse, '\x00':
+		if err := l.Content(header.Size); err != nil {
+			return err
+		}
+	}
+	return l.Keep(fileKept + len(header.Name))
+}
+
+// Directory counts a directory, and the bytes of its name and attributes.
+func (l *Layer) Directory(bytes int) error { return l.Keep(dirKept + bytes) }
+
+// Keep counts bytes that the reader keeps about the files.
+func (l *Layer) Keep(bytes int) error {
+	packed := cmp.Or(l.table, l.packed)
+	most := l.scaled(leastKept, l.ratio, mostKept, packed)
+	if l.kept += int64(bytes); l.kept > most {
+		return l.exceeded("%d MB of names, links and attributes in %d packed bytes", most>>20, packed)
+	}
+	return nil
+}
+
+// Window returns the largest window of zstd in bytes.
+func (l *Layer) Window() int64 { return l.scaled(leastWindow, windowRatio, mostWindow, l.packed) }
+
+// ExceededWindow returns the error for a larger window.
+func (l *Layer) ExceededWindow() error {
+	return l.exceeded("%d MB of memory to unpack %d bytes of zstd", l.Window()>>20, l.packed)
+}
+
+// Content counts bytes of files.
+func (l *Layer) Content(bytes int64) error { return l.unpacked(&l.content, bytes) }
+
+func (l *Layer) unpacked(sum *int64, bytes int64) error {
+	most := l.scaled(leastContent, contentRatio, mostContent, l.packed)
+	if bytes < 0 || bytes > most-*sum {
+		return l.exceeded("%d MB, unpacked from %d bytes", most>>20, l.packed)
+	}
+	*sum += bytes
+	return nil
+}
+
+// Text counts a manifest, an index or a configuration that is about to be decoded.
+func (l *Layer) Text(content []byte) error {
+	if l.texts += int64(len(content)); l.texts > l.of(texts) {
+		return l.exceeded("%d MB of manifests and configurations", l.of(texts)>>20)
+	}
+	return l.CheckText(content)
+}
+
+// TableText counts a table of contents that is about to be decoded.
+func (l *Layer) TableText(content []byte) error {
+	all, objects := count(content)
+	return l.Keep(int(valueKept*all + objectKept*objects))
+}
+
+// Step counts one name that is looked up.
+func (l *Layer) Step() error {
+	if l.steps++; l.steps > l.of(steps) {
+		return l.exceeded("%d names in the paths of its files", l.of(steps))
+	}
+	return nil
+}
+
+// Packed returns a reader of packed data whose bytes raise the limits. It is for data of
+// which only the sender states the size.
+func (l *Layer) Packed(from io.Reader) io.Reader { return packedReader{l, from} }
+
+type packedReader struct {
+	layer *Layer
+	from  io.Reader
+}
+
+func (r packedReader) Read(p []byte) (int, error) {
+	n, err := r.from.Read(p)
+	r.layer.packed += int64(n)
+	return n, err
+}
+
+// Reader returns a reader of the unpacked data whose bytes count.
+func (l *Layer) Reader(from io.Reader) io.Reader { return reader{l, from} }
+
+type reader struct {
+	layer *Layer
+	from  io.Reader
+}
+
+func (r reader) Read(p []byte) (int, error) {
+	n, err := r.from.Read(p)
+	if full := r.layer.unpacked(&r.layer.read, int64(n)); full != nil {
+		return 0, full // callers like io.ReadFull ignore the error of a complete read
+	}
+	return n, err
+}

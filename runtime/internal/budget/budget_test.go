@@ -1,0 +1,93 @@
+package budget
+
+import (
+	"archive/tar"
+	"errors"
+	"strings"
+	"testing"
+)
+
+// usual counts a layer of files of one size, as a reader does.
+func usual(l *Layer, files int, size int64) error {
+	name := strings.Repeat("n", 80)
+	for range files {
+		if err := l.Entry(&tar.Header{Name: name, Typeflag: tar.TypeReg, Size: size}); err != nil {
+			return err
+		}
+		for range strings.Count("usr/lib/python3/site-packages/package/module", "/") {
+			if err := l.Step(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func TestUsualLayersFit(t *testing.T) {
+	for name, c := range map[string]struct {
+		packed int64
+		files  int
+		size   int64
+	}{
+		"two million small files": {500 << 20, 2_000_000, 1 << 10},
+		"100 GB":                  {40 << 30, 100_000, 1 << 20},
+		"a thousand empty files":  {20_000, 1000, 0},
+		"4 million files":         {4 << 30, 4 << 20, 4 << 10},
+		"a gigabyte of zeros":     {1 << 20, 1, 1 << 30},
+	} {
+		if err := usual(Budget{}.Layer(c.packed), c.files, c.size); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestOptionRaisesLimits(t *testing.T) {
+	var twice Budget
+	if err := twice.Set("2"); err != nil {
+		t.Fatal(err)
+	}
+	for name, exceed := range map[string]func(Budget) error{
+		"files":   func(b Budget) error { return b.CheckFiles(files + 1) },
+		"layers":  func(b Budget) error { return b.CheckLayers(layers + 1) },
+		"text":    func(b Budget) error { return b.CheckTextSize(text + 1) },
+		"values":  func(b Budget) error { return b.CheckText([]byte(strings.Repeat(",", values+1))) },
+		"texts":   func(b Budget) error { l := b.Layer(0); l.texts = texts; return l.Text([]byte("{}")) },
+		"kept":    func(b Budget) error { return b.Layer(0).Keep(leastKept + 1) },
+		"content": func(b Budget) error { return b.Layer(0).Content(leastContent + 1) },
+		"steps":   func(b Budget) error { l := b.Layer(0); l.steps = steps; return l.Step() },
+		"window":  func(b Budget) error { return windowError(b.Layer(0)) },
+	} {
+		if err := exceed(Budget{}); !errors.Is(err, ErrExceeded) || !strings.Contains(err.Error(), "--image-budget 2") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := exceed(twice); err != nil {
+			t.Errorf("%s, twice: %v", name, err)
+		}
+	}
+	for _, wrong := range []string{"", "0", "-1", "1001", "many"} {
+		if err := twice.Set(wrong); err == nil {
+			t.Errorf("%q times the limits are taken", wrong)
+		}
+	}
+}
+
+func windowError(l *Layer) error {
+	if l.Window() > leastWindow {
+		return nil
+	}
+	return l.ExceededWindow()
+}
+
+// The limits grow with the packed bytes that have come, whatever their size is said to be.
+func TestLimitsGrowWithPackedBytes(t *testing.T) {
+	l := Budget{}.Layer(0)
+	if _, err := l.Packed(strings.NewReader(strings.Repeat("p", 8<<20))).Read(make([]byte, 8<<20)); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Keep(8 * 8 << 20); err != nil {
+		t.Error(err)
+	}
+	if err := l.Keep(1); !errors.Is(err, ErrExceeded) {
+		t.Errorf("a byte more: %v", err)
+	}
+}
