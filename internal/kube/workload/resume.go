@@ -59,7 +59,7 @@ func (f *follower) askForAbsent(ctx context.Context) {
 		now, err := f.client.dynamic.Resource(resource).Namespace(t.object.GetNamespace()).Get(ctx, t.object.GetName(), metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err), err == nil && now.GetUID() != t.object.GetUID():
-			f.fail(1, fmt.Sprintf("%s %s was deleted before its result was seen", strings.ToLower(t.object.GetKind()), t.object.GetName()))
+			f.fail(1, fmt.Sprintf("%s %s was deleted before its result was seen, so it is not known whether it succeeded", strings.ToLower(t.object.GetKind()), t.object.GetName()))
 			f.end(t)
 		case err != nil:
 			return

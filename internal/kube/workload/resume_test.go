@@ -56,7 +56,7 @@ func (g goneJob) follow(t *testing.T, streams Streams) Result {
 
 // A Job with ttlSecondsAfterFinished may be gone before its first list.
 func TestJobThatIsGoneEndsTheRun(t *testing.T) {
-	const unknown = "job train was deleted before its result was seen"
+	const unknown = "job train was deleted before its result was seen, so it is not known whether it succeeded"
 	ended := func(result Result) *Progress {
 		p := &Progress{}
 		p.Apply(Step{Key: "j1", Ended: &result})
