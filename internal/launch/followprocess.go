@@ -67,6 +67,7 @@ func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []w
 		case f.last.Result != nil:
 			return f.result()
 		case n == maxFollowers:
+			f.countUnread()
 			return workload.Result{}, exitcode.Wrap(exitcode.Internal, fmt.Errorf("follow the workload: %w, %d times; what its containers write from now on is lost", err, n))
 		}
 		o.Log.Warn(fmt.Sprintf("the process that follows the workload %v; starting it again, nothing is lost or repeated", err))

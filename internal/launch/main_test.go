@@ -9,6 +9,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == PersistentParentArg {
 		os.Exit(1) // no test starts a cluster
 	}
+	if len(os.Args) == 2 && os.Args[1] == FollowArg {
+		followUntilDefect()
+	}
 	if path := os.Getenv(stepVariable); path != "" {
 		if len(os.Args) == 1 {
 			runStepToBeKilled()

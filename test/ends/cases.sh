@@ -147,6 +147,26 @@ followed_over_restarts() {
 		fail "lines are missing or repeated: $(head -n 5 "$out/difference")"
 }
 
+# The process that follows may end three times, and nothing is lost or repeated. The
+# fourth time ends the run.
+kill_follower() {
+	local i lines
+	berth a -f $here/numbers.yaml --image $image
+	says a 'number 5'
+	for i in 1 2 3; do
+		signal KILL follower
+		poll 30 eval "[[ \$(grep -c 'starting it again' $out/a) == $i ]]" || fail "the output is not followed again: $(tail -n 12 "$out/a")"
+		lines=$(numbers)
+		poll 30 eval "((\$(numbers) > $lines))" || fail "no output follows: $(tail -n 12 "$out/a")"
+	done
+	signal KILL follower
+	ends a 70
+	says a 'follow the workload: ended: signal: killed, 4 times; what its containers write from now on is lost'
+	diff <(grep '^number ' "$out/a") <(seq -f 'number %g' "$(numbers)") >"$out/difference" ||
+		fail "lines are missing or repeated: $(head -n 5 "$out/difference")"
+}
+numbers() { grep -c '^number ' "$out/a"; }
+
 # Readers of a pod's root file system wait while the role that serves it restarts.
 restart_layers() {
 	local before i
@@ -652,6 +672,16 @@ slow_reader() {
 	lost=$(sed -n 's/.*lost: [0-9]* lines, \([0-9]*\) bytes; the workload itself has succeeded.*/\1/p' "$out/a")
 	says a 'its reader was slower than the container, and node n1 keeps no more'
 	((lost > 0 && arrived + lost == 40000000)) || fail "$arrived bytes arrived, '$lost' are lost: $(tail -n 12 "$out/a")"
+}
+# A container that can never start ends the run, but not before a reader who takes his
+# time has got the output of the container before it.
+stuck_after_output() {
+	begin a alice login srun -N1 --mem=1500 bash $here/paced-reader.sh berth run -f $here/stuck.yaml --no-pull --image $image
+	says a 'bytes were read'
+	says a 'n1 ended with 75'
+	ends a 0
+	says a '22000000 bytes were read' # with '[stuck first] ' before each line
+	never_says a 'is lost'
 }
 no_open_logs() { open_files >"$out/open" && ! grep -q pod-logs/default_ "$out/open"; }
 open_files() { node sh -c 'ls -l /proc/$(pgrep -f "log-rol[e] ")/fd'; }

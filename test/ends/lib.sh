@@ -103,6 +103,7 @@ parts() {
 		node) node pgrep -f 'berth-kube node ' ;;
 		containerd) node pgrep -f '/containerd --config' ;;
 		layers) node pgrep -f '/berth-layers --notify-fd' ;;
+		follower) node pgrep -f '^berth follow-role' ;;
 		dns) node pgrep -f '/coredns -conf' ;;
 		shim) node pgrep -f 'containerd-shim-berth-v2' ;;
 		pause) node pgrep -f '^/pause' ;;
