@@ -7,5 +7,6 @@
 // address is dropped.
 //
 // Read state.go first, then apply.go, which calls the rest: namespace.go, peers.go, routes.go,
-// rules.go, gateways.go, ipv6.go and routed.go.
+// rules.go, gateways.go, ipv6.go and routed.go. rules.go begins with the type that writes nftables
+// rules, in the syntax of writer.go.
 package vxlan

@@ -19,7 +19,7 @@ func (s State) flows() string {
 	if len(s.Networks) == 0 {
 		return clearFlows
 	}
-	r := &writer{}
+	r := &ruleset{State: s}
 	r.line("add table inet %s", flowsTable)
 	for _, kind := range s.kinds() {
 		r.line("add set inet %s pods%s { typeof %s saddr; flags dynamic; size 65535; }", flowsTable, kind.suffix, kind.header)
@@ -34,17 +34,19 @@ func (s State) flows() string {
 			// between pods of a network.
 			r.line("add rule inet %s %s iifname %[3]q oifname %[3]q accept", flowsTable, hook, s.podLinks())
 		}
-		s.countFlows(r, hook, "iifname", "saddr", "reject with icmpx admin-prohibited")
+		r.countFlows(hook, "iifname", "saddr", "reject with icmpx admin-prohibited")
 		if hook == "forward" {
-			s.countFlows(r, hook, "oifname", "daddr", "drop")
+			r.countFlows(hook, "oifname", "daddr", "drop")
 		}
 	}
 	return r.String()
 }
 
-func (s State) countFlows(r *writer, hook, on, side, over string) {
-	for _, kind := range s.kinds() {
-		count := fmt.Sprintf("add @pods%s { %s %s ct count over %d }", kind.suffix, kind.header, side, s.Flows)
-		r.line("add rule inet %s %s %s %q ct state new %s %s", flowsTable, hook, on, s.podLinks(), count, over)
+// countFlows writes the rules that count the connections of one side, and refuse those over the
+// bound.
+func (r *ruleset) countFlows(hook, on, side, over string) {
+	for _, kind := range r.kinds() {
+		count := fmt.Sprintf("add @pods%s { %s %s ct count over %d }", kind.suffix, kind.header, side, r.Flows)
+		r.line("add rule inet %s %s %s %q ct state new %s %s", flowsTable, hook, on, r.podLinks(), count, over)
 	}
 }

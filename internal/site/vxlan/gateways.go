@@ -279,31 +279,31 @@ func Carries(host netip.Addr, interfaces []string) error {
 // gateway writes the rules of a gateway. The pod's node decides about connections in both
 // directions, because both directions of a connection pass there, through any gateways. The
 // rules here only prevent other forwarding.
-func (s State) gateway(r *writer) {
-	networks := s.longestFirst()
+func (r *ruleset) gateway() {
+	networks := r.longestFirst()
 	r.block("chain outward", func() {
-		for _, name := range s.Interfaces {
+		for _, name := range r.Interfaces {
 			// No packet of a pod comes from outside: they come through the hosts' link.
 			r.line("iifname %q drop", name)
 		}
-		for _, kind := range s.kinds() {
-			r.line("%s daddr { %s } drop", kind.header, s.inside(kind))
+		for _, kind := range r.kinds() {
+			r.line("%s daddr { %s } drop", kind.header, r.inside(kind))
 		}
-		r.line("udp dport %d drop", s.Port)
+		r.line("udp dport %d drop", r.Port)
 		for _, n := range networks {
 			r.line("%s accept", matching("daddr", n.prefix))
 		}
 		r.line("reject with icmpx admin-prohibited")
 	})
 	r.block("chain inward", func() {
-		for _, kind := range s.kinds() {
+		for _, kind := range r.kinds() {
 			r.line("%s saddr %s drop", kind.header, kind.pods.Masked())
 		}
-		for _, name := range s.Interfaces {
+		for _, name := range r.Interfaces {
 			// No packet of a host comes from outside.
-			r.line("iifname %q ip saddr %s drop", name, s.Hosts.Masked())
-			if s.IPv6.Hosts.IsValid() {
-				r.line("iifname %q ip6 saddr %s drop", name, s.IPv6.Hosts.Masked())
+			r.line("iifname %q ip saddr %s drop", name, r.Hosts.Masked())
+			if r.IPv6.Hosts.IsValid() {
+				r.line("iifname %q ip6 saddr %s drop", name, r.IPv6.Hosts.Masked())
 			}
 		}
 		for _, n := range networks {
@@ -313,16 +313,16 @@ func (s State) gateway(r *writer) {
 	})
 	r.block("chain postrouting", func() {
 		r.line("type nat hook postrouting priority 100; policy accept;")
-		for _, kind := range s.kinds() {
+		for _, kind := range r.kinds() {
 			r.line("%s saddr != %s accept", kind.header, kind.pods.Masked())
-			r.line("%s daddr { %s } accept", kind.header, s.inside(kind))
+			r.line("%s daddr { %s } accept", kind.header, r.inside(kind))
 		}
 		for _, n := range networks {
 			verdict := "accept"
 			switch {
-			case n.nat && s.As.First.IsValid() && n.prefix.Addr().Is4():
+			case n.nat && r.As.First.IsValid() && n.prefix.Addr().Is4():
 				// All connections of a pod have the same address while it lives.
-				verdict = fmt.Sprintf("snat ip to %s persistent", s.As)
+				verdict = fmt.Sprintf("snat ip to %s persistent", r.As)
 			case n.nat:
 				verdict = "masquerade"
 			}
@@ -332,9 +332,9 @@ func (s State) gateway(r *writer) {
 }
 
 // inside returns the networks that gateways do not serve.
-func (s State) inside(of kind) string {
+func (r *ruleset) inside(of kind) string {
 	all := []string{of.pods.Masked().String()}
-	for _, hosts := range []netip.Prefix{s.Hosts, s.IPv6.Hosts} {
+	for _, hosts := range []netip.Prefix{r.Hosts, r.IPv6.Hosts} {
 		if hosts.IsValid() && hosts.Addr().Is4() == of.pods.Addr().Is4() {
 			all = append(all, hosts.Masked().String())
 		}
@@ -367,9 +367,9 @@ type outsidePrefix struct {
 
 // longestFirst returns the outside networks from the longest prefix to the shortest, so that the
 // first match is the right one.
-func (s State) longestFirst() []outsidePrefix {
+func (r *ruleset) longestFirst() []outsidePrefix {
 	var all []outsidePrefix
-	for _, network := range s.OutsideNetworks {
+	for _, network := range r.OutsideNetworks {
 		for _, prefix := range network.Addresses {
 			all = append(all, outsidePrefix{prefix.Masked(), network.NAT})
 		}

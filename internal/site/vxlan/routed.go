@@ -142,9 +142,9 @@ func neighbour(link netlink.Link, address netip.Addr, mac net.HardwareAddr) *net
 // dropped unless it has the pod's own address; without IPv6 for pods, all its IPv6
 // packets are. So the source of a packet that arrives from another node is also
 // genuine.
-func (s State) routed(r *writer) {
-	s.podSets(r)
-	for _, n := range s.Networks {
+func (r *ruleset) routed() {
+	r.podSets()
+	for _, n := range r.Networks {
 		var members []netip.Addr
 		for _, pod := range n.Local {
 			members = append(members, pod.Address)
@@ -152,7 +152,7 @@ func (s State) routed(r *writer) {
 		for _, peer := range n.Peers {
 			members = append(members, peer.Address)
 		}
-		kinds := s.kinds()
+		kinds := r.kinds()
 		for _, kind := range kinds {
 			var of []string
 			for _, member := range members {
@@ -167,14 +167,14 @@ func (s State) routed(r *writer) {
 		})
 		r.block("chain from_"+memberName(n), func() {
 			for _, kind := range kinds {
-				r.line("iifname { %s } %s saddr @%s%s accept", s.nodeLinks(), kind.header, memberName(n), kind.suffix)
+				r.line("iifname { %s } %s saddr @%s%s accept", r.nodeLinks(), kind.header, memberName(n), kind.suffix)
 			}
 		})
 	}
 	r.block("chain prerouting", func() {
 		r.line("type filter hook prerouting priority -300; policy accept;")
-		r.line("iifname != %q accept", s.podLinks())
-		for _, kind := range s.kinds() {
+		r.line("iifname != %q accept", r.podLinks())
+		for _, kind := range r.kinds() {
 			r.line("iifname . ether saddr . %s saddr @pods%s accept", kind.header, kind.suffix)
 		}
 		r.line("drop")
@@ -183,9 +183,9 @@ func (s State) routed(r *writer) {
 
 // nodeLinks returns the interfaces that packets of pods on other nodes come from: the
 // uplink, and the tunnel to gateways on other links, which may also have pods.
-func (s State) nodeLinks() string {
-	links := []string{fmt.Sprintf("%q", s.uplink)}
-	if len(s.distant) > 0 {
+func (r *ruleset) nodeLinks() string {
+	links := []string{fmt.Sprintf("%q", r.uplink)}
+	if len(r.distant) > 0 {
 		links = append(links, fmt.Sprintf("%q", tunnelName(gatewayTunnel)))
 	}
 	return join(links)
@@ -195,9 +195,9 @@ func memberName(n Network) string { return fmt.Sprintf("network_%06x", n.VNI) }
 
 // jumpNetwork jumps to the chain of the network of the pod whose address is on that
 // side.
-func (s State) jumpNetwork(r *writer, side, direction string) {
-	if s.Routed == nil {
+func (r *ruleset) jumpNetwork(side, direction string) {
+	if r.Routed == nil {
 		return
 	}
-	s.byPod(r, side, func(n Network, _ Pod) string { return direction + "_" + memberName(n) })
+	r.byPod(side, func(n Network, _ Pod) string { return direction + "_" + memberName(n) })
 }
