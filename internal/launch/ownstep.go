@@ -41,8 +41,13 @@ type ownStep struct {
 // it when it must end.
 func ownStepName() string { return fmt.Sprintf("berth-run-%d", os.Getpid()) }
 
-// runStep starts srun, ends its step in order on a signal, and returns its exit
-// code.
+// newStep returns a step in a job. end finds the step by its name.
+func newStep(options Options, job slurm.Job, name string) *ownStep {
+	return &ownStep{options: options, job: job, name: name, ended: make(chan struct{})}
+}
+
+// run starts srun, ends its step in order on a signal, and returns its exit code. The
+// command begins with the name of srun.
 //
 // A signal to srun itself would not work. At SIGTERM, SIGHUP and SIGQUIT it has
 // the step killed at once. It passes Ctrl-C on as a SIGINT, which under
@@ -50,13 +55,13 @@ func ownStepName() string { return fmt.Sprintf("berth-run-%d", os.Getpid()) }
 // tree of processes). So srun has its own session, where no terminal signals it,
 // and this process has Slurm send SIGTERM to the step, as scancel does. Pods can
 // handle that signal.
-func runStep(ctx context.Context, options Options, job slurm.Job, name string, srun string, command, env []string) (int, error) {
+func (s *ownStep) run(ctx context.Context, srun string, command, env []string) (int, error) {
 	guard, err := startGuard()
 	if err != nil {
 		return 0, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	defer guard.end()
-	s := &ownStep{options: options, job: job, name: name, srun: guard.command(srun, command[1:]), ended: make(chan struct{})}
+	s.srun = guard.command(srun, command[1:])
 	s.srun.Env = env
 	s.srun.Stdin, s.srun.Stdout, s.srun.Stderr = os.Stdin, os.Stdout, os.Stderr
 	lost, giveUp := context.WithCancelCause(ctx)
@@ -76,7 +81,7 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	if err := s.srun.Start(); err != nil {
 		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start %s: %w", srun, err))
 	}
-	options.Crash.Note(crash.Note{Whose: "berth", Lost: lostStep})
+	s.options.Crash.Note(crash.Note{Whose: "berth", Lost: lostStep})
 	closeInput()
 	watched := make(chan error, 1)
 	go func() { watched <- s.watch(lost) }()
@@ -84,7 +89,7 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	guard.end()
 	close(s.ended)
 	if err := errors.Join(<-watched, passOn()); err != nil {
-		options.Log.Warn(err.Error())
+		s.options.Log.Warn(err.Error())
 	}
 	if ctx.Err() == nil && lost.Err() != nil {
 		return 0, context.Cause(lost)

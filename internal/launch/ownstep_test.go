@@ -26,8 +26,8 @@ func TestUnreadOutputOfAStepHoldsNoSignalUp(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		_, err := runStep(ctx, Options{Log: slog.New(slog.DiscardHandler)}, slurm.Job{ID: "1"}, "step", "/usr/bin/head",
-			[]string{"srun", "--bytes=1000000", "/dev/zero"}, nil)
+		step := newStep(Options{Log: slog.New(slog.DiscardHandler)}, slurm.Job{ID: "1"}, "step")
+		_, err := step.run(ctx, "/usr/bin/head", []string{"srun", "--bytes=1000000", "/dev/zero"}, nil)
 		ended <- err
 	}()
 	for waiting := 0; waiting < 64<<10; { // as many bytes as a pipe holds

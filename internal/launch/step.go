@@ -75,7 +75,7 @@ func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error)
 	if !key && !proof.UsesInput(options.Spec) {
 		closeInput() // srun would read what is left for the next command of a script
 	}
-	return runStep(ctx, options, job, name, srun, command, env)
+	return newStep(options, job, name).run(ctx, srun, command, env)
 }
 
 // findSrun returns the paths of srun and of berth, for a step in a job.

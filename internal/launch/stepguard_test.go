@@ -29,8 +29,8 @@ func runStepToBeKilled() {
 			select {}
 		}()
 	}
-	_, _ = runStep(context.Background(), Options{Log: slog.New(slog.DiscardHandler)}, slurm.Job{ID: "1"}, "step",
-		os.Args[0], []string{"srun", "stands for srun"}, os.Environ())
+	step := newStep(Options{Log: slog.New(slog.DiscardHandler)}, slurm.Job{ID: "1"}, "step")
+	_, _ = step.run(context.Background(), os.Args[0], []string{"srun", "stands for srun"}, os.Environ())
 	os.Exit(1)
 }
 

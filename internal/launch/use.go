@@ -140,7 +140,7 @@ func runOnHead(ctx context.Context, options Options, job slurm.Job, head string)
 	name := ownStepName()
 	command := slurm.NodeStepCommand(job, head, name, append([]string{self}, os.Args[1:]...)...)
 	env := append(slurm.StepEnv(os.Environ()), options.hop())
-	return runStep(ctx, options, job, name, srun, command, env)
+	return newStep(options, job, name).run(ctx, srun, command, env)
 }
 
 // usable is a persistent cluster that a run uses.
