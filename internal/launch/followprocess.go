@@ -52,7 +52,7 @@ func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []w
 		streams.Progress = &workload.Progress{}
 	}
 	streams.Out, streams.Err = &output{o.Stdout, giveUp}, &output{o.Stderr, giveUp}
-	streams.Note = func(text string) { o.Log.Warn(text) }
+	streams.Warn = func(text string) { o.Log.Warn(text) }
 	streams.Inform = func(text string) { o.Log.Info(text) }
 	streams.Lose = func(text string, _ containerlog.Loss) { o.Log.Error(text) }
 	f := newFollowProcess(streams)
@@ -279,8 +279,8 @@ func (f *followProcess) readEvents(from io.Reader) error {
 			if f.last = event; event.Stuck != nil {
 				close(f.stuck)
 			}
-		case event.Note != "":
-			f.streams.Note(event.Note)
+		case event.Warn != "":
+			f.streams.Warn(event.Warn)
 		case event.Inform != "":
 			f.streams.Inform(event.Inform)
 		case event.Step != nil:

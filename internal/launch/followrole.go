@@ -45,7 +45,7 @@ type followObject struct {
 
 // followEvent is a message from the process. One field is set.
 type followEvent struct {
-	Note, Inform string
+	Warn, Inform string
 	Step         *workload.Step
 	// Result ends the events. Error comes with it if following the workload failed, and
 	// Stuck if a pod can never start; output of other pods may still come then.
@@ -89,7 +89,7 @@ func followHere() error {
 	sender := &followSender{events: files[fdEvents], output: bufio.NewWriterSize(files[fdOutput], 64<<10)}
 	result, err := client.Follow(context.Background(), objects, workload.Streams{
 		Out: frameWriter{sender.output, containerlog.KindStdout}, Err: frameWriter{sender.output, containerlog.KindStderr},
-		Note:   func(text string) { sender.send(followEvent{Note: text}) },
+		Warn:   func(text string) { sender.send(followEvent{Warn: text}) },
 		Inform: func(text string) { sender.send(followEvent{Inform: text}) },
 		NeverStarts: func(stuck *workload.NeverStarts) {
 			sender.send(followEvent{Result: &workload.Result{}, Stuck: stuck})

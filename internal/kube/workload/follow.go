@@ -22,12 +22,12 @@ import (
 // Streams holds the destinations of a workload's output.
 type Streams struct {
 	Out, Err io.Writer
-	// Note receives what berth has to say about the workload, a line each.
-	Note func(string)
+	// Warn receives what berth has to say about the workload, a line each.
+	Warn func(string)
 	// Lose receives a message about output that cannot be passed on, and how
 	// much it was. It may be nil, because Progress has both.
 	Lose func(string, containerlog.Loss)
-	// Inform is Note for messages that need no attention.
+	// Inform is Warn for messages that need no attention.
 	Inform func(string)
 	// NeverStarts is called if waiting for a pod is of no use. After that, Follow only
 	// passes on the output of other pods, until its context ends.
@@ -94,12 +94,12 @@ func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) 
 	}
 	f.stuck.others, f.stuck.ids = slices.ContainsFunc(objects, makesPods), streams.IDs
 	if absent := streams.Logs.unknown(found); len(absent) > 0 {
-		streams.Note(fmt.Sprintf("the logs of %s cannot be followed: no such object that has pods is in the manifests", strings.Join(absent, ", ")))
+		streams.Warn(fmt.Sprintf("the logs of %s cannot be followed: no such object that has pods is in the manifests", strings.Join(absent, ", ")))
 	}
 	f.resume()
 	if !slices.ContainsFunc(found, func(t *target) bool { return t.finite }) {
 		f.endless = true
-		streams.Note(nothingEnds(found))
+		streams.Warn(nothingEnds(found))
 	}
 	return f.run(ctx)
 }
@@ -147,7 +147,7 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 	ticker := time.NewTicker(stuckPeriod)
 	defer ticker.Stop()
 	continued := f.streams.Progress.Followed().begun()
-	f.logs.unordered = continued // handleList sorts
+	f.logs.turns.unordered = continued // handleList sorts
 	for f.endless || f.remaining() > 0 || continued && f.lists > 0 {
 		select {
 		case <-ctx.Done():
@@ -164,8 +164,8 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 			f.lookAtNodes(ctx)
 			f.lookAtReferences(ctx)
 			err := f.stuck.overdue(time.Now())
-			for _, note := range f.stuck.takeNotes() {
-				f.streams.Note(note)
+			for _, report := range f.stuck.takeReports() {
+				f.streams.Warn(report)
 			}
 			if err != nil {
 				f.streams.NeverStarts(err)
@@ -309,7 +309,7 @@ func (f *follower) handle(ctx context.Context, object *unstructured.Unstructured
 		if err != nil {
 			return err
 		}
-		f.stuck.notePod(pod, time.Now())
+		f.stuck.updatePod(pod, time.Now())
 		f.handlePod(ctx, pod)
 	case "Job":
 		var job batchv1.Job

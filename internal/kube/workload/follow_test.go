@@ -124,7 +124,7 @@ func TestFollowPodToItsEnd(t *testing.T) {
 			defer cancel()
 			var out, errors syncBuffer
 			result, err := client.Follow(ctx, []Object{{Unstructured: &unstructured.Unstructured{Object: api.pod}}}, Streams{
-				Out: &out, Err: &errors, Note: func(text string) { t.Errorf("unexpected note: %s", text) },
+				Out: &out, Err: &errors, Warn: func(text string) { t.Errorf("unexpected note: %s", text) },
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -175,7 +175,7 @@ func TestRunEndsWithDeletedPod(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			result, err := testClient(t, server.URL).Follow(ctx, []Object{{Unstructured: &unstructured.Unstructured{Object: pod}}}, Streams{
-				Out: io.Discard, Err: io.Discard, Note: func(text string) { t.Errorf("unexpected note: %s", text) },
+				Out: io.Discard, Err: io.Discard, Warn: func(text string) { t.Errorf("unexpected note: %s", text) },
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -292,7 +292,7 @@ func TestJobSeenToEndBeforeItsPod(t *testing.T) {
 			defer cancel()
 			var out syncBuffer
 			result, err := testClient(t, server.URL).Follow(ctx, []Object{{Unstructured: &unstructured.Unstructured{Object: jobObject(nil)}}},
-				Streams{Out: &out, Err: io.Discard, Note: func(text string) { t.Error(text) }, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }})
+				Streams{Out: &out, Err: io.Discard, Warn: func(text string) { t.Error(text) }, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }})
 			if err != nil || result.Code != 0 || out.String() != want {
 				t.Errorf("%+v, %v, output %q; want %q", result, err, out.String(), want)
 			}
@@ -330,7 +330,7 @@ func TestSelectedServerDoesNotHoldUpTheEnd(t *testing.T) {
 	var out syncBuffer
 	result, err := testClient(t, api.URL).Follow(ctx, []Object{
 		{Unstructured: &unstructured.Unstructured{Object: jobObject(nil)}}, {Unstructured: &unstructured.Unstructured{Object: deployment}},
-	}, Streams{Out: &out, Err: io.Discard, Logs: selection, Note: func(text string) { t.Error(text) }, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }})
+	}, Streams{Out: &out, Err: io.Discard, Logs: selection, Warn: func(text string) { t.Error(text) }, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }})
 	if want := "[p main] line 0\n[p main] line 1\n"; err != nil || result.Code != 0 || out.String() != want {
 		t.Errorf("%+v, %v, output %q; want %q", result, err, out.String(), want)
 	}
@@ -379,7 +379,7 @@ func TestFailedJobReportsItsPod(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(limit)
 		defer cancel(nil)
 		return testClient(t, server.URL).Follow(ctx, []Object{{Unstructured: &unstructured.Unstructured{Object: jobObject(nil)}}},
-			Streams{Out: io.Discard, Err: io.Discard, Note: func(string) {}, NeverStarts: func(never *NeverStarts) { cancel(never) }})
+			Streams{Out: io.Discard, Err: io.Discard, Warn: func(string) {}, NeverStarts: func(never *NeverStarts) { cancel(never) }})
 	}
 	terminated["message"] = "no input"
 	result, err := follow()

@@ -93,7 +93,7 @@ func TestOutputBesidePodThatNeverStarts(t *testing.T) {
 	var never *NeverStarts
 	const want = "[p main] first\n[p main] second\n"
 	first := true
-	streams := Streams{Err: io.Discard, Note: func(text string) { t.Error(text) }, Inform: func(string) {}, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }}
+	streams := Streams{Err: io.Discard, Warn: func(text string) { t.Error(text) }, Inform: func(string) {}, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }}
 	streams.NeverStarts = func(stuck *NeverStarts) { never = stuck }
 	streams.Out = io.MultiWriter(&out, writerFunc(func() {
 		if first {

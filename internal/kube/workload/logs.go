@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// drainSilence bounds the time without a byte from the API server once all
+	// fallbackSilence bounds the time without a byte from the API server once all
 	// containers have ended.
-	drainSilence = 15 * time.Second
-	drainPeriod  = 200 * time.Millisecond
+	fallbackSilence = 15 * time.Second
+	waitPeriod      = 200 * time.Millisecond
 	// Servers do not end. Once everything else has, the rest of their output is awaited
 	// until nothing has come for serverQuiet, and no longer than serverLast.
 	serverQuiet = 500 * time.Millisecond
@@ -39,10 +39,7 @@ type logs struct {
 	lostAfter, incompleteAfter, roleAbsent time.Duration
 	// nodes holds the streams from nodes by pod and container.
 	nodes map[string]*nodeStream
-	// queue holds the streams of plain output that have not ended, in the order of
-	// their turns. unordered: none has its turn until the queue is sorted.
-	queue     []*nodeStream
-	unordered bool
+	turns turns
 	// pods holds the last state of each pod that has a stream from a node.
 	pods map[string]*corev1.Pod
 	// servers holds the pods that do not end by themselves.
@@ -67,55 +64,20 @@ func newLogs(client *Client, streams Streams, plain bool) *logs {
 	if streams.Progress == nil {
 		streams.Progress = &Progress{}
 	}
-	return &logs{
+	l := &logs{
 		client: client, streams: streams, plain: plain, pause: resumePause, lostAfter: lostAfter,
 		incompleteAfter: incompleteAfter, roleAbsent: roleAbsent, ended: make(chan struct{}, 1),
 		nodes: map[string]*nodeStream{}, pods: map[string]*corev1.Pod{}, servers: map[types.UID]bool{},
 		followed: map[string][]*stream{}, latest: map[string][]*stream{},
 	}
+	l.turns.writes = l.fallbackWrites
+	return l
 }
 
 // piece is output of one of the two streams.
 type piece struct {
 	kind containerlog.Kind
 	text []byte
-}
-
-// enqueue makes a stream wait for the ends of the others, because plain output does
-// not name its container.
-func (l *logs) enqueue(s *nodeStream) {
-	if l.plain {
-		s.turn = make(chan struct{})
-		l.queue = append(l.queue, s)
-		l.passTurns()
-	}
-}
-
-// sortQueue puts the stream first whose turn it was in another process.
-func (l *logs) sortQueue() {
-	slices.SortStableFunc(l.queue, func(a, b *nodeStream) int {
-		if a.begun != b.begun {
-			return map[bool]int{true: -1, false: 1}[a.begun]
-		}
-		return a.created.Compare(b.created)
-	})
-	l.unordered = false
-	l.passTurns()
-}
-
-// passTurns gives the first stream of the queue its turn, and the next one when it has
-// passed on all of its output.
-func (l *logs) passTurns() {
-	for len(l.queue) > 0 && !l.unordered {
-		s := l.queue[0]
-		if !isClosed(s.turn) {
-			close(s.turn)
-		}
-		if !isClosed(s.done) || s.isAbsent() && (s.endedAt().IsZero() || l.fallbackWrites(s)) {
-			return
-		}
-		l.queue = l.queue[1:]
-	}
 }
 
 // fallbackWrites reports whether more output of a stream that its node does not serve
@@ -129,13 +91,6 @@ func (l *logs) fallbackWrites(s *nodeStream) bool {
 		}
 	}
 	return slices.ContainsFunc(l.latest[s.key()], func(s *stream) bool { return !isClosed(s.done) })
-}
-
-// await returns when the turn has come. If the run ends before, so does the process.
-func await(turn <-chan struct{}) {
-	if turn != nil {
-		<-turn
-	}
 }
 
 func isClosed(c <-chan struct{}) bool {
@@ -205,7 +160,7 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 		l.pods[string(pod.UID)] = pod
 		if ended {
 			for _, latest := range l.latest[key] {
-				latest.noteContainerEnd()
+				latest.endContainer()
 				latest.finish()
 			}
 		}
@@ -238,7 +193,9 @@ func (l *logs) startNodeStream(ctx context.Context, s *nodeStream) {
 		return
 	}
 	s.begun = mark.Position != containerlog.Position{}
-	l.enqueue(s)
+	if l.plain {
+		l.turns.add(s)
+	}
 	mark.logPlace = logPlace{s.namespace, s.pod, s.node}
 	if s.mark = mark; !s.absent {
 		l.streams.Progress.Apply(Step{Key: s.key(), Mark: s.mark, Begun: true})
@@ -258,7 +215,7 @@ func (l *logs) endStreams(pod *corev1.Pod) {
 			}))
 		}
 	}
-	l.passTurns()
+	l.turns.pass()
 }
 
 // followThere follows a container by the API server.
@@ -325,7 +282,7 @@ func (l *logs) begin(ctx context.Context, pod *corev1.Pod, status corev1.Contain
 // containerEnded lets the streams of a container end with its log.
 func (l *logs) containerEnded(id string) {
 	for _, s := range l.followed[id] {
-		s.noteContainerEnd()
+		s.endContainer()
 	}
 }
 
@@ -341,7 +298,7 @@ func (l *logs) retry(ctx context.Context) {
 			l.follow(ctx, pod)
 		}
 	}
-	l.passTurns()
+	l.turns.pass()
 }
 
 // abandon ends the streams of a deleted pod. If the end of a container was not
@@ -361,7 +318,7 @@ func (l *logs) abandon(pod *corev1.Pod) {
 // because the end of a pod ends a stream. Streams from nodes know themselves
 // when to give up; those from the API server are given up when they are silent.
 func (l *logs) wait(ctx context.Context, changes <-chan change, handle func(change) error) error {
-	ticker := time.NewTicker(drainPeriod)
+	ticker := time.NewTicker(waitPeriod)
 	defer ticker.Stop()
 	began := time.Now()
 	l.passed.Store(began.UnixNano())
@@ -373,8 +330,8 @@ func (l *logs) wait(ctx context.Context, changes <-chan change, handle func(chan
 		if l.onlyServersRun() && (silent > serverQuiet && !l.busy.Load() || time.Since(began) > serverLast) {
 			return nil
 		}
-		if silent > drainSilence && !l.busy.Load() && !l.nodesRun() {
-			why := fmt.Sprintf("the API server has given nothing of the logs of ended containers for %s", drainSilence)
+		if silent > fallbackSilence && !l.busy.Load() && !l.nodesRun() {
+			why := fmt.Sprintf("the API server has given nothing of the logs of ended containers for %s", fallbackSilence)
 			l.follows(Step{Lost: lostOutput("", "", containerlog.Loss{}, why)})
 			return nil
 		}

@@ -28,9 +28,9 @@ func (s *stuckPods) expect(targets []*target) {
 	}
 }
 
-// noteAttempt records the pods that ended without having started: their controller
+// addAttempt records the pods that ended without having started: their controller
 // tries again, for ten minutes or for ever.
-func (s *stuckPods) noteAttempt(pod *corev1.Pod, now time.Time) {
+func (s *stuckPods) addAttempt(pod *corev1.Pod, now time.Time) {
 	key, replicated := pod.UID, false
 	if controller := metav1.GetControllerOf(pod); controller != nil {
 		key, replicated = controller.UID, controller.Kind != "Job"

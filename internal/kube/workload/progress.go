@@ -74,15 +74,15 @@ func (s Step) FollowsOutput() bool { return !s.Begun && s.Ended == nil }
 type Progress struct {
 	mu       sync.Mutex
 	followed Followed
-	// noted is called for each step; it may be nil.
-	noted func(Step)
+	// applied is called for each step; it may be nil.
+	applied func(Step)
 }
 
-// NewProgress returns a Progress that begins with followed, and calls noted for each
-// step. When it calls noted with a step that follows output, that output has been
-// written, and no other such step is being noted.
-func NewProgress(followed Followed, noted func(Step)) *Progress {
-	return &Progress{followed: followed, noted: noted}
+// NewProgress returns a Progress that begins with followed, and calls applied for each
+// step. When it calls applied with a step that follows output, that output has been
+// written, and no other such step is being made.
+func NewProgress(followed Followed, applied func(Step)) *Progress {
+	return &Progress{followed: followed, applied: applied}
 }
 
 // Followed returns a copy of the state.
@@ -189,8 +189,8 @@ func (p *Progress) Apply(step Step) {
 	p.mu.Lock()
 	p.followed.apply(step)
 	p.mu.Unlock()
-	if p.noted != nil {
-		p.noted(step)
+	if p.applied != nil {
+		p.applied(step)
 	}
 }
 

@@ -39,7 +39,7 @@ func TestLogsResumeAfterAnotherProcess(t *testing.T) {
 		t.Errorf("passed on %q", got)
 	}
 	if got, want := markOf(handed, "c/Stdout").Offset, int64(len("one\ntwo\nthree\n")); got != want {
-		t.Errorf("%d bytes are noted, want %d", got, want)
+		t.Errorf("%d bytes are applied, want %d", got, want)
 	}
 }
 

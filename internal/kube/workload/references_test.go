@@ -57,7 +57,7 @@ func TestMissingReferencesAreReportedOnlyIfNothingElseRuns(t *testing.T) {
 	later := start.Add(missingTimeout)
 	see := func(s *stuckPods, pods ...*corev1.Pod) {
 		for _, pod := range pods {
-			s.notePod(pod, start)
+			s.updatePod(pod, start)
 			s.handlePod(pod, start)
 		}
 	}

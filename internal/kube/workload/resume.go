@@ -36,7 +36,7 @@ func (f *follower) handleList(ctx context.Context) {
 		return
 	}
 	f.logs.followDeleted(ctx)
-	f.logs.sortQueue()
+	f.logs.turns.sort()
 	f.askForAbsent(ctx)
 }
 

@@ -46,7 +46,7 @@ func (g goneJob) follow(t *testing.T, streams Streams) Result {
 	defer server.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	streams.Note = func(text string) { t.Error(text) }
+	streams.Warn = func(text string) { t.Error(text) }
 	result, err := testClient(t, server.URL).Follow(ctx, []Object{{Unstructured: &unstructured.Unstructured{Object: jobObject(nil)}}}, streams)
 	if err != nil {
 		t.Fatal(err)

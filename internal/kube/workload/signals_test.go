@@ -212,9 +212,9 @@ func (a signal) check(t *testing.T, s *stuckPods, owner string, since time.Time)
 			t.Errorf("gives up too early: %v", err)
 		}
 	}
-	s.takeNotes()
+	s.takeReports()
 	err := s.overdue(since.Add(a.kind.timeout + time.Millisecond))
-	said := strings.Join(s.takeNotes(), "\n")
+	said := strings.Join(s.takeReports(), "\n")
 	if a.kind.effect == reported {
 		if err != nil || !strings.HasPrefix(said, object+" waits: "+a.reason+": ") {
 			t.Errorf("%v, notes %q; want a note of %s", err, said, a.reason)

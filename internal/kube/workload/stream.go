@@ -136,11 +136,11 @@ func (s *stream) replace() {
 	s.mu.Lock()
 	s.replaced = true
 	s.mu.Unlock()
-	s.noteContainerEnd()
+	s.endContainer()
 	s.finish()
 }
 
-func (s *stream) noteContainerEnd() {
+func (s *stream) endContainer() {
 	s.endOnce.Do(func() { close(s.containerEnded) })
 }
 

@@ -287,7 +287,7 @@ func TestLogOfLaterContainerComesLater(t *testing.T) {
 		predecessor := l.followed["c"][0]
 		predecessor.replace()
 		s.start(t.Context(), predecessor)
-		s.noteContainerEnd()
+		s.endContainer()
 	}
 	s := newStream(l, pod, first, "Stdout")
 	l.followed["c"] = []*stream{s}

@@ -123,8 +123,8 @@ type stuckPods struct {
 	idleSince time.Time
 	// served is when a server pod last began to run.
 	served time.Time
-	// notes holds messages for the user since the last takeNotes.
-	notes []string
+	// reports holds messages for the user since the last takeReports.
+	reports []string
 	diagnosis
 }
 
@@ -204,18 +204,18 @@ func (s *stuckPods) late(w *waiting, now time.Time) (time.Time, bool) {
 	return since, now.Sub(since) >= timeout
 }
 
-// report adds one note per object with the reason why it waits.
+// report adds one message per object with the reason why it waits.
 func (s *stuckPods) report(w *waiting, t *trouble) {
 	if !w.reported {
 		w.reported = true
-		s.notes = append(s.notes, t.err.Object+" waits: "+t.err.why())
+		s.reports = append(s.reports, t.err.Object+" waits: "+t.err.why())
 	}
 }
 
-func (s *stuckPods) takeNotes() []string {
-	notes := s.notes
-	s.notes = nil
-	return notes
+func (s *stuckPods) takeReports() []string {
+	reports := s.reports
+	s.reports = nil
+	return reports
 }
 
 // anyPod reports whether a condition holds for one of the pods.
@@ -276,18 +276,18 @@ func ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// noteWork updates working. A server pod counts only while it is being deleted,
+// updateWork updates working. A server pod counts only while it is being deleted,
 // because otherwise it never frees its space.
-func (s *stuckPods) noteWork(pod *corev1.Pod, now time.Time) {
+func (s *stuckPods) updateWork(pod *corev1.Pod, now time.Time) {
 	ends := pod.Spec.RestartPolicy != corev1.RestartPolicyAlways || pod.DeletionTimestamp != nil
 	if pod.Spec.NodeName != "" && !ended(pod) && ends {
 		s.working[pod.UID] = true
 		return
 	}
-	s.noteEnd(pod.UID, now)
+	s.endWork(pod.UID, now)
 }
 
-func (s *stuckPods) noteEnd(uid types.UID, now time.Time) {
+func (s *stuckPods) endWork(uid types.UID, now time.Time) {
 	if s.working[uid] {
 		delete(s.working, uid)
 		s.idleSince = now
@@ -299,24 +299,24 @@ func (s *stuckPods) forget(uid types.UID, now time.Time) {
 	delete(s.pods, uid)
 	delete(s.owners, uid)
 	delete(s.attempts, uid)
-	s.noteEnd(uid, now)
+	s.endWork(uid, now)
 }
 
 // handlePod records the state of a pod of the workload.
 func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
-	s.notePod(pod, now)
+	s.updatePod(pod, now)
 	if w := s.pods[pod.UID]; w != nil {
 		w.followed = true
 	}
 	if controller := metav1.GetControllerOf(pod); controller != nil && pod.DeletionTimestamp == nil {
 		delete(s.owners, s.owner(controller.Kind, pod.Namespace, controller.Name, controller.UID))
 	}
-	s.noteAttempt(pod, now)
+	s.addAttempt(pod, now)
 }
 
-// notePod records the state of any pod.
-func (s *stuckPods) notePod(pod *corev1.Pod, now time.Time) {
-	s.noteWork(pod, now)
+// updatePod records the state of any pod.
+func (s *stuckPods) updatePod(pod *corev1.Pod, now time.Time) {
+	s.updateWork(pod, now)
 	if ended(pod) || pod.DeletionTimestamp != nil {
 		delete(s.pods, pod.UID)
 		return

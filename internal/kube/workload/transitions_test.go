@@ -34,7 +34,7 @@ func TestEveryReasonAfterEveryOther(t *testing.T) {
 					running.Status.Phase = corev1.PodRunning
 					running.Status.ContainerStatuses[0].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
 					c.handle(running, second)
-					if err := c.s.overdue(second.Add(time.Hour)); err != nil || len(c.s.takeNotes()) > 0 {
+					if err := c.s.overdue(second.Add(time.Hour)); err != nil || len(c.s.takeReports()) > 0 {
 						t.Errorf("a pod that runs is called stuck: %v", err)
 					}
 					if b.event || b.other == creation {
@@ -64,11 +64,11 @@ func TestJobIsSuspendedTwice(t *testing.T) {
 	s.handlePod(pod, start.Add(time.Second))
 	s.forget(pod.UID, start.Add(2*time.Second))
 	err := s.overdue(start.Add(time.Hour))
-	if notes := strings.Join(s.takeNotes(), "\n"); err != nil || notes != "job x waits: JobSuspended: the job is suspended; it starts when spec.suspend becomes false" {
+	if notes := strings.Join(s.takeReports(), "\n"); err != nil || notes != "job x waits: JobSuspended: the job is suspended; it starts when spec.suspend becomes false" {
 		t.Errorf("%v, notes %q", err, notes)
 	}
 	s.watchJob(suspendable(false), start.Add(time.Hour))
-	if err := s.overdue(start.Add(2 * time.Hour)); err != nil || len(s.takeNotes()) > 0 {
+	if err := s.overdue(start.Add(2 * time.Hour)); err != nil || len(s.takeReports()) > 0 {
 		t.Errorf("a job that goes on: %v", err)
 	}
 }
@@ -224,8 +224,8 @@ func TestBlockedReplicaIsReportedWhileAnotherRuns(t *testing.T) {
 		if (err != nil) != ends {
 			t.Errorf("%s: %v, want an end: %v", owner, err, ends)
 		}
-		notes := append(s.takeNotes(), s.takeNotes()...)
-		if _ = s.overdue(start.Add(2 * time.Minute)); !ends && (len(notes) != 1 || len(s.takeNotes()) != 0) {
+		notes := append(s.takeReports(), s.takeReports()...)
+		if _ = s.overdue(start.Add(2 * time.Minute)); !ends && (len(notes) != 1 || len(s.takeReports()) != 0) {
 			t.Errorf("%s: notes %q, want one, once", owner, notes)
 		}
 		s.forget("b", start)
@@ -250,7 +250,7 @@ func TestSuccessorOfRunningPodGetsMoreTime(t *testing.T) {
 		if err := s.overdue(later.Add(timeout - time.Second)); err != nil {
 			t.Errorf("%s after the first: gives up too early: %v", after, err)
 		}
-		if notes := s.takeNotes(); (len(notes) == 1) != (after > successorAge) {
+		if notes := s.takeReports(); (len(notes) == 1) != (after > successorAge) {
 			t.Errorf("%s after the first: notes %q", after, notes)
 		}
 		if err := s.overdue(later.Add(timeout)); err == nil {
@@ -309,12 +309,12 @@ func TestClockStopsWhileServerStarts(t *testing.T) {
 	signal{reason: "CreateContainerConfigError", stage: stageContainers}.send(s, "Job", start)
 	server := creatingPod("Deployment")
 	server.Name, server.UID = "operator", types.UID("operator")
-	s.notePod(server, start)
+	s.updatePod(server, start)
 	if err := s.overdue(start.Add(time.Minute)); err != nil {
 		t.Errorf("gives up although a server is on its way: %v", err)
 	}
 	server.Status.Phase = corev1.PodRunning
-	s.notePod(server, start.Add(time.Minute))
+	s.updatePod(server, start.Add(time.Minute))
 	if err := s.overdue(start.Add(time.Minute + 19*time.Second)); err != nil {
 		t.Errorf("gives up before the server could do anything: %v", err)
 	}
@@ -328,7 +328,7 @@ func TestServersNeverFreeCapacity(t *testing.T) {
 	s := stuckOwner("Job")
 	server := creatingPod("Deployment")
 	server.Name, server.UID, server.Status.Phase = "server", types.UID("server"), corev1.PodRunning
-	s.notePod(server, start)
+	s.updatePod(server, start)
 	signal{reason: "Unschedulable", message: "Insufficient cpu"}.send(s, "Job", start)
 	if err := s.overdue(start.Add(19 * time.Second)); err != nil {
 		t.Errorf("gives up too early: %v", err)
