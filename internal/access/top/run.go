@@ -23,7 +23,7 @@ const silenceTimeout = 30 * time.Second
 // Once writes one snapshot as text. It reads two, a second apart, to compute
 // rates.
 func Once(ctx context.Context, api API, view View, w io.Writer) error {
-	first, err := Read(ctx, api, nil, time.Now)
+	first, err := readSnapshot(ctx, api, nil, time.Now)
 	if err != nil {
 		return err
 	}
@@ -32,7 +32,7 @@ func Once(ctx context.Context, api API, view View, w io.Writer) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	second, err := Read(ctx, api, first, time.Now)
+	second, err := readSnapshot(ctx, api, first, time.Now)
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ type model struct {
 	view     View
 	every    time.Duration
 	lost     <-chan struct{}
-	last     *Snapshot
+	last     *snapshot
 	answered time.Time
 	err      error
 }
@@ -87,7 +87,7 @@ type model struct {
 // Messages about events other than keys.
 type (
 	readMsg struct {
-		snapshot *Snapshot
+		snapshot *snapshot
 		err      error
 	}
 	dueMsg  struct{}
@@ -177,7 +177,7 @@ func (m *model) read() tea.Cmd {
 	return func() tea.Msg {
 		ctx, cancel := context.WithTimeout(m.ctx, silenceTimeout/3)
 		defer cancel()
-		s, err := Read(ctx, m.api, earlier, time.Now)
+		s, err := readSnapshot(ctx, m.api, earlier, time.Now)
 		return readMsg{s, err}
 	}
 }

@@ -23,8 +23,8 @@ type API interface {
 	Text(ctx context.Context, path string) (string, error)
 }
 
-// Snapshot is a cluster at one moment.
-type Snapshot struct {
+// snapshot is a cluster at one moment.
+type snapshot struct {
 	At time.Time
 	// Left is the time that the job may still run; negative if nothing limits it, or
 	// if the limit is unknown.
@@ -163,9 +163,9 @@ func (e eventObject) at() time.Time {
 	return e.LastTimestamp
 }
 
-// Read takes a snapshot. It returns an error only if nothing could be read. The
+// readSnapshot takes a snapshot. It returns an error only if nothing could be read. The
 // snapshot has rates if an earlier one is given.
-func Read(ctx context.Context, api API, earlier *Snapshot, now func() time.Time) (*Snapshot, error) {
+func readSnapshot(ctx context.Context, api API, earlier *snapshot, now func() time.Time) (*snapshot, error) {
 	var o objects
 	var took time.Duration
 	questions := []struct {
@@ -194,7 +194,7 @@ func Read(ctx context.Context, api API, earlier *Snapshot, now func() time.Time)
 	if errs[0] != nil {
 		return nil, errs[0]
 	}
-	s := &Snapshot{At: now(), Left: -1, Took: took}
+	s := &snapshot{At: now(), Left: -1, Took: took}
 	for _, err := range errs {
 		if err != nil {
 			s.Problems = append(s.Problems, err.Error())
@@ -210,7 +210,7 @@ func Read(ctx context.Context, api API, earlier *Snapshot, now func() time.Time)
 	return s, nil
 }
 
-func (s *Snapshot) addNodes(o *objects) {
+func (s *snapshot) addNodes(o *objects) {
 	for _, item := range o.nodes.Items {
 		n := Node{
 			Name:   item.Metadata.Name,
@@ -235,7 +235,7 @@ func (s *Snapshot) addNodes(o *objects) {
 	slices.SortFunc(s.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-func (s *Snapshot) addPods(o *objects) {
+func (s *snapshot) addPods(o *objects) {
 	type name struct{ namespace, name string }
 	use := map[name][2]float64{}
 	for _, measured := range o.podUse.Items {
@@ -282,7 +282,7 @@ func (p podObject) status() string {
 }
 
 // addEvents adds warnings, and the images that pods wait for.
-func (s *Snapshot) addEvents(o *objects) {
+func (s *snapshot) addEvents(o *objects) {
 	for _, item := range o.warnings.Items {
 		s.Events = append(s.Events, Event{
 			At: item.at(), Object: strings.ToLower(item.InvolvedObject.Kind) + "/" + item.InvolvedObject.Name,
@@ -308,7 +308,7 @@ func (s *Snapshot) addEvents(o *objects) {
 }
 
 // addPages adds the data that the nodes themselves serve.
-func (s *Snapshot) addPages(ctx context.Context, api API) error {
+func (s *snapshot) addPages(ctx context.Context, api API) error {
 	errs := make([]error, len(s.Nodes))
 	lefts := make([]time.Duration, len(s.Nodes))
 	var reading sync.WaitGroup
@@ -341,7 +341,7 @@ func (s *Snapshot) addPages(ctx context.Context, api API) error {
 }
 
 // compare sets rates from the increases since an earlier snapshot.
-func (s *Snapshot) compare(earlier *Snapshot) {
+func (s *snapshot) compare(earlier *snapshot) {
 	if earlier == nil || !s.At.After(earlier.At) {
 		return
 	}

@@ -67,14 +67,14 @@ func lab() fakeAPI {
 }
 
 // read takes two snapshots, two seconds apart.
-func read(t *testing.T, api fakeAPI) *Snapshot {
+func read(t *testing.T, api fakeAPI) *snapshot {
 	t.Helper()
-	first, err := Read(t.Context(), api, nil, func() time.Time { return now().Add(-2 * time.Second) })
+	first, err := readSnapshot(t.Context(), api, nil, func() time.Time { return now().Add(-2 * time.Second) })
 	if err != nil {
 		t.Fatal(err)
 	}
 	api["/api/v1/nodes/http:n1:10247/proxy/metrics"] = strings.ReplaceAll(api["/api/v1/nodes/http:n1:10247/proxy/metrics"], " 1048576", " 5242880")
-	second, err := Read(t.Context(), api, first, now)
+	second, err := readSnapshot(t.Context(), api, first, now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,14 +126,14 @@ func TestReadIsPartial(t *testing.T) {
 	api := lab()
 	delete(api, "/apis/metrics.k8s.io/v1beta1/pods")
 	delete(api, "/api/v1/nodes/http:n2:10247/proxy/metrics")
-	s, err := Read(t.Context(), api, nil, now)
+	s, err := readSnapshot(t.Context(), api, nil, now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(s.Pods) != 5 || len(s.Problems) != 2 || !strings.Contains(s.Problems[1], "n2") {
 		t.Errorf("%d pods, problems %q", len(s.Pods), s.Problems)
 	}
-	if _, err := Read(t.Context(), fakeAPI{}, nil, now); err == nil {
+	if _, err := readSnapshot(t.Context(), fakeAPI{}, nil, now); err == nil {
 		t.Error("nothing was read, without an error")
 	}
 }

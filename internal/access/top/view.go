@@ -59,7 +59,7 @@ const (
 
 // render returns the text of a snapshot: lines that fit into the view. The last one
 // has no line feed.
-func (v View) render(s *Snapshot) string {
+func (v View) render(s *snapshot) string {
 	if v.Width > 0 && v.Width < leastWidth || v.Height > 0 && v.Height < leastHeight {
 		return cut("the terminal is too small", v.Width)
 	}
@@ -88,7 +88,7 @@ func (v View) render(s *Snapshot) string {
 	return strings.Join(slices.Concat(head, nodes, pods, events, foot), "\n")
 }
 
-func (v View) headline(s *Snapshot) string {
+func (v View) headline(s *snapshot) string {
 	ready, running, waiting, failed := 0, 0, 0, 0
 	for _, n := range s.Nodes {
 		if n.Ready {
@@ -120,7 +120,7 @@ func (v View) headline(s *Snapshot) string {
 	return v.paint(bold, cut(strings.Join(parts, "  "), v.Width))
 }
 
-func (v View) nodes(s *Snapshot) []string {
+func (v View) nodes(s *snapshot) []string {
 	t := v.table(
 		column{"NODE", left, 0}, column{"PODS", right, 4}, column{"CPU", right, 0}, column{"", left, 8},
 		column{"MEMORY", right, 1}, column{"", left, 9},
@@ -144,7 +144,7 @@ func (v View) nodes(s *Snapshot) []string {
 	return t.lines(v)
 }
 
-func (v View) pods(s *Snapshot) []string {
+func (v View) pods(s *snapshot) []string {
 	pods := slices.DeleteFunc(slices.Clone(s.Pods), func(p Pod) bool { return v.Namespace != "" && p.Namespace != v.Namespace })
 	slices.SortStableFunc(pods, func(a, b Pod) int {
 		byName := cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
@@ -185,7 +185,7 @@ func (v View) pods(s *Snapshot) []string {
 }
 
 // events returns lines for the images in transfer and the last warnings.
-func (v View) events(s *Snapshot) []string {
+func (v View) events(s *snapshot) []string {
 	var lines []string
 	for _, p := range s.Pulls {
 		lines = append(lines, v.paint(yellow, cut(clean(fmt.Sprintf("pulling %s for pod %s on %s, since %s", p.Image, p.Pod, p.Node, slurm.FormatSpan(s.At.Sub(p.Since)))), v.Width)))

@@ -32,14 +32,14 @@ type Cluster struct {
 	Ended <-chan struct{}
 }
 
-// Find returns the cluster for a request. A *Refusal names for the near end which other
+// find returns the cluster for a request. A *Refusal names for the near end which other
 // node or step to try.
-type Find func(ctx context.Context, request Request) (*Cluster, error)
+type find func(ctx context.Context, request Request) (*Cluster, error)
 
 // Serve runs the far end. It answers the near end's request over the stream, and
 // forwards connections to the cluster until the cluster, the stream or the context
 // ends. self has the node and the version of the far end's berth.
-func Serve(ctx context.Context, stream io.ReadWriteCloser, self Answer, find Find) error {
+func Serve(ctx context.Context, stream io.ReadWriteCloser, self Answer, find find) error {
 	if _, err := io.WriteString(stream, opening); err != nil {
 		return fmt.Errorf("open the tunnel: %w", err)
 	}

@@ -13,7 +13,7 @@ import (
 
 // far starts the far end, with a server behind it that returns its input in
 // capitals. It returns the near end's stream.
-func far(t *testing.T, ended chan struct{}, find Find) net.Conn {
+func far(t *testing.T, ended chan struct{}, find find) net.Conn {
 	t.Helper()
 	near, other := net.Pipe()
 	if find == nil {

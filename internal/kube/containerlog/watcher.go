@@ -19,8 +19,8 @@ const (
 	// DefaultSpool bounds the deleted files that a node keeps for clients
 	// that have not read them yet, in bytes.
 	DefaultSpool = 1 << 30
-	// DefaultGrace is the time that a deleted file without a reader stays.
-	DefaultGrace = time.Minute
+	// defaultGrace is the time that a deleted file without a reader stays.
+	defaultGrace = time.Minute
 	// prunePeriod is the time between two calls of prune.
 	prunePeriod = time.Second
 	// scanPeriod is the time between two scans of directories that the kernel
@@ -61,7 +61,7 @@ func NewWatcher(dir string, log *slog.Logger) (*Watcher, error) {
 		return nil, fmt.Errorf("open the directory of logs: %w", err)
 	}
 	w := &Watcher{
-		root: root, log: log, Spool: DefaultSpool, Grace: DefaultGrace,
+		root: root, log: log, Spool: DefaultSpool, Grace: defaultGrace,
 		containers: map[string]*container{},
 		watched:    map[int32]string{}, watches: map[string]int32{},
 		buffers: sync.Pool{New: func() any { return new([chunk]byte) }},

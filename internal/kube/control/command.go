@@ -60,7 +60,7 @@ func start(ctx context.Context, planFile string, listenerFDs []int, stateFD int,
 		}
 		state = inherited[0]
 	}
-	return Run(ctx, plan, Options{
+	return run(ctx, plan, Options{
 		Listeners: listeners,
 		State:     state,
 		Notifier:  notifier,

@@ -48,11 +48,11 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Run runs the control plane that plan describes until ctx ends, and returns
+// run runs the control plane that plan describes until ctx ends, and returns
 // nil then. It returns early with the first error of a component. A process
 // can call it once, and should exit afterwards: not all goroutines of the
 // components can be stopped.
-func Run(ctx context.Context, plan cluster.Plan, opts Options) error {
+func run(ctx context.Context, plan cluster.Plan, opts Options) error {
 	if len(opts.Listeners) == 0 {
 		return errors.New("run the control role: no listener; pass one with --listener-fd")
 	}

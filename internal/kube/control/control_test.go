@@ -101,7 +101,7 @@ func TestStopWhileStarting(t *testing.T) {
 
 func TestNoListener(t *testing.T) {
 	c := newTestCluster(t)
-	err := Run(t.Context(), c.plan, Options{})
+	err := run(t.Context(), c.plan, Options{})
 	if err == nil || !strings.Contains(err.Error(), "--listener-fd") {
 		t.Errorf("got %v", err)
 	}

@@ -103,16 +103,16 @@ func start(ctx context.Context, planPath string, o Options) error {
 		return fmt.Errorf("configure the log: %w", err)
 	}
 	o.Log = slog.New(logr.ToSlogHandler(klog.Background()))
-	return Run(ctx, plan, o)
+	return run(ctx, plan, o)
 }
 
 // settleTime is the delay after the start before memory is given back. The first
 // pods run by then. On a head the control role does the same at another moment.
 const settleTime = 6 * time.Second
 
-// Run runs the role until ctx ends, and returns nil then. It can run once in a
+// run runs the role until ctx ends, and returns nil then. It can run once in a
 // process: upstream's registries are global.
-func Run(ctx context.Context, plan cluster.Plan, o Options) error {
+func run(ctx context.Context, plan cluster.Plan, o Options) error {
 	defer heap.Rest()
 	if err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{"KubeletInUserNamespace": true}); err != nil {
 		return fmt.Errorf("set feature gates: %w", err)

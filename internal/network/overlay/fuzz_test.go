@@ -27,7 +27,7 @@ func fuzzedNode(t testing.TB) (o *Overlay, sender *table) {
 	}
 	t.Cleanup(func() { unix.Close(null) })
 	o = &Overlay{key: testKey, self: 1, table: receiver, log: slog.New(slog.DiscardHandler), counts: make([]counts, 1)}
-	o.prober = newProber(o, CarrierUDP, o.log)
+	o.prober = newProber(o, carrierUDP, o.log)
 	o.queues = []*queue{{
 		log: o.log, counts: &o.counts[0], table: receiver, prober: o.prober, key: testKey, self: 1,
 		device: null, socket: null, end: -1,

@@ -53,15 +53,15 @@ func BenchmarkBesideBare(b *testing.B) {
 				{"connect", talk(accepting, connecting, 5000)},
 			} {
 				name := fmt.Sprintf("mtu%d/%s/%s", mtu, link.name, load.name)
-				for _, carrier := range []Carrier{CarrierUDP, CarrierTCP} {
+				for _, carrier := range []Carrier{carrierUDP, carrierTCP} {
 					b.Run(name+"/"+string(carrier), func(b *testing.B) {
 						l := newLab(b, labConfig{
 							mtus: []int{mtu, mtu}, offloads: link.offloads, rate: link.rate, queues: 2, direct: true, processes: true,
 							superBytes: MaxSuperPacket(mtu - wireLen - ipv4UDPOverhead),
-							carrier:    carrier, streams: carrier == CarrierTCP,
+							carrier:    carrier, streams: carrier == carrierTCP,
 						})
 						paths := []string{bare, over}
-						if carrier == CarrierUDP {
+						if carrier == carrierUDP {
 							paths = append(paths, l.startRivals(b)...)
 						}
 						beside(b, l, paths, load.run)

@@ -43,7 +43,7 @@ type Config struct {
 	Conns  []*net.UDPConn
 	// Carrier selects the transport; all nodes must use the same. Listener
 	// accepts the streams of other nodes; without it, no packet arrives over
-	// TCP. Run closes it. CarrierUDP does not use it.
+	// TCP. Run closes it. carrierUDP does not use it.
 	Carrier  Carrier
 	Listener *net.TCPListener
 	// Dial connects to the Listener of another node. nil selects net.Dialer.
@@ -75,11 +75,11 @@ func (c Config) Validate() error {
 		complain("node %d is none of %d", c.Self, len(c.Nodes))
 	}
 	switch c.Carrier {
-	case CarrierAuto, CarrierUDP, CarrierTCP:
+	case carrierAuto, carrierUDP, carrierTCP:
 	default:
-		complain("carrier %q is none of %q, %q", c.Carrier, CarrierUDP, CarrierTCP)
+		complain("carrier %q is none of %q, %q", c.Carrier, carrierUDP, carrierTCP)
 	}
-	if c.Carrier == CarrierTCP && c.Listener == nil {
+	if c.Carrier == carrierTCP && c.Listener == nil {
 		complain("no listener for packets over TCP")
 	}
 	if c.Log == nil {
@@ -185,7 +185,7 @@ func (o *Overlay) Run(ctx context.Context) error {
 		group.Go(q.receive)
 	}
 	group.Go(func() error { return o.prober.run(groupCtx) })
-	if o.listen != nil && o.carrier != CarrierUDP {
+	if o.listen != nil && o.carrier != carrierUDP {
 		group.Go(func() error { return o.acceptStreams(groupCtx) })
 	}
 	group.Go(func() error {

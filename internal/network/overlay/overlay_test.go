@@ -92,8 +92,8 @@ func TestNodesReachEachOther(t *testing.T) {
 		{"no offloads", labConfig{mtus: []int{1500, 1500}}},
 		{"a narrow path", labConfig{mtus: []int{9000, 1500}, offloads: true, inner: 8900}},
 		{"an IPv6 underlay", labConfig{mtus: []int{1500, 1500}, offloads: true, queues: 2, ipv6: true}},
-		{"TCP carrier", labConfig{mtus: []int{1500, 1500, 1500}, offloads: true, queues: 2, carrier: CarrierTCP, streams: true}},
-		{"TCP carrier over IPv6", labConfig{mtus: []int{9000, 9000}, offloads: true, ipv6: true, carrier: CarrierTCP, streams: true}},
+		{"TCP carrier", labConfig{mtus: []int{1500, 1500, 1500}, offloads: true, queues: 2, carrier: carrierTCP, streams: true}},
+		{"TCP carrier over IPv6", labConfig{mtus: []int{9000, 9000}, offloads: true, ipv6: true, carrier: carrierTCP, streams: true}},
 		{"a narrow path and no offloads", labConfig{mtus: []int{9000, 1500}, inner: 8900}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -146,7 +146,7 @@ func TestPathMTUDecreases(t *testing.T) {
 // TestForeignStreamsEnd opens streams that do not authenticate as the node at
 // their address. They are closed and counted.
 func TestForeignStreamsEnd(t *testing.T) {
-	l := newLab(t, labConfig{mtus: []int{1500, 1500, 1500}, offloads: true, carrier: CarrierTCP, streams: true})
+	l := newLab(t, labConfig{mtus: []int{1500, 1500, 1500}, offloads: true, carrier: carrierTCP, streams: true})
 	target, peer, other := l.members[0], l.members[1], l.members[2]
 	key, _ := controlKey(testKey, 1, 0)
 	hello := make([]byte, controlLen)
@@ -205,7 +205,7 @@ func TestNothingIsLeft(t *testing.T) {
 		}
 		return len(entries)
 	}
-	for _, carrier := range []Carrier{CarrierAuto, CarrierTCP} {
+	for _, carrier := range []Carrier{carrierAuto, carrierTCP} {
 		t.Run(string(carrier), func(t *testing.T) {
 			l := newLab(t, labConfig{mtus: []int{1500, 1500}, offloads: true, queues: 2, streams: true, carrier: carrier})
 			a, b := l.members[0], l.members[1]
@@ -222,7 +222,7 @@ func TestNothingIsLeft(t *testing.T) {
 			a.listener, b.listener = nil, nil
 			for range 3 {
 				for i, m := range l.members {
-					m.carrier = CarrierUDP
+					m.carrier = carrierUDP
 					m.start(t, i, l.nodes)
 				}
 				l.awaitPaths()

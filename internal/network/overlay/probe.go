@@ -155,7 +155,7 @@ func (p *prober) round(ctx context.Context, one *path, now time.Time) {
 		return
 	}
 	p.judge(one, now)
-	if one.limit == 0 && one.silent >= streamAfter && p.carrier == CarrierAuto {
+	if one.limit == 0 && one.silent >= streamAfter && p.carrier == carrierAuto {
 		p.ensureStream(ctx, one, now)
 	}
 	if one.limit > 0 {
@@ -186,7 +186,7 @@ func (p *prober) round(ctx context.Context, one *path, now time.Time) {
 
 // triesDatagrams reports whether a path may use UDP.
 func (p *prober) triesDatagrams(one *path) bool {
-	return p.carrier != CarrierTCP && one.endpoint.IsValid()
+	return p.carrier != carrierTCP && one.endpoint.IsValid()
 }
 
 // judge evaluates the answers of the round that ends.
@@ -330,7 +330,7 @@ func (p *prober) logCarrier(one *path, carrier string) {
 	case before == carrier || before == "" && carrier == "udp":
 	case carrier == "udp":
 		p.log.Info("UDP gets through to a node again", "node", one.peer.name, "queue", one.queue)
-	case p.carrier == CarrierAuto:
+	case p.carrier == carrierAuto:
 		p.log.Info("packets to a node take TCP", "node", one.peer.name, "queue", one.queue)
 	}
 }

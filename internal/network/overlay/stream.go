@@ -19,10 +19,10 @@ import (
 type Carrier string
 
 const (
-	// CarrierAuto uses UDP, and TCP to nodes that UDP does not reach.
-	CarrierAuto Carrier = ""
-	CarrierUDP  Carrier = "udp"
-	CarrierTCP  Carrier = "tcp"
+	// carrierAuto uses UDP, and TCP to nodes that UDP does not reach.
+	carrierAuto Carrier = ""
+	carrierUDP  Carrier = "udp"
+	carrierTCP  Carrier = "tcp"
 )
 
 // A stream carries packets from one queue to one peer over TCP, in one

@@ -113,7 +113,7 @@ func runCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)
 	}
-	return Run(ctx, config, node, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	return run(ctx, config, node, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 }
 
 func etcdCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {

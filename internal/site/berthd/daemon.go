@@ -39,7 +39,7 @@ type daemon struct {
 
 	// lastWords bounds how long the end of a job waits for the last packets of its connections.
 	lastWords time.Duration
-	// background counts the goroutines that Run waits for at the end.
+	// background counts the goroutines that run waits for at the end.
 	background sync.WaitGroup
 }
 

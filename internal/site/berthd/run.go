@@ -28,9 +28,9 @@ import (
 	"berth.dev/berth/internal/site/vxlan"
 )
 
-// Run runs berthd until the context ends. It leaves all networks as they are: the
+// run runs berthd until the context ends. It leaves all networks as they are: the
 // next daemon takes them over.
-func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Logger) error {
+func run(ctx context.Context, config siteconf.Config, node string, log *slog.Logger) error {
 	if err := os.MkdirAll(config.Run, 0o755); err != nil {
 		return fmt.Errorf("make directory of berthd: %w", err)
 	}

@@ -230,14 +230,14 @@ func (r *AddressRange) UnmarshalText(text []byte) error {
 // String returns the form that UnmarshalText reads.
 func (r AddressRange) String() string { return r.First.String() + "-" + r.Last.String() }
 
-// Size returns the number of addresses.
-func (r AddressRange) Size() int { return int(Number(r.Last)-Number(r.First)) + 1 }
+// size returns the number of addresses.
+func (r AddressRange) size() int { return int(Number(r.Last)-Number(r.First)) + 1 }
 
 // All returns the addresses in order. It counts them, because no address follows the last one of
 // IPv4.
 func (r AddressRange) All() iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
-		for i := range r.Size() {
+		for i := range r.size() {
 			if !yield(Address(Number(r.First) + uint32(i))) {
 				return
 			}
@@ -493,8 +493,8 @@ func (c Config) checkAs() []error {
 			wrong("gateways.as.%s: addresses are missing", name)
 			continue
 		}
-		if addresses.Size() > maxAs {
-			wrong("gateways.as.%s: %s are %d addresses: give up to %d", name, addresses, addresses.Size(), maxAs)
+		if addresses.size() > maxAs {
+			wrong("gateways.as.%s: %s are %d addresses: give up to %d", name, addresses, addresses.size(), maxAs)
 			continue
 		}
 		if addresses.overlaps(c.Pods) {

@@ -59,8 +59,8 @@ func TestRangesOfAddressesAreRead(t *testing.T) {
 		"198.51.100.9-198.51.100.11": "198.51.100.9-198.51.100.11 3", "198.51.100.9": "198.51.100.9-198.51.100.9 1",
 	} {
 		var r AddressRange
-		if err := r.UnmarshalText([]byte(text)); err != nil || fmt.Sprintf("%s %d", r, r.Size()) != want {
-			t.Errorf("%s: %s %d, %v, want %s", text, r, r.Size(), err, want)
+		if err := r.UnmarshalText([]byte(text)); err != nil || fmt.Sprintf("%s %d", r, r.size()) != want {
+			t.Errorf("%s: %s %d, %v, want %s", text, r, r.size(), err, want)
 		}
 	}
 }

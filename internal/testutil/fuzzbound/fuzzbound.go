@@ -15,12 +15,12 @@ import (
 )
 
 const (
-	// MaxMemory bounds the bytes that one input allocates on the heap, including
+	// maxMemory bounds the bytes that one input allocates on the heap, including
 	// garbage. The largest live heap would depend on when the collector runs.
-	MaxMemory = 256 << 20
-	// MaxCPU bounds the CPU time of the process during one input. Unlike the wall
+	maxMemory = 256 << 20
+	// maxCPU bounds the CPU time of the process during one input. Unlike the wall
 	// time, it does not grow on a loaded machine.
-	MaxCPU = time.Second
+	maxCPU = time.Second
 	// maxBlocked bounds the wall time of an input that waits without using CPU.
 	maxBlocked = 2 * time.Minute
 )
@@ -34,13 +34,13 @@ func Watch(t testing.TB) {
 	begin := now()
 	// The engine does not limit the time of one input.
 	var watchdog *time.Timer
-	watchdog = time.AfterFunc(MaxCPU, func() {
+	watchdog = time.AfterFunc(maxCPU, func() {
 		reason := now().sub(begin).exceeded()
 		if reason == "" && time.Since(begin.at) > maxBlocked {
 			reason = fmt.Sprintf("has not returned for %v", maxBlocked)
 		}
 		if reason == "" {
-			watchdog.Reset(MaxCPU / 4)
+			watchdog.Reset(maxCPU / 4)
 			return
 		}
 		stacks := make([]byte, 1<<20)
@@ -84,10 +84,10 @@ func (u usage) sub(earlier usage) usage {
 // exceeded returns what exceeds the budget, or nothing.
 func (u usage) exceeded() string {
 	switch {
-	case u.memory > MaxMemory:
-		return fmt.Sprintf("allocates %d MiB, more than %d", u.memory>>20, MaxMemory>>20)
-	case u.cpu > MaxCPU:
-		return fmt.Sprintf("takes %v of CPU time, more than %v", u.cpu.Round(time.Millisecond), MaxCPU)
+	case u.memory > maxMemory:
+		return fmt.Sprintf("allocates %d MiB, more than %d", u.memory>>20, maxMemory>>20)
+	case u.cpu > maxCPU:
+		return fmt.Sprintf("takes %v of CPU time, more than %v", u.cpu.Round(time.Millisecond), maxCPU)
 	}
 	return ""
 }

@@ -37,13 +37,13 @@ func TestInput(t *testing.T) {
 	Watch(t)
 	switch os.Getenv("FUZZBOUND_INPUT") {
 	case "memory":
-		sink = make([]byte, MaxMemory+1)
+		sink = make([]byte, maxMemory+1)
 	case "garbage":
 		for range 300 {
 			sink = make([]byte, 1<<20)
 		}
 	case "busy":
-		for begin := now(); now().sub(begin).cpu <= MaxCPU; {
+		for begin := now(); now().sub(begin).cpu <= maxCPU; {
 		}
 	case "hangs":
 		for {
