@@ -143,6 +143,20 @@ up_lose_head() {
 	swept n1
 }
 
+# A node is lost while its pod has ten minutes to end after berth down. The end does not
+# wait for that pod.
+up_lose_worker() {
+	in_salloc a "berth up --image $image && berth kubectl apply -f $here/slow-spread.yaml &&
+		berth kubectl wait --for=jsonpath={.status.ready}=3 --timeout=60s job/slow-spread && { berth down; echo down \$?; }"
+	says a 'waiting for pods to end'
+	"$bed" run n2 pkill -KILL -f '^[^ ]*berth up ' || fail 'there is no berth on n2'
+	says a 'down 0'
+	says a 'lost node n2'
+	says a 'the workload ends without the node and its pods'
+	ends a 0
+	swept n2
+}
+
 # Without Slurm. Nothing is left after parts of the cluster are killed.
 up_local() {
 	begin a alice n1 sh -c "berth up --image $image && berth run -f $here/exit.yaml && berth up 2>&1 && berth ls &&
