@@ -41,7 +41,7 @@ const (
 
 // Cache is a folder of layers. Several processes and nodes may use it at once.
 type Cache struct {
-	dir string
+	folder
 	// job is the folder with the layers that this job uses on this node. The process
 	// that ends the job removes it.
 	job string
@@ -60,7 +60,7 @@ type Cache struct {
 // Open opens the cache for a job in one of the user's folders, and makes what is
 // missing. Notices for the user go to log.
 func Open(dir, job string, limit int64, log func(string)) (*Cache, error) {
-	c := &Cache{dir: filepath.Join(dir, version), limit: limit, log: log}
+	c := &Cache{folder: folder{filepath.Join(dir, version)}, limit: limit, log: log}
 	c.space = func() (int64, error) { return spaceIn(c.dir) }
 	c.job = filepath.Join(c.dir, jobsDir, job)
 	// Nobody else is to put anything there, and nothing is left where others may.
@@ -84,14 +84,6 @@ func (c *Cache) Close() error { return os.RemoveAll(c.job) }
 
 // Limit returns the cache's maximum size in bytes.
 func (c *Cache) Limit() int64 { return c.limit }
-
-func (c *Cache) layers() string     { return filepath.Join(c.dir, "sha256") }
-func (c *Cache) unfinished() string { return filepath.Join(c.dir, "unfinished") }
-func (c *Cache) aside() string      { return filepath.Join(c.dir, "damaged") }
-
-func (c *Cache) path(d digest.Digest) string {
-	return filepath.Join(c.layers(), d.Encoded()+imageExtension)
-}
 
 // checkOwn refuses files and folders that other users may change.
 func checkOwn(path string) error {
@@ -151,12 +143,12 @@ func check(path string) error {
 
 // putAside takes a damaged image out of use and keeps it for a person to examine.
 // The job keeps its link: the process that serves it opens it again after a restart.
-func (c *Cache) putAside(d digest.Digest, own string) error {
-	aside := filepath.Join(c.aside(), d.Encoded()+"-"+rand.Text())
+func (f folder) putAside(d digest.Digest, own string) error {
+	aside := filepath.Join(f.aside(), d.Encoded()+"-"+rand.Text())
 	err := os.Link(own, aside)
 	// The shared name may belong to a good image by now.
-	if err == nil && same(c.path(d), aside) {
-		err = os.Remove(c.path(d))
+	if err == nil && same(f.path(d), aside) {
+		err = os.Remove(f.path(d))
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("put damaged layer %s aside: %w", d, err)
@@ -182,8 +174,7 @@ func PutAside(path string) error {
 	if filepath.Base(jobs) != jobsDir || extension != imageExtension || d.Validate() != nil {
 		return nil
 	}
-	c := &Cache{dir: filepath.Dir(jobs)}
-	return c.putAside(d, path)
+	return folder{filepath.Dir(jobs)}.putAside(d, path)
 }
 
 // Publish copies the image of a layer into the cache and returns its path as Take

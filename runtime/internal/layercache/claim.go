@@ -19,8 +19,6 @@ const (
 	claimSign      = time.Minute
 )
 
-func (c *Cache) claims() string { return filepath.Join(c.dir, "claims") }
-
 // claim makes this job the one that copies a layer, because every node of a large
 // job may have made it at the same time. It returns a function that gives the claim
 // up, or nil if another job holds it. If two jobs hold it, after one was believed to

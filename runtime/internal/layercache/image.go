@@ -3,7 +3,6 @@ package layercache
 import (
 	"bytes"
 	"cmp"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,32 +48,6 @@ var ErrNoImage = errors.New("the cache has no image of that name")
 
 // errNoRecord is the error for a file that does not describe an image.
 var errNoRecord = errors.New("it is not a record of an image")
-
-func (c *Cache) blobs() string  { return filepath.Join(c.dir, "blobs") }
-func (c *Cache) images() string { return filepath.Join(c.dir, "images") }
-
-func (c *Cache) blobPath(d digest.Digest) string { return filepath.Join(c.blobs(), d.Encoded()) }
-
-// record returns the file of a name for a platform. Both may have characters that
-// file names must not, so the file has their digests. A file without the platform's
-// digest was written when a name had only one platform.
-func (c *Cache) record(name, platform string) string {
-	file := digest.FromString(name).Encoded()
-	if platform != "" {
-		file += "-" + digest.FromString(platform).Encoded()[:16]
-	}
-	return filepath.Join(c.images(), file+recordExtension)
-}
-
-// write replaces the file at path atomically.
-func (c *Cache) write(path string, content []byte) error {
-	temporary := filepath.Join(c.unfinished(), rand.Text())
-	defer os.Remove(temporary)
-	if err := os.WriteFile(temporary, content, 0o400); err != nil {
-		return err
-	}
-	return os.Rename(temporary, path)
-}
 
 // PutBlob keeps a manifest or a configuration.
 func (c *Cache) PutBlob(desc ocispec.Descriptor, content []byte) error {
@@ -149,8 +122,8 @@ func (c *Cache) Name(image Image) error {
 
 // OfName returns the images of a full name, one for each platform, the newest first.
 // It returns the error of an unreadable image only if there is no other image.
-func (c *Cache) OfName(name string) (all []Image, err error) {
-	entries, err := os.ReadDir(c.images())
+func (f folder) OfName(name string) (all []Image, err error) {
+	entries, err := os.ReadDir(f.images())
 	if err != nil {
 		return nil, fmt.Errorf("find image %s: %w", name, err)
 	}
@@ -159,7 +132,7 @@ func (c *Cache) OfName(name string) (all []Image, err error) {
 		if !strings.HasPrefix(e.Name(), digest.FromString(name).Encoded()) {
 			continue
 		}
-		image, err := readRecord(filepath.Join(c.images(), e.Name()))
+		image, err := readRecord(filepath.Join(f.images(), e.Name()))
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // somebody has just removed it
 		case err != nil:
@@ -178,8 +151,8 @@ func (c *Cache) OfName(name string) (all []Image, err error) {
 }
 
 // Image finds the image of a full name for a platform.
-func (c *Cache) Image(name string, platform platforms.MatchComparer) (Image, error) {
-	all, err := c.OfName(name)
+func (f folder) Image(name string, platform platforms.MatchComparer) (Image, error) {
+	all, err := f.OfName(name)
 	if err != nil {
 		return Image{}, err
 	}
@@ -221,16 +194,16 @@ func readRecord(path string) (image Image, err error) {
 
 // Images returns all named images, sorted by name and platform. The error lists the
 // unreadable ones; the others are returned nevertheless.
-func (c *Cache) Images() (all []Image, err error) {
-	entries, err := os.ReadDir(c.images())
+func (f folder) Images() (all []Image, err error) {
+	entries, err := os.ReadDir(f.images())
 	problems := []error{err}
 	for _, e := range entries {
-		image, err := readRecord(filepath.Join(c.images(), e.Name()))
+		image, err := readRecord(filepath.Join(f.images(), e.Name()))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // somebody has just removed it
 		}
 		if err != nil {
-			problems = append(problems, fmt.Errorf("read %s: %w", filepath.Join(c.images(), e.Name()), err))
+			problems = append(problems, fmt.Errorf("read %s: %w", filepath.Join(f.images(), e.Name()), err))
 			continue
 		}
 		all = append(all, image)
@@ -242,8 +215,8 @@ func (c *Cache) Images() (all []Image, err error) {
 }
 
 // named returns the layers of named images.
-func (c *Cache) named() (map[digest.Digest]bool, error) {
-	all, err := c.Images()
+func (f folder) named() (map[digest.Digest]bool, error) {
+	all, err := f.Images()
 	layers := map[digest.Digest]bool{}
 	for _, image := range all {
 		for _, d := range image.Layers {
@@ -254,9 +227,9 @@ func (c *Cache) named() (map[digest.Digest]bool, error) {
 }
 
 // Size returns the size of an image's layers, and the number of missing layers.
-func (c *Cache) Size(image Image) (size int64, missing int) {
+func (f folder) Size(image Image) (size int64, missing int) {
 	for _, d := range image.Layers {
-		info, err := os.Stat(c.path(d))
+		info, err := os.Stat(f.path(d))
 		if err != nil {
 			missing++
 			continue
@@ -315,17 +288,4 @@ func (c *Cache) Remove(name string, platform platforms.Matcher) (freed int64, er
 		}
 	}
 	return freed, nil
-}
-
-// paths returns the files of an image.
-func (c *Cache) paths(image Image) (paths []string) {
-	for _, d := range image.Layers {
-		paths = append(paths, c.path(d))
-	}
-	for _, desc := range image.Blobs {
-		if desc.Digest.Validate() == nil {
-			paths = append(paths, c.blobPath(desc.Digest))
-		}
-	}
-	return paths
 }

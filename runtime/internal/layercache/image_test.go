@@ -186,7 +186,7 @@ func FuzzRecord(f *testing.F) {
 		if err != nil {
 			return
 		}
-		c := &Cache{dir: t.TempDir()}
+		c := folder{t.TempDir()}
 		for _, file := range c.paths(img) {
 			if !strings.HasPrefix(file, c.dir+"/") || strings.Contains(file, "..") {
 				t.Errorf("a file outside of the cache: %s", file)

@@ -15,8 +15,6 @@ import (
 // partialFor is the time that a partial download is kept so that a job can resume it.
 const partialFor = 7 * 24 * time.Hour
 
-func (c *Cache) partials() string { return filepath.Join(c.dir, "partial") }
-
 // Partial is a partial download of a registry's blob. Several processes may
 // write to it at once, because all write the blob's bytes at each offset. Nobody
 // trusts it: every reader checks the whole blob's digest.
@@ -85,8 +83,8 @@ func (p *Partial) Remove() error {
 }
 
 // beginnings returns the files of all partial blobs, the oldest first.
-func (c *Cache) beginnings() (files []fs.FileInfo, total int64, err error) {
-	entries, err := os.ReadDir(c.partials())
+func (f folder) beginnings() (files []fs.FileInfo, total int64, err error) {
+	entries, err := os.ReadDir(f.partials())
 	for _, e := range entries {
 		// NFS renames a removed file that somebody has open, and refuses to
 		// remove the new name.
@@ -105,13 +103,13 @@ func (c *Cache) beginnings() (files []fs.FileInfo, total int64, err error) {
 // dropBeginnings removes partial blobs, the oldest first, until want bytes are free.
 // It returns the number of bytes freed. A blob that cannot be removed stays, without
 // an error.
-func (c *Cache) dropBeginnings(want int64) (freed int64, err error) {
-	files, _, err := c.beginnings()
+func (f folder) dropBeginnings(want int64) (freed int64, err error) {
+	files, _, err := f.beginnings()
 	for _, info := range files {
 		if freed >= want {
 			break
 		}
-		if drop(filepath.Join(c.partials(), info.Name())) == nil {
+		if drop(filepath.Join(f.partials(), info.Name())) == nil {
 			freed += info.Size()
 		}
 	}

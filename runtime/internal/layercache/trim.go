@@ -77,27 +77,6 @@ func (c *Cache) shrink(limit int64, whatThereIs bool) error {
 	return c.free(total-limit, slices.DeleteFunc(files, inUse), whatThereIs)
 }
 
-// remove removes layers.
-func (c *Cache) remove(gone []fs.FileInfo) error {
-	var problems []error
-	for _, info := range gone {
-		problems = append(problems, ignoreGone(os.Remove(filepath.Join(c.layers(), info.Name()))))
-	}
-	return errors.Join(problems...)
-}
-
-// files returns the layers and their total size in bytes.
-func (c *Cache) files() (files []fs.FileInfo, total int64, err error) {
-	entries, err := os.ReadDir(c.layers())
-	for _, e := range entries {
-		if info, err := e.Info(); err == nil { // else somebody else has removed it
-			files = append(files, info)
-			total += info.Size()
-		}
-	}
-	return files, total, err
-}
-
 // Usage is the content of the cache. Its bytes include partial downloads.
 type Usage struct {
 	Layers int
