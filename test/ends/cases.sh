@@ -683,6 +683,17 @@ stuck_after_output() {
 	says a '22000000 bytes were read' # with '[stuck first] ' before each line
 	never_says a 'is lost'
 }
+# Another container of the pod can never start, which ends the run while the reader has
+# stopped. The unread output is counted, even with -q.
+never_beside() {
+	begin a alice login srun -N1 --mem=1500 bash $here/slow-reader.sh /tmp/read-on berth run -q -f $here/never-beside.yaml --image $image
+	says a 'cannot start: InvalidImageName'
+	says a 'the run was ended before it was passed on'
+	node touch /tmp/read-on
+	says a 'n1 ended with 75'
+	ends a 0
+	node rm /tmp/read-on
+}
 no_open_logs() { open_files >"$out/open" && ! grep -q pod-logs/default_ "$out/open"; }
 open_files() { node sh -c 'ls -l /proc/$(pgrep -f "log-rol[e] ")/fd'; }
 
