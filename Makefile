@@ -59,6 +59,8 @@ berth:
 	install -m 755 packaging/run-workload.sh $(BIN)/run-workload.sh
 
 	go build -ldflags "-s -w" -o $(LIBEXEC)/berth-runc ./cmd/berth-runc
+	@# berth writes a Corefile with plugins that only this CoreDNS has.
+	$(MAKE) -s -C programs coredns OUT=$(LIBEXEC) GOARCH=$(GOARCH)
 
 # The program that 'berth bench' starts; a separate module.
 berth-bench:
