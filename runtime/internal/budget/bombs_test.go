@@ -62,7 +62,7 @@ var bombs = map[string]bomb{
 		return err
 	}), readLayer, "MB, unpacked from"},
 	"sparse file": {func(w io.Writer) error {
-		_, err := io.WriteString(w, sparse(8<<40))
+		_, err := io.WriteString(w, sparse(1<<40))
 		return err
 	}, readLayer, "MB, unpacked from"},
 	"files": {zstandard(files(1<<18, func(i int) *tar.Header {

@@ -167,7 +167,7 @@ func repeated(begin, middle, end string, count int) func(io.Writer) error {
 
 // saved writes an archive of docker save, whose layer is a bomb.
 func saved(w io.Writer) error {
-	layer := sparse(8 << 40)
+	layer := sparse(1 << 40)
 	return archived(w, func(to *tar.Writer) error {
 		config := fmt.Sprintf(`{"os":"linux","architecture":%q,"rootfs":{"diff_ids":[%q]}}`, runtime.GOARCH, digest.FromString(layer))
 		return errors.Join(put(to, "c", config), put(to, "l", layer), put(to, "manifest.json", `[{"Config":"c","Layers":["l"],"RepoTags":["app:1"]}]`))

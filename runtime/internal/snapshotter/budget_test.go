@@ -1,0 +1,42 @@
+package snapshotter
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/archived"
+	"berth.dev/berth/runtime/internal/budget"
+)
+
+// Layers that are unpacked into a directory have the same budget as layers in one file.
+func TestLayersHaveABudget(t *testing.T) {
+	var layer bytes.Buffer
+	if err := tar.NewWriter(&layer).WriteHeader(&tar.Header{Name: "large", Typeflag: tar.TypeReg, Size: 1 << 40}); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	path, unpacked, made := filepath.Join(dir, "layer.tar"), filepath.Join(dir, "unpacked"), filepath.Join(dir, "made")
+	if err := errors.Join(os.WriteFile(path, layer.Bytes(), 0o600), os.Mkdir(unpacked, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	at, err := archived.Part{Path: path, Size: int64(layer.Len())}.Apply()
+	if err != nil {
+		t.Fatal(err)
+	}
+	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromBytes(layer.Bytes())}
+	for _, m := range []mount.Mount{{Type: "bind", Source: unpacked, Options: []string{"rbind", "rw"}}, {Type: LayerMount, Source: made}} {
+		_, err := Differ{}.Apply(t.Context(), desc, []mount.Mount{m}, at)
+		if !errors.Is(err, budget.ErrExceeded) || !strings.Contains(err.Error(), desc.Digest.String()) {
+			t.Errorf("a layer as %s: %v", m.Type, err)
+		}
+	}
+}
