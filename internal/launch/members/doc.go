@@ -5,7 +5,7 @@
 //
 // docs/glossary.md explains the words head, hello and welcome.
 //
-// Read members.go first. gather.go is the head's view until the plans are sent,
+// Read roster.go and members.go first. gather.go is the head's view until the plans are sent,
 // follow.go that of the other nodes. monitor.go and importrequests.go are the head's view
 // while the cluster runs, and failover.go is about its successor. local.go has the
 // members that share a host.

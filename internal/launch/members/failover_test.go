@@ -27,11 +27,11 @@ func testMembers(node string, s *failover) *Members {
 		panic(err)
 	}
 	return &Members{
-		config: rendezvous.Config{
+		roster: roster{rendezvous.Config{
 			Step: rendezvous.Step{Job: "test-succession"}, Nodes: []string{"n1", "n2", "n3", "n4"}, Node: node,
 			Bind: loopback, Prover: prover,
 			Addresses: func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopback}, nil },
-		},
+		}},
 		failover: s, log: slog.New(slog.DiscardHandler), wait: time.Minute,
 	}
 }

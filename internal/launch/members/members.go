@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
-	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -36,9 +33,9 @@ const (
 // gathers their offers (gather.go) and monitors them (monitor.go). The others
 // follow the head (follow.go). A run on one node has one member, which is the head.
 type Members struct {
-	config rendezvous.Config
-	wait   time.Duration
-	data   hostnet.Network
+	roster
+	wait time.Duration
+	data hostnet.Network
 	// carrier selects the protocol that carries packets between nodes.
 	carrier overlay.Carrier
 	log     *slog.Logger
@@ -165,10 +162,10 @@ func New(ctx context.Context, job slurm.Job, options Options, o *LocalConfig) (*
 		}
 	}
 	if len(names) < 2 {
-		return &Members{config: rendezvous.Config{Nodes: names, Node: own}, log: options.Log}, nil
+		return &Members{roster: roster{rendezvous.Config{Nodes: names, Node: own}}, log: options.Log}, nil
 	}
 	t := &Members{
-		config: rendezvous.Config{Nodes: names, Node: memberName(own, o.Index), Ports: ports, Loss: lossLimit},
+		roster: roster{rendezvous.Config{Nodes: names, Node: memberName(own, o.Index), Ports: ports, Loss: lossLimit}},
 		wait:   cmp.Or(options.Spec.NodeWait, gatherLimit), data: hostnet.Network{Ports: ports}, carrier: overlay.Carrier(network.Carrier), log: options.Log,
 	}
 	if t.data.Fast, err = hostnet.WantsFastPath(network.FastPath); err != nil {
@@ -211,41 +208,6 @@ func New(ctx context.Context, job slurm.Job, options Options, o *LocalConfig) (*
 	return t, err
 }
 
-// hostsOf returns the machines of a run, and the name of this one.
-func hostsOf(job slurm.Job) (hosts []string, own string, err error) {
-	if job.Place == slurm.PlaceTask {
-		return job.Nodes, job.NodeName, nil
-	}
-	if own = job.NodeName; own == "" {
-		if own, err = os.Hostname(); err != nil {
-			return nil, "", fmt.Errorf("find the host's name: %w", err)
-		}
-	}
-	return []string{own}, own, nil
-}
-
-func stepOf(job slurm.Job, getenv func(string) string) rendezvous.Step {
-	if job.Place != slurm.PlaceTask {
-		return rendezvous.Step{Job: fmt.Sprintf("local-%d", os.Getpid())}
-	}
-	attempt, _ := strconv.Atoi(getenv("SLURM_RESTART_COUNT"))
-	return rendezvous.Step{Cluster: job.Cluster, Job: job.ID, Step: job.StepID, Attempt: attempt}
-}
-
-// Size returns the number of nodes of the run.
-func (m *Members) Size() int { return max(1, len(m.config.Nodes)) }
-
-// Several reports whether the run has more than one node.
-func (m *Members) Several() bool { return m.Size() > 1 }
-
-// Name returns the name of this node in the rendezvous. First returns the name of
-// the first head.
-func (m *Members) Name() string  { return m.config.Node }
-func (m *Members) First() string { return m.config.Nodes[0] }
-
-// Ports returns the range of ports that the nodes use on their hosts.
-func (m *Members) Ports() rendezvous.PortRange { return m.config.Ports }
-
 // SetLog replaces the log.
 func (m *Members) SetLog(log *slog.Logger) { m.log = log }
 
@@ -260,14 +222,6 @@ func (m *Members) UseInterface(name string) error {
 
 // HasSwitch reports whether this host has a Switch for connections to other nodes.
 func (m *Members) HasSwitch() bool { return m.data.Fast }
-
-// Controls reports whether this node runs a control plane.
-func (m *Members) Controls(spec cluster.Spec) bool {
-	return m.Leads() || spec.HighlyAvailable && slices.Index(m.config.Nodes, m.config.Node) < cluster.ControlNodes
-}
-
-// Leads reports whether this node is the first head, or the only node.
-func (m *Members) Leads() bool { return !m.Several() || m.config.Node == m.config.Nodes[0] }
 
 // waiting bounds how long the nodes wait for each other.
 func (m *Members) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
