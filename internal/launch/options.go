@@ -68,8 +68,7 @@ func readWorkload(options Options) ([]workload.Object, []archive.Archive, error)
 
 // inputError sets the exit code: manifests cannot be read, or they are invalid.
 func inputError(err error) error {
-	var missing *os.PathError
-	if errors.As(err, &missing) {
+	if errors.As(err, new(*os.PathError)) {
 		return exitcode.Wrap(exitcode.NoInput, err)
 	}
 	return exitcode.Wrap(exitcode.Manifest, err)

@@ -106,8 +106,7 @@ func runNode(ctx context.Context, options Options, job slurm.Job, inJob bool, be
 	outlivePipes()
 	r.supervisor.KeepLogs = options.Spec.DebugDir != ""
 	defer func() {
-		var request *downRequest
-		if errors.As(err, &request) {
+		if errors.As(err, new(*downRequest)) {
 			code, err = 0, nil
 		}
 		err = errors.Join(err, r.takeDown())

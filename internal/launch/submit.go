@@ -64,8 +64,7 @@ func Submit(ctx context.Context, options SubmitOptions) (int, error) {
 		Options: options.Arguments.Options, Env: submitEnv(options.Environ), Script: script, Wait: wait,
 		Stdout: options.Stdout, Stderr: options.Stderr,
 	})
-	var refused *batch.Refused
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*batch.Refused](err); ok {
 		return refused.Code, nil
 	}
 	if err != nil {
@@ -204,8 +203,7 @@ func (o SubmitOptions) await(ctx context.Context, job batch.Job) (int, error) {
 		}
 	}}
 	states, err := watcher.Watch(ctx, job)
-	var reason *allocation.Interrupted
-	if errors.As(err, &reason) {
+	if reason, ok := errors.AsType[*allocation.Interrupted](err); ok {
 		return 0, exitcode.Wrap(exitcode.Signal+int(reason.Signal), fmt.Errorf("no longer waiting for job %s, which goes on; to end it: scancel %s", job.ID, job.ID))
 	}
 	if err != nil {

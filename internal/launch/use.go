@@ -287,8 +287,7 @@ func (u *user) bringImages(ctx context.Context, archives []archive.Archive) erro
 		images = append(images, image)
 	}
 	err := u.cluster.BringImages(ctx, images)
-	var refusal *persistent.Refusal
-	if errors.As(err, &refusal) {
+	if refusal, ok := errors.AsType[*persistent.Refusal](err); ok {
 		return exitcode.Wrap(refusal.Code, refusal)
 	}
 	if err == nil {

@@ -68,8 +68,7 @@ func (w *userWorkload) follow(ctx context.Context, ids string, giveUp context.Ca
 
 // result returns the exit code of a workload and logs the reason of a failure.
 func (o Options) result(result workload.Result, asked bool, err error) (int, error) {
-	var stuck *workload.NeverStarts
-	if errors.As(err, &stuck) {
+	if errors.As(err, new(*workload.NeverStarts)) {
 		return 0, exitcode.Wrap(exitcode.NeverStarts, err)
 	}
 	if err == nil && result.Code != 0 && !asked {

@@ -325,8 +325,7 @@ func (c *Campaign) trials(ctx context.Context, ids []record.ID) error {
 // error ends the campaign.
 func (c *Campaign) finish(ctx context.Context, m made, r system.Result) error {
 	trial, out, err := m.trial, r.Output, r.Err
-	var unsupported *system.Unsupported
-	if errors.As(err, &unsupported) {
+	if unsupported, ok := errors.AsType[*system.Unsupported](err); ok {
 		return c.leave(record.Unmeasured{System: trial.System, Case: trial.Case, Reason: unsupported.Reason})
 	}
 	trial.Step, trial.Output = out.Step, out.Stdout

@@ -3,6 +3,7 @@ package cases
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -81,10 +82,8 @@ func fromJSON(text string, into any) error {
 // choice returns a check that a value is one of the words.
 func choice(words ...string) func(string) error {
 	return func(value string) error {
-		for _, w := range words {
-			if w == value {
-				return nil
-			}
+		if slices.Contains(words, value) {
+			return nil
 		}
 		return fmt.Errorf("give one of %s", strings.Join(words, ", "))
 	}

@@ -161,8 +161,7 @@ func For(ctx context.Context, self string, l plan.Link, device string, pids, arg
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	err = command.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		if status := exit.Sys().(syscall.WaitStatus); status.Signaled() {
 			return 128 + int(status.Signal()), nil
 		}

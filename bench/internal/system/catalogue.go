@@ -3,6 +3,7 @@ package system
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"berth.dev/berth/bench/internal/plan"
@@ -23,10 +24,8 @@ func anything(string) error { return nil }
 
 func oneOf(values ...string) func(string) error {
 	return func(value string) error {
-		for _, v := range values {
-			if v == value {
-				return nil
-			}
+		if slices.Contains(values, value) {
+			return nil
 		}
 		return fmt.Errorf("give one of %s", strings.Join(values, ", "))
 	}

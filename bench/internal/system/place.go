@@ -196,8 +196,7 @@ func lastWords(text string) string {
 }
 
 func explain(argv []string, err error) error {
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, lastWords(string(exit.Stderr)))
 	}
 	return err

@@ -30,8 +30,7 @@ func problem(code int, format string, values ...any) *Problem {
 
 // asProblem adds an exit code to any error.
 func asProblem(err error) *Problem {
-	var known *Problem
-	if errors.As(err, &known) {
+	if known, ok := errors.AsType[*Problem](err); ok {
 		return known
 	}
 	return &Problem{Code: codeUnavailable, Text: err.Error()}

@@ -48,12 +48,10 @@ func (k *tunnelServer) enter(ctx context.Context) (*tunnel.Tunnel, *step, error)
 // explain returns an error with the reason why there is no tunnel.
 func (k *tunnelServer) explain(ctx context.Context, err error) error {
 	target := k.config.Target
-	var known *Problem
-	if errors.As(err, &known) {
+	if known, ok := errors.AsType[*Problem](err); ok {
 		return known
 	}
-	var refusal *tunnel.Refusal
-	if errors.As(err, &refusal) {
+	if refusal, ok := errors.AsType[*tunnel.Refusal](err); ok {
 		switch refusal.Reason {
 		case tunnel.Several:
 			var names []string
@@ -69,9 +67,8 @@ func (k *tunnelServer) explain(ctx context.Context, err error) error {
 	if state := k.jobProblem(ctx); state != nil {
 		return state
 	}
-	var entry *entryError
 	said := ""
-	if errors.As(err, &entry) {
+	if entry, ok := errors.AsType[*entryError](err); ok {
 		said = entry.said
 	}
 	if strings.Contains(said, "execve") {

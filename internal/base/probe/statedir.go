@@ -249,8 +249,7 @@ func prefixes(dir string) []string {
 }
 
 func unwrapPath(err error) error {
-	var pathError *fs.PathError
-	if errors.As(err, &pathError) {
+	if pathError, ok := errors.AsType[*fs.PathError](err); ok {
 		return pathError.Err
 	}
 	return err

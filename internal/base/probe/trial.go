@@ -214,8 +214,7 @@ func mapArguments(ranges []IDRange) []string {
 
 // errnoOf drops what the standard library puts around an error number.
 func errnoOf(err error) error {
-	var errno unix.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
 		return errno
 	}
 	return err

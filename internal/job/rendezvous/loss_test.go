@@ -95,8 +95,7 @@ func TestNetworkDies(t *testing.T) {
 	for _, peer := range []*Peer{atWorker, atHead} {
 		var text string
 		err := peer.Receive(within(t, long), &text)
-		var lost *LostError
-		if !errors.As(err, &lost) {
+		if !errors.As(err, new(*LostError)) {
 			t.Errorf("the peer of %s sees %v, want a LostError", peer.Name(), err)
 		}
 	}

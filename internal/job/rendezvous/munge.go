@@ -152,8 +152,7 @@ func (m *Munge) run(ctx context.Context, program string, input []byte, args ...s
 		return nil, 0, fmt.Errorf("run %s: %w", program, context.Cause(ctx))
 	}
 	said, _, _ := strings.Cut(strings.TrimSpace(string(stderr.content)), "\n")
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		status = max(0, exit.ExitCode())
 	}
 	return stdout.content, status, fmt.Errorf("run %s: %w: %s", program, err, said)

@@ -105,9 +105,8 @@ func (r *Reporter) AwaitAll(ctx context.Context, count int) error {
 // control plane that was killed is started again, and one that hangs is replaced, so
 // the next request may succeed.
 func unanswered(err error) bool {
-	var transport *url.Error
 	var status apierrors.APIStatus
-	if errors.As(err, &transport) {
+	if errors.As(err, new(*url.Error)) {
 		return true
 	}
 	return errors.As(err, &status) && (status.Status().Code >= http.StatusInternalServerError || status.Status().Code == http.StatusTooManyRequests)

@@ -117,8 +117,7 @@ func (s *secondSignal) is(signal os.Signal, after time.Duration) bool {
 // EndingSignal returns the signal of a cause from Interrupted, and SIGTERM for
 // any other cause.
 func EndingSignal(cause error) syscall.Signal {
-	var reason *Interrupted
-	if errors.As(cause, &reason) {
+	if reason, ok := errors.AsType[*Interrupted](cause); ok {
 		return reason.Signal
 	}
 	return syscall.SIGTERM

@@ -44,8 +44,7 @@ func LocalAddresses() ([]netip.Addr, error) {
 // the address that Slurm has configured for the node, as Slurm does.
 func addressesOf(ctx context.Context, host string) ([]netip.Addr, error) {
 	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	var unknown *net.DNSError
-	if !errors.As(err, &unknown) {
+	if !errors.As(err, new(*net.DNSError)) {
 		return addresses, err
 	}
 	configured, askErr := slurm.NodeAddress(ctx, host, slurm.AskSlurm)

@@ -105,8 +105,7 @@ func (m *Members) Follow(ctx context.Context, runID string, do func(request Impo
 	for {
 		var request ImportRequest
 		err := m.head().Receive(ctx, &request)
-		var lost *rendezvous.LostError
-		if errors.As(err, &lost) {
+		if lost, ok := errors.AsType[*rendezvous.LostError](err); ok {
 			if m.reconnect(ctx, again, lost) == nil {
 				continue
 			}

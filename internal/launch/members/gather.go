@@ -101,8 +101,7 @@ type goneError struct {
 }
 
 func (e *goneError) Error() string {
-	var closed *rendezvous.ClosedError
-	if errors.As(e.cause, &closed) {
+	if closed, ok := errors.AsType[*rendezvous.ClosedError](e.cause); ok {
 		return fmt.Sprintf("node %s cannot take part: %s", e.node, closed.Reason)
 	}
 	return e.cause.Error()

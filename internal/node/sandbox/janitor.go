@@ -152,8 +152,7 @@ func guardInit(lifeline, configFile *os.File, config Config) error {
 	// after every process of the PID namespace is gone.
 	err := command.Wait()
 	close(gone)
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if errors.As(err, new(*exec.ExitError)) {
 		err = nil // the supervisor sees and explains it
 	}
 	<-left

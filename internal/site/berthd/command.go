@@ -51,8 +51,7 @@ func Main(ctx context.Context, args []string) int {
 		return 0
 	}
 	fmt.Fprintln(os.Stderr, "berthd:", err)
-	var wrong *wrongConfiguration
-	if errors.As(err, &wrong) {
+	if errors.As(err, new(*wrongConfiguration)) {
 		// The units know this code: restarting berthd changes nothing until somebody corrects its
 		// configuration. (Code 2 is also that of a Go panic.)
 		return exitcode.Config
