@@ -112,7 +112,7 @@ func lazyPull() Case {
 	return Case{
 		Kind: plan.Kind{
 			Name: "lazy", Summary: "a pipeline with checkpoints, of an image that no node has", Hosts: 1, Images: true,
-			Parameters: append(registryLine(), plan.Parameter{Name: "tier", Default: "large", Help: "small, medium or large: an asset of 40, 120 or 200 MiB", Check: choice("small", "medium", "large")}),
+			Parameters: append(registryLine(), plan.Parameter{Name: "tier", Default: "large", Help: "small, medium or large: an asset of 40, 120 or 200 MiB", Check: plan.OneOf("small", "medium", "large")}),
 			Seconds: func(p map[string]string) float64 {
 				return onLine(p, map[string]float64{"small": 110, "medium": 195, "large": 280}[p["tier"]]) + 5
 			},

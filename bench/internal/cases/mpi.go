@@ -10,7 +10,7 @@ import (
 // launcher selects how MPI programs are started in a plain job. In pods it is
 // always mpirun, but both kinds of records have this parameter.
 func launcher() plan.Parameter {
-	return plan.Parameter{Name: "hosts-launcher", Default: "srun", Help: "srun (by PMIx) or mpirun, in a plain job; in pods it is mpirun", Check: choice("srun", "mpirun")}
+	return plan.Parameter{Name: "hosts-launcher", Default: "srun", Help: "srun (by PMIx) or mpirun, in a plain job; in pods it is mpirun", Check: plan.OneOf("srun", "mpirun")}
 }
 
 // mpiCase returns a case for an MPI program with one process on each node.

@@ -12,7 +12,7 @@ import (
 // paper: a client in a container, and a server on the other node's host.
 func server(port string) []plan.Parameter {
 	return []plan.Parameter{
-		{Name: "to", Default: string(system.OnHost), Help: "host (a server on bare metal), pod, or service; on another node", Check: choice("host", "pod", "service")},
+		{Name: "to", Default: string(system.OnHost), Help: "host (a server on bare metal), pod, or service; on another node", Check: plan.OneOf("host", "pod", "service")},
 		{Name: "port", Default: port, Help: "of the server", Check: positive},
 		{Name: "seconds", Default: "30", Help: "how long", Check: positive},
 	}
@@ -34,9 +34,9 @@ func bandwidth() Case {
 		Kind: plan.Kind{
 			Name: "bandwidth", Summary: "iperf3 from a container on the first host to a server on the second", Hosts: 2,
 			Parameters: append(server("5003"),
-				plan.Parameter{Name: "direction", Default: "to", Help: "to (the server) or from (it)", Check: choice("to", "from")},
+				plan.Parameter{Name: "direction", Default: "to", Help: "to (the server) or from (it)", Check: plan.OneOf("to", "from")},
 				plan.Parameter{Name: "streams", Default: "1", Help: "connections at a time", Check: positive},
-				plan.Parameter{Name: "protocol", Default: "tcp", Help: "tcp or udp (without a limit)", Check: choice("tcp", "udp")},
+				plan.Parameter{Name: "protocol", Default: "tcp", Help: "tcp or udp (without a limit)", Check: plan.OneOf("tcp", "udp")},
 				plan.Parameter{Name: "length", Default: "128k", Help: "of each write; of each packet with udp", Check: length},
 			),
 			Seconds: func(p map[string]string) float64 { return number(p, "seconds") + 1 },
@@ -103,7 +103,7 @@ func latency() Case {
 			// A separate port, because the last connection of iperf3 would block it.
 			Parameters: append(server("5004"),
 				plan.Parameter{Name: "bytes", Default: "200", Help: "of each message", Check: positive},
-				plan.Parameter{Name: "protocol", Default: "tcp", Help: "tcp or udp", Check: choice("tcp", "udp")},
+				plan.Parameter{Name: "protocol", Default: "tcp", Help: "tcp or udp", Check: plan.OneOf("tcp", "udp")},
 			),
 			Seconds: func(p map[string]string) float64 { return number(p, "seconds") + 2 },
 		},

@@ -3,7 +3,6 @@ package cases
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -19,11 +18,11 @@ func storage() Case {
 		Kind: plan.Kind{
 			Name: "storage", Summary: "one file by fio, in order or at random; on bare metal always in a folder of the host", Hosts: 1,
 			Parameters: []plan.Parameter{
-				{Name: "on", Default: string(system.Scratch), Help: "scratch, empty-dir, claim or root (the container's own file system)", Check: choice("scratch", "empty-dir", "claim", "root")},
-				{Name: "how", Default: "write", Help: "write, read, randwrite or randread", Check: choice("write", "read", "randwrite", "randread")},
+				{Name: "on", Default: string(system.Scratch), Help: "scratch, empty-dir, claim or root (the container's own file system)", Check: plan.OneOf("scratch", "empty-dir", "claim", "root")},
+				{Name: "how", Default: "write", Help: "write, read, randwrite or randread", Check: plan.OneOf("write", "read", "randwrite", "randread")},
 				{Name: "size", Default: "8G", Help: "of the file: twice the memory of the job or more", Check: size},
 				{Name: "block", Default: "256k", Help: "of each request", Check: size},
-				{Name: "direct", Default: "1", Help: "1: past the page cache, 0: through it", Check: choice("0", "1")},
+				{Name: "direct", Default: "1", Help: "1: past the page cache, 0: through it", Check: plan.OneOf("0", "1")},
 			},
 			Seconds: func(p map[string]string) float64 { return 1 + bytes(p["size"])/250e6 },
 		},
@@ -77,14 +76,4 @@ func fromJSON(text string, into any) error {
 		return fmt.Errorf("read the program's JSON: %w", err)
 	}
 	return nil
-}
-
-// choice returns a check that a value is one of the words.
-func choice(words ...string) func(string) error {
-	return func(value string) error {
-		if slices.Contains(words, value) {
-			return nil
-		}
-		return fmt.Errorf("give one of %s", strings.Join(words, ", "))
-	}
 }

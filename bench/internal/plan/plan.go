@@ -41,6 +41,16 @@ type Parameter struct {
 	Check               func(value string) error
 }
 
+// OneOf returns a check that a value is one of the words.
+func OneOf(words ...string) func(string) error {
+	return func(value string) error {
+		if slices.Contains(words, value) {
+			return nil
+		}
+		return fmt.Errorf("give one of %s", strings.Join(words, ", "))
+	}
+}
+
 // Catalogue lists the known cases and drivers by name.
 type Catalogue struct{ Cases, Drivers map[string]Kind }
 

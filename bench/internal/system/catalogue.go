@@ -3,7 +3,6 @@ package system
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 
 	"berth.dev/berth/bench/internal/plan"
@@ -22,15 +21,6 @@ func adds(seconds float64) func(map[string]string) float64 {
 
 func anything(string) error { return nil }
 
-func oneOf(values ...string) func(string) error {
-	return func(value string) error {
-		if slices.Contains(values, value) {
-			return nil
-		}
-		return fmt.Errorf("give one of %s", strings.Join(values, ", "))
-	}
-}
-
 // kinds returns all drivers.
 func kinds() []kind {
 	return []kind{
@@ -42,10 +32,10 @@ func kinds() []kind {
 			plan.Kind{
 				Name: "berth", Summary: "a pod in a cluster of berth, started for each trial", Hosts: 1, Seconds: adds(3), Together: true,
 				Parameters: []plan.Parameter{
-					{Name: "network", Default: "auto", Help: "auto (as users have it, with the fast path), overlay (--fast-path off) or host (hostNetwork)", Check: oneOf("auto", "overlay", "host")},
+					{Name: "network", Default: "auto", Help: "auto (as users have it, with the fast path), overlay (--fast-path off) or host (hostNetwork)", Check: plan.OneOf("auto", "overlay", "host")},
 					{Name: "options", Help: "more options of berth run, with blanks between them; {folder} is one that all hosts see", Check: anything},
 					{Name: "program", Help: "its name or path (otherwise the one beside this program)", Check: anything},
-					{Name: "images", Default: "oci", Help: "form of the images that are delivered: oci or estargz", Check: oneOf("oci", "estargz")},
+					{Name: "images", Default: "oci", Help: "form of the images that are delivered: oci or estargz", Check: plan.OneOf("oci", "estargz")},
 				},
 			},
 			func(name string, p Place, o map[string]string) Driver {
@@ -58,7 +48,7 @@ func kinds() []kind {
 				Name: "podman", Summary: "a container of rootless Podman", Hosts: 1, Seconds: adds(1.5),
 				Parameters: []plan.Parameter{{
 					Name: "network", Default: "slirp4netns", Help: "slirp4netns, pasta, bypass4netns (with slirp4netns) or host",
-					Check: oneOf("slirp4netns", "pasta", "bypass4netns", "host"),
+					Check: plan.OneOf("slirp4netns", "pasta", "bypass4netns", "host"),
 				}},
 			},
 			func(_ string, p Place, o map[string]string) Driver { return &podman{p, o["network"]} },
@@ -66,7 +56,7 @@ func kinds() []kind {
 		{
 			plan.Kind{
 				Name: "rootlesskit", Summary: "a network namespace that rootlesskit connects", Hosts: 1, Seconds: adds(1),
-				Parameters: []plan.Parameter{{Name: "network", Default: "slirp4netns", Help: "slirp4netns, pasta or host", Check: oneOf("slirp4netns", "pasta", "host")}},
+				Parameters: []plan.Parameter{{Name: "network", Default: "slirp4netns", Help: "slirp4netns, pasta or host", Check: plan.OneOf("slirp4netns", "pasta", "host")}},
 			},
 			func(_ string, p Place, o map[string]string) Driver { return rootlesskit(p, o["network"]) },
 		},
@@ -86,7 +76,7 @@ func kinds() []kind {
 		{
 			plan.Kind{
 				Name: "flannel", Summary: "a pod of flannel's network, without Kubernetes; root has set it up (test/bench/flannel/host)", Hosts: 1, Seconds: adds(0.6),
-				Parameters: []plan.Parameter{{Name: "backend", Default: "vxlan", Help: "vxlan or host-gw", Check: oneOf("vxlan", "host-gw")}},
+				Parameters: []plan.Parameter{{Name: "backend", Default: "vxlan", Help: "vxlan or host-gw", Check: plan.OneOf("vxlan", "host-gw")}},
 			},
 			func(_ string, p Place, o map[string]string) Driver {
 				return &attachment{unpacked: unpacked{p}, network: "flannel", way: o["backend"]}
@@ -95,7 +85,7 @@ func kinds() []kind {
 		{
 			plan.Kind{
 				Name: "calico", Summary: "a pod of Calico's network, without Kubernetes; root has set it up (test/bench/calico/host)", Hosts: 1, Seconds: adds(0.6),
-				Parameters: []plan.Parameter{{Name: "mode", Default: "vxlan", Help: "vxlan or cross-subnet", Check: oneOf("vxlan", "cross-subnet")}},
+				Parameters: []plan.Parameter{{Name: "mode", Default: "vxlan", Help: "vxlan or cross-subnet", Check: plan.OneOf("vxlan", "cross-subnet")}},
 			},
 			func(_ string, p Place, o map[string]string) Driver {
 				return &attachment{unpacked: unpacked{p}, network: "calico", way: o["mode"]}
@@ -119,7 +109,7 @@ func kinds() []kind {
 					{Name: "file", Help: "the kubeconfig (otherwise KUBECONFIG)", Check: anything},
 					{Name: "namespace", Default: "default", Help: "for the pods", Check: anything},
 					{Name: "image", Help: "the image's name in a registry that the cluster reaches", Check: anything},
-					{Name: "network", Default: "pod", Help: "pod or host (hostNetwork)", Check: oneOf("pod", "host")},
+					{Name: "network", Default: "pod", Help: "pod or host (hostNetwork)", Check: plan.OneOf("pod", "host")},
 				},
 			},
 			func(_ string, p Place, o map[string]string) Driver { return newKubeconfig(p, o) },
