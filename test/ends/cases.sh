@@ -680,7 +680,7 @@ stuck_after_output() {
 	says a 'bytes were read'
 	says a 'n1 ended with 75'
 	ends a 0
-	says a '22000000 bytes were read' # with '[stuck first] ' before each line
+	says a '55000000 bytes were read' # with '[stuck first] ' before each line
 	never_says a 'is lost'
 }
 # Another container of the pod can never start, which ends the run while the reader has
