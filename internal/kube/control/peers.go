@@ -73,11 +73,7 @@ func peerTLS(plan cluster.Plan) transport.TLSInfo {
 
 // servePeers listens for the other members.
 func servePeers(plan cluster.Plan, server *etcdserver.EtcdServer) (*http.Server, error) {
-	own := peerURLs(plan.Addresses.Node)[0]
-	secrets := peerTLS(plan)
-	listener, err := transport.NewListenerWithOpts(own.Host, own.Scheme,
-		transport.WithTLSInfo(&secrets),
-		transport.WithTimeout(rafthttp.ConnReadTimeout, rafthttp.ConnWriteTimeout))
+	listener, err := listenForPeers(plan, peerURLs(plan.Addresses.Node)[0].Host)
 	if err != nil {
 		return nil, fmt.Errorf("listen for other members of etcd: %w", err)
 	}
@@ -88,4 +84,12 @@ func servePeers(plan cluster.Plan, server *etcdserver.EtcdServer) (*http.Server,
 	}
 	go func(l net.Listener) { _ = peers.Serve(l) }(listener) // until it is closed
 	return peers, nil
+}
+
+// listenForPeers returns a listener that only members of etcd can use.
+func listenForPeers(plan cluster.Plan, address string) (net.Listener, error) {
+	secrets := peerTLS(plan)
+	return transport.NewListenerWithOpts(address, "https",
+		transport.WithTLSInfo(&secrets),
+		transport.WithTimeout(rafthttp.ConnReadTimeout, rafthttp.ConnWriteTimeout))
 }
