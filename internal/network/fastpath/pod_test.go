@@ -26,6 +26,8 @@ type labPod struct {
 	plain   bool
 	allowed allowed
 	memory  bool // sysinfo(2) is answered
+	// foreign pods register their filter with the cookie of another network namespace.
+	foreign bool
 }
 
 func (h *host) addPod(number int) *labPod {
@@ -52,7 +54,7 @@ func (p *labPod) start(name string, args ...string) *app {
 	begin := StartArgs{Pod: p.name, Program: append([]string{name}, args...), Env: []string{asRole + "=" + roleProgram}}
 	if !p.plain {
 		encoded, _ := json.Marshal(p.allowed)
-		begin.Env = []string{asRole + "=" + roleLaunch, fmt.Sprintf("OLD=%v", t.config.old), "CONTAINERS=" + p.host.containersPath(), "POD=" + p.address.String(), "POD6=" + p.ipv6.String(), "ALLOWED=" + string(encoded), fmt.Sprintf("MEMORY=%v", p.memory)}
+		begin.Env = []string{asRole + "=" + roleLaunch, fmt.Sprintf("OLD=%v", t.config.old), "CONTAINERS=" + p.host.containersPath(), "POD=" + p.address.String(), "POD6=" + p.ipv6.String(), "ALLOWED=" + string(encoded), fmt.Sprintf("MEMORY=%v", p.memory), fmt.Sprintf("FOREIGN=%v", p.foreign)}
 	}
 	started := &app{pod: p, all: begin.Program}
 	if err := p.host.agent.Call("Agent.Start", begin, &started.pid); err != nil {
@@ -134,6 +136,9 @@ func runLaunch() error {
 	network, err := sock.NetworkCookie(socket)
 	if err != nil {
 		return err
+	}
+	if os.Getenv("FOREIGN") == "true" {
+		network++
 	}
 	about := Metadata{Address: address, AddressIPv6: ipv6, Network: network}
 	memory := os.Getenv("MEMORY") == "true"

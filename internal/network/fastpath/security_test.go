@@ -75,6 +75,16 @@ func TestPodCannotTakeForeignConnection(t *testing.T) {
 	}
 }
 
+// A filter that was registered for another network namespace gets no sockets of the host's.
+func TestFilterHoldsOnlyForItsNamespace(t *testing.T) {
+	_, client, server := pair(t, labConfig{})
+	client.foreign = true
+	serving := server.serve("serve", "5000")
+	expect(t, client.run("ask", server.at(5000)), client.address, server.address, "overlay")
+	expect(t, serving.wait(), server.address, client.address, "overlay")
+	client.counts(t, countConnected, 0)
+}
+
 // ask connects to the Switch of a host from the other host, as any user
 // there could, and asks for a connection.
 func (l *lab) ask(t *testing.T, key []byte, p preamble) (net.Conn, verdict, error) {

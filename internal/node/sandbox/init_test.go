@@ -81,3 +81,21 @@ exit 0`
 		}
 	}
 }
+
+// Pods whose users are not root inside, and other users of the host, cannot connect to the
+// socket that takes the filters of containers.
+func TestSocketForFiltersIsOnlyForRoot(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fast-path.sock")
+	listener, err := listenAt(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	info, err := os.Lstat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := info.Mode(), os.ModeSocket|0o600; got != want {
+		t.Errorf("mode of the socket: %v, want %v", got, want)
+	}
+}
