@@ -27,8 +27,8 @@ type collector struct {
 	groups []Group
 	// figures holds the measures of each case, in the order of the records.
 	figures map[string][]record.Value
-	// values holds the results of the trials, and shares their shares of connections
-	// by the fast path.
+	// values holds the results of the trials, and shares the parts of their connections
+	// that the fast path made.
 	values, shares map[key][]float64
 	// baseline holds the results by name and phase, and units the units by name.
 	baseline map[string]map[record.Phase][]float64

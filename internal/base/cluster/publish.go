@@ -10,11 +10,11 @@ import (
 
 // Publish is a port of the nodes that is opened on their hosts.
 type Publish struct {
-	// Name is one below that of the job, for what is there; see docs/site-network.md.
+	// Name is a name for the port, below the name of the job; see docs/site-network.md.
 	Name string
-	// Address is the host's; the zero value stands for all of them.
+	// Address is an address of the host. The zero value stands for all addresses.
 	Address netip.Addr
-	// Host is the port there, Node the one that it leads to.
+	// Host is the port on the host, and Node the port of the node that it leads to.
 	Host, Node uint16
 }
 

@@ -29,14 +29,13 @@ const Info = "berth_info"
 // A Kind is a Prometheus type.
 type Kind string
 
-// A counter only rises while the process lives that counts; a gauge is a value
-// of the moment.
+// A counter only rises while its process lives. A gauge is a current value.
 const (
 	Counter Kind = "counter"
 	Gauge   Kind = "gauge"
 )
 
-// Family is a name, and what is said under it.
+// Family is the name of a metric, with its type and help text.
 type Family struct {
 	Name string
 	Kind Kind

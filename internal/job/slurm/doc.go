@@ -5,8 +5,8 @@
 // connect the tasks of a step (job/rendezvous), and does not plan a cluster
 // (base/cluster).
 //
-// Read job.go first, what the environment says of a job, with hostlist.go. ask.go
-// runs Slurm's commands. queue.go, moment.go, cpus.go and host.go are questions to
-// them; step.go and into.go make command lines of srun; check.go is for berth
-// doctor, and pmi.go exchanges data between the tasks of a step.
+// Read job.go first, which reads the environment of a job, with hostlist.go. ask.go
+// runs Slurm's commands, and queue.go, moment.go, cpus.go and host.go use them.
+// step.go and into.go make command lines of srun. check.go is for berth doctor, and
+// pmi.go exchanges data between the tasks of a step.
 package slurm

@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// gate is an authorizer that waits until it can know. The authorizers answer
+// gate is an authorizer that waits until the caches are filled. The authorizers answer
 // from caches, and an empty cache allows nothing, so a kubelet that asks in the
 // first 100 ms is forbidden what it may do; client-go and the kubelet then back
 // off for seconds. A request held here is bound by its own context, which
@@ -60,7 +60,7 @@ func pass(ctx context.Context, ready <-chan struct{}, u user.Info) error {
 	}
 }
 
-// gatedRules holds back the questions what a user may do, which fill
+// gatedRules delays the requests for all rules of a user, which fill
 // SelfSubjectRulesReviews and the checks against escalation.
 type gatedRules struct {
 	authorizer.RuleResolver

@@ -22,7 +22,7 @@ import (
 // GroupVersion is the API's group and version.
 var GroupVersion = v1beta1.SchemeGroupVersion
 
-// NewScheme knows the API's objects.
+// NewScheme returns a scheme with the API's objects.
 func NewScheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
@@ -31,7 +31,7 @@ func NewScheme() *runtime.Scheme {
 }
 
 // Install adds the API to a server that does not run yet. Nodes and pods come
-// from informers that the server has in any case, for its Node authorizer.
+// from informers that the server also has for its Node authorizer.
 func Install(s *server.GenericAPIServer, shared informers.SharedInformerFactory, kubelets kubeletclient.KubeletClientConfig) error {
 	nodes, pods := shared.Core().V1().Nodes().Lister(), shared.Core().V1().Pods().Lister()
 	connections, err := kubeletclient.NewNodeConnectionInfoGetter(

@@ -18,7 +18,7 @@ import (
 // keep the others' answers back.
 const askLimit = 5 * time.Second
 
-// source knows what the nodes said lately.
+// source holds the latest samples of the nodes.
 type source struct {
 	connections kubeletclient.ConnectionInfoGetter
 

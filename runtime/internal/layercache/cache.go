@@ -63,7 +63,7 @@ func Open(dir, job string, limit int64, log func(string)) (*Cache, error) {
 	c := &Cache{folder: folder{filepath.Join(dir, version)}, limit: limit, log: log}
 	c.space = func() (int64, error) { return spaceIn(c.dir) }
 	c.job = filepath.Join(c.dir, jobsDir, job)
-	// Nobody else is to put anything there, and nothing is left where others may.
+	// No other user may be able to put a file there.
 	if err := checkOwn(c.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("open cache of layers: %w", err)
 	}
@@ -72,7 +72,8 @@ func Open(dir, job string, limit int64, log func(string)) (*Cache, error) {
 			return nil, fmt.Errorf("open cache of layers: %w", err)
 		}
 	}
-	// Somebody may have been faster; and some file systems have all folders be others'.
+	// Another process may have made the folder first, and on some file systems another
+	// user owns all folders.
 	if err := checkOwn(c.dir); err != nil {
 		return nil, fmt.Errorf("open cache of layers: %w", err)
 	}

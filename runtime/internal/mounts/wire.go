@@ -25,8 +25,8 @@ type Request struct {
 	// are fitted to IDs.
 	Squash bool
 	IDs    idmap.Map
-	// Login says that it is about no mount, but a login with a registry, which is in
-	// the memory file beside it, and nowhere else.
+	// Login marks a request without a mount. It brings a login to a registry, which
+	// is only in the memory file beside it.
 	Login bool
 }
 

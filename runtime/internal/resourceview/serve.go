@@ -30,7 +30,7 @@ const (
 	opBatchForget = 42
 
 	flagNoOpendir = 1 << 24
-	// openDirect has each read asked for: the text changes and has no size.
+	// openDirect makes the kernel ask for each read: the text changes and has no size.
 	openDirect = 1 << 0
 
 	inHeader, outHeader = 40, 16
@@ -47,7 +47,7 @@ type node struct {
 	text     func() string // nil for a directory
 	parent   uint64
 	children []uint64
-	// last is the text that was read last from the beginning.
+	// last is the text of the last read from the beginning.
 	last string
 }
 
