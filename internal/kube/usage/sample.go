@@ -44,7 +44,13 @@ const (
 
 // readSample parses a kubelet's /metrics/resource. It omits a container without
 // CPU or memory, because that has just started or ended.
-func readSample(body io.Reader, taken time.Time) (*sample, error) {
+func readSample(body io.Reader, taken time.Time) (result *sample, err error) {
+	// expfmt v0.67.5 panics on labels without a metric's name after a TYPE line.
+	defer func() {
+		if p := recover(); p != nil {
+			result, err = nil, fmt.Errorf("read what the kubelet measured: %v", p)
+		}
+	}()
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := parser.TextToMetricFamilies(body)
 	if err != nil {
