@@ -44,7 +44,7 @@ func (n *node) importImages(ctx context.Context) error {
 func (n *node) importArchives(ctx context.Context, archives []archive.Archive, source archive.Source) error {
 	n.importing.Lock() // the imports share a log and a directory for copies
 	defer n.importing.Unlock()
-	args := []string{"import", "--socket", n.plan.Paths.ContainerdSocket(), "--snapshotter", n.plan.Snapshotter, "--budget", strconv.Itoa(n.plan.ImageBudget)}
+	args := []string{"import", "--socket", n.plan.Paths.ContainerdSocket(), "--snapshotter", n.plan.Snapshotter, "--budget", strconv.Itoa(max(1, n.plan.ImageBudget))}
 	if !n.Spec.NoPull { // otherwise berth-images asks only the mirror
 		args = append(args, "--hosts", n.plan.Paths.RegistryHosts(), "--mirror", n.plan.Registries.Mirror)
 	}

@@ -40,7 +40,7 @@ func (n *node) startRoles(ctx context.Context) error {
 	}
 	containerd := &supervisor.Role{
 		Name: "containerd", Path: program("containerd"),
-		Args: []string{"--config", paths.ContainerdConfig(), "--image-budget", strconv.Itoa(n.plan.ImageBudget)}, NotifyFlag: "--notify-fd",
+		Args: []string{"--config", paths.ContainerdConfig(), "--image-budget", strconv.Itoa(max(1, n.plan.ImageBudget))}, NotifyFlag: "--notify-fd",
 		Env: append(roleEnv(n.plan, n.pulls.RuntimeEnv(paths.Run, n.Getenv)...), "BERTH_UNWRITTEN="+paths.Unwritten()),
 	}
 	if n.plan.Snapshotter == cluster.EROFS {

@@ -51,13 +51,13 @@ type bomb struct {
 var bombs = map[string]bomb{
 	"large file": {gzipped(func(w io.Writer) error {
 		return archived(w, func(to *tar.Writer) error {
-			return to.WriteHeader(&tar.Header{Name: "large", Typeflag: tar.TypeReg, Size: 16 << 30})
+			return to.WriteHeader(&tar.Header{Name: "large", Typeflag: tar.TypeReg, Size: 6 << 30})
 		})
 	}), readLayer, "MB, unpacked from"},
 	"layer that ends in zeros": {zstandard(func(w io.Writer) error {
 		err := files(1, func(int) *tar.Header { return &tar.Header{Name: "a", Typeflag: tar.TypeReg} })(w)
 		if err == nil {
-			_, err = io.CopyN(w, zeros{}, 5<<30/2)
+			_, err = io.CopyN(w, zeros{}, 9<<30/2)
 		}
 		return err
 	}), readLayer, "MB, unpacked from"},
@@ -122,7 +122,7 @@ var bombs = map[string]bomb{
 	})), readArchive, "MB of names, links and attributes"},
 	"archive of zeros": {zstandard(func(w io.Writer) error {
 		return archived(w, func(to *tar.Writer) error {
-			if err := to.WriteHeader(&tar.Header{Name: "blobs/sha256/a", Typeflag: tar.TypeReg, Size: 16 << 30}); err != nil {
+			if err := to.WriteHeader(&tar.Header{Name: "blobs/sha256/a", Typeflag: tar.TypeReg, Size: 6 << 30}); err != nil {
 				return err
 			}
 			_, err := io.CopyN(to, zeros{}, 1<<20)

@@ -35,9 +35,10 @@ const (
 	tableRatio = 32
 	// leastContent bounds the bytes that a layer or archive has unpacked. Packed data
 	// of size n may have contentRatio*n bytes instead, up to mostContent. Layers
-	// have ratios of 2 to 10. A reader takes about a second for a gigabyte, and four
-	// bytes of memory for each four kilobytes.
-	leastContent, contentRatio, mostContent = 2 << 30, 100, 512 << 30
+	// have ratios of 2 to 10, but /var/log/lastlog has 292 zeros for each uid below the
+	// largest one. A reader takes about a second for a gigabyte, and four bytes of
+	// memory for each four kilobytes.
+	leastContent, contentRatio, mostContent = 4 << 30, 100, 512 << 30
 	// steps bounds the names that are looked up to find the directories of a layer's
 	// files. 4 million files take 40 million steps at a depth of ten.
 	steps = 64 << 20
@@ -83,7 +84,12 @@ func (b Budget) scaled(least, ratio, most, packed int64) int64 {
 
 // exceeded returns the error for a limit, such as "4 files".
 func (b Budget) exceeded(limit string, args ...any) error {
-	again := min(2*b.of(1), mostTimes)
+	return b.exceededBy(0, limit, args...)
+}
+
+// exceededBy returns the error for a limit whose needed multiple is known.
+func (b Budget) exceededBy(times int64, limit string, args ...any) error {
+	again := min(max(2*b.of(1), times), mostTimes)
 	return fmt.Errorf("%w: more than %s; check where it comes from, or raise all limits with --image-budget %d", ErrExceeded, fmt.Sprintf(limit, args...), again)
 }
 
@@ -156,15 +162,22 @@ func (b Budget) CheckLayers(n int) error {
 // safe for concurrent use.
 type Layer struct {
 	Budget
-	// packed is the size of the packed data. table is the size of its table of contents,
+	// packed is the size of the packed data, and stated the size that its sender states if
+	// it is still on its way. table is the size of its table of contents,
 	// or 0 if all of the data is read. ratio is keptRatio or tableRatio.
-	packed, table, ratio                     int64
+	packed, stated, table, ratio             int64
 	files, kept, content, read, steps, texts int64
 }
 
 // Layer returns a count for packed data of a size in bytes.
 func (b Budget) Layer(packed int64) *Layer {
 	return &Layer{Budget: b, packed: packed, ratio: keptRatio}
+}
+
+// Stream returns a count for packed data that arrives through Packed. Its bytes raise the
+// limits as they come, because only the sender states the size.
+func (b Budget) Stream(stated int64) *Layer {
+	return &Layer{Budget: b, stated: stated, ratio: keptRatio}
 }
 
 // Table returns a count for a layer of a size in bytes that is read by its table of
@@ -183,10 +196,13 @@ const (
 	valueKept, objectKept = 32, 320
 	// paxXattr begins the names of records that hold extended attributes.
 	paxXattr = "SCHILY.xattr."
+	// paxSparse begins the names of records of a sparse file.
+	paxSparse = "GNU.sparse."
 )
 
-// Entry counts an entry of an archive, and the content that its header claims. A
-// sparse file may claim more content than an archive has bytes.
+// Entry counts an entry of an archive, and the content that its header claims. Of a
+// stream, only a sparse file may claim more content than the archive has bytes, which
+// Reader counts.
 func (l *Layer) Entry(header *tar.Header) error {
 	l.files++
 	if err := errors.Join(l.CheckFiles(l.files), l.CheckPath(header.Name), l.CheckPath(header.Linkname)); err != nil {
@@ -204,11 +220,26 @@ func (l *Layer) Entry(header *tar.Header) error {
 	case tar.TypeSymlink, tar.TypeLink:
 		return l.Keep(fileKept + len(header.Name) + 2*len(header.Linkname))
 	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse, '\x00':
+		if l.stated != 0 && !isSparse(header) {
+			break
+		}
 		if err := l.Content(header.Size); err != nil {
 			return err
 		}
 	}
 	return l.Keep(fileKept + len(header.Name))
+}
+
+func isSparse(header *tar.Header) bool {
+	if header.Typeflag == tar.TypeGNUSparse {
+		return true
+	}
+	for name := range header.PAXRecords {
+		if strings.HasPrefix(name, paxSparse) {
+			return true
+		}
+	}
+	return false
 }
 
 // Directory counts a directory, and the bytes of its name and attributes.
@@ -225,11 +256,13 @@ func (l *Layer) Keep(bytes int) error {
 }
 
 // Window returns the largest window of zstd in bytes.
-func (l *Layer) Window() int64 { return l.scaled(leastWindow, windowRatio, mostWindow, l.packed) }
+func (l *Layer) Window() int64 {
+	return l.scaled(leastWindow, windowRatio, mostWindow, max(l.packed, l.stated))
+}
 
 // ExceededWindow returns the error for a larger window.
 func (l *Layer) ExceededWindow() error {
-	return l.exceeded("%d MB of memory to unpack %d bytes of zstd", l.Window()>>20, l.packed)
+	return l.exceeded("%d MB of memory to unpack %d bytes of zstd", l.Window()>>20, max(l.packed, l.stated))
 }
 
 // Content counts bytes of files.
@@ -237,8 +270,11 @@ func (l *Layer) Content(bytes int64) error { return l.unpacked(&l.content, bytes
 
 func (l *Layer) unpacked(sum *int64, bytes int64) error {
 	most := l.scaled(leastContent, contentRatio, mostContent, l.packed)
-	if bytes < 0 || bytes > most-*sum {
+	if bytes < 0 {
 		return l.exceeded("%d MB, unpacked from %d bytes", most>>20, l.packed)
+	}
+	if bytes > most-*sum {
+		return l.exceededBy((*sum+bytes-1)/(most/l.of(1))+1, "%d MB, unpacked from %d bytes", most>>20, l.packed)
 	}
 	*sum += bytes
 	return nil

@@ -80,7 +80,7 @@ func windowError(l *Layer) error {
 
 // The limits grow with the packed bytes that have come, whatever their size is said to be.
 func TestLimitsGrowWithPackedBytes(t *testing.T) {
-	l := Budget{}.Layer(0)
+	l := Budget{}.Stream(1 << 40)
 	if _, err := l.Packed(strings.NewReader(strings.Repeat("p", 8<<20))).Read(make([]byte, 8<<20)); err != nil {
 		t.Fatal(err)
 	}
@@ -89,5 +89,36 @@ func TestLimitsGrowWithPackedBytes(t *testing.T) {
 	}
 	if err := l.Keep(1); !errors.Is(err, ErrExceeded) {
 		t.Errorf("a byte more: %v", err)
+	}
+}
+
+// Of a stream, the content of a file counts as it comes, because little has come when its
+// header is read.
+func TestLargeFirstFileOfStream(t *testing.T) {
+	large := tar.Header{Name: "weights", Typeflag: tar.TypeReg, Size: 2 * leastContent}
+	l := Budget{}.Stream(2 * leastContent)
+	if err := l.Entry(&large); err != nil {
+		t.Error(err)
+	}
+	if err := (Budget{}).Layer(1).Entry(&large); !errors.Is(err, ErrExceeded) {
+		t.Errorf("in a small file: %v", err)
+	}
+	large.PAXRecords = map[string]string{"GNU.sparse.realsize": "8589934592"}
+	if err := l.Entry(&large); !errors.Is(err, ErrExceeded) {
+		t.Errorf("as a sparse file: %v", err)
+	}
+}
+
+// The window of a stream depends on the size of the layer, not on the few bytes
+// that have come.
+func TestWindowOfStream(t *testing.T) {
+	if got := (Budget{}).Stream(1 << 30).Window(); got != mostWindow {
+		t.Errorf("%d bytes, want %d", got, mostWindow)
+	}
+}
+
+func TestErrorNamesMultipleThatContentNeeds(t *testing.T) {
+	if err := (Budget{}).Layer(1).Content(5*leastContent - 1); err == nil || !strings.Contains(err.Error(), "--image-budget 5") {
+		t.Error(err)
 	}
 }

@@ -182,7 +182,7 @@ func sif(w io.Writer) error {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "sif")
-	if err := corpus.SIF(path, []byte(sparse(3<<30))); err != nil {
+	if err := corpus.SIF(path, []byte(sparse(6<<30))); err != nil {
 		return err
 	}
 	content, err := os.ReadFile(path)

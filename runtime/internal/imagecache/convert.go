@@ -179,7 +179,7 @@ func (p *Populator) packed(ctx context.Context, blobs content.Provider, img imag
 			return source, fmt.Errorf("layer %s is of type %q, which is not a layer", blob.Digest, blob.MediaType)
 		}
 		source.layers = append(source.layers, unpacked{id: ids[i], size: blob.Size, write: func(ctx context.Context, to io.Writer, count func(int)) error {
-			return decompress(ctx, blobs, blob, ids[i], to, p.Budget.Layer(0), count)
+			return decompress(ctx, blobs, blob, ids[i], to, p.Budget.Stream(blob.Size), count)
 		}})
 	}
 	return source, nil

@@ -181,8 +181,7 @@ func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id dig
 	defer content.Close()
 	// One additional byte is enough to detect a blob that is too long.
 	checked := &verified{from: io.LimitReader(content, blob.Size+1), verifier: blob.Digest.Verifier(), count: count}
-	// The blob's size is as the manifest states it.
-	most := b.Layer(0)
+	most := b.Stream(blob.Size)
 	made, err := layerfile.Convert(ctx, path, most.Packed(checked), limit, most)
 	if err == nil {
 		// The blob's digest covers the data after the compressed archive.

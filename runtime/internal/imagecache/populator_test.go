@@ -143,14 +143,17 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	http.ServeContent(w, request, "", time.Time{}, bytes.NewReader(content))
 }
 
-// packed returns a layer with one file.
-func packed(t *testing.T, content []byte) (blob []byte, id digest.Digest) {
+// packed returns a layer with one file, and further entries without content.
+func packed(t *testing.T, content []byte, others ...tar.Header) (blob []byte, id digest.Digest) {
 	t.Helper()
 	var archive, zipped bytes.Buffer
 	w := tar.NewWriter(&archive)
 	err := w.WriteHeader(&tar.Header{Name: "file", Mode: 0o644, Size: int64(len(content))})
 	if err == nil {
 		_, err = w.Write(content)
+	}
+	for _, header := range others {
+		err = errors.Join(err, w.WriteHeader(&header))
 	}
 	if err = errors.Join(err, w.Close()); err != nil {
 		t.Fatal(err)

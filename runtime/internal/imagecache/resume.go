@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/layercache"
 )
 
@@ -37,6 +38,9 @@ func (p *Populator) bringLayer(ctx context.Context, path string, blob ocispec.De
 		came += n
 		count(n)
 	})
+	if errors.Is(err, budget.ErrExceeded) {
+		return err // another try may have a higher limit, and needs the rest only
+	}
 	noSpace, ended := layercache.NoSpace(err), ctx.Err() != nil
 	broken := ended || errors.Is(resumed.failed, errBroken)
 	if err == nil || noSpace || !broken && resumed.wrong() {

@@ -1,7 +1,9 @@
 package imagecache
 
 import (
+	"archive/tar"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -11,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +21,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/layercache"
 )
 
@@ -272,6 +276,31 @@ func TestRefusedPullKeepsPartialContent(t *testing.T) {
 	r.refused = ""
 	if _, err := p.pullFrom(t, server, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// A pull that exceeds the budget keeps what has come for one with a higher budget, and does
+// not fetch the layer a second time.
+func TestPullBeyondBudgetKeepsPartialContent(t *testing.T) {
+	var layer ocispec.Descriptor
+	r, server := serve(t, func(r *registry, i *image) {
+		content := make([]byte, 3*resumable)
+		rand.NewChaCha8([32]byte{1}).Read(content)
+		blob, id := packed(t, content, tar.Header{Name: strings.Repeat("d/", 2100), Typeflag: tar.TypeDir, Format: tar.FormatPAX})
+		layer = r.put(ocispec.MediaTypeImageLayerGzip, blob)
+		i.manifest.Layers[0], i.config.RootFS.DiffIDs[0] = layer, id
+	})
+	p, dir := newPopulator(t, 1<<30)
+	if _, err := p.pullFrom(t, server, nil); !errors.Is(err, budget.ErrExceeded) {
+		t.Fatal(err)
+	}
+	if kept := sizeOf(t, dir, layer); kept < resumable {
+		t.Errorf("%d bytes are left", kept)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if sent := r.sent[layer.Digest]; sent > int(layer.Size) {
+		t.Errorf("%d bytes were sent of %d", sent, layer.Size)
 	}
 }
 

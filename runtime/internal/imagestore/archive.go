@@ -105,7 +105,7 @@ type windowed struct {
 
 func (w windowed) Read(p []byte) (int, error) {
 	n, err := w.ReadCloser.Read(p)
-	if errors.Is(err, zstd.ErrWindowSizeExceeded) {
+	if errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded) {
 		err = w.most.ExceededWindow()
 	}
 	return n, err

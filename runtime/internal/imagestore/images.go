@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"os"
 	"slices"
 
@@ -41,7 +43,12 @@ func ReadArchive(ctx context.Context, store content.Store, dir string, a Archive
 		return index, err
 	}
 	most := a.Budget.Layer(info.Size())
-	reader, err := Decompress(file, most)
+	packed := io.Reader(file)
+	if !info.Mode().IsRegular() { // a pipe has no size
+		most = a.Budget.Stream(math.MaxInt64)
+		packed = most.Packed(file)
+	}
+	reader, err := Decompress(packed, most)
 	if err != nil {
 		return index, fmt.Errorf("read image archive %s: %w", a.Path, err)
 	}

@@ -217,9 +217,6 @@ func (c converter) addDirectory(name string, header *tar.Header) error {
 // newDirectory creates a directory, and replaces an existing file of that name. If
 // the file hid the lower layers, so does the directory.
 func (c converter) newDirectory(parent *erofs.Node, name string, meta erofs.Meta) (*erofs.Node, error) {
-	if err := c.most.Directory(len(name)); err != nil {
-		return nil, err
-	}
 	if there := parent.Child(name); there != nil && isWhiteout(there) {
 		meta.Xattrs = append(meta.Xattrs, opaque())
 	}
@@ -277,6 +274,9 @@ func (c converter) walk(name string, create bool) (*erofs.Node, error) {
 		next := dir.Child(word)
 		if create && (next == nil || isWhiteout(next)) {
 			var err error
+			if err := c.most.Directory(len(word)); err != nil {
+				return nil, err
+			}
 			if next, err = c.newDirectory(dir, word, implied()); err != nil {
 				return nil, err
 			}

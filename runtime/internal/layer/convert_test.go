@@ -3,6 +3,7 @@ package layer
 import (
 	"archive/tar"
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -74,6 +75,17 @@ func TestRootCannotBeEscaped(t *testing.T) {
 	}
 	if got := strings.Join(names, " "); got != "a c d to up" {
 		t.Errorf("the root has %q", got)
+	}
+}
+
+// A directory that has an entry counts once.
+func TestManyDirectoriesFit(t *testing.T) {
+	var headers []tar.Header
+	for i := range 60_000 {
+		headers = append(headers, tar.Header{Name: fmt.Sprintf("%02x/%04x/", i>>8, i), Typeflag: tar.TypeDir})
+	}
+	if _, err := convert(t, pack(t, headers...)); err != nil {
+		t.Error(err)
 	}
 }
 
