@@ -31,8 +31,12 @@ const (
 	// quietOutput is the time without output after which none is in transit.
 	quietOutput = 100 * time.Millisecond
 	// lastOutput bounds the wait for output in transit when a signal or the time limit
-	// ends the run. At any end, it bounds the wait for a container that goes on writing.
+	// ends the run.
 	lastOutput = time.Second
+	// keptUp is the time after which all output has come that was in transit, if no node
+	// has more than it sends: a container goes on writing. It is as long as what nodes said
+	// earlier may be on its way to a slow reader.
+	keptUp = 5 * time.Second
 	// stoppedOutput is the time without output after which nobody reads it, or its node
 	// does not answer.
 	stoppedOutput = 5 * time.Second
@@ -86,8 +90,6 @@ type followProcess struct {
 	changed time.Time
 	// waiting holds what is known of the output that was not received, by container.
 	waiting map[string]waitingOutput
-	// awaited holds the containers whose output was in transit when the run was to end.
-	awaited map[string]bool
 	// refused is set if the output cannot be written any more.
 	refused bool
 	// stuck is closed when a pod can never start.
@@ -138,28 +140,20 @@ func (f *followProcess) countUnread() {
 // awaitOutput returns true when no output is in transit, or none but that of containers
 // that go on writing. It returns false at the limit, and when output has stopped coming.
 func (f *followProcess) awaitOutput(limit <-chan struct{}) bool {
-	f.mu.Lock()
-	f.awaited = map[string]bool{}
-	for key, w := range f.waiting {
-		if w.onNode > 0 {
-			f.awaited[key] = true
-		}
-	}
-	if f.held > 0 {
-		f.awaited[anyBatch] = true
-	}
-	f.mu.Unlock()
-	for began := time.Now(); ; {
+	began := time.Now()
+	for behind := began; ; {
 		f.mu.Lock()
-		passed := len(f.awaited) == 0
-		still := time.Since(later(began, f.changed))
-		inTransit := f.held
+		held, still := f.held, time.Since(later(began, f.changed))
+		var onNodes int64
 		for _, w := range f.waiting {
-			inTransit += w.onNode
+			onNodes += w.onNode
 		}
 		f.mu.Unlock()
+		if onNodes > 0 {
+			behind = time.Now()
+		}
 		switch {
-		case inTransit == 0 && still > quietOutput, passed && time.Since(began) > lastOutput:
+		case onNodes+held == 0 && still > quietOutput, time.Since(behind) > keptUp:
 			return true
 		case still > stoppedOutput:
 			return false
@@ -171,9 +165,6 @@ func (f *followProcess) awaitOutput(limit <-chan struct{}) bool {
 		}
 	}
 }
-
-// anyBatch is the key in awaited of the batch that is being received or written.
-const anyBatch = ""
 
 func later(a, b time.Time) time.Time {
 	if a.After(b) {
@@ -324,12 +315,6 @@ func (f *followProcess) readOutput(from io.Reader) error {
 			f.hold(-int64(len(b.Data)))
 		}
 		batch = batch[:0]
-		f.mu.Lock()
-		delete(f.awaited, anyBatch)
-		if step.Mark.Behind == 0 {
-			delete(f.awaited, step.Key)
-		}
-		f.mu.Unlock()
 		f.streams.Progress.Apply(step)
 		for _, lost := range step.Lost {
 			f.streams.Lose(lost.Message, lost.Loss)

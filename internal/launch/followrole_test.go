@@ -133,8 +133,9 @@ func TestLastOutputIsAwaited(t *testing.T) {
 	}{
 		"there is none":                         {flows: true},
 		"it takes long":                         {before: 20, behind: until(20), lines: 20, every: time.Second, flows: true, want: 20 * time.Second},
-		"its container goes on":                 {behind: always(0), lines: 1000, every: quietOutput / 2, flows: true, want: lastOutput},
-		"its container goes on after the first": {before: 5, behind: until(5), lines: 1000, every: time.Second, flows: true, want: 5 * time.Second},
+		"its container goes on":                 {behind: always(0), lines: 1000, every: quietOutput / 2, flows: true, want: keptUp},
+		"its container goes on after the first": {before: 5, behind: until(5), lines: 1000, every: quietOutput / 2, flows: true, want: keptUp},
+		"its node kept up at first":             {behind: func(n int) int64 { return int64(400-n) * int64(min(1, n/40)) }, lines: 400, every: quietOutput / 2, flows: true, want: 20 * time.Second},
 		"it stops coming":                       {before: 9, behind: until(9), lines: 3, every: time.Second, want: 3*time.Second + stoppedOutput},
 		"it comes slowly":                       {before: 9, behind: always(1), lines: 1000, every: time.Second, want: outputBesideStuck},
 	} {
