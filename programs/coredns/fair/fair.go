@@ -14,6 +14,7 @@ package fair
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"runtime"
 	"slices"
@@ -78,8 +79,14 @@ func argument(c *caddy.Controller) (int, error) {
 	return limit, nil
 }
 
-// turn is the context key of the function that ends a query's turn.
-type turn struct{}
+// turnKey is the context key of a query's turn.
+type turnKey struct{}
+
+// turn is a query's permission to take processor time.
+type turn struct {
+	give    func() // ends the turn; may be called twice
+	dropped bool   // by share
+}
 
 type turnsHandler struct {
 	next  plugin.Handler
@@ -90,14 +97,57 @@ type turnsHandler struct {
 func (h *turnsHandler) Name() string { return turnsName }
 
 func (h *turnsHandler) ServeDNS(ctx context.Context, w dns.ResponseWriter, query *dns.Msg) (int, error) {
+	if _, has := ctx.Value(turnKey{}).(*turn); has {
+		// For the target of an ExternalName Service, the kubernetes plugin sends a query
+		// through all plugins, and waits for its answer. If such queries took turns as
+		// well, they would wait for each other.
+		return plugin.NextOrFailure(turnsName, h.next, ctx, w, query)
+	}
 	client := clientOf(w, query)
 	if !h.turns.take(client) {
 		h.said.about(client, fmt.Sprintf("dropped DNS queries of pod %v: %d of them wait for an answer", client, waitingMost))
 		return dns.RcodeSuccess, nil // which makes CoreDNS send nothing
 	}
-	give := sync.OnceFunc(h.turns.give)
-	defer give()
-	return plugin.NextOrFailure(turnsName, h.next, context.WithValue(ctx, turn{}, give), w, query)
+	t := &turn{give: sync.OnceFunc(h.turns.give)}
+	defer t.give()
+	code, err := plugin.NextOrFailure(turnsName, h.next, context.WithValue(ctx, turnKey{}, t), &answer{w, t}, query)
+	if t.dropped {
+		return dns.RcodeSuccess, nil
+	}
+	return code, err
+}
+
+// answer sends the answer to a query that has a turn.
+type answer struct {
+	dns.ResponseWriter
+	turn *turn
+}
+
+// WriteMsg sends nothing if the query was dropped. If only the query for the target of an
+// ExternalName Service was, the kubernetes plugin answers that the name has no addresses,
+// which the client would not ask again.
+func (a *answer) WriteMsg(m *dns.Msg) error {
+	if a.turn.dropped {
+		return nil
+	}
+	a.sending()
+	return a.ResponseWriter.WriteMsg(m)
+}
+
+func (a *answer) Write(b []byte) (int, error) {
+	if a.turn.dropped {
+		return len(b), nil
+	}
+	a.sending()
+	return a.ResponseWriter.Write(b)
+}
+
+// sending ends the turn before an answer over TCP. A client that does not read it makes
+// the write wait without a limit: miekg/dns v1.1.73 ignores Server.WriteTimeout.
+func (a *answer) sending() {
+	if _, tcp := a.RemoteAddr().(*net.TCPAddr); tcp {
+		a.turn.give()
+	}
 }
 
 type shareHandler struct {
@@ -109,11 +159,15 @@ type shareHandler struct {
 func (h *shareHandler) Name() string { return shareName }
 
 func (h *shareHandler) ServeDNS(ctx context.Context, w dns.ResponseWriter, query *dns.Msg) (int, error) {
-	if give, ok := ctx.Value(turn{}).(func()); ok {
-		give() // to wait for another server takes no processor time
+	t, has := ctx.Value(turnKey{}).(*turn)
+	if has {
+		t.give() // to wait for another server takes no processor time
 	}
 	client := clientOf(w, query)
 	if !h.shares.take(client) {
+		if has {
+			t.dropped = true
+		}
 		h.said.about(client, fmt.Sprintf("dropped DNS queries of pod %v: too many of them wait for the host's name servers", client))
 		return dns.RcodeSuccess, nil
 	}

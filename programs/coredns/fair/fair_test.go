@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 
 	"github.com/coredns/coredns/plugin"
+	"github.com/coredns/coredns/plugin/pkg/nonwriter"
 	"github.com/miekg/dns"
 )
 
@@ -113,4 +114,128 @@ func TestSilentServerKeepsNobodyElseWaiting(t *testing.T) {
 			t.Errorf("%d turns and %d places are left", turns.running, shares.total)
 		}
 	})
+}
+
+// asking sends a query for another name through all plugins and waits for its answer, as
+// the kubernetes plugin does for an ExternalName Service (plugin/pkg/upstream). Without
+// one, it answers that there are no addresses.
+func asking(handler *plugin.Handler, other plugin.Handler) plugin.HandlerFunc {
+	return func(ctx context.Context, w dns.ResponseWriter, query *dns.Msg) (int, error) {
+		if query.Question[0].Name != serviceName {
+			return other.ServeDNS(ctx, w, query)
+		}
+		captured := nonwriter.New(w)
+		_, _ = (*handler).ServeDNS(ctx, captured, new(dns.Msg).SetQuestion("example.org.", dns.TypeA))
+		answer := new(dns.Msg).SetReply(query)
+		if captured.Msg != nil {
+			answer.Answer = captured.Msg.Answer
+		}
+		return dns.RcodeSuccess, w.WriteMsg(answer)
+	}
+}
+
+const serviceName = "external.default.svc.cluster.local."
+
+// counted is the connection of a query from a pod. It counts the answers.
+type counted struct {
+	writer
+	answers *int
+}
+
+func (c counted) WriteMsg(*dns.Msg) error { *c.answers++; return nil }
+
+// A query that makes another one has one turn for both. It holds none while the other
+// one waits for a server.
+func TestQueryForAnotherNameHasItsTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		once := &once{notice: func(text string) { t.Error(text) }}
+		silent := make(chan struct{})
+		server := plugin.HandlerFunc(func(_ context.Context, w dns.ResponseWriter, query *dns.Msg) (int, error) {
+			<-silent
+			return dns.RcodeSuccess, w.WriteMsg(new(dns.Msg).SetReply(query))
+		})
+		turns, shares := newTurns(1, waitingMost), newShares(16)
+		var handler plugin.Handler
+		handler = &turnsHandler{asking(&handler, &shareHandler{server, shares, once}), turns, once}
+		answers := 0
+		for range 3 {
+			go handler.ServeDNS(t.Context(), counted{writer{from: pod(1)}, &answers}, new(dns.Msg).SetQuestion(serviceName, dns.TypeA))
+			synctest.Wait()
+		}
+		if turns.running != 0 || shares.total != 3 {
+			t.Errorf("%d queries have a turn and %d wait for a server, want 0 and 3", turns.running, shares.total)
+		}
+		close(silent)
+		synctest.Wait()
+		if answers != 3 || turns.running != 0 || shares.total != 0 {
+			t.Errorf("%d answers, want 3; %d turns and %d places are left", answers, turns.running, shares.total)
+		}
+	})
+}
+
+// When the query for another name is dropped, the client gets no answer, also none
+// without addresses: it has to ask again.
+func TestDropOfQueryForAnotherName(t *testing.T) {
+	once := &once{notice: func(string) {}}
+	server := plugin.HandlerFunc(func(_ context.Context, w dns.ResponseWriter, query *dns.Msg) (int, error) {
+		return dns.RcodeSuccess, w.WriteMsg(new(dns.Msg).SetReply(query))
+	})
+	shares := newShares(16)
+	for shares.take(pod(1)) {
+	}
+	var handler plugin.Handler
+	handler = &turnsHandler{asking(&handler, &shareHandler{server, shares, once}), newTurns(1, waitingMost), once}
+	for number, want := range map[byte]int{1: 0, 2: 1} {
+		answers := 0
+		code, err := handler.ServeDNS(t.Context(), counted{writer{from: pod(number)}, &answers}, new(dns.Msg).SetQuestion(serviceName, dns.TypeA))
+		if answers != want || !plugin.ClientWrite(code) || err != nil {
+			t.Errorf("pod %d: %d answers, want %d; code %d, %v", number, answers, want, code, err)
+		}
+	}
+}
+
+// stuck is a TCP connection whose client does not read.
+type stuck struct {
+	writer
+	read chan struct{}
+}
+
+func (s stuck) RemoteAddr() net.Addr { return &net.TCPAddr{IP: s.from.AsSlice(), Port: 1000} }
+
+func (s stuck) WriteMsg(*dns.Msg) error { <-s.read; return nil }
+
+func (s stuck) Write(b []byte) (int, error) { <-s.read; return len(b), nil }
+
+// A client that does not read an answer over TCP holds no turn. Each turn ends once.
+func TestClientThatDoesNotReadHoldsNoTurn(t *testing.T) {
+	for name, send := range map[string]func(dns.ResponseWriter, *dns.Msg){
+		"message": func(w dns.ResponseWriter, m *dns.Msg) { _ = w.WriteMsg(m) },
+		"bytes":   func(w dns.ResponseWriter, m *dns.Msg) { _, _ = w.Write(make([]byte, m.Len())) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				once := &once{notice: func(text string) { t.Error(text) }}
+				turns := newTurns(1, waitingMost)
+				answered := 0
+				handler := &turnsHandler{plugin.HandlerFunc(func(_ context.Context, w dns.ResponseWriter, query *dns.Msg) (int, error) {
+					answered++
+					send(w, new(dns.Msg).SetReply(query))
+					return dns.RcodeSuccess, nil
+				}), turns, once}
+				client := stuck{writer{from: pod(1)}, make(chan struct{})}
+				for range 3 {
+					go handler.ServeDNS(t.Context(), client, new(dns.Msg).SetQuestion("example.org.", dns.TypeA))
+					synctest.Wait()
+				}
+				if answered != 3 || turns.running != 0 {
+					t.Errorf("%d queries have their answer, want 3; %d have a turn", answered, turns.running)
+				}
+				close(client.read)
+				synctest.Wait()
+				if turns.running != 0 {
+					t.Errorf("%d turns are left", turns.running)
+				}
+			})
+		})
+	}
 }
