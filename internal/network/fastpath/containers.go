@@ -70,7 +70,9 @@ func (s *Switch) takeDelivery(fd int) error {
 		sock.CloseAll(fds...) // a predecessor has taken it
 		return nil
 	}
-	r := s.state.take(kindContainer, about.Address)
+	// Also above the pod's share: a pod has few containers, and a container whose filter
+	// is refused has no network.
+	r := s.state.takeAgain(kindContainer, about.Address)
 	if r == nil {
 		sock.CloseAll(fds...)
 		return errStateFull

@@ -92,6 +92,7 @@ func (c *incoming) takeParked(promised bool) (r *record) {
 	}
 	if r == nil {
 		c.in.places.Give(c.pod.address)
+		c.in.sockets.forgetSoon()
 	}
 	return r
 }

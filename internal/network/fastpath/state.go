@@ -227,8 +227,8 @@ func (s *state) take(k kind, pod netip.Addr) *record {
 	return s.takeIn(places, k, pod)
 }
 
-// takeAgain returns a record for a connection that had one. It returns nil if none is
-// free.
+// takeAgain returns a record, even if the pod has its share: for a connection that had
+// one, or for a container. It returns nil if none is free.
 func (s *state) takeAgain(k kind, pod netip.Addr) *record {
 	s.others.Add(pod)
 	return s.takeIn(s.others, k, pod)

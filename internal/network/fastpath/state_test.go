@@ -1,9 +1,14 @@
 package fastpath
 
 import (
+	"encoding/json"
+	"log/slog"
 	"net/netip"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/sock"
 	"berth.dev/berth/internal/network/share"
 )
 
@@ -96,7 +101,10 @@ func TestSuccessorSharesRecords(t *testing.T) {
 // Parked connections take descriptors of the Switch: a pod that accepts none leaves
 // places to others. A promised connection is parked again in any case.
 func TestOnePodCannotParkAllConnections(t *testing.T) {
-	in := &inbound{shared: &shared{state: newTestState(t)}, places: share.New(16)}
+	shared := &shared{state: newTestState(t)}
+	sweep := newAlarm(func() {})
+	t.Cleanup(sweep.close)
+	in := &inbound{shared: shared, places: share.New(16), sockets: newSockets(shared, nil, nil, sweep)}
 	park := func(address string, promised bool) bool {
 		c := &incoming{in: in, pod: &pod{address: netip.MustParseAddr(address)}}
 		return c.takeParked(promised) != nil
@@ -114,4 +122,64 @@ func TestOnePodCannotParkAllConnections(t *testing.T) {
 	if !park("10.0.0.1", true) {
 		t.Error("a promised connection is not parked")
 	}
+}
+
+// The records of closed connections count in a pod's share. When that is why a connection
+// is not parked, they are removed.
+func TestRefusedParkingRemovesClosedConnections(t *testing.T) {
+	shared := &shared{state: newTestState(t)}
+	sweep := newAlarm(func() {})
+	t.Cleanup(sweep.close)
+	in := &inbound{shared: shared, places: share.New(16), sockets: newSockets(shared, nil, nil, sweep)}
+	c := &incoming{in: in, pod: &pod{address: netip.MustParseAddr("10.0.0.1")}}
+	for shared.state.take(kindSwitched, c.pod.address) != nil {
+	}
+	if c.takeParked(false) != nil || in.places.Taken() != 0 {
+		t.Fatalf("a connection is parked above the pod's share; %d are", in.places.Taken())
+	}
+	if !in.sockets.forget {
+		t.Error("the records of closed connections are not removed")
+	}
+}
+
+// A container whose filter is refused has no network. So a pod that has its share of the
+// records, perhaps of connections, can still start one.
+func TestPodAtItsShareStartsContainer(t *testing.T) {
+	r, err := newReactor()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.close)
+	s := &Switch{
+		shared: &shared{state: newTestState(t), reactor: r, log: slog.New(slog.DiscardHandler)},
+		pods:   &pods{byAddress: map[netip.Addr]*pod{}},
+	}
+	address := netip.MustParseAddr("10.0.0.1")
+	for s.state.take(kindSwitched, address) != nil {
+	}
+	filter, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(filter)
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sock.CloseAll(ends[:]...)
+	message, err := json.Marshal(processState{Version: "1.2.0", Fds: []string{filterName}, Metadata: "10.0.0.1 7"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Sendmsg(ends[0], message, unix.UnixRights(filter), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.takeDelivery(ends[1]); err != nil {
+		t.Fatal(err)
+	}
+	pod := s.pods.at(address)
+	if pod == nil || len(pod.containers) != 1 {
+		t.Fatalf("the pod has no container: %+v", pod)
+	}
+	unix.Close(pod.containers[0].fd)
 }
