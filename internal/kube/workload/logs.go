@@ -221,8 +221,9 @@ func (l *logs) endStreams(pod *corev1.Pod) {
 // followThere follows a container by the API server.
 func (l *logs) followThere(ctx context.Context, pod *corev1.Pod, status corev1.ContainerStatus, from *nodeStream, podEnded bool) {
 	if l.followed[status.ContainerID] == nil {
-		l.beginPrevious(ctx, pod, status, from.mark)
-		l.begin(ctx, pod, status, from.mark)
+		mark := from.reached()
+		l.beginPrevious(ctx, pod, status, mark)
+		l.begin(ctx, pod, status, mark)
 	}
 	if status.State.Terminated != nil {
 		l.containerEnded(status.ContainerID)
