@@ -51,7 +51,7 @@ func runNet(notifier *notify.Notifier) error {
 		level = slog.LevelDebug
 	}
 	config := egress.Default()
-	config.Gateway, config.Cluster, config.MTU = given.Gateway, given.Cluster, given.MTU
+	config.Gateway, config.Node, config.Cluster, config.MTU = given.Gateway, given.Node, given.Cluster, given.MTU
 	config.Refuse = append(config.Refuse, given.Refuse...)
 	config.Log = slog.New(&noticing{Handler: slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}), notifier: notifier})
 	tun, err := fds.Take(fdTUN)

@@ -34,6 +34,8 @@ const (
 // config is the configuration of the net role.
 type config struct {
 	Gateway netip.Addr
+	// Node is the node's IPv4 address.
+	Node    netip.Addr
 	Cluster []netip.Prefix
 	// Refuse holds the ranges that pods must not reach, as the user demands.
 	Refuse []netip.Prefix

@@ -33,6 +33,7 @@ type Parent struct {
 func (p Parent) Role(s *supervisor.Supervisor) (*supervisor.Role, error) {
 	config := config{
 		Gateway: p.Plan.Addresses.Gateway,
+		Node:    p.Plan.Addresses.Node,
 		Cluster: p.Plan.Addresses.Ranges(),
 		MTU:     cluster.LocalMTU,
 		Debug:   p.Spec.DebugDir != "",

@@ -13,6 +13,9 @@ type Config struct {
 	// Gateway is the far end of the TUN device. It answers echo requests, and
 	// on port 53 it is the host's own resolvers. Nothing else listens there.
 	Gateway netip.Addr
+	// Node is the node's address, which CoreDNS asks from. Only notices need it. It may
+	// be invalid.
+	Node netip.Addr
 	// Cluster are the ranges of pods, Services and nodes. A packet to them
 	// that comes out of the device is a stray: it is refused.
 	Cluster []netip.Prefix

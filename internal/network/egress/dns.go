@@ -36,7 +36,11 @@ func (e *engine) answerQuery(ctx context.Context, pod netip.AddrPort, query []by
 	if !e.dns.shares.Take(pod.Addr()) {
 		// Silence makes the pod repeat the query.
 		e.Counters.overflow.Add(1)
-		e.warnOnce(fmt.Sprintf("dropped DNS queries of pod %v: too many of them wait for the host's name servers", pod.Addr()))
+		whose := fmt.Sprintf("pod %v", pod.Addr())
+		if pod.Addr() == e.Node {
+			whose = fmt.Sprintf("node %v, whose CoreDNS asks for the pods", pod.Addr())
+		}
+		e.warnOnce(fmt.Sprintf("dropped DNS queries of %s: too many of them wait for the host's name servers", whose))
 		return
 	}
 	if !e.workers.start() {

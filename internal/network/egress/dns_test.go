@@ -173,6 +173,50 @@ func TestOnePodCannotTakeAllQueries(t *testing.T) {
 	}
 }
 
+// The notice tells the node's own queries from the queries of a pod.
+func TestNoticeOfDroppedQueries(t *testing.T) {
+	e := fuzzedEngine(t)
+	e.Node = netip.MustParseAddr("10.42.0.1")
+	e.dns.shares = share.New(16)
+	var log strings.Builder
+	e.Log = slog.New(slog.NewTextHandler(&log, nil))
+	for _, from := range []netip.Addr{e.Node, podAddr} {
+		for e.dns.shares.Take(from) {
+		}
+		e.answerQuery(t.Context(), netip.AddrPortFrom(from, 1000), query(1))
+	}
+	for _, want := range []string{"of node 10.42.0.1, whose CoreDNS asks for the pods: too many", fmt.Sprintf("of pod %v: too many", podAddr)} {
+		if strings.Count(log.String(), "dropped DNS queries "+want) != 1 {
+			t.Errorf("no notice has %q:\n%s", want, log.String())
+		}
+	}
+}
+
+// A query ends after a few seconds, but all servers are asked.
+func TestServersAreAskedAgainForALimitedTime(t *testing.T) {
+	for options, want := range map[string]map[int]int{ // rounds by the number of servers
+		"":                     {1: 2, 2: 1, 3: 1},
+		"timeout:1 attempts:9": {1: 4, 2: 2, 3: 1, 5: 1},
+		"timeout:1 attempts:1": {1: 1, 2: 1},
+	} {
+		for servers, rounds := range want {
+			path := filepath.Join(t.TempDir(), "resolv.conf")
+			writeResolvConf(t, path, slices.Repeat([]string{"192.0.2.53"}, servers)...)
+			file, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := fmt.Fprintln(file, "options", options); err != nil {
+				t.Fatal(err)
+			}
+			file.Close()
+			if got := newResolver(path).read(); got.Attempts != rounds || len(got.Servers) != servers {
+				t.Errorf("%q: %d servers are asked %d times, want %d", options, len(got.Servers), got.Attempts, rounds)
+			}
+		}
+	}
+}
+
 func TestDNSFollowsResolvConf(t *testing.T) {
 	listenUDP(t, dnsAt("127.0.0.59"), answerWith("old", 0))
 	listenUDP(t, dnsAt("127.0.0.60"), answerWith("new", 0))

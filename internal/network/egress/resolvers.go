@@ -80,6 +80,10 @@ const (
 	maxTimeout = 2 * time.Second
 	// maxAttempts limits Attempts, as the C library does (RES_MAXRETRY).
 	maxAttempts = 5
+	// maxWait limits Attempts so that a query ends after this time, or after all servers
+	// were asked once. CoreDNS repeats a query after 2 s (forward), and each repetition
+	// takes a place here.
+	maxWait = 4 * time.Second
 )
 
 func newResolver(path string) *resolver {
@@ -106,7 +110,8 @@ func (r *resolver) read() Resolvers {
 	}
 	result := r.current
 	result.Timeout = min(max(result.Timeout, time.Second), maxTimeout)
-	result.Attempts = min(result.Attempts, maxAttempts)
+	rounds := maxWait / (result.Timeout * time.Duration(max(len(result.Servers), 1)))
+	result.Attempts = min(result.Attempts, maxAttempts, max(int(rounds), 1))
 	if now.Before(r.until) {
 		servers := []netip.AddrPort{r.preferred}
 		for _, server := range result.Servers {
