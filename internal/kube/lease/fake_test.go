@@ -3,7 +3,9 @@ package lease
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync/atomic"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/validation"
@@ -68,6 +70,38 @@ func (s *slow) Update(ctx context.Context, lease *unstructured.Unstructured, opt
 		return nil, ctx.Err()
 	}
 	return s.ResourceInterface.Update(ctx, lease, options)
+}
+
+// late writes the lease at the first update, but its answer comes too late.
+type late struct {
+	dynamic.ResourceInterface
+	written time.Time
+	// outage is the time from that answer until the lease can be read again.
+	outage time.Duration
+}
+
+func (l *late) Update(ctx context.Context, lease *unstructured.Unstructured, options metav1.UpdateOptions, _ ...string) (*unstructured.Unstructured, error) {
+	version, _ := strconv.Atoi(lease.GetResourceVersion())
+	lease.SetResourceVersion(strconv.Itoa(version + 1))
+	written, err := l.ResourceInterface.Update(ctx, lease, options)
+	if l.written.IsZero() {
+		l.written = time.Now()
+		<-ctx.Done()
+		time.Sleep(l.outage)
+		return nil, ctx.Err()
+	}
+	return written, err
+}
+
+// slowCreate takes a time to answer the creation of the lease.
+type slowCreate struct {
+	dynamic.ResourceInterface
+	takes time.Duration
+}
+
+func (s slowCreate) Create(ctx context.Context, lease *unstructured.Unstructured, options metav1.CreateOptions, _ ...string) (*unstructured.Unstructured, error) {
+	time.Sleep(s.takes)
+	return s.ResourceInterface.Create(ctx, lease, options)
 }
 
 // conflictingOnce refuses the first update with a conflict.

@@ -84,19 +84,32 @@ func (l *Lease) AwaitExpiry(ctx context.Context) (previous, note string, err err
 	ticker := time.NewTicker(l.Period)
 	defer ticker.Stop()
 	var observed time.Time
+	// asked is the time before the read that preceded this node's last write, or zero.
+	var asked time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return "", "", context.Cause(ctx)
 		case <-ticker.C:
 		}
+		now := time.Now()
 		changed, err := l.read(ctx)
 		switch {
 		case err != nil:
+		case changed && !asked.IsZero() && holder(l.last) == l.node && time.Since(asked) < l.Deadline:
+			// This node's write had succeeded, but its answer was late.
+			l.renewed = asked
+			return previous, note, nil
+		case !asked.IsZero() && holder(l.last) == l.node:
+			// It succeeded too long ago.
+			asked = now
+			if l.takeOver(ctx, note) == nil {
+				return previous, note, nil
+			}
 		case changed:
 			observed = time.Now() // not renewTime, because clocks of nodes differ
 		case time.Since(observed) > l.Duration:
-			previous, note = holder(l.last), l.last.GetAnnotations()[noteKey]
+			previous, note, asked = holder(l.last), l.last.GetAnnotations()[noteKey], now
 			if l.takeOver(ctx, note) == nil {
 				return previous, note, nil
 			}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -156,7 +157,7 @@ func TestHolderCountsFromBeforeTheRequest(t *testing.T) {
 	if err := r.end(attempt{sent: sent}); err != nil || !l.renewed.Equal(sent) {
 		t.Errorf("the lease counts from %v, not from %v; %v", l.renewed, sent, err)
 	}
-	l.Duration = time.Hour // this process was not stopped
+	l.Period = time.Hour // this process was not stopped
 	<-r.expiry.C
 	if err := r.expire(t.Context(), nil); !errors.Is(err, errLost) {
 		t.Errorf("a late answer extended the lease: %v", err)
@@ -210,5 +211,100 @@ func TestStoppedHolderAsksWhetherItStillLeads(t *testing.T) {
 	}
 	if err := r.expire(t.Context(), note); !errors.Is(err, errLost) {
 		t.Errorf("without an answer: %v", err)
+	}
+}
+
+// A node that was stopped for less than the lease's duration asks, too.
+func TestHolderStoppedForAShortTimeAsks(t *testing.T) {
+	l := New(newClient(), "n1")
+	if err := l.Acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l.renewed = time.Now().Add(-l.Deadline - 2*l.Period)
+	r := &renewal{Lease: l, expiry: time.NewTimer(time.Hour), finished: make(chan attempt, maxAttempts), problem: errNoAnswer}
+	if err := r.expire(t.Context(), func() string { return "" }); err != nil {
+		t.Fatalf("it did not ask: %v", err)
+	}
+	if err := r.end(<-r.finished); err != nil || r.asking {
+		t.Errorf("no other node leads: %v; still asking: %v", err, r.asking)
+	}
+}
+
+// Without an answer, it gives up before another node may hold the lease.
+func TestStalledHolderGivesUpBeforeTheLeaseExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(newClient(), "n1")
+		if err := l.Acquire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		acquired := l.renewed
+		l.leases = silent{l.leases}
+		notes := 0
+		err := l.Renew(t.Context(), func() string {
+			if notes++; notes == 2 {
+				time.Sleep(7 * time.Second) // from the fourth second to the eleventh
+			}
+			return ""
+		})
+		if took := time.Since(acquired); !errors.Is(err, errLost) || took <= l.Deadline+l.Period || took > l.Duration {
+			t.Errorf("after %s: %v", took, err)
+		}
+	})
+}
+
+// An answer from before the stop does not extend the time to ask.
+func TestAnswerFromBeforeTheStopDoesNotEndTheQuestion(t *testing.T) {
+	l := New(newClient(), "n1")
+	r := &renewal{Lease: l, expiry: time.NewTimer(time.Hour), running: 2, asking: true}
+	if err := r.end(attempt{sent: time.Now().Add(-time.Minute)}); err != nil || !r.asking {
+		t.Errorf("%v; still asking: %v", err, r.asking)
+	}
+	if err := r.expire(t.Context(), nil); !errors.Is(err, errLost) {
+		t.Errorf("without an answer: %v", err)
+	}
+}
+
+func TestLeaseThatTookLongToAcquireIsRenewed(t *testing.T) {
+	for _, takes := range []time.Duration{8900 * time.Millisecond, 9500 * time.Millisecond, 13 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			l := New(newClient(), "n1")
+			l.leases = slowCreate{l.leases, takes}
+			if err := l.Acquire(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if err := l.Renew(ctx, func() string { time.Sleep(200 * time.Millisecond); return "" }); err != nil {
+				t.Errorf("created in %s: %v", takes, err)
+			}
+		})
+	}
+}
+
+// The answer to a takeover may be late. The next reads then find this node's own write.
+func TestLateAnswerKeepsThePreviousHolder(t *testing.T) {
+	for _, outage := range []time.Duration{0, time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			client := newClient()
+			first, second := New(client, "n1"), New(client, "n2")
+			if err := first.Acquire(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if a := first.renew(t.Context(), first.last, "so far"); a.err != nil {
+				t.Fatal(a.err)
+			}
+			server := &late{ResourceInterface: second.leases, outage: outage}
+			second.leases = server
+			previous, note, err := second.AwaitExpiry(t.Context())
+			if err != nil || previous != "n1" || note != "so far" {
+				t.Errorf("took over from %q with note %q, %v", previous, note, err)
+			}
+			if outage == 0 && second.renewed.After(server.written) {
+				t.Error("the lease counts from after its write")
+			}
+			if age := time.Since(second.renewed); age > second.Deadline {
+				t.Errorf("the lease counts from %s ago", age)
+			}
+		})
 	}
 }

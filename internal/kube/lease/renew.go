@@ -39,8 +39,8 @@ type renewal struct {
 	// last one.
 	running int
 	begun   time.Time
-	// asking is set while a process that was stopped checks whether it still holds the
-	// lease.
+	// asking is set while a process that was stopped, or that waited long for its last
+	// answer, checks whether it still holds the lease.
 	asking bool
 	// problem is the last error of an attempt.
 	problem error
@@ -60,6 +60,11 @@ func (l *Lease) Renew(ctx context.Context, note func() string) error {
 	defer r.expiry.Stop()
 	ticker := time.NewTicker(l.Period)
 	defer ticker.Stop()
+	if time.Since(l.renewed) > l.Deadline/2 {
+		r.ask(ctx, note()) // the answer to the first write has taken most of the time
+	} else {
+		r.begin(ctx, note())
+	}
 	for {
 		var err error
 		select {
@@ -91,6 +96,19 @@ func (r *renewal) begin(ctx context.Context, note string) {
 	go func() { r.finished <- r.renew(ctx, last, note) }()
 }
 
+// ask begins an attempt that may take longer than the deadline. Until the lease's
+// duration is over, no other node can hold the lease. After that, this process was
+// stopped, and has Retry to learn who does.
+func (r *renewal) ask(ctx context.Context, note string) {
+	r.asking = true
+	left := time.Until(r.renewed.Add(r.Duration))
+	if left <= 0 {
+		left = r.Retry
+	}
+	r.expiry.Reset(left)
+	r.begin(ctx, note)
+}
+
 // end handles a finished attempt. It returns an error if the lease is lost.
 func (r *renewal) end(a attempt) error {
 	r.running--
@@ -100,9 +118,12 @@ func (r *renewal) end(a attempt) error {
 	case a.err != nil:
 		r.problem = a.err
 	case a.sent.After(r.renewed):
-		r.last, r.renewed = a.written, a.sent
-		r.expiry.Reset(time.Until(r.renewed.Add(r.Deadline)))
-		r.asking, r.problem = false, errNoAnswer
+		r.last, r.renewed, r.problem = a.written, a.sent, errNoAnswer
+		// A late answer to an attempt from before the stop is not the answer it asks for.
+		if left := time.Until(r.renewed.Add(r.Deadline)); left > 0 || !r.asking {
+			r.expiry.Reset(left)
+			r.asking = false
+		}
 	}
 	return nil
 }
@@ -114,11 +135,9 @@ func (r *renewal) expire(ctx context.Context, note func() string) error {
 	case len(r.finished) > 0:
 		r.expiry.Reset(0)
 		return r.end(<-r.finished)
-	case !r.asking && r.running < maxAttempts && time.Since(r.renewed) > r.Duration:
-		// This process was stopped, and another node may hold the lease by now.
-		r.asking = true
-		r.expiry.Reset(r.Retry)
-		r.begin(ctx, note())
+	case !r.asking && r.running < maxAttempts && time.Since(r.renewed) > r.Deadline+r.Period:
+		// The timer fired late: this process was stopped.
+		r.ask(ctx, note())
 		return nil
 	default:
 		return fmt.Errorf("%w: lease %s was not renewed for %s: %w", errLost, leaseName, r.Deadline, r.problem)
