@@ -33,6 +33,7 @@ type ownStep struct {
 	job     slurm.Job
 	name    string
 	srun    *exec.Cmd
+	guard   *guard
 	// ended is closed when srun has ended.
 	ended chan struct{}
 }
@@ -56,13 +57,11 @@ func newStep(options Options, job slurm.Job, name string) *ownStep {
 // and this process has Slurm send SIGTERM to the step, as scancel does. Pods can
 // handle that signal.
 func (s *ownStep) run(ctx context.Context, srun string, command, env []string) (int, error) {
-	guard, err := startGuard()
-	if err != nil {
-		return 0, exitcode.Wrap(exitcode.Unavailable, err)
-	}
-	defer guard.end()
-	s.srun = guard.command(srun, command[1:])
+	s.guard = startGuard(guardShell)
+	defer s.guard.end()
+	s.srun = exec.Command(srun, command[1:]...)
 	s.srun.Env = env
+	s.srun.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	s.srun.Stdin, s.srun.Stdout, s.srun.Stderr = os.Stdin, os.Stdout, os.Stderr
 	lost, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
@@ -81,12 +80,13 @@ func (s *ownStep) run(ctx context.Context, srun string, command, env []string) (
 	if err := s.srun.Start(); err != nil {
 		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start %s: %w", srun, err))
 	}
+	s.guard.watch(s.srun.Process.Pid)
 	s.options.Crash.Note(crash.Note{Whose: "berth", Lost: lostStep})
 	closeInput()
 	watched := make(chan error, 1)
 	go func() { watched <- s.watch(lost) }()
 	_ = s.srun.Wait() // its exit code reports the error
-	guard.end()
+	s.guard.end()
 	close(s.ended)
 	if err := errors.Join(<-watched, passOn()); err != nil {
 		s.options.Log.Warn(err.Error())
@@ -210,6 +210,8 @@ func (s *ownStep) end() error {
 		case ctx.Err() != nil || err == nil && id != "":
 			return nil
 		case err != nil:
+			// If this process is killed now, the guard would be the second to interrupt srun.
+			s.guard.end()
 			_ = s.srun.Process.Signal(syscall.SIGINT)
 			return fmt.Errorf("end the step %s of job %s: %w; srun passes Ctrl-C on instead", s.name, s.job.ID, err)
 		}

@@ -92,15 +92,30 @@ func StepNodes(ctx context.Context, job string, most int, ask Ask) ([]string, er
 // StepNamed returns the ID, such as 12.0, and the first remaining node of a job's
 // step with a name. Both are empty if there is no such step. Slurm still lists
 // nodes that the job has lost, and StepNamed skips them.
+//
+// One element of an array has the ID of the array, and Slurm then lists the steps of
+// all elements.
 func StepNamed(ctx context.Context, job, name string, ask Ask) (id, head string, err error) {
 	output, err := ask(ctx, "squeue", "--noheader", "--steps", "--jobs="+job, "--format=%i|%N|%j")
 	if err != nil {
 		return "", "", err
 	}
+	element := ""
 	for line := range strings.Lines(string(output)) {
 		fields := strings.SplitN(strings.TrimSpace(line), "|", 3)
 		if len(fields) != 3 || fields[2] != name {
 			continue
+		}
+		if of, _, _ := strings.Cut(fields[0], "."); strings.Contains(of, "_") {
+			if element == "" {
+				if element, err = elementName(ctx, job, ask); err != nil {
+					return "", "", err
+				}
+			}
+			if of != element {
+				continue
+			}
+			job = element
 		}
 		nodes, err := ExpandHosts(fields[1])
 		if err != nil || len(nodes) == 0 {
@@ -112,6 +127,24 @@ func StepNamed(ctx context.Context, job, name string, ask Ask) (id, head string,
 		return fields[0], nodes[0], err
 	}
 	return "", "", nil
+}
+
+// elementName returns the name, such as 12_3, of the array element with an ID. It
+// returns a name unchanged, and so the ID of an element that has ended.
+func elementName(ctx context.Context, job string, ask Ask) (string, error) {
+	if strings.Contains(job, "_") {
+		return job, nil
+	}
+	output, err := ask(ctx, "squeue", "--noheader", "--jobs="+job, "--format=%A|%i")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(output)) {
+		if id, name, _ := strings.Cut(strings.TrimSpace(line), "|"); id == job {
+			return name, nil
+		}
+	}
+	return job, nil
 }
 
 // alreadyEnding matches scancel's message if Slurm is already ending the job or the step:

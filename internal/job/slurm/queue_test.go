@@ -3,6 +3,7 @@ package slurm
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -96,6 +97,26 @@ func TestHeadOfStepIsRemainingNode(t *testing.T) {
 		})
 		if id != "12.1" || head != want || err != nil {
 			t.Errorf("a job that has %q: %q, %q, %v; want %s", has, id, head, err, want)
+		}
+	}
+}
+
+// The IDs of the elements are 13 and 12, which is also the ID of the array.
+func TestStepOfArrayElementIsItsOwn(t *testing.T) {
+	for job, want := range map[string]string{"12": "12_2.0 n2", "12_1": "12_1.0 n1", "11": " "} {
+		id, head, err := StepNamed(t.Context(), job, "wanted", func(_ context.Context, command ...string) ([]byte, error) {
+			switch {
+			case slices.Contains(command, "--steps"):
+				return []byte("12_1.batch|n1|batch\n12_1.0|n1|wanted\n12_2.0|n[2-3]|wanted\n"), nil
+			case slices.Contains(command, "--format=%A|%i"):
+				return []byte("13|12_1\n12|12_2\n"), nil
+			case slices.Contains(command, "--jobs=12_2"):
+				return []byte("n[2-3]\n"), nil
+			}
+			return nil, fmt.Errorf("asked %q", command)
+		})
+		if got := id + " " + head; got != want || err != nil {
+			t.Errorf("job %s: %s, %v; want %s", job, got, err, want)
 		}
 	}
 }

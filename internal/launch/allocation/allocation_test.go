@@ -140,10 +140,10 @@ func TestSecondSignal(t *testing.T) {
 		{"the same signal, from srun", false, []signal{{syscall.SIGTERM, SameSignal / 2, false}, {syscall.SIGTERM, 2 * SameSignal, true}}},
 		{"the user's", false, []signal{{syscall.SIGTERM, 2 * SameSignal, true}}},
 		{"Ctrl-C again", true, []signal{{syscall.SIGINT, 2 * SameSignal, true}}},
-		{"the end of the job", true, []signal{{syscall.SIGTERM, 2 * SameSignal, false}, {syscall.SIGTERM, 3 * SameSignal, true}}},
+		{"the end of the job", true, []signal{{syscall.SIGTERM, 2 * SameSignal, false}, {syscall.SIGTERM, 5 * SameSignal / 2, false}, {syscall.SIGTERM, 4 * SameSignal, true}}},
 		{"the end of the job at once", true, []signal{{syscall.SIGTERM, SameSignal / 2, false}, {syscall.SIGTERM, 2 * SameSignal, true}}},
 	} {
-		second := secondSignal{test.jobMayEnd}
+		second := secondSignal{jobMayEnd: test.jobMayEnd}
 		for i, further := range test.further {
 			if got := second.is(further.signal, further.after); got != further.want {
 				t.Errorf("%s: signal %d counts: %v, want %v", test.name, i+1, got, further.want)

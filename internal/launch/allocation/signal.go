@@ -104,14 +104,17 @@ type secondSignal struct {
 	// script, its srun passes SIGINT on, and the script ends. A second later Slurm
 	// ends the job with one SIGTERM.
 	jobMayEnd bool
+	// last is the time of that SIGTERM after the first signal. Slurm sends it to srun as
+	// well, and so it comes again. It is 0 before.
+	last time.Duration
 }
 
 func (s *secondSignal) is(signal os.Signal, after time.Duration) bool {
 	if s.jobMayEnd && signal == syscall.SIGTERM {
-		s.jobMayEnd = false
+		s.jobMayEnd, s.last = false, after
 		return false
 	}
-	return after > SameSignal
+	return after-s.last > SameSignal
 }
 
 // EndingSignal returns the signal of a cause from Interrupted, and SIGTERM for
