@@ -1232,6 +1232,24 @@ ha_cut_head() {
 	says a 'n2 and n3 are lost, and the cluster cannot go on with 1 of 3 control planes'
 	outlived a
 }
+# The workload ends while no node leads the run. The third node, which is stopped
+# meanwhile, finds the next head only afterwards, and learns of the end from it.
+ha_end_without_head() {
+	span_berth a --ha -f $here/short.yaml --image $image
+	says a started
+	"$bed" run n3 sh -c 'kill -STOP $(pgrep -f "^[^ ]*berth run ")'
+	kill_berth n1
+	says a 'node n2 leads it now'
+	says a 'end of short'
+	# The next head waits for n3, for 15 s at most.
+	poll 5 no_berth n2
+	"$bed" run n3 sh -c 'kill -CONT $(pgrep -f "^[^ ]*berth run ")'
+	ends a 137 # srun's word for the task on n1
+	never_says a 'no other node has taken the run over'
+	never_says a 'n3: Exited'
+	swept n1
+}
+no_berth() { ! "$bed" run "$1" pgrep -f '^[^ ]*berth run ' >/dev/null; }
 # The next head knows a Job that has failed and is deleted, and its output.
 ha_gone_job() {
 	span_berth a --ha -f $here/gone.yaml --image $image
@@ -1470,6 +1488,34 @@ devices() {
 	poll 30 eval '[[ $(kubectl exec ds/with -- ls /dev/fuse /dev/net/tun 2>/dev/null | wc -l) == 2 ]]' || fail "the pod has lost its device"
 	signal TERM supervisor
 	ends a 143
+}
+
+# Pods of every kind try to leave their containers. Root of a pod is the user, so a
+# privileged pod that sees the sandbox's processes reaches what is the user's in files and in
+# the sandbox, and nothing else.
+escape() {
+	local denied allowed pod
+	denied=$("$bed" run ctl ip -4 -o addr show dev eth0 | sed -n 's|.* inet \([^/]*\)/.*|\1|p')
+	allowed=$("$bed" run n1 ip -4 -o addr show dev eth0 | sed -n 's|.* inet \([^/]*\)/.*|\1|p')
+	"$bed" run --user bob n1 sh -c 'umask 077; echo bait >~/bait'
+	begin a alice login srun -N1 --mem=1500 berth run -q --deny-egress "$denied/32" --image $image -- \
+		bash $here/escape.sh /home/alice/bait /home/bob/bait "$denied:6817" "$allowed:6818"
+	ends a 0
+	for pod in plain slow network privileged; do
+		[[ $(grep -cE "^$pod (kept|reached):" "$out/a") == 16 ]] || fail "not 16 attempts of $pod: $(cat "$out/a")"
+		says a "$pod reached: an address allowed: a connection"
+	done
+	grep -E '^(plain|slow|network) reached:' "$out/a" | grep -v 'an address allowed' >"$out/reached"
+	[[ ! -s $out/reached ]] || fail "$(cat "$out/reached")"
+	# Else the attempts above would show nothing.
+	says a "privileged reached: the user's file: /proc/PID/root"
+	says a "privileged reached: another pod's volume: /proc/PID/root"
+	says a "privileged reached: the cluster's keys: /proc/PID/root"
+	says a "privileged reached: another pod's process: ptrace"
+	says a "privileged reached: sockets of the node: "
+	[[ $(grep -c '^privileged reached:' "$out/a") == 6 ]] || fail "$(grep '^privileged' "$out/a")"
+	says a 'linked {"waiting":{"message":"failed to prepare subPath'
+	"$bed" run --user bob n1 rm /home/bob/bait
 }
 
 # Non-root users of pods cannot write to folders on network file systems, where no
