@@ -26,6 +26,8 @@ import (
 	"github.com/coredns/coredns/plugin"
 	"github.com/coredns/coredns/request"
 	"github.com/miekg/dns"
+
+	"berth.dev/berth/programs/coredns/share"
 )
 
 // Directives of the Corefile. turnsName has no argument; shareName has the number of
@@ -55,7 +57,7 @@ func Register(notice func(text string)) {
 		if err != nil {
 			return plugin.Error(shareName, err)
 		}
-		s := newShares(limit)
+		s := share.New(limit)
 		dnsserver.GetConfig(c).AddPlugin(func(next plugin.Handler) plugin.Handler { return &shareHandler{next, s, said} })
 		return nil
 	})
@@ -152,7 +154,7 @@ func (a *answer) sending() {
 
 type shareHandler struct {
 	next   plugin.Handler
-	shares *shares
+	shares *share.Places
 	said   *once
 }
 
@@ -164,14 +166,14 @@ func (h *shareHandler) ServeDNS(ctx context.Context, w dns.ResponseWriter, query
 		t.give() // to wait for another server takes no processor time
 	}
 	client := clientOf(w, query)
-	if !h.shares.take(client) {
+	if !h.shares.Take(client) {
 		if has {
 			t.dropped = true
 		}
 		h.said.about(client, fmt.Sprintf("dropped DNS queries of pod %v: too many of them wait for the host's name servers", client))
 		return dns.RcodeSuccess, nil
 	}
-	defer h.shares.give(client)
+	defer h.shares.Give(client)
 	return plugin.NextOrFailure(shareName, h.next, ctx, w, query)
 }
 

@@ -12,6 +12,8 @@ import (
 	"github.com/coredns/coredns/plugin"
 	"github.com/coredns/coredns/plugin/pkg/nonwriter"
 	"github.com/miekg/dns"
+
+	"berth.dev/berth/programs/coredns/share"
 )
 
 func pod(number byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, number}) }
@@ -49,28 +51,6 @@ func TestClientsTakeTurns(t *testing.T) {
 	})
 }
 
-// A pod whose queries wait for other servers leaves places for other pods.
-func TestOnePodCannotTakeAllPlaces(t *testing.T) {
-	s := newShares(256)
-	var taken [4]int
-	for number := range taken {
-		for s.take(pod(byte(number))) {
-			taken[number]++
-		}
-	}
-	if want := [4]int{192, 48, 12, 3}; taken != want {
-		t.Errorf("pods that come one after the other get %v, want %v", taken, want)
-	}
-	for number, count := range taken {
-		for range count {
-			s.give(pod(byte(number)))
-		}
-	}
-	if s.total != 0 || len(s.open) != 0 {
-		t.Errorf("%d places of %d pods are left", s.total, len(s.open))
-	}
-}
-
 // writer is the connection of a query from a pod.
 type writer struct {
 	dns.ResponseWriter
@@ -92,7 +72,7 @@ func TestSilentServerKeepsNobodyElseWaiting(t *testing.T) {
 			<-silent
 			return dns.RcodeSuccess, nil
 		})
-		turns, shares := newTurns(1, waitingMost), newShares(16)
+		turns, shares := newTurns(1, waitingMost), share.New(16)
 		handler := &turnsHandler{&shareHandler{server, shares, once}, turns, once}
 		ask := func(from netip.Addr) {
 			go handler.ServeDNS(t.Context(), writer{from: from}, new(dns.Msg).SetQuestion("example.org.", dns.TypeA))
@@ -110,8 +90,8 @@ func TestSilentServerKeepsNobodyElseWaiting(t *testing.T) {
 		}
 		close(silent)
 		synctest.Wait()
-		if turns.running != 0 || shares.total != 0 {
-			t.Errorf("%d turns and %d places are left", turns.running, shares.total)
+		if turns.running != 0 || shares.Taken() != 0 {
+			t.Errorf("%d turns and %d places are left", turns.running, shares.Taken())
 		}
 	})
 }
@@ -154,7 +134,7 @@ func TestQueryForAnotherNameHasItsTurn(t *testing.T) {
 			<-silent
 			return dns.RcodeSuccess, w.WriteMsg(new(dns.Msg).SetReply(query))
 		})
-		turns, shares := newTurns(1, waitingMost), newShares(16)
+		turns, shares := newTurns(1, waitingMost), share.New(16)
 		var handler plugin.Handler
 		handler = &turnsHandler{asking(&handler, &shareHandler{server, shares, once}), turns, once}
 		answers := 0
@@ -162,13 +142,13 @@ func TestQueryForAnotherNameHasItsTurn(t *testing.T) {
 			go handler.ServeDNS(t.Context(), counted{writer{from: pod(1)}, &answers}, new(dns.Msg).SetQuestion(serviceName, dns.TypeA))
 			synctest.Wait()
 		}
-		if turns.running != 0 || shares.total != 3 {
-			t.Errorf("%d queries have a turn and %d wait for a server, want 0 and 3", turns.running, shares.total)
+		if turns.running != 0 || shares.Taken() != 3 {
+			t.Errorf("%d queries have a turn and %d wait for a server, want 0 and 3", turns.running, shares.Taken())
 		}
 		close(silent)
 		synctest.Wait()
-		if answers != 3 || turns.running != 0 || shares.total != 0 {
-			t.Errorf("%d answers, want 3; %d turns and %d places are left", answers, turns.running, shares.total)
+		if answers != 3 || turns.running != 0 || shares.Taken() != 0 {
+			t.Errorf("%d answers, want 3; %d turns and %d places are left", answers, turns.running, shares.Taken())
 		}
 	})
 }
@@ -180,8 +160,8 @@ func TestDropOfQueryForAnotherName(t *testing.T) {
 	server := plugin.HandlerFunc(func(_ context.Context, w dns.ResponseWriter, query *dns.Msg) (int, error) {
 		return dns.RcodeSuccess, w.WriteMsg(new(dns.Msg).SetReply(query))
 	})
-	shares := newShares(16)
-	for shares.take(pod(1)) {
+	shares := share.New(16)
+	for shares.Take(pod(1)) {
 	}
 	var handler plugin.Handler
 	handler = &turnsHandler{asking(&handler, &shareHandler{server, shares, once}), newTurns(1, waitingMost), once}

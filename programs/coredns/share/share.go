@@ -1,0 +1,1 @@
+../../../internal/network/share/share.go
