@@ -78,7 +78,7 @@ var layers = map[string][]string{
 	"internal/kube/workload": {"internal/base/cluster", "internal/kube/containerlog"},
 
 	"internal/site/berthd": {
-		"internal/base/exitcode", "internal/job/slurm",
+		"internal/base/exitcode", "internal/base/linux", "internal/job/slurm",
 		"internal/site/berthd/etcd", "internal/site/berthd/gateway", "internal/site/berthd/limits", "internal/site/berthd/nameserver", "internal/site/berthd/pidns", "internal/site/berthd/store",
 		"internal/site/nametable", "internal/site/podcni", "internal/site/siteconf", "internal/site/vxlan",
 	},
@@ -87,7 +87,7 @@ var layers = map[string][]string{
 	"internal/site/berthd/nameserver": {"internal/site/nametable", "internal/site/siteconf"},
 	"internal/site/berthd/pidns":      {"internal/site/vxlan"},
 	"internal/site/berthd/store":      {"internal/site/siteconf"},
-	"internal/site/siteconf":          {"internal/job/slurm"},
+	"internal/site/siteconf":          {"internal/base/linux", "internal/job/slurm"},
 	"internal/site/vxlan":             {"internal/base/linux", "internal/site/siteconf"},
 
 	"internal/access/jobend": {"internal/access/tunnel", "internal/base/cluster", "internal/base/pki", "internal/base/rundir", "internal/job/slurm"},

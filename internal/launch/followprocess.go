@@ -177,16 +177,11 @@ func later(a, b time.Time) time.Time {
 // how.
 func (f *followProcess) run(ctx context.Context, config followConfig) error {
 	var ours, theirs []*os.File
-	closeAll := func(files []*os.File) {
-		for _, file := range files {
-			file.Close()
-		}
-	}
-	defer func() { closeAll(ours) }()
+	defer func() { linux.CloseAll(ours) }()
 	for range 3 {
 		reader, writer, err := os.Pipe()
 		if err != nil {
-			closeAll(theirs)
+			linux.CloseAll(theirs)
 			return fmt.Errorf("make pipe: %w", err)
 		}
 		ours, theirs = append(ours, reader), append(theirs, writer)
@@ -202,7 +197,7 @@ func (f *followProcess) run(ctx context.Context, config followConfig) error {
 	process.Args[0] = "berth"
 	process.Stderr = &said
 	err := fds.Start(process, config)
-	closeAll(theirs)
+	linux.CloseAll(theirs)
 	if err != nil {
 		return fmt.Errorf("could not be started: %w", err)
 	}

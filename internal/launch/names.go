@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/site/siteconf"
@@ -129,7 +130,7 @@ func askForNames(ctx context.Context, run, job, names string) (siteconf.Message,
 		return answer, nil, err
 	}
 	if len(files) != 1 {
-		siteconf.CloseAll(files)
+		linux.CloseAll(files)
 		return answer, nil, errors.New("berthd did not report how long the name lasts: install the same version of berthd and berth")
 	}
 	return answer, files[0], nil

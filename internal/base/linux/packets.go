@@ -82,12 +82,17 @@ func ReceivePacket(conn *net.UnixConn, message any) ([]*os.File, error) {
 		err = json.Unmarshal(data[:n], message)
 	}
 	if err != nil {
-		for _, file := range files {
-			file.Close()
-		}
+		CloseAll(files)
 		return nil, err
 	}
 	return files, nil
+}
+
+// CloseAll closes files that were received, or that another process has now.
+func CloseAll(files []*os.File) {
+	for _, file := range files {
+		file.Close()
+	}
 }
 
 // parseRights returns the passed files, with an error those before it.

@@ -35,9 +35,7 @@ func OpenTUNQueues(name string, queues int) ([]*os.File, error) {
 	for range queues {
 		file, err := openTUN(name, unix.IFF_MULTI_QUEUE)
 		if err != nil {
-			for _, file := range files {
-				file.Close()
-			}
+			CloseAll(files)
 			return nil, err
 		}
 		files = append(files, file)

@@ -131,7 +131,7 @@ func (l *Layers) keep(conn *net.UnixConn) {
 		var message keptMessage
 		files, err := linux.ReceivePacket(conn, &message)
 		if err != nil {
-			closeAll(files)
+			linux.CloseAll(files)
 			return
 		}
 		l.take(message, files)
@@ -143,12 +143,12 @@ func (l *Layers) take(message keptMessage, files []*os.File) {
 	defer l.mu.Unlock()
 	l.kept = slices.DeleteFunc(l.kept, func(m keptMount) bool {
 		if m.id == message.ID {
-			closeAll(m.files)
+			linux.CloseAll(m.files)
 		}
 		return m.id == message.ID
 	})
 	if len(files) == 0 || l.abandoned {
-		closeAll(files)
+		linux.CloseAll(files)
 		return
 	}
 	l.kept = append(l.kept, keptMount{message.ID, message.Data, files})
@@ -170,13 +170,7 @@ func (l *Layers) abandonIfDead() {
 	}
 	l.abandoned = true
 	for _, mount := range l.kept {
-		closeAll(mount.files)
+		linux.CloseAll(mount.files)
 	}
 	l.kept = nil
-}
-
-func closeAll(files []*os.File) {
-	for _, file := range files {
-		file.Close()
-	}
 }

@@ -38,7 +38,7 @@ func receive(t *testing.T, role *net.UnixConn) (keptMessage, int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	closeAll(files)
+	linux.CloseAll(files)
 	return message, len(files)
 }
 

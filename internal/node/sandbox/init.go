@@ -92,9 +92,7 @@ func setUp(config Config, control *net.UnixConn, outside int) error {
 		files = append(files, open.egress)
 	}
 	err = linux.SendPacket(control, Event{Kind: Ready, PID: outside, Queues: len(open.overlay), Socket: config.Socket != ""}, files...)
-	for _, file := range files {
-		file.Close()
-	}
+	linux.CloseAll(files)
 	return err
 }
 
@@ -150,9 +148,7 @@ func (r *reaper) serve() int {
 		case message.Signal != nil:
 			r.signal(message.Signal)
 		}
-		for _, file := range files {
-			file.Close()
-		}
+		linux.CloseAll(files)
 	}
 }
 

@@ -199,9 +199,7 @@ func (s *Sandbox) Events(handle func(Event)) error {
 	for {
 		var event Event
 		files, err := linux.ReceivePacket(s.control, &event)
-		for _, file := range files {
-			file.Close()
-		}
+		linux.CloseAll(files)
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return nil
@@ -226,9 +224,7 @@ func (s *Sandbox) Close() error {
 		if s.Listener != nil {
 			s.Listener.Close()
 		}
-		for _, queue := range s.Overlay {
-			queue.Close()
-		}
+		linux.CloseAll(s.Overlay)
 		if s.Socket != nil {
 			s.Socket.Close()
 		}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/site/berthd/pidns"
 	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
@@ -178,7 +179,7 @@ func (p *pods) enter(id string, answer map[string]string) ([]*os.File, error) {
 	for _, path := range []string{p.namespace(id), p.processes.File(id)} {
 		file, err := os.Open(path)
 		if err != nil {
-			siteconf.CloseAll(files)
+			linux.CloseAll(files)
 			return nil, fmt.Errorf("open namespace of %s: %w", id, err)
 		}
 		files = append(files, file)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/nametable"
 	"berth.dev/berth/internal/site/siteconf"
@@ -293,7 +294,7 @@ func TestUnreadableRunFile(t *testing.T) {
 	if err != nil {
 		t.Fatalf("another job has no names: %v", err)
 	}
-	defer siteconf.CloseAll(held)
+	defer linux.CloseAll(held)
 	if err := w.runs.update(t.Context()); err == nil || !strings.Contains(err.Error(), broken) {
 		t.Errorf("the error is %v", err)
 	}
@@ -319,7 +320,7 @@ func TestRunNamesAreQueued(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer siteconf.CloseAll(held)
+		defer linux.CloseAll(held)
 		var seconds int
 		if _, err := fmt.Sscan(answer["wait"], &seconds); err != nil {
 			t.Fatal(answer, err)

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/site/berthd/limits"
 	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
@@ -161,7 +162,7 @@ func (s *server) answer(ctx context.Context, conn *net.UnixConn, peer *unix.Ucre
 		return
 	}
 	question, extra, err := siteconf.ReadMessage(conn)
-	siteconf.CloseAll(extra)
+	linux.CloseAll(extra)
 	answer := siteconf.Message{Verb: siteconf.VerbOK, Fields: map[string]string{}}
 	var namespaces []*os.File
 	if err == nil {
@@ -179,7 +180,7 @@ func (s *server) answer(ctx context.Context, conn *net.UnixConn, peer *unix.Ucre
 	}
 	var rights []byte
 	if len(namespaces) > 0 {
-		defer siteconf.CloseAll(namespaces)
+		defer linux.CloseAll(namespaces)
 		var fds []int
 		for _, file := range namespaces {
 			fds = append(fds, int(file.Fd()))

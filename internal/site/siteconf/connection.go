@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
 )
 
 // Ask sends a message to the berthd with that directory and returns its reply, or an
@@ -50,7 +52,7 @@ const maxDescriptors = 3
 func ReadMessage(conn *net.UnixConn) (m Message, files []*os.File, err error) {
 	defer func() {
 		if err != nil {
-			CloseAll(files)
+			linux.CloseAll(files)
 			files = nil
 		}
 	}()
@@ -79,13 +81,6 @@ func ReadMessage(conn *net.UnixConn) (m Message, files []*os.File, err error) {
 	}
 	m, err = decode(text)
 	return m, files, err
-}
-
-// CloseAll closes files.
-func CloseAll(files []*os.File) {
-	for _, file := range files {
-		file.Close()
-	}
 }
 
 func descriptors(oob []byte) []*os.File {

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
@@ -105,7 +106,7 @@ func FuzzReadMessage(f *testing.F) {
 		if again, decoded := decode(m.Encode()); err == nil && (decoded != nil || again.Verb != m.Verb) {
 			t.Errorf("%q became %v, then %v: %v", text, m, again, decoded)
 		}
-		CloseAll(files)
+		linux.CloseAll(files)
 		server.Close()
 		<-written
 		// Both ends are closed by now.

@@ -118,7 +118,7 @@ func (c *Client) ask(ctx context.Context, request Request, device *os.File) erro
 		for {
 			var answer reply
 			files, err := linux.ReceivePacket(c.conn, &answer)
-			closeAll(files)
+			linux.CloseAll(files)
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				break
 			}

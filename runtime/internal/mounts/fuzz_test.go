@@ -55,7 +55,7 @@ func FuzzMessages(f *testing.F) {
 			for {
 				var answer reply
 				files, err := linux.ReceivePacket(client, &answer)
-				closeAll(files)
+				linux.CloseAll(files)
 				if err != nil {
 					return
 				}

@@ -75,7 +75,7 @@ func TestLoginsOutliveTheServer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	closeAll(files)
+	linux.CloseAll(files)
 	s = NewServer(nil, end, slog.New(slog.DiscardHandler), func(string) {})
 	if err := s.Resume(); err != nil {
 		t.Fatal(err)

@@ -70,7 +70,7 @@ func (s *Server) Resume() error {
 			return fmt.Errorf("take over mounts: %w", err)
 		}
 		if kept.Data == nil {
-			closeAll(files)
+			linux.CloseAll(files)
 			return nil
 		}
 		if kept.Data.Login {
@@ -80,7 +80,7 @@ func (s *Server) Resume() error {
 			continue
 		}
 		if len(files) < 2 {
-			closeAll(files)
+			linux.CloseAll(files)
 			return fmt.Errorf("take over mount %s: %d descriptors", kept.ID, len(files))
 		}
 		layers, err := s.open(kept.Data.Layers, files[2:])
@@ -91,7 +91,7 @@ func (s *Server) Resume() error {
 			// Pods on this mount are lost, but pods on other mounts may not be.
 			s.log.Error(fmt.Sprintf("take over mount %s: %v", kept.ID, err))
 			s.drop(kept.ID)
-			closeAll(files[:2])
+			linux.CloseAll(files[:2])
 		}
 	}
 	return nil
@@ -139,7 +139,7 @@ const maxLogin = 64 << 10
 
 // learn reads a login. It owns the descriptors.
 func (s *Server) learn(request Request, files []*os.File) error {
-	defer closeAll(files)
+	defer linux.CloseAll(files)
 	if len(files) != 1 {
 		return fmt.Errorf("a login in %d files", len(files))
 	}
@@ -167,19 +167,19 @@ func (s *Server) login(name string) (login lazy.Login, known bool) {
 // accept starts to serve a mount. It owns the descriptors.
 func (s *Server) accept(request Request, files []*os.File) error {
 	if len(files) != 1 {
-		closeAll(files)
+		linux.CloseAll(files)
 		return fmt.Errorf("%d descriptors instead of 1", len(files))
 	}
 	s.mu.Lock()
 	again := s.served[request.ID]
 	s.mu.Unlock()
 	if again {
-		closeAll(files)
+		linux.CloseAll(files)
 		return nil
 	}
 	fd, err := unix.MemfdCreate("requests", unix.MFD_CLOEXEC)
 	if err != nil {
-		closeAll(files)
+		linux.CloseAll(files)
 		return fmt.Errorf("make memory file: %w", err)
 	}
 	files = append(files, os.NewFile(uintptr(fd), "requests"))
@@ -197,7 +197,7 @@ func (s *Server) accept(request Request, files []*os.File) error {
 	}
 	if err != nil {
 		s.drop(request.ID)
-		closeAll(files)
+		linux.CloseAll(files)
 	}
 	return err
 }
@@ -223,7 +223,7 @@ func (s *Server) open(paths []string, kept []*os.File) (l layers, err error) {
 	defer func() {
 		if err != nil {
 			l.Close()
-			closeAll(kept)
+			linux.CloseAll(kept)
 			l = layers{}
 		}
 	}()
@@ -248,7 +248,7 @@ func (s *Server) open(paths []string, kept []*os.File) (l layers, err error) {
 		}
 		l.images, l.files = append(l.images, image), append(l.files, file)
 	}
-	closeAll(kept)
+	linux.CloseAll(kept)
 	return l, nil
 }
 
@@ -293,7 +293,7 @@ func (s *Server) start(request Request, opened layers, device, slots *os.File) e
 		},
 	}
 	s.group.Go(func() {
-		defer closeAll([]*os.File{device, slots})
+		defer linux.CloseAll([]*os.File{device, slots})
 		defer opened.Close()
 		if err := mount.Serve(); err != nil {
 			s.log.Error(fmt.Sprintf("serve mount %s: %v", request.ID, err))

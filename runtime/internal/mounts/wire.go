@@ -46,12 +46,6 @@ type Kept struct {
 	Data *Request
 }
 
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		f.Close()
-	}
-}
-
 // Conn returns the connection behind an inherited descriptor, which it closes.
 func Conn(fd int) (*net.UnixConn, error) {
 	file := os.NewFile(uintptr(fd), "socket")
