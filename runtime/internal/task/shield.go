@@ -25,6 +25,7 @@ import (
 //
 // SIGTERM and SIGQUIT are left out. The runtime of Go (1.26) installs its own
 // handlers for them whatever it inherits, and unblocks them where they are blocked.
+// So Wait starts a runc again that one of them has ended.
 func Shield(inner gorunc.ProcessMonitor, sandbox string, listen Listen) gorunc.ProcessMonitor {
 	s := &shield{ProcessMonitor: inner, sandbox: sandbox, listen: listen, caught: make(chan os.Signal, 1)}
 	s.catch()
@@ -86,6 +87,39 @@ func (s *shield) start(c *exec.Cmd, start func(*exec.Cmd) (chan gorunc.Exit, err
 	})
 	<-started
 	return exits, err
+}
+
+// restarts bounds the restarts of one runc. Each takes another signal within its few
+// milliseconds.
+const restarts = 10
+
+// Wait waits for a command and returns its status. A runc that ends a container may be
+// ended itself by a signal for every process of a job, and is then started again. If it
+// failed, the kubelet would stop the sandbox, which kills the container at once.
+func (s *shield) Wait(c *exec.Cmd, exits chan gorunc.Exit) (int, error) {
+	status, err := s.ProcessMonitor.Wait(c, exits)
+	for range restarts {
+		if err != nil || !endsContainer(c.Args) || !endedFromOutside(status) {
+			break
+		}
+		again := &exec.Cmd{Path: c.Path, Args: c.Args, Env: c.Env, Dir: c.Dir, Stdout: c.Stdout, Stderr: c.Stderr, SysProcAttr: c.SysProcAttr}
+		if exits, err = s.StartLocked(again); err == nil {
+			status, err = s.ProcessMonitor.Wait(again, exits)
+		}
+	}
+	return status, err
+}
+
+// endsContainer reports whether runc is to signal or delete a container, which it can
+// do twice.
+func endsContainer(args []string) bool {
+	return slices.Contains(args, "kill") || slices.Contains(args, "delete")
+}
+
+// endedFromOutside reports whether a status is that of a process ended by a signal that
+// runc cannot ignore.
+func endedFromOutside(status int) bool {
+	return status == 128+int(syscall.SIGTERM) || status == 128+int(syscall.SIGQUIT)
 }
 
 // startsProgram reports whether runc is to make a process that executes a program

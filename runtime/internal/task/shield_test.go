@@ -1,10 +1,13 @@
 package task
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	gorunc "github.com/containerd/go-runc"
@@ -46,7 +49,65 @@ func TestOnlyProgramsOfContainersStartWithDefaultDispositions(t *testing.T) {
 	}
 }
 
-// startOnly starts commands.
+// Slurm signals every process of a job, also a runc that is about to end a container.
+func TestRuncThatEndsContainerIsRestarted(t *testing.T) {
+	monitor := Shield(startOnly{}, "sandbox", nil)
+	for _, test := range []struct {
+		name, args, how string
+		signals         int
+		status, starts  int
+	}{
+		{"signalled twice", "kill container 15", "kill -TERM $$", 2, 0, 3},
+		{"SIGQUIT", "delete container", "kill -QUIT $$", 1, 0, 2},
+		{"signalled again and again", "kill container 15", "kill -TERM $$", 100, 143, 1 + restarts},
+		{"killed", "kill container 15", "kill -KILL $$", 1, 137, 1},
+		{"failed", "kill container 15", "exit 1", 1, 1, 1},
+		{"makes a container", "create container", "kill -TERM $$", 1, 143, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var said strings.Builder
+			// Each start writes a line; the first ones end as told.
+			script := `echo >>starts; [ "$(wc -l <starts)" -gt ` + strconv.Itoa(test.signals) + ` ] || ` + test.how + `; echo "$@"`
+			c := exec.Command("sh", append([]string{"-c", script, "runc"}, strings.Fields(test.args)...)...)
+			c.Dir, c.Stdout = t.TempDir(), &said
+			exits, err := monitor.StartLocked(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if status, err := monitor.Wait(c, exits); status != test.status || err != nil {
+				t.Errorf("status %d, %v; want %d", status, err, test.status)
+			}
+			starts, err := os.ReadFile(filepath.Join(c.Dir, "starts"))
+			if err != nil || len(starts) != test.starts {
+				t.Errorf("started %d times, %v; want %d", len(starts), err, test.starts)
+			}
+			want := ""
+			if test.status == 0 {
+				want = test.args + "\n"
+			}
+			if said.String() != want {
+				t.Errorf("output %q, want %q", &said, want)
+			}
+		})
+	}
+}
+
+// startOnly starts commands, and waits for them as containerd's reaper does.
 type startOnly struct{ gorunc.ProcessMonitor }
 
 func (startOnly) Start(c *exec.Cmd) (chan gorunc.Exit, error) { return nil, c.Start() }
+
+func (s startOnly) StartLocked(c *exec.Cmd) (chan gorunc.Exit, error) { return s.Start(c) }
+
+func (startOnly) Wait(c *exec.Cmd, _ chan gorunc.Exit) (int, error) {
+	_ = c.Wait() // its status reports the error
+	return exitStatus(c.ProcessState.Sys().(syscall.WaitStatus)), nil
+}
+
+// exitStatus returns the status that containerd's reaper reports.
+func exitStatus(status syscall.WaitStatus) int {
+	if status.Signaled() {
+		return 128 + int(status.Signal())
+	}
+	return status.ExitStatus()
+}
