@@ -74,8 +74,9 @@ var layers = map[string][]string{
 		"internal/kube/mounter", "internal/kube/procstats",
 		"internal/network/fastpath", "internal/network/policy", "internal/network/servicemap",
 	},
-	"internal/kube/objects":  {"internal/kube/savedstate"},
-	"internal/kube/workload": {"internal/base/cluster", "internal/kube/containerlog"},
+	"internal/kube/objects":   {"internal/kube/savedstate"},
+	"internal/kube/procstats": {"internal/base/linux"},
+	"internal/kube/workload":  {"internal/base/cluster", "internal/kube/containerlog"},
 
 	"internal/site/berthd": {
 		"internal/base/exitcode", "internal/base/linux", "internal/job/slurm",

@@ -29,6 +29,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"berth.dev/berth/runtime/internal/bundle"
+	"berth.dev/berth/runtime/internal/linux"
 	"berth.dev/berth/runtime/internal/memory"
 	"berth.dev/berth/runtime/internal/pinning"
 	"berth.dev/berth/runtime/internal/procfs"
@@ -126,12 +127,8 @@ func cpusOfNode() task.CPUs {
 	if err != nil {
 		return task.CPUs{}
 	}
-	proc := procfs.New("/proc")
 	begun := func(pid int) uint64 {
-		s, err := proc.Stat(pid)
-		if err != nil {
-			return 0
-		}
+		s, _ := linux.ReadStat("/proc", pid) // 0 if it has ended
 		return s.Start
 	}
 	alive := func(pid int, start uint64) bool { return begun(pid) == start }

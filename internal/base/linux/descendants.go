@@ -1,7 +1,6 @@
 package linux
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"slices"
@@ -22,12 +21,8 @@ func BecomeSubreaper() error {
 // Parent returns the parent of a process, 0 where that is in an outer PID
 // namespace; false where the process is gone or hidden.
 func Parent(pid int) (int, bool) {
-	fields := statFields(pid)
-	if len(fields) < 2 {
-		return 0, false
-	}
-	parent, err := strconv.Atoi(string(fields[1]))
-	return parent, err == nil
+	s, err := ReadStat("/proc", pid)
+	return s.Parent, err == nil
 }
 
 // Children returns the children of a process. Zombies are among them.
@@ -96,14 +91,4 @@ func Parents() (map[int]int, error) {
 		}
 	}
 	return found, nil
-}
-
-// statFields returns the fields of /proc/PID/stat after the name: state,
-// parent and so on. The name may hold anything, also parentheses.
-func statFields(pid int) [][]byte {
-	content, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return nil
-	}
-	return bytes.Fields(content[bytes.LastIndexByte(content, ')')+1:])
 }

@@ -4,7 +4,7 @@
 //
 // The files do not build on each other. By topic:
 //
-//   - processes: process.go, pidfd.go, descendants.go, thread.go, signals.go, usage.go,
+//   - processes: process.go, stat.go, pidfd.go, descendants.go, thread.go, signals.go, usage.go,
 //     program.go
 //   - descriptors: packets.go, pipe.go, socketpair.go, memfd.go, fdholder.go,
 //     fdtable.go, compare.go

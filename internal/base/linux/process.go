@@ -10,20 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// States of a process, the letters of /proc/PID/stat.
-const (
-	ProcessStopped = 'T' // by a signal
-	ProcessZombie  = 'Z' // ended, not yet waited for
-)
-
 // ProcessState returns the state letter of a process, or 0 when there is no
 // such process.
 func ProcessState(pid int) byte {
-	fields := statFields(pid)
-	if len(fields) == 0 || len(fields[0]) == 0 {
-		return 0
-	}
-	return fields[0][0]
+	s, _ := ReadStat("/proc", pid)
+	return s.State
 }
 
 // Resume continues a process that a signal has stopped, and reports whether it
@@ -83,9 +74,9 @@ func OpenThread(thread int) (int, error) {
 // the process id and the start time in clock ticks. It is empty if there is no such
 // process.
 func ProcessName(pid int) string {
-	fields := statFields(pid)
-	if len(fields) < 20 || pid <= 0 {
+	s, err := ReadStat("/proc", pid)
+	if err != nil || pid <= 0 {
 		return ""
 	}
-	return strconv.Itoa(pid) + ":" + string(fields[19])
+	return fmt.Sprintf("%d:%d", pid, s.Start)
 }

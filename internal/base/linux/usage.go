@@ -21,37 +21,24 @@ type Usage struct {
 	Memory uint64
 }
 
-// clockTick is the unit of times in /proc on the architectures that berth supports.
-const clockTick = time.Second / 100
-
 // UsageOf measures a process. Its memory is read from its page tables: some
 // milliseconds for a large one.
 func UsageOf(pid int) (u Usage, err error) {
-	fields := statFields(pid)
-	if len(fields) < 15 {
-		return u, fmt.Errorf("measure process %d: it is gone", pid)
+	s, err := ReadStat("/proc", pid)
+	if err != nil {
+		return u, err
 	}
-	for i, field := range fields[11:15] { // utime, stime, cutime, cstime
-		ticks, err := strconv.ParseUint(string(field), 10, 63)
-		if err != nil {
-			return u, fmt.Errorf("measure process %d: %w", pid, err)
-		}
-		if took := time.Duration(ticks) * clockTick; i < 2 {
-			u.CPU += took
-		} else {
-			u.ChildCPU += took
-		}
-	}
+	u.CPU, u.ChildCPU = s.User+s.System, s.ChildUser+s.ChildSystem
 	directory := filepath.Join("/proc", strconv.Itoa(pid))
-	if u.Memory, err = kilobytes(filepath.Join(directory, "smaps_rollup"), "Pss:"); err != nil {
+	if u.Memory, err = Kilobytes(filepath.Join(directory, "smaps_rollup"), "Pss:"); err != nil {
 		// Some kernels refuse access; the resident memory is an upper bound.
-		u.Memory, err = kilobytes(filepath.Join(directory, "status"), "VmRSS:")
+		u.Memory, err = Kilobytes(filepath.Join(directory, "status"), "VmRSS:")
 	}
 	return u, err
 }
 
-// kilobytes reads a line such as "Pss:  123 kB" of a file, as bytes.
-func kilobytes(path, name string) (uint64, error) {
+// Kilobytes reads a line such as "Pss:  123 kB" of a file, as bytes.
+func Kilobytes(path, name string) (uint64, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return 0, err

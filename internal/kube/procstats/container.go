@@ -136,8 +136,8 @@ func assign(processes map[int]process, containers []*container, ownNS string) ma
 			o.byInit[c.pid] = c
 			users[p.pidNS]++
 			o.byNS[p.pidNS] = c
-			if s := sandboxes[c.sandboxID]; s != nil && processes[p.parent].pidNS == ownNS {
-				o.byShim[p.parent] = s
+			if s := sandboxes[c.sandboxID]; s != nil && processes[p.Parent].pidNS == ownNS {
+				o.byShim[p.Parent] = s
 			}
 		}
 	}
@@ -166,8 +166,8 @@ func (o *owners) owner(pid, depth int) *container {
 		c = o.byInit[pid]
 	}
 	if c == nil && o.byShim[pid] == nil { // a shim itself is no part of the pod
-		if c = o.byShim[p.parent]; c == nil {
-			c = o.owner(p.parent, depth+1)
+		if c = o.byShim[p.Parent]; c == nil {
+			c = o.owner(p.Parent, depth+1)
 		}
 	}
 	o.memo[pid] = c

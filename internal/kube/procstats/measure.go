@@ -105,7 +105,7 @@ func (m *meter) snapshot() (*snapshot, error) {
 	groups := make(map[*container][]process, len(containers))
 	s := &snapshot{at: now, containers: make(map[*container]usage, len(containers))}
 	for pid, p := range processes {
-		s.node.cpu += p.cpu
+		s.node.cpu += p.CPU()
 		s.node.anonymous += p.anonymous()
 		s.node.processes++
 		if c := owner[pid]; c != nil {
@@ -143,17 +143,17 @@ func (m *meter) sum(group []process) usage {
 	var u usage
 	var resident, shared uint64
 	for _, p := range group {
-		u.cpu += p.cpu
+		u.cpu += p.CPU()
 		u.anonymous += p.anonymous()
 		u.processes++
-		resident += p.resident
-		shared = max(shared, min(p.shared, p.resident))
+		resident += p.Resident
+		shared = max(shared, min(p.shared, p.Resident))
 	}
 	u.working = u.anonymous + shared
 	if len(group) > 1 && resident <= pssBound {
 		var pss uint64
 		for _, p := range group {
-			n, err := m.procs.pss(p.pid)
+			n, err := m.procs.pss(p.PID)
 			if err != nil {
 				return u // ended, or not ours to look into
 			}

@@ -8,58 +8,19 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"time"
-)
 
-// clockTick is USER_HZ, the unit of CPU times in /proc. The kernel reports
-// 100 per second to user space on every architecture that Go runs on.
-const clockTick = time.Second / 100
+	"berth.dev/berth/internal/base/linux"
+)
 
 // process holds the result of one pass over /proc for one process.
 type process struct {
-	pid, parent int
-	start       uint64 // ticks since boot; distinguishes a reused pid
-	cpu         time.Duration
-	resident    uint64 // bytes
-	shared      uint64 // bytes of resident that are file or shmem pages
-	pidNS       string
+	linux.Stat
+	shared uint64 // bytes of Resident that are file or shmem pages
+	pidNS  string
 }
 
-// anonymous returns the part of resident that no file backs.
-func (p process) anonymous() uint64 { return p.resident - min(p.shared, p.resident) }
-
-// parseStat reads the fields of /proc/<pid>/stat that a process needs. The
-// command name, in parentheses, may itself contain spaces and parentheses.
-func parseStat(line []byte) (process, error) {
-	var p process
-	end := bytes.LastIndexByte(line, ')')
-	open := bytes.IndexByte(line, '(')
-	if open < 1 || end < open {
-		return p, fmt.Errorf("parse stat %q: no command name", line)
-	}
-	pid, err := strconv.Atoi(string(bytes.TrimSpace(line[:open])))
-	if err != nil {
-		return p, fmt.Errorf("parse stat: %w", err)
-	}
-	f := bytes.Fields(line[end+1:]) // f[0] is field 3 of proc_pid_stat(5)
-	if len(f) < 22 {
-		return p, fmt.Errorf("parse stat of process %d: %d fields", pid, len(f))
-	}
-	var bad error
-	number := func(i int) uint64 {
-		n, err := strconv.ParseUint(string(f[i-3]), 10, 64)
-		bad = errors.Join(bad, err)
-		return n
-	}
-	p.pid, p.parent, p.start = pid, int(number(4)), number(22)
-	// Times of children that were waited for are counted with the parent, so
-	// nothing is lost when a process ends; a zombie keeps its own.
-	p.cpu = time.Duration(number(14)+number(15)+number(16)+number(17)) * clockTick
-	if bad != nil {
-		return p, fmt.Errorf("parse stat of process %d: %w", pid, bad)
-	}
-	return p, nil
-}
+// anonymous returns the part of Resident that no file backs.
+func (p process) anonymous() uint64 { return p.Resident - min(p.shared, p.Resident) }
 
 // parseStatm reads resident and shared memory, in bytes.
 func parseStatm(line []byte, pageSize uint64) (resident, shared uint64, err error) {
@@ -73,21 +34,6 @@ func parseStatm(line []byte, pageSize uint64) (resident, shared uint64, err erro
 		return 0, 0, fmt.Errorf("parse statm: %w", err)
 	}
 	return r * pageSize, s * pageSize, nil
-}
-
-// parsePSS reads the proportional set size of a smaps_rollup file, in bytes.
-func parsePSS(b []byte) (uint64, error) {
-	for line := range bytes.Lines(b) {
-		if rest, ok := bytes.CutPrefix(line, []byte("Pss:")); ok {
-			f := bytes.Fields(rest)
-			if len(f) != 2 {
-				break
-			}
-			kib, err := strconv.ParseUint(string(f[0]), 10, 64)
-			return kib << 10, err
-		}
-	}
-	return 0, errors.New("parse smaps_rollup: no Pss line")
 }
 
 // table reads the processes below root, which is /proc but in tests. It keeps
@@ -132,8 +78,8 @@ func (t *table) read() (map[int]process, error) {
 		if err != nil {
 			return nil, err
 		}
-		processes[p.pid] = p
-		seen[p.pid] = nsEntry{p.start, p.pidNS}
+		processes[p.PID] = p
+		seen[p.PID] = nsEntry{p.Start, p.pidNS}
 	}
 	t.names = seen
 	return processes, nil
@@ -146,18 +92,18 @@ func (t *table) process(name string, buf []byte) (process, error) {
 	if err != nil {
 		return process{}, err
 	}
-	p, err := parseStat(stat)
-	if err != nil {
+	var p process
+	if p.Stat, err = linux.ParseStat(stat); err != nil {
 		return process{}, err
 	}
 	statm, err := readSmall(filepath.Join(t.root, name, "statm"), buf)
 	if err != nil {
 		return process{}, err
 	}
-	if p.resident, p.shared, err = parseStatm(statm, t.pageSize); err != nil {
+	if p.Resident, p.shared, err = parseStatm(statm, t.pageSize); err != nil {
 		return process{}, err
 	}
-	if known, ok := t.names[p.pid]; ok && known.start == p.start && known.pidNS != "" {
+	if known, ok := t.names[p.PID]; ok && known.start == p.Start && known.pidNS != "" {
 		p.pidNS = known.pidNS
 	} else if ns, err := os.Readlink(filepath.Join(t.root, name, "ns", "pid")); err == nil {
 		p.pidNS = ns // a zombie has none; its ancestors show where it belongs
@@ -168,11 +114,7 @@ func (t *table) process(name string, buf []byte) (process, error) {
 // pss reads the proportional set size of a process, in bytes. The kernel walks
 // all its pages for it, so it is for small processes.
 func (t *table) pss(pid int) (uint64, error) {
-	b, err := os.ReadFile(filepath.Join(t.root, strconv.Itoa(pid), "smaps_rollup"))
-	if err != nil {
-		return 0, err
-	}
-	return parsePSS(b)
+	return linux.Kilobytes(filepath.Join(t.root, strconv.Itoa(pid), "smaps_rollup"), "Pss:")
 }
 
 // readSmall reads a file of /proc with one read into buf.

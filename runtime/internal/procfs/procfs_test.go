@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"berth.dev/berth/runtime/internal/fuzzbound"
+	"berth.dev/berth/runtime/internal/linux"
 )
 
 // fakeProc is a proc file system in a directory.
@@ -20,7 +20,7 @@ type fakeProc struct {
 }
 
 func newFake(t *testing.T) fakeProc {
-	return fakeProc{t, FS{root: t.TempDir(), pageSize: 4096}}
+	return fakeProc{t, New(t.TempDir())}
 }
 
 func (f fakeProc) write(pid int, name, text string) {
@@ -59,41 +59,6 @@ func (f fakeProc) add(pid, parent int, state, mount string, pages int, children 
 	}
 }
 
-func TestStat(t *testing.T) {
-	f := newFake(t)
-	f.add(42, 7, "S", "1", 256)
-	got, err := f.Stat(42)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := Stat{
-		PID: 42, Parent: 7, Threads: 1, Start: 777,
-		User: 1300 * time.Millisecond, System: 700 * time.Millisecond,
-		Resident: 256 * 4096, MinorFaults: 30, MajorFaults: 3,
-	}
-	if got != want {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
-}
-
-func TestStatRefusesOtherText(t *testing.T) {
-	f := newFake(t)
-	for _, text := range []string{"", "42", "42 (x) S 1", "x (x) " + strings.Repeat("1 ", 30), "42 (x) S " + strings.Repeat("y ", 30), ")42("} {
-		if s, err := f.parseStat(text); err == nil {
-			t.Errorf("%q: %+v", text, s)
-		}
-	}
-}
-
-func FuzzParseStat(f *testing.F) {
-	f.Add("1 (a) S 0 1 1 0 -1 4194560 10 20 1 2 100 50 30 20 20 0 1 0 777 1000000 5 1 0 0")
-	f.Add("1 (a) b) S")
-	f.Fuzz(func(t *testing.T, text string) {
-		fuzzbound.Watch(t)
-		_, _ = New("/proc").parseStat(text)
-	})
-}
-
 // A pod with a shared PID namespace: the pause process has adopted an orphan
 // of container b, and the shim one of container a.
 func TestTree(t *testing.T) {
@@ -118,7 +83,7 @@ func TestTree(t *testing.T) {
 	}
 	f.checkTree(tree)
 	sum := Sum(tree["a"])
-	if sum.Processes != 5 || sum.Threads != 5 || sum.Resident != 45*4096 || sum.User != 5*1300*time.Millisecond || sum.MajorFaults != 15 {
+	if sum.Processes != 5 || sum.Threads != 5 || sum.Resident != 45*uint64(os.Getpagesize()) || sum.User != 5*1300*time.Millisecond || sum.MajorFaults != 15 {
 		t.Errorf("sum %+v", sum)
 	}
 	if pids, err := f.InMountNamespaces(map[string]bool{"mnt:[a]": true, "mnt:[host]": false}); err != nil {
@@ -143,7 +108,7 @@ func TestTree(t *testing.T) {
 	f.checkTree(tree)
 }
 
-func (f fakeProc) checkTree(tree map[string][]Stat) {
+func (f fakeProc) checkTree(tree map[string][]linux.Stat) {
 	f.t.Helper()
 	for id, want := range map[string][]int{"pause": {20}, "a": {30, 31, 33, 50, 60}, "b": {21, 40}, "": nil} {
 		var got []int
@@ -171,7 +136,7 @@ func TestMemory(t *testing.T) {
 	if _, err := f.Memory(2); err == nil {
 		t.Error("nonsense: no error")
 	}
-	if got := TotalMemory([]Stat{{PID: 1}, {PID: 3}}, f.Memory); got.Charged() != 128<<10 {
+	if got := TotalMemory([]linux.Stat{{PID: 1}, {PID: 3}}, f.Memory); got.Charged() != 128<<10 {
 		t.Errorf("with one that has ended: %+v", got)
 	}
 }
@@ -192,7 +157,7 @@ func TestFilesInMemory(t *testing.T) {
 // The kernel's description of this process can be parsed.
 func TestOwnProcess(t *testing.T) {
 	f := New("/proc")
-	s, err := f.Stat(os.Getpid())
+	s, err := linux.ReadStat("/proc", os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/linux"
 )
 
 // Root names the first process of a container and the container's mount
@@ -25,14 +27,14 @@ type Root struct {
 
 // Tree returns the live processes below a shim by container. The names of
 // roots are the caller's; a process that belongs to none is left out.
-func (f FS) Tree(shim int, roots map[string]Root) (map[string][]Stat, error) {
+func (f FS) Tree(shim int, roots map[string]Root) (map[string][]linux.Stat, error) {
 	first := make(map[int]string, len(roots))
 	mounts := make(map[string]string, len(roots))
 	for id, r := range roots {
 		first[r.PID] = id
 		mounts[r.MountNamespace] = id
 	}
-	top, err := f.Stat(shim)
+	top, err := linux.ReadStat(f.root, shim)
 	if err != nil {
 		return nil, err
 	}
@@ -43,16 +45,16 @@ func (f FS) Tree(shim int, roots map[string]Root) (map[string][]Stat, error) {
 			return nil, err
 		}
 	}
-	found := make(map[string][]Stat, len(roots))
-	var walk func(parent Stat, owner string, adoptive bool)
-	walk = func(parent Stat, owner string, adoptive bool) {
+	found := make(map[string][]linux.Stat, len(roots))
+	var walk func(parent linux.Stat, owner string, adoptive bool)
+	walk = func(parent linux.Stat, owner string, adoptive bool) {
 		children, err := childrenOf(parent)
 		if err != nil {
 			return // it ended while we looked
 		}
 		for _, pid := range children {
-			s, err := f.Stat(pid)
-			if err != nil || s.Zombie {
+			s, err := linux.ReadStat(f.root, pid)
+			if err != nil || s.Ended() {
 				continue
 			}
 			mine := owner
@@ -79,18 +81,18 @@ func (f FS) Tree(shim int, roots map[string]Root) (map[string][]Stat, error) {
 
 // byParent reads the state of all processes once and returns what answers like
 // Children.
-func (f FS) byParent() (func(Stat) ([]int, error), error) {
+func (f FS) byParent() (func(linux.Stat) ([]int, error), error) {
 	all, err := f.all()
 	if err != nil {
 		return nil, err
 	}
 	children := map[int][]int{}
 	for _, pid := range all {
-		if s, err := f.Stat(pid); err == nil {
+		if s, err := linux.ReadStat(f.root, pid); err == nil {
 			children[s.Parent] = append(children[s.Parent], pid)
 		}
 	}
-	return func(parent Stat) ([]int, error) { return children[parent.PID], nil }, nil
+	return func(parent linux.Stat) ([]int, error) { return children[parent.PID], nil }, nil
 }
 
 // InMountNamespaces returns every visible process in one of the mount
@@ -126,17 +128,17 @@ type Usage struct {
 	Processes, Threads       int
 	User, System             time.Duration
 	MinorFaults, MajorFaults uint64
-	// Resident is the sum of Stat.Resident: an upper bound of Memory.
+	// Resident is the sum of linux.Stat.Resident: an upper bound of Memory.
 	Resident uint64
 }
 
-// Sum adds up what Stat knows already.
-func Sum(processes []Stat) (u Usage) {
+// Sum adds up the fields of states.
+func Sum(processes []linux.Stat) (u Usage) {
 	for _, s := range processes {
 		u.Processes++
 		u.Threads += s.Threads
-		u.User += s.User
-		u.System += s.System
+		u.User += s.User + s.ChildUser
+		u.System += s.System + s.ChildSystem
 		u.MinorFaults += s.MinorFaults
 		u.MajorFaults += s.MajorFaults
 		u.Resident += s.Resident
@@ -146,7 +148,7 @@ func Sum(processes []Stat) (u Usage) {
 
 // TotalMemory adds up the memory of processes, read by one of f's methods.
 // Processes that end meanwhile count as 0.
-func TotalMemory(processes []Stat, read func(pid int) (Memory, error)) (total Memory) {
+func TotalMemory(processes []linux.Stat, read func(pid int) (Memory, error)) (total Memory) {
 	for _, s := range processes {
 		if m, err := read(s.PID); err == nil {
 			total = total.plus(m)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"berth.dev/berth/runtime/internal/bundle"
+	"berth.dev/berth/runtime/internal/linux"
 	"berth.dev/berth/runtime/internal/memory"
 	"berth.dev/berth/runtime/internal/podlink"
 	"berth.dev/berth/runtime/internal/procfs"
@@ -243,6 +244,6 @@ func (s *Service) roots() map[string]procfs.Root {
 	return roots
 }
 
-func (s *Service) tree() (map[string][]procfs.Stat, error) {
+func (s *Service) tree() (map[string][]linux.Stat, error) {
 	return s.proc.Tree(os.Getpid(), s.roots())
 }

@@ -1,0 +1,1 @@
+../../../internal/base/linux/stat.go
