@@ -2,27 +2,98 @@ package main
 
 import (
 	"bufio"
+	"bytes"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
+	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 )
 
-// outlive makes the test program a process with a shim's signals, until the end of its
-// standard input.
-const outlive = "TEST_OUTLIVE"
+// Variables that make the test program another one.
+const (
+	// outlive makes it a process with a shim's signals, until the end of its standard
+	// input.
+	outlive = "TEST_OUTLIVE"
+	// early makes it the shim. The server of a pod gets signals before it does anything.
+	early = "TEST_EARLY"
+)
 
 func TestMain(m *testing.M) {
-	if os.Getenv(outlive) != "" {
+	switch {
+	case os.Getenv(outlive) != "":
 		outliveSignals()
 		fmt.Println("ready")
 		_, _ = io.ReadAll(os.Stdin)
-		os.Exit(0)
+	case os.Getenv(early) != "":
+		if _, ok := readServerOptions(os.Args[1:]); ok {
+			signalSelf()
+			return
+		}
+		main()
+	default:
+		os.Exit(m.Run())
 	}
-	os.Exit(m.Run())
+}
+
+// signalSelf gives its own thread the signals of a job, which act at once, and then
+// answers the next client of the shim.
+func signalSelf() {
+	runtime.LockOSThread()
+	err := errors.Join(
+		unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGINT),
+		unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGHUP),
+	)
+	listener, listenErr := net.FileListener(os.NewFile(socketFD, "socket"))
+	if err = errors.Join(err, listenErr); err != nil {
+		return
+	}
+	if client, err := listener.Accept(); err == nil {
+		fmt.Fprint(client, "outlived")
+		client.Close()
+	}
+}
+
+// Until the server of a pod catches signals, it ignores them from its first instruction.
+func TestShimOutlivesSignalsBeforeItsOwnHandlers(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("config.json", []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sockets := "sockets" // relative, because the path of a socket has at most 107 bytes
+	params, err := proto.Marshal(&bootapi.BootstrapParams{InstanceID: "pod", SocketDir: &sockets, LogLevel: bootapi.LogLevel_LOG_LEVEL_INFO})
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := exec.CommandContext(t.Context(), "/proc/self/exe", "-namespace", "test", "-id", "pod", "start")
+	start.Env = append(os.Environ(), early+"=yes")
+	start.Stdin, start.Stderr = bytes.NewReader(params), os.Stderr
+	output, err := start.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var result bootapi.BootstrapResult
+	if err := proto.Unmarshal(output, &result); err != nil {
+		t.Fatal(err)
+	}
+	server, err := net.Dial("unix", strings.TrimPrefix(result.Address, "unix://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	if answer, err := io.ReadAll(server); err != nil || string(answer) != "outlived" {
+		t.Errorf("the server of the pod ended: %q, %v", answer, err)
+	}
 }
 
 // The signals of a job reach its shims, too, and the pods need them to end in order.
