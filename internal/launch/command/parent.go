@@ -1,6 +1,7 @@
 package command
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,7 +25,7 @@ const ParentArg = "command-parent"
 
 // Names of the files of the command's parent.
 const (
-	fdEnd    = "end"    // receives the time for the command to end; end of file is the order to end
+	fdEnd    = "end"    // receives the times for the command to end, in lines; end of file is an order, too
 	fdResult = "result" // carries an outcome
 )
 
@@ -104,11 +105,10 @@ func start(started program, env []string, stdin io.Reader, stdout, stderr io.Wri
 	return k, nil
 }
 
-// End asks the command and its descendants to end within grace. Further calls
-// have no effect.
+// End asks the command and its descendants to end within grace. A further call
+// can only shorten the time.
 func (p *Parent) End(grace time.Duration) {
 	_, _ = fmt.Fprintln(p.end, grace)
-	p.end.Close()
 }
 
 // Ended returns a channel that is closed when the command has ended.
@@ -123,6 +123,7 @@ func (p *Parent) Wait() {
 	p.End(OrphanGrace)
 	linux.Resume(p.process.Process.Pid)
 	_ = p.process.Wait() // if it was killed, the supervisor does its work
+	p.end.Close()
 }
 
 // ParentMain runs the command's parent, and returns the exit status.
@@ -155,15 +156,15 @@ func ParentMain() int {
 	}
 	ended, none := make(chan unix.WaitStatus, 1), make(chan struct{})
 	go reapAll(command.Pid, ended, none)
-	ordered := make(chan time.Duration, 1)
-	go func() { ordered <- readGrace(files[fdEnd]) }()
+	ordered := make(chan time.Duration)
+	go readGraces(files[fdEnd], ordered)
 	grace := OrphanGrace
 	select {
 	case status := <-ended:
 		report(outcome{Code: exitcode.OfStatus(syscall.WaitStatus(status))})
 	case grace = <-ordered:
 	}
-	endDescendants(grace, none)
+	endDescendants(grace, ordered, none)
 	select {
 	case status := <-ended:
 		report(outcome{Code: exitcode.OfStatus(syscall.WaitStatus(status))})
@@ -172,19 +173,17 @@ func ParentMain() int {
 	return 0
 }
 
-// readGrace returns when the supervisor wants the command to end, or is gone. It
-// returns the time for that.
-func readGrace(end *os.File) time.Duration {
-	content, _ := io.ReadAll(end)
-	var text string
-	if _, err := fmt.Sscan(string(content), &text); err != nil {
-		return OrphanGrace
+// readGraces sends each time that the supervisor leaves the command to end, and
+// OrphanGrace when the supervisor is gone.
+func readGraces(end io.Reader, ordered chan<- time.Duration) {
+	for lines := bufio.NewScanner(end); lines.Scan(); {
+		grace, err := time.ParseDuration(lines.Text())
+		if err != nil {
+			break
+		}
+		ordered <- grace
 	}
-	grace, err := time.ParseDuration(text)
-	if err != nil {
-		return OrphanGrace
-	}
-	return grace
+	ordered <- OrphanGrace
 }
 
 // reapAll waits for every child. A subreaper without children has no descendants.
@@ -205,14 +204,21 @@ func reapAll(command int, ended chan<- unix.WaitStatus, none chan<- struct{}) {
 }
 
 // endDescendants asks all descendants of this process to end, and kills those
-// that have not ended within grace. none is closed when no descendant is left.
-func endDescendants(grace time.Duration, none <-chan struct{}) {
+// that have not ended within grace. A further grace shortens that time. none is
+// closed when no descendant is left.
+func endDescendants(grace time.Duration, further <-chan time.Duration, none <-chan struct{}) {
 	signalDescendants(unix.SIGTERM)
 	signalDescendants(unix.SIGCONT) // a stopped process cannot act on SIGTERM
-	select {
-	case <-none:
-		return
-	case <-time.After(grace):
+	for over := time.Now().Add(grace); time.Now().Before(over); {
+		select {
+		case <-none:
+			return
+		case shorter := <-further:
+			if until := time.Now().Add(shorter); until.Before(over) {
+				over = until
+			}
+		case <-time.After(time.Until(over)):
+		}
 	}
 	for deadline := time.Now().Add(killLimit); time.Now().Before(deadline); {
 		signalDescendants(unix.SIGKILL)

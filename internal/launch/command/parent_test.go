@@ -107,6 +107,27 @@ func TestParentKillsStubbornCommand(t *testing.T) {
 	}
 }
 
+// A second signal ends a command that has a long time to end.
+func TestParentShortensTheTimeToEnd(t *testing.T) {
+	asked := filepath.Join(t.TempDir(), "asked")
+	k := keep(t, "trap 'echo >"+asked+"' TERM; while :; do sleep 0.01; done")
+	t.Cleanup(func() { _ = k.process.Process.Kill() }) // ends the command, too
+	k.End(24 * time.Hour)
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(asked); err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the command is not asked to end")
+		}
+	}
+	k.End(0)
+	if got := k.answer(t); got.Code != 137 {
+		t.Errorf("%+v, want code 137", got)
+	}
+	k.Wait()
+}
+
 func TestOrphansOfKilledParentEnd(t *testing.T) {
 	if err := linux.BecomeSubreaper(); err != nil {
 		t.Fatal(err)
