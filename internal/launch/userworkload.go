@@ -102,9 +102,9 @@ func (w *userWorkload) end(ctx context.Context, cause error, pods func(context.C
 	switch {
 	case errors.As(cause, &reason):
 		w.asked.Store(true)
-		w.allocation.InGrace(ctx, w.Log, reason.Notice(), reason.Signal, w.allocation.GraceNow(ctx, reason.Signal), both)
+		w.allocation.InGrace(ctx, w.Log, reason, both)
 	case errors.As(cause, &over):
 		w.asked.Store(true)
-		w.allocation.InGrace(ctx, w.Log, over.Error(), 0, over.Grace, both)
+		w.allocation.InTime(ctx, w.Log, over, both)
 	}
 }

@@ -125,36 +125,49 @@ func (a *Allocation) endEarly(ctx context.Context, giveUp context.CancelCauseFun
 
 // GraceNow returns grace, or more if the job continues after the signal. Slurm
 // sends such a signal ahead of the end (--signal, or preemption with a grace
-// time). The question to Slurm takes at most half of the grace.
+// time). The question to Slurm takes at most half of the grace, and is part of it.
 func (a *Allocation) GraceNow(ctx context.Context, signal syscall.Signal) time.Duration {
 	grace := a.grace(signal)
 	if a == nil || signal != syscall.SIGTERM {
 		return grace
 	}
+	over := a.now().Add(grace)
 	ctx, cancel := context.WithTimeout(ctx, grace/2)
 	defer cancel()
 	moment, err := slurm.Now(ctx, a.Job, a.Ask)
 	if err != nil {
 		a.log.Debug("how the job is, is not known whole: " + err.Error())
 	}
-	if !moment.Running || moment.End.IsZero() {
-		return grace
+	left := max(0, over.Sub(a.now()))
+	switch {
+	case !moment.Running || err != nil && moment.End.IsZero():
+		return left
+	case moment.End.IsZero():
+		return noLimit
 	}
+	a.mu.Lock()
 	a.preempted = moment.Returns
-	return max(grace, moment.End.Sub(a.now())-takeDownTime)
+	a.mu.Unlock()
+	return max(left, moment.End.Sub(a.now())-takeDownTime)
 }
 
 // Requeue requeues a job that was preempted with a grace time, as its partition
 // demands. Slurm itself would not (22.05): it considers a job that ends within
 // the grace time completed, and any other job timed out.
 func (a *Allocation) Requeue() {
-	if a == nil || !a.preempted {
+	if a == nil || !a.isPreempted() {
 		return
 	}
 	a.log.Warn("job " + a.Job.ID + " was preempted, and is requeued")
 	if err := slurm.Requeue(context.Background(), a.Job, a.Ask); err != nil {
 		a.log.Warn("requeue job " + a.Job.ID + ": " + err.Error())
 	}
+}
+
+func (a *Allocation) isPreempted() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.preempted
 }
 
 // Memory lowers the limit to the memory that the job requested. Slurm usually

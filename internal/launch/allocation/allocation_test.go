@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"slices"
 	"syscall"
 	"testing"
@@ -76,7 +77,14 @@ func TestGraceBeforeEnd(t *testing.T) {
 	}{
 		{"cancelled", "JobState=COMPLETING EndTime=2026-01-01T12:00:00", 2 * time.Second, false},
 		{"signalled ahead", "JobState=RUNNING EndTime=2026-01-01T12:02:00 PreemptTime=None Requeue=1 BatchFlag=1", 119 * time.Second, false},
-		{"no limit", "JobState=RUNNING EndTime=Unknown", 2 * time.Second, false},
+		{"no limit", "JobState=RUNNING EndTime=Unknown PreemptTime=None", noLimit, false},
+		{"no limit, and cancelled", "JobState=COMPLETING EndTime=Unknown", 2 * time.Second, false},
+		{"no limit, and preempted from a partition that is not known", "JobState=RUNNING EndTime=Unknown PreemptTime=2026-01-01T11:59:59 Partition=hidden", 2 * time.Second, false},
+		{"no limit, while Slurm signals it", "JobState=SIGNALING EndTime=Unknown PreemptTime=None", noLimit, false},
+		{"no limit, and suspended", "JobState=SUSPENDED EndTime=Unknown PreemptTime=None", 2 * time.Second, false},
+		{"no limit, and requeued", "JobState=PENDING EndTime=Unknown PreemptTime=None", 2 * time.Second, false},
+		{"no limit, and preempted by QOS", "JobState=RUNNING EndTime=Unknown PreemptTime=2026-01-01T12:00:00 Requeue=1 BatchFlag=1 Partition=main", 2 * time.Second, false},
+		{"an end that is not known", "JobState=RUNNING", 2 * time.Second, false},
 		{"preempted", "JobState=RUNNING EndTime=2026-01-01T12:00:10 PreemptTime=2026-01-01T12:00:00 Requeue=1 BatchFlag=1", 9 * time.Second, true},
 		{"preempted just now", "JobState=SIGNALING EndTime=2026-01-01T12:00:10 PreemptTime=2026-01-01T12:00:00 Requeue=1 BatchFlag=1", 9 * time.Second, true},
 		{"preempted without a limit", "JobState=RUNNING EndTime=Unknown PreemptTime=2026-01-01T11:59:59 Requeue=1 BatchFlag=1 Partition=low", 8 * time.Second, true},
@@ -90,6 +98,9 @@ func TestGraceBeforeEnd(t *testing.T) {
 			if slices.Contains(command, "hidden") {
 				return nil, errors.New("no answer within 3s")
 			}
+			if slices.Contains(command, "main") {
+				return []byte("PartitionName=main GraceTime=0 PreemptMode=OFF\n"), nil
+			}
 			if slices.Contains(command, "partition") {
 				return []byte("PartitionName=low GraceTime=10 PreemptMode=REQUEUE\n"), nil
 			}
@@ -98,6 +109,53 @@ func TestGraceBeforeEnd(t *testing.T) {
 		if got := a.GraceNow(t.Context(), syscall.SIGTERM); got != test.want || a.preempted != test.preempted {
 			t.Errorf("%s: %s, requeued %v; want %s, %v", test.name, got, a.preempted, test.want, test.preempted)
 		}
+	}
+}
+
+// The time for Slurm's answer is a part of KillWait.
+func TestGraceAfterSlowAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAllocation("")
+		a.killWait, a.now = 31*time.Second, time.Now
+		a.Ask = func(context.Context, ...string) ([]byte, error) {
+			time.Sleep(3 * time.Second)
+			return nil, errors.New("no answer within 3s")
+		}
+		if got := a.GraceNow(t.Context(), syscall.SIGTERM); got != 27*time.Second {
+			t.Errorf("%s, want 27s", got)
+		}
+	})
+}
+
+// A job that goes on after SIGTERM may be cancelled at once. Its second SIGTERM then
+// counts as the same signal.
+func TestCancelledInGrace(t *testing.T) {
+	for _, test := range []struct {
+		name, job string
+		ends      bool
+	}{
+		{"the same signal", "JobState=RUNNING EndTime=Unknown PreemptTime=None", false},
+		{"cancelled", "JobState=COMPLETING EndTime=2026-01-01T12:00:00", true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			a := newAllocation("")
+			a.killWait = 3 * time.Second
+			a.Ask = func(context.Context, ...string) ([]byte, error) { return []byte("JobId=7 " + test.job + "\n"), nil }
+			ctx, end := context.WithCancel(t.Context())
+			defer end()
+			again := make(chan os.Signal)
+			go a.heed(ctx, end, syscall.SIGTERM, again)
+			time.Sleep(SameSignal / 2)
+			again <- syscall.SIGTERM
+			time.Sleep(2*time.Second - time.Millisecond)
+			if synctest.Wait(); ctx.Err() != nil {
+				t.Errorf("%s: the workload has less than KillWait", test.name)
+			}
+			time.Sleep(2 * time.Millisecond)
+			if synctest.Wait(); (ctx.Err() != nil) != test.ends {
+				t.Errorf("%s: its time is over after KillWait: %v, want %v", test.name, ctx.Err() != nil, test.ends)
+			}
+		})
 	}
 }
 

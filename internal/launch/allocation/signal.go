@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 
@@ -23,9 +24,11 @@ const (
 	takeDownTime = time.Second
 	// MaxGrace is Kubernetes' default for a pod.
 	MaxGrace = 30 * time.Second
-	// foreseeable is the longest grace that a message gives as a number. A job
-	// without a limit ends in a year.
+	// foreseeable is the longest grace that a message gives as a number.
 	foreseeable = 24 * time.Hour
+	// noLimit is the grace in a job without a time limit. It is the limit that Slurm's
+	// backfill scheduler gives such a job (22.05). The main scheduler gives it none.
+	noLimit = 365 * 24 * time.Hour
 	// SameSignal is the time within which a further signal counts as the same
 	// one. Slurm signals the step and also srun, which signals the step again.
 	SameSignal = time.Second
@@ -68,34 +71,78 @@ func WithGrace(ctx context.Context, ask func(ctx context.Context, cause error)) 
 	}
 }
 
-// InGrace calls do with the time that a signal, or the end of the job's time, leaves
-// for the workload's end. A second signal cuts it short. first is 0 for the job's time.
-func (a *Allocation) InGrace(ctx context.Context, log *slog.Logger, why string, first syscall.Signal, grace time.Duration, do func(context.Context, time.Duration)) {
+// InGrace calls do with the time that a signal leaves for the workload's end. A
+// second signal cuts it short.
+func (a *Allocation) InGrace(ctx context.Context, log *slog.Logger, reason *Interrupted, do func(context.Context, time.Duration)) {
+	ctx, end := a.listen(ctx, reason.Signal)
+	defer end()
+	within(ctx, log, reason.Notice(), a.GraceNow(ctx, reason.Signal), do)
+}
+
+// InTime calls do with the time that --grace leaves for the workload's end. A signal
+// cuts it short.
+func (a *Allocation) InTime(ctx context.Context, log *slog.Logger, over *TimeUp, do func(context.Context, time.Duration)) {
+	ctx, end := a.listen(ctx, 0)
+	defer end()
+	within(ctx, log, over.Error(), over.Grace, do)
+}
+
+func within(ctx context.Context, log *slog.Logger, why string, grace time.Duration, do func(context.Context, time.Duration)) {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
-	again := make(chan os.Signal, 1)
-	linux.NotifyUnlessIgnored(again, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer signal.Stop(again)
-	began := time.Now()
-	second := secondSignal{jobMayEnd: a != nil && first == syscall.SIGINT}
-	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case s := <-again:
-				if second.is(s, time.Since(began)) {
-					cancel()
-				}
-			}
-		}
-	}()
 	has := grace.Round(time.Second).String()
 	if grace > foreseeable {
 		has = "as long as its pods ask for"
 	}
 	log.Warn(fmt.Sprintf("%s: the workload has %s to end; a second signal ends it at once", why, has))
 	do(ctx, grace)
+}
+
+// listen returns a context that ends at a second signal. first is 0 if no signal came
+// before. The caller must call the returned function.
+func (a *Allocation) listen(ctx context.Context, first syscall.Signal) (context.Context, func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	again := make(chan os.Signal, 1)
+	linux.NotifyUnlessIgnored(again, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	var heeding sync.WaitGroup
+	heeding.Go(func() { a.heed(ctx, cancel, first, again) })
+	return ctx, func() {
+		signal.Stop(again)
+		cancel()
+		heeding.Wait()
+	}
+}
+
+// heed calls end at a second signal. It returns when ctx ends.
+func (a *Allocation) heed(ctx context.Context, end func(), first syscall.Signal, again <-chan os.Signal) {
+	began := time.Now()
+	second := secondSignal{jobMayEnd: a != nil && first == syscall.SIGINT}
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case s := <-again:
+			switch {
+			case second.is(s, time.Since(began)):
+				end()
+			case first == syscall.SIGTERM && s == syscall.SIGTERM:
+				asking.Go(func() { a.shorten(ctx, end) })
+			}
+		}
+	}
+}
+
+// shorten calls end when the time after a further SIGTERM is over. It may be the same
+// signal again, or the job, which went on after the first one, has been cancelled.
+func (a *Allocation) shorten(ctx context.Context, end func()) {
+	over := time.After(a.GraceNow(ctx, syscall.SIGTERM))
+	select {
+	case <-ctx.Done():
+	case <-over:
+		end()
+	}
 }
 
 // secondSignal recognizes a second signal of the user among further ones.
