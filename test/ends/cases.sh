@@ -411,6 +411,37 @@ scancel_full() { scancel -f; }
 # Slurm treats this like any scancel: SIGTERM and KillWait come first.
 scancel_kill() { scancel -s KILL; }
 
+# A job without a time limit goes on after such a signal, and pods have their own grace
+# periods (30 s). If it is cancelled meanwhile, they end within KillWait. Otherwise Slurm
+# would kill the run, which leaves files.
+scancel_in_grace() {
+	local wait left
+	# A signal within a second counts as the same one. On a very busy machine, both
+	# are later.
+	for wait in 0 1.2; do
+		berth "a$wait" -f $here/stubborn.yaml --image $image
+		says "a$wait" started
+		scancel_job -s TERM
+		says "a$wait" 'as long as its pods ask for'
+		sleep "$wait"
+		scancel_job
+		ends "a$wait" 143
+		left=$(check) || fail "left behind: $(head -n 20 <<<"$left")"
+	done
+}
+scancel_job() { "$bed" run --user alice login scancel "$@" "$(job)"; }
+
+# A command has all the time of the job. A second signal ends it at once.
+second_signal_of_command() {
+	berth a -- sh -c 'trap "echo asked" TERM; echo started; while :; do sleep 0.1; done'
+	says a started
+	signal TERM supervisor
+	says a asked
+	sleep 1.2 # a signal within a second counts as the same one
+	signal TERM supervisor
+	ends a 143
+}
+
 # The step of a job is killed at once. Files on disk remain until the next berth or
 # an epilog removes them.
 step_kill() { # PART: is stopped before

@@ -96,6 +96,8 @@ run_cell() {
 	else
 		said=$(describe "$file")
 	fi
+	cat "$log" "/var/tmp/berth-bed/$BED_NAME/home/alice/ways/$name.out" 2>/dev/null | tr -d '\r' |
+		sed -n 's/.*: the workload has \(.*\) to end; .*/\1/p' | tail -n 1 >"$out/${2/\//+}.has"
 	end_cell
 	echo "${said# }"
 }
@@ -161,33 +163,42 @@ describe() {
 	echo "$seen $(grep -E '^[0-9.]+$' "$1" | awk 'NR == 1 { first = $1 } { last = $1 } END { printf "%.1f s", last - first }')"
 }
 
-# expected LAUNCHER/WAY: SIGTERM, "killed at once" or "goes on". Slurm may kill at once
-# only where srun itself is signalled, a closed terminal included, and where the
-# only task of a step is killed.
+# expected LAUNCHER/WAY: "KillWait", "its own grace", "killed at once" or "goes on". Slurm may
+# kill at once only where srun itself is signalled, a closed terminal included, and where
+# the only task of a step is killed. The job has no time limit and goes on after SIGTERM
+# from scancel or kill, so the pod has its own grace period.
 expected() {
 	case $1 in
+	*/scancel-TERM | */kill-TERM-berth) echo "its own grace" ;;
+	# A step that berth has started gets SIGTERM whatever signal berth gets. After Ctrl-C,
+	# it gets a second one after 5 s.
+	salloc/close-terminal | salloc/ctrl-c*) echo "its own grace" ;;
+	salloc/kill-HUP-berth | submit/kill-HUP-berth | script/kill-HUP-berth) echo "its own grace" ;;
+	salloc/kill-QUIT-berth | submit/kill-QUIT-berth | script/kill-QUIT-berth) echo "its own grace" ;;
 	*/kill-*-srun | srun*/close-terminal | srun/ctrl-c-twice | srun-X/ctrl-c-twice) echo "killed at once" ;;
-	salloc/kill-KILL-berth | submit/kill-KILL-berth | script/kill-KILL-berth) echo SIGTERM ;;
+	salloc/kill-KILL-berth | submit/kill-KILL-berth | script/kill-KILL-berth) echo KillWait ;;
 	*/kill-KILL-berth) echo "killed at once" ;;
 	# The first Ctrl-C only makes srun print the state of its tasks. Without a batch
 	# script, --batch has no effect.
 	srun/ctrl-c | s[ra]*/scancel-batch) echo "goes on" ;;
-	*) echo SIGTERM ;;
+	*) echo KillWait ;;
 	esac
 }
 
 # check_cells lists the cells with another result than expected.
 check_cells() {
-	local each got want wrong=0
+	local each got has want wrong=0
 	for each; do
-		got=$(cat "$out/${each/\//+}.cell" 2>/dev/null) want=$(expected "$each")
+		got=$(cat "$out/${each/\//+}.cell" 2>/dev/null) has=$(cat "$out/${each/\//+}.has" 2>/dev/null) want=$(expected "$each")
 		case $want in
+		KillWait) [[ $got == *TERM\ [1-9]* && $has != *pods* ]] ;;
+		# More than KillWait, and what berth said, if there was a terminal.
+		"its own grace") [[ $got =~ TERM\ ([4-9]|[1-9][0-9])[.] && ($has == "as long as its pods ask for" || $each == *terminal) ]] ;;
 		# A second Ctrl-C of srun may come after its pods have had SIGTERM.
-		SIGTERM) [[ $got == *TERM\ [1-9]* ]] ;;
 		"killed at once") [[ $got == "$want"* || $each == *twice && $got == *TERM* ]] ;;
 		*) [[ $got == "$want" ]] ;;
 		esac || {
-			echo "FAILED: $PROCTRACK $each: $got; want $want"
+			echo "FAILED: $PROCTRACK $each: $got${has:+, and has $has}; want $want"
 			wrong=1
 		}
 	done
