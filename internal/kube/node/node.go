@@ -155,6 +155,10 @@ func run(ctx context.Context, plan cluster.Plan, o Options) error {
 		r.filter.run(ctx, proxyAPI)
 		return nil
 	})
+	group.Go(func() error {
+		newPodShares(plan, o).run(ctx)
+		return nil
+	})
 	group.Go(func() error { return r.whenReady(ctx, volumeAPI) })
 	group.Go(func() error { serveMetrics(ctx, plan, o.Log); return nil })
 	r.serveFastPath(ctx, group, kubeletAPI)

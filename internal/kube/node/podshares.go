@@ -1,0 +1,140 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/network/policy"
+)
+
+const (
+	// sharesPeriod is the time between two looks at the size of conntrack. A pod cannot
+	// fill it with answered connections in that time, and the kernel gives the places of
+	// others away.
+	sharesPeriod = time.Second
+	// streamsToDNS bounds the TCP connections of one pod to the node's name server: an
+	// answer that is too long for UDP takes one, for a moment.
+	streamsToDNS = 128
+)
+
+// podShares keeps one pod from taking all places of conntrack, or all TCP connections to
+// the node's name server.
+type podShares struct {
+	plan   cluster.Plan
+	log    *slog.Logger
+	notice func(string)
+	nft    func(ctx context.Context, path string) error
+	// setting reads a number of conntrack; count returns its entries by opener.
+	setting func(name string) (int, error)
+	count   func() (map[netip.Addr]int, error)
+
+	full []netip.Addr // pods without a further connection, in force
+	said map[netip.Addr]bool
+}
+
+func newPodShares(plan cluster.Plan, o Options) *podShares {
+	return &podShares{
+		plan: plan, log: o.Log, notice: o.Notifier.Notice, nft: runNft,
+		setting: trackedSetting, count: policy.CountConnections, said: map[netip.Addr]bool{},
+	}
+}
+
+func trackedSetting(name string) (int, error) {
+	text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
+	if err != nil {
+		return 0, fmt.Errorf("read the size of conntrack: %w", err)
+	}
+	return strconv.Atoi(strings.TrimSpace(string(text)))
+}
+
+// run returns when ctx ends, or when the kernel lacks what shares need. Pods work
+// without them.
+func (s *podShares) run(ctx context.Context) {
+	if err := s.load(ctx, nil); err != nil {
+		s.log.Warn("Pods have no shares of conntrack and of connections to the name server", "error", err)
+		return
+	}
+	for pause, logged := sharesPeriod, ""; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		began := time.Now()
+		if err := s.look(ctx); err != nil && ctx.Err() == nil && err.Error() != logged {
+			logged = err.Error()
+			s.log.Warn("Pods have no shares of conntrack", "error", err)
+		}
+		// To read a full table takes about a second.
+		pause = max(sharesPeriod, 10*time.Since(began))
+	}
+}
+
+// look finds the pods that have their share. While conntrack is less than half full,
+// there are none, and its entries are not read.
+func (s *podShares) look(ctx context.Context) error {
+	limit, err1 := s.setting("max")
+	used, err2 := s.setting("count")
+	switch err := errors.Join(err1, err2); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil // until the first rule needs conntrack
+	case err != nil:
+		return err
+	}
+	var full []netip.Addr
+	if used > limit/2 && limit > 0 {
+		counts, err := s.count()
+		if err != nil {
+			return err
+		}
+		full = s.over(counts, limit)
+	}
+	if slices.Equal(full, s.full) {
+		return nil
+	}
+	for _, pod := range full {
+		if !s.said[pod] {
+			s.said[pod] = true
+			s.notice(fmt.Sprintf("delayed new connections of pod %v: it has its share of the %d that the kernel remembers", pod, limit))
+		}
+	}
+	if err := s.load(ctx, full); err != nil {
+		return err
+	}
+	s.full = full
+	return nil
+}
+
+// over returns the pods that have their share. Connections that were opened by others, such
+// as the node, count for no pod.
+func (s *podShares) over(counts map[netip.Addr]int, limit int) []netip.Addr {
+	ofPod, others := map[netip.Addr]int{}, 0
+	for source, count := range counts {
+		if slices.ContainsFunc(s.plan.Addresses.Families(), func(f cluster.Family) bool { return f.Pods.Contains(source) }) {
+			ofPod[source] = count
+		} else {
+			others += count
+		}
+	}
+	return policy.OverShare(ofPod, others, limit)
+}
+
+func (s *podShares) load(ctx context.Context, full []netip.Addr) error {
+	rules := policy.Shares{Links: []string{cluster.PodBridge, cluster.OverlayLink}, Names: streamsToDNS, Full: full}
+	path := filepath.Join(s.plan.Paths.Run, "shares.nft")
+	if err := os.WriteFile(path, []byte(rules.Ruleset()), 0o600); err != nil {
+		return fmt.Errorf("write rules for shares: %w", err)
+	}
+	return s.nft(ctx, path)
+}

@@ -1,0 +1,83 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"berth.dev/berth/internal/base/cluster"
+)
+
+// A pod that has its share of conntrack is named once, and has further connections after
+// it has closed some. Entries are only read while conntrack is half full.
+func TestPodWithItsShareOfConntrackIsNamed(t *testing.T) {
+	hostile, other, outside := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("192.0.2.1")
+	counts := map[netip.Addr]int{}
+	reads := 0
+	var said []string
+	var rules string
+	s := &podShares{
+		plan: cluster.Plan{
+			Paths:     cluster.Paths{Run: t.TempDir()},
+			Addresses: cluster.Addresses{Family: cluster.Family{Pods: netip.MustParsePrefix("10.0.0.0/16")}},
+		},
+		log: slog.New(slog.DiscardHandler), said: map[netip.Addr]bool{},
+		notice: func(text string) { said = append(said, text) },
+		nft: func(_ context.Context, path string) error {
+			text, err := os.ReadFile(path)
+			rules = string(text)
+			return err
+		},
+		setting: func(name string) (int, error) {
+			if name == "max" {
+				return 1000, nil
+			}
+			used := 0
+			for _, count := range counts {
+				used += count
+			}
+			return used, nil
+		},
+		count: func() (map[netip.Addr]int, error) { reads++; return counts, nil },
+	}
+	for _, step := range []struct {
+		hostile, other, outside int
+		full                    []netip.Addr
+		reads, said             int
+	}{
+		{hostile: 500},
+		{hostile: 700, other: 10, reads: 1},
+		{hostile: 740, other: 10, outside: 10, reads: 2, full: []netip.Addr{hostile}, said: 1},
+		{hostile: 100, outside: 890, reads: 3, full: []netip.Addr{hostile}, said: 1},
+		{hostile: 100, outside: 10, reads: 3, said: 1},
+		{hostile: 900, reads: 4, full: []netip.Addr{hostile}, said: 1},
+	} {
+		counts = map[netip.Addr]int{hostile: step.hostile, other: step.other, outside: step.outside}
+		if err := s.look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(s.full, step.full) || reads != step.reads || len(said) != step.said {
+			t.Errorf("%+v: full %v, %d reads, said %q", step, s.full, reads, said)
+		}
+		if got := strings.Contains(rules, "full-ip { 10.0.0.1 }"); got != (step.full != nil) {
+			t.Errorf("%+v: rules\n%s", step, rules)
+		}
+	}
+	if want := "delayed new connections of pod 10.0.0.1: it has its share of the 1000 that the kernel remembers"; said[0] != want {
+		t.Errorf("said %q, want %q", said[0], want)
+	}
+	s.setting = func(string) (int, error) { return 0, fs.ErrNotExist }
+	if err := s.look(t.Context()); err != nil {
+		t.Errorf("without conntrack: %v", err)
+	}
+	s.setting = func(string) (int, error) { return 0, errors.ErrUnsupported }
+	if err := s.look(t.Context()); err == nil {
+		t.Error("no error of a file that cannot be read")
+	}
+}
