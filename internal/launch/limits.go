@@ -21,7 +21,7 @@ func checkWatchers(needed int) error {
 	for range needed {
 		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 		if err != nil {
-			return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("make the %d inotify instances that a node needs: %w; %s", needed, err, supervisor.MoreWatchers))
+			return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("make the %d inotify instances that a node needs: %w; %s", needed, err, supervisor.MoreWatchers()))
 		}
 		defer unix.Close(fd)
 	}

@@ -7,10 +7,6 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 )
 
-// MoreWatchers explains to the user how to get more inotify instances.
-const MoreWatchers = "your other runs or programs use all that a user may have on this machine: end some, " +
-	"or an administrator allows more: sysctl -w fs.inotify.max_user_instances=8192"
-
 // noWatchers is part of the error of a role that gets no inotify instance.
 const noWatchers = "too many open files"
 
@@ -36,7 +32,7 @@ func (s *Supervisor) FailedError(name, what, log string) error {
 // runs started at the same time.
 func failedCode(err error) error {
 	if strings.Contains(err.Error(), noWatchers) {
-		return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("%w\n%s", err, MoreWatchers))
+		return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("%w\n%s", err, MoreWatchers()))
 	}
 	return exitcode.Wrap(exitcode.Internal, err)
 }
