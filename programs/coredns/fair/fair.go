@@ -81,11 +81,11 @@ func argument(c *caddy.Controller) (int, error) {
 	return limit, nil
 }
 
-// turnKey is the context key of a query's turn.
+// turnKey is the context key of a *handled.
 type turnKey struct{}
 
-// turn is a query's permission to take processor time.
-type turn struct {
+// handled is a query that has had a turn.
+type handled struct {
 	give    func() // ends the turn; may be called twice
 	dropped bool   // by share
 }
@@ -99,18 +99,19 @@ type turnsHandler struct {
 func (h *turnsHandler) Name() string { return turnsName }
 
 func (h *turnsHandler) ServeDNS(ctx context.Context, w dns.ResponseWriter, query *dns.Msg) (int, error) {
-	if _, has := ctx.Value(turnKey{}).(*turn); has {
+	if _, has := ctx.Value(turnKey{}).(*handled); has {
 		// For the target of an ExternalName Service, the kubernetes plugin sends a query
 		// through all plugins, and waits for its answer. If such queries took turns as
 		// well, they would wait for each other.
 		return plugin.NextOrFailure(turnsName, h.next, ctx, w, query)
 	}
 	client := clientOf(w, query)
-	if !h.turns.take(client) {
+	own, ok := h.turns.take(client)
+	if !ok {
 		h.said.about(client, fmt.Sprintf("dropped DNS queries of pod %v: %d of them wait for an answer", client, waitingMost))
 		return dns.RcodeSuccess, nil // which makes CoreDNS send nothing
 	}
-	t := &turn{give: sync.OnceFunc(h.turns.give)}
+	t := &handled{give: sync.OnceFunc(func() { h.turns.give(own) })}
 	defer t.give()
 	code, err := plugin.NextOrFailure(turnsName, h.next, context.WithValue(ctx, turnKey{}, t), &answer{w, t}, query)
 	if t.dropped {
@@ -122,7 +123,7 @@ func (h *turnsHandler) ServeDNS(ctx context.Context, w dns.ResponseWriter, query
 // answer sends the answer to a query that has a turn.
 type answer struct {
 	dns.ResponseWriter
-	turn *turn
+	turn *handled
 }
 
 // WriteMsg sends nothing if the query was dropped. If only the query for the target of an
@@ -161,7 +162,7 @@ type shareHandler struct {
 func (h *shareHandler) Name() string { return shareName }
 
 func (h *shareHandler) ServeDNS(ctx context.Context, w dns.ResponseWriter, query *dns.Msg) (int, error) {
-	t, has := ctx.Value(turnKey{}).(*turn)
+	t, has := ctx.Value(turnKey{}).(*handled)
 	if has {
 		t.give() // to wait for another server takes no processor time
 	}

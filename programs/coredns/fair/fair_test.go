@@ -6,8 +6,10 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/coredns/coredns/plugin"
 	"github.com/coredns/coredns/plugin/pkg/nonwriter"
@@ -23,13 +25,16 @@ func TestClientsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turns := newTurns(1, 4)
 		var served []string
+		var own []turn
 		ask := func(client byte, name string) {
 			go func() {
-				if !turns.take(pod(client)) {
+				mine, ok := turns.take(pod(client))
+				if !ok {
 					served = append(served, name+" dropped")
 					return
 				}
 				served = append(served, name)
+				own = append(own, mine)
 			}()
 			synctest.Wait()
 		}
@@ -37,8 +42,8 @@ func TestClientsTakeTurns(t *testing.T) {
 			ask(1, fmt.Sprint("flood ", i))
 		}
 		ask(2, "late")
-		for range 6 {
-			turns.give()
+		for i := range 6 {
+			turns.give(own[i])
 			synctest.Wait()
 		}
 		want := []string{"flood 0", "flood 5 dropped", "flood 1", "late", "flood 2", "flood 3", "flood 4"}
@@ -47,6 +52,74 @@ func TestClientsTakeTurns(t *testing.T) {
 		}
 		if turns.running != 0 || len(turns.clients)+len(turns.order) != 0 {
 			t.Errorf("left: %d running, %d clients", turns.running, len(turns.clients))
+		}
+	})
+}
+
+// While another pod asks now and then, a pod that floods the server has a share of the
+// time; it has all of it before and afterwards. The other pod never waits for that share.
+func TestHeavyClientLeavesTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const takes, processors = time.Millisecond, 2
+		turns := newTurns(processors, 1000)
+		served := map[byte]int{}
+		var waited time.Duration
+		serve := func(client byte) {
+			began := time.Now()
+			own, ok := turns.take(pod(client))
+			if !ok {
+				t.Error("dropped")
+			}
+			if client == 2 {
+				waited = max(waited, time.Since(began))
+			}
+			time.Sleep(takes)
+			served[client]++
+			turns.give(own)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		var flood sync.WaitGroup
+		for range 100 {
+			flood.Go(func() {
+				for ctx.Err() == nil {
+					serve(1)
+				}
+			})
+		}
+		const second = int(time.Second / takes)
+		in := func(length time.Duration) int {
+			before := served[1]
+			time.Sleep(length)
+			return served[1] - before
+		}
+		if got := in(time.Second); got < processors*second*9/10 {
+			t.Errorf("alone, the pod has %d answers in a second, want about %d", got, processors*second)
+		}
+		polite, end := context.WithCancel(t.Context())
+		flood.Go(func() {
+			for polite.Err() == nil {
+				serve(2)
+				time.Sleep(takes)
+			}
+		})
+		time.Sleep(100 * time.Millisecond)
+		waited = 0
+		if got, want := in(time.Second), int(heavyShare*processors*float64(second)); got < want*8/10 || got > want*12/10 {
+			t.Errorf("beside another pod, it has %d answers in a second, want about %d", got, want)
+		}
+		if served[2] < second*4/10 || waited > takes {
+			t.Errorf("the other pod has %d answers, want about %d; it waited up to %v", served[2], second/2, waited)
+		}
+		end()
+		time.Sleep(lightFor + 100*time.Millisecond)
+		if got := in(time.Second); got < processors*second*9/10 {
+			t.Errorf("alone again, the pod has %d answers in a second, want about %d", got, processors*second)
+		}
+		stop()
+		flood.Wait()
+		time.Sleep(time.Second)
+		if turns.running != 0 || len(turns.clients)+len(turns.order) != 0 || turns.timer != nil {
+			t.Errorf("left: %d running, %d clients, timer %v", turns.running, len(turns.clients), turns.timer)
 		}
 	})
 }
