@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -130,4 +131,58 @@ func (t taken) Get(ctx context.Context, name string, options metav1.GetOptions, 
 		err = unstructured.SetNestedField(lease.Object, "n2", "spec", "holderIdentity")
 	}
 	return lease, err
+}
+
+// versioned refuses updates of a lease that has changed, as an API server does.
+type versioned struct {
+	dynamic.ResourceInterface
+	mu      sync.Mutex
+	version int
+}
+
+func (v *versioned) Update(ctx context.Context, lease *unstructured.Unstructured, options metav1.UpdateOptions, _ ...string) (*unstructured.Unstructured, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if read, _ := strconv.Atoi(lease.GetResourceVersion()); read != v.version {
+		return conflicting{}.Update(ctx, lease, options)
+	}
+	v.version++
+	written := lease.DeepCopy()
+	written.SetResourceVersion(strconv.Itoa(v.version))
+	return v.ResourceInterface.Update(ctx, written, options)
+}
+
+// stopping is a client whose process is stopped until a time. Then its second request
+// to read ends.
+type stopping struct {
+	dynamic.ResourceInterface
+	until time.Time
+	reads int
+}
+
+func (s *stopping) Get(ctx context.Context, name string, options metav1.GetOptions, _ ...string) (*unstructured.Unstructured, error) {
+	if s.reads++; s.reads == 2 {
+		time.Sleep(time.Until(s.until))
+	}
+	return s.ResourceInterface.Get(ctx, name, options)
+}
+
+// unanswered answers reads late, and the first update not at all.
+type unanswered struct {
+	dynamic.ResourceInterface
+	takes   time.Duration
+	updates int
+}
+
+func (u *unanswered) Get(ctx context.Context, name string, options metav1.GetOptions, _ ...string) (*unstructured.Unstructured, error) {
+	time.Sleep(u.takes)
+	return u.ResourceInterface.Get(ctx, name, options)
+}
+
+func (u *unanswered) Update(ctx context.Context, lease *unstructured.Unstructured, options metav1.UpdateOptions, _ ...string) (*unstructured.Unstructured, error) {
+	if u.updates++; u.updates == 1 {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return u.ResourceInterface.Update(ctx, lease, options)
 }

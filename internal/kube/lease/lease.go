@@ -79,13 +79,17 @@ func (l *Lease) setHolder(lease *unstructured.Unstructured, note string) {
 }
 
 // AwaitExpiry waits until the lease has not been renewed for its duration, and
-// acquires it. It returns the previous holder and that node's note.
+// acquires it. It returns the previous holder and that node's note. When this process
+// was stopped, as by Slurm's suspension of a job, the holder may have been, too. So the
+// lease then gets its whole duration again.
 func (l *Lease) AwaitExpiry(ctx context.Context) (previous, note string, err error) {
 	ticker := time.NewTicker(l.Period)
 	defer ticker.Stop()
 	var observed time.Time
 	// asked is the time before the read that preceded this node's last write, or zero.
 	var asked time.Time
+	// looked is when the last request ended.
+	looked := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -94,6 +98,10 @@ func (l *Lease) AwaitExpiry(ctx context.Context) (previous, note string, err err
 		}
 		now := time.Now()
 		changed, err := l.read(ctx)
+		if l.wasStopped(looked) {
+			observed = time.Now()
+		}
+		looked = time.Now()
 		switch {
 		case err != nil:
 		case changed && !asked.IsZero() && holder(l.last) == l.node && time.Since(asked) < l.Deadline:
@@ -113,8 +121,15 @@ func (l *Lease) AwaitExpiry(ctx context.Context) (previous, note string, err err
 			if l.takeOver(ctx, note) == nil {
 				return previous, note, nil
 			}
+			looked = time.Now()
 		}
 	}
+}
+
+// wasStopped reports whether this process was stopped for a while since a request ended.
+// The next one begins after a Period at most, and ends after half a Deadline.
+func (l *Lease) wasStopped(since time.Time) bool {
+	return time.Since(since) > l.Deadline/2+2*l.Period
 }
 
 // read reads the lease and reports whether it has changed.
