@@ -1300,6 +1300,25 @@ ha_gone_job() {
 	[[ $(grep -c 'early output' "$out/a") == 1 && $(grep -c 'late end' "$out/a") == 1 ]] || fail "output is repeated or lost: $(cat "$out/a")"
 	swept n1
 }
+# A Job succeeds and is deleted while no head watches it. The next head learns that from
+# the Job's events, and passes on the output, also of a pod that no head has seen.
+ha_unseen_job() {
+	local line
+	span_berth a --ha -f $here/unseen.yaml --image $image
+	says a 'begin of 0'
+	"$bed" run n1 sh -c 'kill -STOP $(pgrep -f "^[^ ]*berth run ")'
+	kubectl exec job/unseen -- touch /tmp/go || fail "the pod cannot be told to end"
+	poll 30 is_gone unseen || fail "the Job is not deleted: $(kubectl get jobs)"
+	kill_berth n1
+	says a 'which led the run, is lost'
+	timeout=90 ends a 137 # srun's word for the task on n1
+	for line in 'end of 0' 'begin of 1' 'end of 1'; do
+		[[ $(grep -c "$line" "$out/a") == 1 ]] || fail "output is repeated or lost: $(cat "$out/a")"
+	done
+	never_says a 'it is not known whether it succeeded'
+	never_says a 'Exited with exit code'
+	swept n1
+}
 is_gone() { [[ -z $(kubectl get job "$1" --ignore-not-found -o name || echo unknown) ]]; }
 renewal() { kubectl -n kube-system get lease berth-lead -o 'jsonpath={.spec.renewTime}'; }
 renewed() { [[ $(renewal) != "$1" ]]; }

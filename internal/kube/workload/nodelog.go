@@ -73,12 +73,12 @@ type nodeStream struct {
 	node                      string
 	prefix                    []byte // of each line; nil where bytes pass as they are
 	done                      chan struct{}
-	// podGone: another process followed the log, and the pod was deleted since.
+	// podGone: the pod was deleted before this process could see it.
 	podGone bool
 	// turn is closed when the output may be written; nil where lines have a prefix.
 	turn chan struct{}
-	// created is the time of the pod, zero if another process followed the log and the
-	// pod was deleted since. begun: the other process has written some of the output.
+	// created is the time of the pod, or of its container's start if podGone; zero if
+	// that is unknown. begun: the other process has written some of the output.
 	created time.Time
 	begun   bool
 	// lost is output that was lost after the mark. It belongs to run.

@@ -2,11 +2,9 @@ package workload
 
 import (
 	"context"
-	"fmt"
 	"strings"
+	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -40,34 +38,6 @@ func (f *follower) handleList(ctx context.Context) {
 	f.askForAbsent(ctx)
 }
 
-// askForAbsent asks once for each target that no first list had: no watch reports the
-// deletion of an object that was never seen. Without an answer it tries again later.
-func (f *follower) askForAbsent(ctx context.Context) {
-	if f.lists > 0 || f.asked {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, stuckPeriod)
-	defer cancel()
-	for _, t := range f.targets {
-		if !t.finite || t.done || t.seen {
-			continue
-		}
-		resource := podResource
-		if t.job {
-			resource = jobResource
-		}
-		now, err := f.client.dynamic.Resource(resource).Namespace(t.object.GetNamespace()).Get(ctx, t.object.GetName(), metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err), err == nil && now.GetUID() != t.object.GetUID():
-			f.fail(1, fmt.Sprintf("%s %s was deleted before its result was seen, so it is not known whether it succeeded", strings.ToLower(t.object.GetKind()), t.object.GetName()))
-			f.end(t)
-		case err != nil:
-			return
-		}
-	}
-	f.asked = true
-}
-
 // followDeleted follows the rest of the logs that another process has begun to follow
 // and whose pods were deleted before this process could see them.
 func (l *logs) followDeleted(ctx context.Context) {
@@ -76,9 +46,15 @@ func (l *logs) followDeleted(ctx context.Context) {
 		if mark.Node == "" || l.nodes[key] != nil {
 			continue
 		}
-		s := newNodeStream(l, mark.logPlace, types.UID(uid), container)
-		s.podGone = true
-		l.startNodeStream(ctx, s)
-		s.end(true)
+		l.followDeletedPod(ctx, mark.logPlace, types.UID(uid), container, time.Time{})
 	}
+}
+
+// followDeletedPod follows the log of a container whose pod is deleted. started is when
+// the container started, or zero.
+func (l *logs) followDeletedPod(ctx context.Context, place logPlace, uid types.UID, container string, started time.Time) {
+	s := newNodeStream(l, place, uid, container)
+	s.podGone, s.created = true, started
+	l.startNodeStream(ctx, s)
+	s.end(true)
 }

@@ -27,8 +27,8 @@ type target struct {
 	// single: its pods run one after the other, with one container each.
 	single bool
 	done   bool
-	// seen: the API server has shown it.
-	seen bool
+	// seen: the API server has shown it. gone: it has not, and the object does not exist.
+	seen, gone bool
 	// state is the last known state of a Job.
 	state *batchv1.Job
 	// lastCode is the exit code of the container that failed last.
