@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/fusewire"
 	"berth.dev/berth/runtime/internal/fuzzbound"
 	"berth.dev/berth/runtime/internal/idmap"
 	"berth.dev/berth/runtime/internal/tree"
@@ -19,13 +20,13 @@ import (
 // sends requests, but programs in pods choose their numbers and names.
 func FuzzRequest(f *testing.F) {
 	merged := smallTree(f)
-	for _, opcode := range []uint32{opLookup, opForget, opGetattr, opReadlink, opOpen, opRead, opStatfs, opGetxattr, opListxattr, opInit, opReaddir, opReaddirplus, 99} {
+	for _, opcode := range []uint32{fusewire.OpLookup, fusewire.OpForget, fusewire.OpGetattr, fusewire.OpReadlink, fusewire.OpOpen, fusewire.OpRead, fusewire.OpStatfs, fusewire.OpGetxattr, fusewire.OpListxattr, fusewire.OpInit, fusewire.OpReaddir, fusewire.OpReaddirplus, 99} {
 		f.Add(opcode, uint64(tree.RootID), append([]byte("\xff\xff\xff\xff\xff\xff\xff\x7f\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff"), make([]byte, 20)...), true)
 		for node := range uint64(6) {
 			f.Add(opcode, node, append([]byte("file\x00\x00\x00\x00user.a\x00"), make([]byte, 24)...), false)
 		}
 	}
-	f.Add(uint32(opInit), uint64(0), []byte("\x07\x00\x00\x00\x1f\x00\x00\x00\x00\x00\x02\x00\xff\xff\xff\xff"), true)
+	f.Add(uint32(fusewire.OpInit), uint64(0), []byte("\x07\x00\x00\x00\x1f\x00\x00\x00\x00\x00\x02\x00\xff\xff\xff\xff"), true)
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		f.Fatal(err)
@@ -33,7 +34,7 @@ func FuzzRequest(f *testing.F) {
 	kernel := os.NewFile(uintptr(ends[0]), "kernel")
 	defer kernel.Close()
 	defer unix.Close(ends[1])
-	const largest = outHeaderSize + maxRead
+	const largest = fusewire.OutHeader + fusewire.MaxRead
 	if err := unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_SNDBUF, 2*largest); err != nil {
 		f.Fatal(err)
 	}
@@ -43,27 +44,27 @@ func FuzzRequest(f *testing.F) {
 		var logged bytes.Buffer
 		ids := []idmap.Extent{{First: 0, Count: 1000}}
 		mount := Mount{Tree: merged, Squash: squash, IDs: idmap.Map{UIDs: ids, GIDs: ids}, Log: slog.New(slog.NewTextHandler(&logged, nil))}
-		w := worker{pool: &pool{Mount: mount}, fd: ends[1], slot: make([]byte, slotSize)}
-		size := inHeaderSize + copy(w.slot[inHeaderSize:], body)
-		order.PutUint32(w.slot[0:], uint32(size))
-		order.PutUint32(w.slot[4:], opcode)
-		order.PutUint64(w.slot[8:], 7)
-		order.PutUint64(w.slot[16:], node)
+		w := worker{pool: &pool{Mount: mount}, fd: ends[1], slot: make([]byte, fusewire.RequestSize)}
+		size := fusewire.InHeader + copy(w.slot[fusewire.InHeader:], body)
+		fusewire.Order.PutUint32(w.slot[0:], uint32(size))
+		fusewire.Order.PutUint32(w.slot[4:], opcode)
+		fusewire.Order.PutUint64(w.slot[8:], 7)
+		fusewire.Order.PutUint64(w.slot[16:], node)
 		w.handle()
 		if bytes.Contains(logged.Bytes(), []byte("goroutine")) {
 			t.Fatalf("a panic: %s", &logged)
 		}
 		n, _, err := unix.Recvfrom(ends[0], answer, unix.MSG_DONTWAIT)
-		silent := opcode == opForget || opcode == opBatchForget || opcode == opInterrupt
+		silent := opcode == fusewire.OpForget || opcode == fusewire.OpBatchForget || opcode == fusewire.OpInterrupt
 		switch {
 		case silent && err == nil:
 			t.Error("it is answered")
 		case silent:
 		case err != nil:
 			t.Errorf("no answer: %v", err)
-		case n < outHeaderSize || n > largest || int(order.Uint32(answer)) != n || order.Uint64(answer[8:]) != 7:
-			t.Errorf("an answer of %d bytes: %x", n, answer[:min(n, outHeaderSize)])
-		case order.Uint32(answer[4:]) != 0 && n != outHeaderSize:
+		case n < fusewire.OutHeader || n > largest || int(fusewire.Order.Uint32(answer)) != n || fusewire.Order.Uint64(answer[8:]) != 7:
+			t.Errorf("an answer of %d bytes: %x", n, answer[:min(n, fusewire.OutHeader)])
+		case fusewire.Order.Uint32(answer[4:]) != 0 && n != fusewire.OutHeader:
 			t.Errorf("an error with %d bytes", n)
 		}
 	})
@@ -73,7 +74,7 @@ func FuzzRequest(f *testing.F) {
 // left it.
 func FuzzSlot(f *testing.F) {
 	merged := smallTree(f)
-	f.Add(make([]byte, inHeaderSize))
+	f.Add(make([]byte, fusewire.InHeader))
 	f.Add([]byte("\x28\x00\x00\x00\x03\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00________________"))
 	f.Fuzz(func(t *testing.T, slot []byte) {
 		fuzzbound.Watch(t)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/fusewire"
 	"berth.dev/berth/runtime/internal/idmap"
 	"berth.dev/berth/runtime/internal/tree"
 )
@@ -34,11 +35,8 @@ const (
 	// mostExtra bounds the workers of all mounts together, not counting each
 	// mount's first few.
 	mostExtra = 256
-	// slotSize is the size of the largest request to a read-only file system. The
-	// kernel insists on 8 KiB.
-	slotSize = 8192
 	// SlotsSize is the size of the memory file.
-	SlotsSize = mostWorkers * slotSize
+	SlotsSize = mostWorkers * fusewire.RequestSize
 )
 
 // Mount describes a mount to serve.
@@ -85,7 +83,7 @@ func (m Mount) Serve() error {
 	c := pool{Mount: m}
 	c.mu.Lock()
 	for i := range mostWorkers {
-		slot := slots[i*slotSize : (i+1)*slotSize]
+		slot := slots[i*fusewire.RequestSize : (i+1)*fusewire.RequestSize]
 		switch {
 		case i < workers:
 			c.start(slot)
@@ -106,10 +104,10 @@ func (m Mount) Serve() error {
 func (m Mount) pending() (slots [mostWorkers]bool, err error) {
 	var begin [4]byte
 	for i := range slots {
-		if _, err := m.Slots.ReadAt(begin[:], int64(i)*slotSize); err != nil {
+		if _, err := m.Slots.ReadAt(begin[:], int64(i)*fusewire.RequestSize); err != nil {
 			return slots, fmt.Errorf("look for requests of a predecessor: %w", err)
 		}
-		slots[i] = order.Uint32(begin[:]) != 0
+		slots[i] = fusewire.Order.Uint32(begin[:]) != 0
 	}
 	return slots, nil
 }
@@ -188,9 +186,9 @@ func (w *worker) work() error {
 		atomic.AddUint32((*uint32)(unsafe.Pointer(&w.slot[page])), 0)
 	}
 	for {
-		if order.Uint32(w.slot) != 0 {
+		if fusewire.Order.Uint32(w.slot) != 0 {
 			w.handle()
-			order.PutUint32(w.slot, 0)
+			fusewire.Order.PutUint32(w.slot, 0)
 		}
 		if !w.rest() {
 			return nil
@@ -200,7 +198,7 @@ func (w *worker) work() error {
 		switch {
 		case n > 0, errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
 		case errors.Is(err, unix.ENOENT): // interrupted before it was handed out
-			order.PutUint32(w.slot, 0)
+			fusewire.Order.PutUint32(w.slot, 0)
 		case err == nil, errors.Is(err, unix.ENODEV), errors.Is(err, unix.ECONNABORTED):
 			return nil // unmounted
 		default:
@@ -210,79 +208,69 @@ func (w *worker) work() error {
 }
 
 func (w *worker) handle() {
-	r, ok := parseRequest(w.slot)
-	if !ok {
+	r, ok := fusewire.ParseRequest(w.slot)
+	if !ok || r.Unanswered() {
 		return
 	}
-	w.out = append(w.out[:0], make([]byte, outHeaderSize)...)
-	errno, silent := w.guard(r)
-	if silent {
-		return
-	}
-	if errno != 0 {
-		w.out = w.out[:outHeaderSize]
-	}
-	order.PutUint32(w.out[0:], uint32(len(w.out)))
-	order.PutUint32(w.out[4:], uint32(-int32(errno)))
-	order.PutUint64(w.out[8:], r.unique)
+	w.out = append(w.out[:0], make([]byte, fusewire.OutHeader)...)
+	errno := w.guard(r)
+	w.out = r.Finish(w.out, errno)
 	// The kernel rejects replies that nobody waits for any more.
 	_, _, _ = unix.Syscall(unix.SYS_WRITE, uintptr(w.fd), uintptr(unsafe.Pointer(unsafe.SliceData(w.out))), uintptr(len(w.out)))
 }
 
 // guard turns a panic into an error. A request that ends this process would also
 // end its successors.
-func (w *worker) guard(r request) (errno unix.Errno, silent bool) {
+func (w *worker) guard(r fusewire.Request) (errno unix.Errno) {
 	defer func() {
 		if reason := recover(); reason != nil {
-			w.Log.Error(fmt.Sprintf("request %d of node %d: %v\n%s", r.opcode, r.node, reason, debug.Stack()))
-			errno, silent = unix.EIO, false
+			w.Log.Error(fmt.Sprintf("request %d of node %d: %v\n%s", r.Opcode, r.Node, reason, debug.Stack()))
+			errno = unix.EIO
 		}
 	}()
 	return w.answer(r)
 }
 
 // answer appends the reply to out.
-func (w *worker) answer(r request) (errno unix.Errno, silent bool) {
-	switch r.opcode {
-	case opForget, opBatchForget, opInterrupt:
-		return 0, true
-	case opInit:
-		w.out, errno = answerInit(w.out, r)
-	case opLookup:
+func (w *worker) answer(r fusewire.Request) (errno unix.Errno) {
+	switch r.Opcode {
+	case fusewire.OpInit:
+		w.out, errno = r.AppendInit(w.out, wantedFlags, background)
+	case fusewire.OpLookup:
 		errno = w.lookup(r)
-	case opGetattr:
+	case fusewire.OpGetattr:
 		errno = w.getattr(r)
-	case opReadlink:
+	case fusewire.OpReadlink:
 		errno = w.readlink(r)
-	case opRead:
+	case fusewire.OpRead:
 		errno = w.read(r)
-	case opReaddir:
+	case fusewire.OpReaddir:
 		errno = w.readdir(r, false)
-	case opReaddirplus:
+	case fusewire.OpReaddirplus:
 		errno = w.readdir(r, true)
-	case opGetxattr, opListxattr:
+	case fusewire.OpGetxattr, fusewire.OpListxattr:
 		errno = w.xattr(r)
-	case opStatfs:
+	case fusewire.OpStatfs:
 		w.statfs()
-	case opOpen, opOpendir:
+	case fusewire.OpOpen, fusewire.OpOpendir:
 		// After ENOSYS the kernel opens files without asking, and keeps the data
 		// that it has read from them.
 		errno = unix.ENOSYS
 	default:
 		errno = unix.ENOSYS
 	}
-	return errno, false
+	return errno
 }
 
 // errnoOf returns the error number for the kernel, and logs unexpected errors.
-func (w *worker) errnoOf(r request, err error) unix.Errno {
+func (w *worker) errnoOf(r fusewire.Request, err error) unix.Errno {
 	if errors.Is(err, tree.ErrNotFound) {
 		return unix.ESTALE
 	}
 	if errors.Is(err, tree.ErrLinks) && w.Refused != nil {
 		w.Refused(err)
 	}
-	w.Log.Error(fmt.Sprintf("request %d of node %d: %v", r.opcode, r.node, err))
+	w.Log.Error(fmt.Sprintf("request %d of node %d: %v", r.Opcode, r.Node, err))
 	return unix.EIO
 }
 
@@ -295,36 +283,35 @@ func (m Mount) owned(n tree.Node) tree.Node {
 	return n
 }
 
-func (w *worker) lookup(r request) unix.Errno {
-	name, ok := r.name(0)
+func (w *worker) lookup(r fusewire.Request) unix.Errno {
+	name, ok := r.Name(0)
 	if !ok {
 		return unix.EINVAL
 	}
-	n, err := w.Tree.Lookup(r.node, name)
+	n, err := w.Tree.Lookup(r.Node, name)
 	switch {
 	case errors.Is(err, tree.ErrNotFound):
-		w.out = appendNoEntry(w.out)
+		// The kernel may cache the absence of the name.
+		w.out = append(fusewire.AppendNumbers(w.out, 0, 0, fusewire.Forever), make([]byte, fusewire.EntrySize-24)...)
 	case err != nil:
 		return w.errnoOf(r, err)
 	default:
-		w.out = appendEntry(w.out, w.owned(n))
+		w.out = fusewire.AppendEntry(w.out, attr(w.owned(n)))
 	}
 	return 0
 }
 
-func (w *worker) getattr(r request) unix.Errno {
-	n, err := w.Tree.Node(r.node)
+func (w *worker) getattr(r fusewire.Request) unix.Errno {
+	n, err := w.Tree.Node(r.Node)
 	if err != nil {
 		return w.errnoOf(r, err)
 	}
-	w.out = order.AppendUint64(w.out, forever)
-	w.out = order.AppendUint64(w.out, 0)
-	w.out = appendAttr(w.out, w.owned(n))
+	w.out = fusewire.AppendAttr(w.out, attr(w.owned(n)))
 	return 0
 }
 
-func (w *worker) readlink(r request) unix.Errno {
-	n, err := w.Tree.Node(r.node)
+func (w *worker) readlink(r fusewire.Request) unix.Errno {
+	n, err := w.Tree.Node(r.Node)
 	if err != nil {
 		return w.errnoOf(r, err)
 	}
@@ -336,12 +323,12 @@ func (w *worker) readlink(r request) unix.Errno {
 	return 0
 }
 
-func (w *worker) read(r request) unix.Errno {
-	offset, size, ok := r.readRange()
+func (w *worker) read(r fusewire.Request) unix.Errno {
+	offset, size, ok := r.ReadRange()
 	if !ok {
 		return unix.EINVAL
 	}
-	n, err := w.Tree.Node(r.node)
+	n, err := w.Tree.Node(r.Node)
 	if err != nil {
 		return w.errnoOf(r, err)
 	}
@@ -349,36 +336,36 @@ func (w *worker) read(r request) unix.Errno {
 		return unix.EINVAL
 	}
 	size = int(max(0, min(int64(size), n.Size-offset)))
-	if need := outHeaderSize + size; cap(w.out) < need {
+	if need := fusewire.OutHeader + size; cap(w.out) < need {
 		w.out = append(make([]byte, 0, max(need, 160<<10)), w.out...)
 	}
-	into := w.out[outHeaderSize : outHeaderSize+size]
+	into := w.out[fusewire.OutHeader : fusewire.OutHeader+size]
 	got, err := w.Tree.ReadAt(n, into, offset)
 	if err != nil {
 		return w.errnoOf(r, err)
 	}
-	w.out = w.out[:outHeaderSize+got]
+	w.out = w.out[:fusewire.OutHeader+got]
 	return 0
 }
 
 // readdir lists a directory from an offset on. The offset is the number of entries
 // listed before, including "." and "..".
-func (w *worker) readdir(r request, plus bool) unix.Errno {
-	offset, size, ok := r.readRange()
+func (w *worker) readdir(r fusewire.Request, plus bool) unix.Errno {
+	offset, size, ok := r.ReadRange()
 	if !ok {
 		return unix.EINVAL
 	}
-	dir, err := w.Tree.Dir(r.node)
+	dir, err := w.Tree.Dir(r.Node)
 	if err != nil {
 		return w.errnoOf(r, err)
 	}
 	extra := 0
 	if plus {
-		extra = entrySize
+		extra = fusewire.EntrySize
 	}
-	limit := outHeaderSize + size
+	limit := fusewire.OutHeader + size
 	for at := offset; at < int64(len(dir.Entries))+2; at++ {
-		e := tree.Entry{Name: ".", ID: r.node, Type: erofs.TypeDir}
+		e := tree.Entry{Name: ".", ID: r.Node, Type: erofs.TypeDir}
 		switch at {
 		case 0:
 		case 1:
@@ -386,34 +373,34 @@ func (w *worker) readdir(r request, plus bool) unix.Errno {
 		default:
 			e = dir.Entries[at-2]
 		}
-		if len(w.out)+extra+direntLength(e.Name) > limit {
+		if len(w.out)+extra+fusewire.DirentLength(e.Name) > limit {
 			break
 		}
 		if plus && at < 2 {
-			w.out = append(w.out, make([]byte, entrySize)...)
+			w.out = append(w.out, make([]byte, fusewire.EntrySize)...)
 		} else if plus {
 			n, err := w.Tree.Child(dir, e)
 			if err != nil {
 				return w.errnoOf(r, err)
 			}
-			w.out = appendEntry(w.out, w.owned(n))
+			w.out = fusewire.AppendEntry(w.out, attr(w.owned(n)))
 		}
-		w.out = appendDirent(w.out, e.ID, uint64(at)+1, e.Type, e.Name)
+		w.out = fusewire.AppendDirent(w.out, e.ID, uint64(at)+1, uint32(e.Type), e.Name)
 	}
 	return 0
 }
 
 // xattr returns one extended attribute, or the names of all. If the kernel passes a
 // size of 0, it asks only for the length.
-func (w *worker) xattr(r request) unix.Errno {
+func (w *worker) xattr(r fusewire.Request) unix.Errno {
 	if !w.Tree.HasXattrs() {
 		return unix.ENOSYS // the kernel does not ask again
 	}
-	if len(r.body) < 8 {
+	if len(r.Body) < 8 {
 		return unix.EINVAL
 	}
-	size := int(order.Uint32(r.body))
-	n, err := w.Tree.Node(r.node)
+	size := int(fusewire.Order.Uint32(r.Body))
+	n, err := w.Tree.Node(r.Node)
 	if err != nil {
 		return w.errnoOf(r, err)
 	}
@@ -422,12 +409,12 @@ func (w *worker) xattr(r request) unix.Errno {
 		return w.errnoOf(r, err)
 	}
 	var value []byte
-	if r.opcode == opListxattr {
+	if r.Opcode == fusewire.OpListxattr {
 		for _, x := range all {
 			value = append(append(value, x.Name...), 0)
 		}
 	} else {
-		name, ok := r.name(8)
+		name, ok := r.Name(8)
 		if !ok {
 			return unix.EINVAL
 		}
@@ -443,8 +430,8 @@ func (w *worker) xattr(r request) unix.Errno {
 	}
 	switch {
 	case size == 0:
-		w.out = order.AppendUint32(w.out, uint32(len(value)))
-		w.out = order.AppendUint32(w.out, 0)
+		w.out = fusewire.Order.AppendUint32(w.out, uint32(len(value)))
+		w.out = fusewire.Order.AppendUint32(w.out, 0)
 	case len(value) > size:
 		return unix.ERANGE
 	default:
@@ -457,7 +444,7 @@ func (w *worker) statfs() {
 	at := len(w.out)
 	w.out = append(w.out, make([]byte, statfsSize)...)
 	out := w.out[at:]
-	order.PutUint32(out[40:], erofs.BlockSize)
-	order.PutUint32(out[44:], 255)
-	order.PutUint32(out[48:], erofs.BlockSize)
+	fusewire.Order.PutUint32(out[40:], erofs.BlockSize)
+	fusewire.Order.PutUint32(out[44:], 255)
+	fusewire.Order.PutUint32(out[48:], erofs.BlockSize)
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/fusewire"
 	"berth.dev/berth/runtime/internal/idmap"
 	"berth.dev/berth/runtime/internal/tree"
 )
@@ -91,11 +92,11 @@ func TestWaitingReadsBlockNothing(t *testing.T) {
 
 	ask := func(opcode uint32, unique, node uint64, body []byte) {
 		t.Helper()
-		b := order.AppendUint32(nil, uint32(inHeaderSize+len(body)))
-		b = order.AppendUint32(b, opcode)
-		b = order.AppendUint64(b, unique)
-		b = order.AppendUint64(b, node)
-		b = append(append(b, make([]byte, inHeaderSize-len(b))...), body...)
+		b := fusewire.Order.AppendUint32(nil, uint32(fusewire.InHeader+len(body)))
+		b = fusewire.Order.AppendUint32(b, opcode)
+		b = fusewire.Order.AppendUint64(b, unique)
+		b = fusewire.Order.AppendUint64(b, node)
+		b = append(append(b, make([]byte, fusewire.InHeader-len(b))...), body...)
 		if _, err := kernel.Write(b); err != nil {
 			t.Fatal(err)
 		}
@@ -107,19 +108,19 @@ func TestWaitingReadsBlockNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return order.Uint64(b[8:]), int32(order.Uint32(b[4:])), b[outHeaderSize:n]
+		return fusewire.Order.Uint64(b[8:]), int32(fusewire.Order.Uint32(b[4:])), b[fusewire.OutHeader:n]
 	}
 	root := uint64(1)
-	ask(opLookup, 1, root, []byte("large\x00"))
+	ask(fusewire.OpLookup, 1, root, []byte("large\x00"))
 	_, errno, entry := answer()
 	if errno != 0 {
 		t.Fatalf("lookup: %d", errno)
 	}
-	node := order.Uint64(entry)
+	node := fusewire.Order.Uint64(entry)
 	read := make([]byte, 40)
-	order.PutUint32(read[16:], large)
+	fusewire.Order.PutUint32(read[16:], large)
 	for i := range waiting {
-		ask(opRead, uint64(100+i), node, read)
+		ask(fusewire.OpRead, uint64(100+i), node, read)
 	}
 	for i := range waiting {
 		select {
@@ -128,7 +129,7 @@ func TestWaitingReadsBlockNothing(t *testing.T) {
 			t.Fatalf("%d reads wait, and hold up the next", i)
 		}
 	}
-	ask(opGetattr, 2, root, make([]byte, 16))
+	ask(fusewire.OpGetattr, 2, root, make([]byte, 16))
 	if unique, errno, _ := answer(); unique != 2 || errno != 0 {
 		t.Errorf("request %d is answered with %d, not the one that needs no storage", unique, errno)
 	}

@@ -1,44 +1,27 @@
 package resourceview
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/fusewire"
 )
 
-// The part of the FUSE protocol that files without a size need
-// (include/uapi/linux/fuse.h, version 7.31 of Linux 5.2). Package fuse serves
-// images, and lets the kernel cache what it reads. This server must not.
+// Package fuse serves images, and lets the kernel cache what it reads. This server
+// must not.
 const (
-	opLookup      = 1
-	opForget      = 2
-	opGetattr     = 3
-	opOpen        = 14
-	opRead        = 15
-	opRelease     = 18
-	opInit        = 26
-	opReaddir     = 28
-	opInterrupt   = 36
-	opBatchForget = 42
-
-	flagNoOpendir = 1 << 24
 	// openDirect makes the kernel ask for each read: the text changes and has no size.
 	openDirect = 1 << 0
-
-	inHeader, outHeader = 40, 16
-	// requestSize is the least that the kernel accepts.
-	requestSize = 8192
-	// forever is the time in seconds that the kernel may cache names and attributes.
-	forever = 1 << 31
-	rootID  = 1
+	// background is the number of requests in the background.
+	background = 16
+	rootID     = 1
 )
 
 // node is a file or a directory.
@@ -81,7 +64,7 @@ func newServer(files map[string]func() string) *server {
 
 // serve answers until the file system is no longer mounted anywhere.
 func (s *server) serve(device *os.File) error {
-	request := make([]byte, requestSize)
+	request := make([]byte, fusewire.RequestSize)
 	for {
 		n, err := device.Read(request)
 		switch {
@@ -99,78 +82,51 @@ func (s *server) serve(device *os.File) error {
 	}
 }
 
-var order = binary.LittleEndian
-
 // handle returns the reply to a request, or nil if the request needs none.
 func (s *server) handle(request []byte) []byte {
-	if len(request) < inHeader {
+	r, ok := fusewire.ParseRequest(request)
+	if !ok || r.Unanswered() {
 		return nil
 	}
-	opcode, unique, id, body := order.Uint32(request[4:]), order.Uint64(request[8:]), order.Uint64(request[16:]), request[inHeader:]
-	if opcode == opForget || opcode == opBatchForget || opcode == opInterrupt {
-		return nil
-	}
-	out := make([]byte, outHeader)
+	out := make([]byte, fusewire.OutHeader)
 	errno := unix.ENOENT
-	if id < uint64(len(s.nodes)) && s.nodes[id] != nil || opcode == opInit {
-		out, errno = s.answer(out, opcode, id, body)
+	if r.Node < uint64(len(s.nodes)) && s.nodes[r.Node] != nil || r.Opcode == fusewire.OpInit {
+		out, errno = s.answer(out, r)
 	}
-	if errno != 0 {
-		out = out[:outHeader]
-	}
-	order.PutUint32(out[0:], uint32(len(out)))
-	order.PutUint32(out[4:], uint32(-int32(errno)))
-	order.PutUint64(out[8:], unique)
-	return out
+	return r.Finish(out, errno)
 }
 
 // answer appends what follows the header.
-func (s *server) answer(out []byte, opcode uint32, id uint64, body []byte) ([]byte, unix.Errno) {
-	switch opcode {
-	case opInit:
-		return appendInit(out, body)
-	case opLookup:
-		return s.lookup(out, id, strings.TrimRight(string(body), "\x00"))
-	case opGetattr:
-		return s.appendAttr(appendNumbers(out, forever, 0), id), 0
-	case opOpen:
-		return appendNumbers(out, 0, openDirect), 0
-	case opRelease:
+func (s *server) answer(out []byte, r fusewire.Request) ([]byte, unix.Errno) {
+	switch r.Opcode {
+	case fusewire.OpInit:
+		return r.AppendInit(out, fusewire.FlagNoOpendir, background)
+	case fusewire.OpLookup:
+		name, _ := r.Name(0)
+		return s.lookup(out, r.Node, name)
+	case fusewire.OpGetattr:
+		return fusewire.AppendAttr(out, s.attr(r.Node)), 0
+	case fusewire.OpOpen:
+		return fusewire.AppendNumbers(out, 0, openDirect), 0
+	case fusewire.OpRelease:
 		return out, 0
-	case opRead, opReaddir:
-		if len(body) < 24 {
+	case fusewire.OpRead, fusewire.OpReaddir:
+		offset, size, ok := r.ReadRange()
+		if !ok {
 			return out, unix.EINVAL
 		}
-		offset, size := order.Uint64(body[8:]), int(order.Uint32(body[16:]))
-		if opcode == opReaddir {
-			return s.readdir(out, id, offset, size), 0
+		if r.Opcode == fusewire.OpReaddir {
+			return s.readdir(out, r.Node, uint64(offset), size), 0
 		}
-		return s.read(out, id, offset, size), 0
+		return s.read(out, r.Node, uint64(offset), size), 0
 	}
 	return out, unix.ENOSYS // the kernel does not ask again, or passes it on
-}
-
-func appendInit(out, body []byte) ([]byte, unix.Errno) {
-	if len(body) < 16 || order.Uint32(body) < 7 {
-		return out, unix.EPROTO
-	}
-	at := len(out)
-	out = append(out, make([]byte, 64)...)
-	init := out[at:]
-	order.PutUint32(init[0:], 7)
-	order.PutUint32(init[4:], 31)
-	order.PutUint32(init[12:], order.Uint32(body[12:])&flagNoOpendir)
-	order.PutUint16(init[16:], 16) // requests in the background
-	order.PutUint16(init[18:], 12)
-	order.PutUint32(init[20:], 4096) // bytes to write at once; nothing is
-	order.PutUint32(init[24:], 1)    // nanoseconds in the unit of time
-	return out, 0
 }
 
 func (s *server) lookup(out []byte, id uint64, name string) ([]byte, unix.Errno) {
 	for _, child := range s.nodes[id].children {
 		if s.nodes[child].name == name {
-			return s.appendAttr(appendNumbers(out, child, 0, forever, forever, 0), child), 0
+			return fusewire.AppendEntry(out, s.attr(child)), 0
 		}
 	}
 	return out, unix.ENOENT
@@ -205,37 +161,18 @@ func (s *server) readdir(out []byte, id, offset uint64, size int) []byte {
 		if i < 2 {
 			name = [2]string{".", ".."}[i]
 		}
-		length := (24 + len(name) + 7) &^ 7
-		if len(out)+length > limit {
+		if len(out)+fusewire.DirentLength(name) > limit {
 			break
 		}
-		out = appendNumbers(out, entries[i], i+1)
-		out = order.AppendUint32(out, uint32(len(name)))
-		out = order.AppendUint32(out, s.mode(entries[i])>>12)
-		out = append(out, name...)
-		out = append(out, make([]byte, length-24-len(name))...)
+		out = fusewire.AppendDirent(out, entries[i], i+1, s.attr(entries[i]).Mode, name)
 	}
 	return out
 }
 
-func (s *server) mode(id uint64) uint32 {
+func (s *server) attr(id uint64) fusewire.Attr {
+	mode := uint32(unix.S_IFREG | 0o444)
 	if s.nodes[id].text == nil {
-		return unix.S_IFDIR | 0o555
+		mode = unix.S_IFDIR | 0o555
 	}
-	return unix.S_IFREG | 0o444
-}
-
-func (s *server) appendAttr(out []byte, id uint64) []byte {
-	out = appendNumbers(out, id, 0, 0, s.mounted, s.mounted, s.mounted)
-	for _, v := range [...]uint32{0, 0, 0, s.mode(id), 1, 0, 0, 0, 4096, 0} {
-		out = order.AppendUint32(out, v)
-	}
-	return out
-}
-
-func appendNumbers(out []byte, numbers ...uint64) []byte {
-	for _, n := range numbers {
-		out = order.AppendUint64(out, n)
-	}
-	return out
+	return fusewire.Attr{ID: id, Seconds: s.mounted, Mode: mode, Links: 1}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/cpuset"
 
+	"berth.dev/berth/runtime/internal/fusewire"
 	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
@@ -99,24 +100,29 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+func request(opcode uint32, id uint64, body []byte) []byte {
+	b := make([]byte, fusewire.InHeader)
+	fusewire.Order.PutUint32(b[0:], uint32(fusewire.InHeader+len(body)))
+	fusewire.Order.PutUint32(b[4:], opcode)
+	fusewire.Order.PutUint64(b[8:], 7)
+	fusewire.Order.PutUint64(b[16:], id)
+	return append(b, body...)
+}
+
 // ask sends a request to a server and returns the answer's body.
 func ask(t *testing.T, s *server, opcode uint32, id uint64, body []byte) ([]byte, unix.Errno) {
 	t.Helper()
-	request := make([]byte, inHeader)
-	order.PutUint32(request[4:], opcode)
-	order.PutUint64(request[8:], 7)
-	order.PutUint64(request[16:], id)
-	answer := s.handle(append(request, body...))
-	if len(answer) < outHeader || order.Uint64(answer[8:]) != 7 {
+	answer := s.handle(request(opcode, id, body))
+	if len(answer) < fusewire.OutHeader || fusewire.Order.Uint64(answer[8:]) != 7 {
 		t.Fatalf("answer to %d: %v", opcode, answer)
 	}
-	return answer[outHeader:], unix.Errno(-int32(order.Uint32(answer[4:])))
+	return answer[fusewire.OutHeader:], unix.Errno(-int32(fusewire.Order.Uint32(answer[4:])))
 }
 
 func readBody(offset uint64, size uint32) []byte {
 	body := make([]byte, 40)
-	order.PutUint64(body[8:], offset)
-	order.PutUint32(body[16:], size)
+	fusewire.Order.PutUint64(body[8:], offset)
+	fusewire.Order.PutUint32(body[16:], size)
 	return body
 }
 
@@ -128,30 +134,30 @@ func TestServer(t *testing.T) {
 	})
 	id := uint64(rootID)
 	for _, name := range []string{"a", "b"} {
-		entry, errno := ask(t, s, opLookup, id, []byte(name+"\x00"))
+		entry, errno := ask(t, s, fusewire.OpLookup, id, []byte(name+"\x00"))
 		if errno != 0 {
 			t.Fatalf("look up %s: %v", name, errno)
 		}
-		id = order.Uint64(entry)
+		id = fusewire.Order.Uint64(entry)
 	}
-	if _, errno := ask(t, s, opLookup, rootID, []byte("b\x00")); errno != unix.ENOENT {
+	if _, errno := ask(t, s, fusewire.OpLookup, rootID, []byte("b\x00")); errno != unix.ENOENT {
 		t.Errorf("look up what is not there: %v", errno)
 	}
 	// In parts it is one text; from the beginning it is a new one.
 	var got string
 	for _, offset := range []uint64{0, 4, 8, 12, 0} {
-		part, _ := ask(t, s, opRead, id, readBody(offset, 4))
+		part, _ := ask(t, s, fusewire.OpRead, id, readBody(offset, 4))
 		got += string(part)
 	}
 	if got != "11111111112222" {
 		t.Errorf("read %q", got)
 	}
-	list, _ := ask(t, s, opReaddir, rootID, readBody(0, 4096))
-	rest, _ := ask(t, s, opReaddir, rootID, readBody(2, 4096))
+	list, _ := ask(t, s, fusewire.OpReaddir, rootID, readBody(0, 4096))
+	rest, _ := ask(t, s, fusewire.OpReaddir, rootID, readBody(2, 4096))
 	if names := string(list); !strings.Contains(names, "a") || !strings.Contains(names, "c") || len(rest) >= len(list) || len(rest) == 0 {
 		t.Errorf("listed %q, then %q", list, rest)
 	}
-	if _, errno := ask(t, s, opGetattr, 99, nil); errno != unix.ENOENT {
+	if _, errno := ask(t, s, fusewire.OpGetattr, 99, nil); errno != unix.ENOENT {
 		t.Errorf("attributes of what is not there: %v", errno)
 	}
 	if _, errno := ask(t, s, 16, id, nil); errno != unix.ENOSYS {
@@ -160,8 +166,10 @@ func TestServer(t *testing.T) {
 }
 
 func FuzzServer(f *testing.F) {
-	f.Add(make([]byte, inHeader))
-	f.Add(append(make([]byte, inHeader), readBody(0, 10)...))
+	f.Add([]byte{})
+	f.Add(request(0, 0, nil))
+	f.Add(request(fusewire.OpRead, 3, readBody(0, 10)))
+	f.Add(request(fusewire.OpReaddir, rootID, readBody(0, 100)))
 	f.Fuzz(func(t *testing.T, request []byte) {
 		fuzzbound.Watch(t)
 		newServer(map[string]func() string{"/a/b": func() string { return "text" }}).handle(request)
