@@ -29,10 +29,10 @@ type snapshot struct {
 	// Left is the time that the job may still run; negative if nothing limits it, or
 	// if the limit is unknown.
 	Left   time.Duration
-	Nodes  []Node
-	Pods   []Pod
-	Pulls  []Pull
-	Events []Event
+	Nodes  []node
+	Pods   []pod
+	Pulls  []pull
+	Events []event
 	// Problems lists the data that could not be read, with reasons.
 	Problems []string
 	// Took is the time to list the pods, by far the longest request if there are
@@ -40,45 +40,45 @@ type snapshot struct {
 	Took time.Duration
 }
 
-// Node is a node of the cluster.
-type Node struct {
+// node is a node of the cluster.
+type node struct {
 	Name    string
 	Ready   bool
 	Pods    int
-	CPU     Use
-	Memory  Use
-	Between Traffic // other nodes and this one
-	Outside Traffic // the outside world and this node's pods
+	CPU     use
+	Memory  use
+	Between traffic // other nodes and this one
+	Outside traffic // the outside world and this node's pods
 	// Dropped counts the dropped packets between nodes.
 	Dropped uint64
 	// Images counts the bytes of image layers that the node is receiving; zero if
 	// it receives none.
-	Images Use
+	Images use
 }
 
-// Use is the amount in use and the total. Used is negative if unknown.
-type Use struct{ Used, Of float64 }
+// use is the amount in use and the total. Used is negative if unknown.
+type use struct{ Used, Of float64 }
 
 // Traffic counts the bytes that a node has received and sent, and their rates in
 // bytes per second. A rate is negative while it is unknown.
-type Traffic struct{ In, Out, InRate, OutRate float64 }
+type traffic struct{ In, Out, InRate, OutRate float64 }
 
-// Pod is a pod of the cluster.
-type Pod struct {
+// pod is a pod of the cluster.
+type pod struct {
 	Namespace, Name, Node, Status string
 	Ready, Containers, Restarts   int
 	Started                       time.Time
 	CPU, Memory                   float64 // cores, bytes; negative if unknown
 }
 
-// Pull is an image that a pod waits for.
-type Pull struct {
+// pull is an image that a pod waits for.
+type pull struct {
 	Pod, Node, Image string
 	Since            time.Time
 }
 
-// Event is a Kubernetes warning.
-type Event struct {
+// event is a Kubernetes warning.
+type event struct {
 	At                      time.Time
 	Object, Reason, Message string
 	Count                   int
@@ -212,10 +212,10 @@ func readSnapshot(ctx context.Context, api API, earlier *snapshot, now func() ti
 
 func (s *snapshot) addNodes(o *objects) {
 	for _, item := range o.nodes.Items {
-		n := Node{
+		n := node{
 			Name:   item.Metadata.Name,
-			CPU:    Use{Used: -1, Of: quantity(item.Status.Capacity["cpu"])},
-			Memory: Use{Used: -1, Of: quantity(item.Status.Capacity["memory"])},
+			CPU:    use{Used: -1, Of: quantity(item.Status.Capacity["cpu"])},
+			Memory: use{Used: -1, Of: quantity(item.Status.Capacity["memory"])},
 		}
 		for _, condition := range item.Status.Conditions {
 			n.Ready = n.Ready || condition.Type == "Ready" && condition.Status == "True"
@@ -232,7 +232,7 @@ func (s *snapshot) addNodes(o *objects) {
 		}
 		s.Nodes = append(s.Nodes, n)
 	}
-	slices.SortFunc(s.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.Nodes, func(a, b node) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 func (s *snapshot) addPods(o *objects) {
@@ -247,7 +247,7 @@ func (s *snapshot) addPods(o *objects) {
 		use[name{measured.Metadata.Namespace, measured.Metadata.Name}] = sum
 	}
 	for _, item := range o.pods.Items {
-		p := Pod{
+		p := pod{
 			Namespace: item.Metadata.Namespace, Name: item.Metadata.Name, Node: item.Spec.NodeName,
 			Status: item.status(), Containers: len(item.Spec.Containers), Started: item.Status.StartTime,
 			CPU: -1, Memory: -1,
@@ -284,12 +284,12 @@ func (p podObject) status() string {
 // addEvents adds warnings, and the images that pods wait for.
 func (s *snapshot) addEvents(o *objects) {
 	for _, item := range o.warnings.Items {
-		s.Events = append(s.Events, Event{
+		s.Events = append(s.Events, event{
 			At: item.at(), Object: strings.ToLower(item.InvolvedObject.Kind) + "/" + item.InvolvedObject.Name,
 			Reason: item.Reason, Message: item.Message, Count: max(1, item.Count),
 		})
 	}
-	slices.SortFunc(s.Events, func(a, b Event) int { return b.At.Compare(a.At) })
+	slices.SortFunc(s.Events, func(a, b event) int { return b.At.Compare(a.At) })
 	for _, item := range o.pulling.Items {
 		image := item.Message
 		if _, rest, ok := strings.Cut(item.Message, `"`); ok {
@@ -301,7 +301,7 @@ func (s *snapshot) addEvents(o *objects) {
 				continue
 			}
 			if slices.ContainsFunc(pod.Status.ContainerStatuses, func(c containerStatus) bool { return c.awaits(image) }) {
-				s.Pulls = append(s.Pulls, Pull{Pod: of.Name, Node: pod.Spec.NodeName, Image: image, Since: item.at()})
+				s.Pulls = append(s.Pulls, pull{Pod: of.Name, Node: pod.Spec.NodeName, Image: image, Since: item.at()})
 			}
 		}
 	}
@@ -315,7 +315,7 @@ func (s *snapshot) addPages(ctx context.Context, api API) error {
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
 		lefts[i] = -1
-		n.Between, n.Outside = Traffic{InRate: -1, OutRate: -1}, Traffic{InRate: -1, OutRate: -1}
+		n.Between, n.Outside = traffic{InRate: -1, OutRate: -1}, traffic{InRate: -1, OutRate: -1}
 		if !n.Ready {
 			continue
 		}
@@ -328,7 +328,7 @@ func (s *snapshot) addPages(ctx context.Context, api API) error {
 			sums := metrics.Sums(text)
 			n.Between.In, n.Between.Out = sums["berth_overlay_received_bytes_total"], sums["berth_overlay_sent_bytes_total"]
 			n.Outside.In, n.Outside.Out = sums["berth_egress_to_pods_bytes_total"], sums["berth_egress_from_pods_bytes_total"]
-			n.Images = Use{sums["berth_image_received_bytes"], sums["berth_image_expected_bytes"]}
+			n.Images = use{sums["berth_image_received_bytes"], sums["berth_image_expected_bytes"]}
 			n.Dropped = uint64(sums["berth_overlay_dropped_packets_total"])
 			if left, known := sums["berth_job_left_seconds"]; known {
 				lefts[i] = time.Duration(left) * time.Second
@@ -349,7 +349,7 @@ func (s *snapshot) compare(earlier *snapshot) {
 	rate := func(before, now float64) float64 { return max(0, now-before) / took }
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
-		at := slices.IndexFunc(earlier.Nodes, func(e Node) bool { return e.Name == n.Name })
+		at := slices.IndexFunc(earlier.Nodes, func(e node) bool { return e.Name == n.Name })
 		if at < 0 || !n.Ready || !earlier.Nodes[at].Ready {
 			continue
 		}

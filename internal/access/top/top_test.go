@@ -35,13 +35,13 @@ func (f fakeAPI) Get(ctx context.Context, path string, into any) error {
 	return json.Unmarshal([]byte(text), into)
 }
 
-func node(name, status string) string {
+func nodeJSON(name, status string) string {
 	return `{"metadata":{"name":"` + name + `"},"status":{"capacity":{"cpu":"4","memory":"8Gi"},"conditions":[{"type":"Ready","status":"` + status + `"}]}}`
 }
 
 func lab() fakeAPI {
 	return fakeAPI{
-		"/api/v1/nodes": `{"items":[` + node("n2", "True") + "," + node("n1", "True") + "," + node("n3", "Unknown") + `]}`,
+		"/api/v1/nodes": `{"items":[` + nodeJSON("n2", "True") + "," + nodeJSON("n1", "True") + "," + nodeJSON("n3", "Unknown") + `]}`,
 		"/api/v1/pods": `{"items":[
 			{"metadata":{"namespace":"default","name":"train-0"},"spec":{"nodeName":"n1","containers":[{},{}]},
 			 "status":{"phase":"Running","startTime":"2026-11-21T12:00:00Z","containerStatuses":[{"ready":true,"restartCount":2},{"ready":true}]}},

@@ -145,8 +145,8 @@ func (v View) nodes(s *snapshot) []string {
 }
 
 func (v View) pods(s *snapshot) []string {
-	pods := slices.DeleteFunc(slices.Clone(s.Pods), func(p Pod) bool { return v.Namespace != "" && p.Namespace != v.Namespace })
-	slices.SortStableFunc(pods, func(a, b Pod) int {
+	pods := slices.DeleteFunc(slices.Clone(s.Pods), func(p pod) bool { return v.Namespace != "" && p.Namespace != v.Namespace })
+	slices.SortStableFunc(pods, func(a, b pod) int {
 		byName := cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 		switch v.Order {
 		case ByCPU:
@@ -307,7 +307,7 @@ func speed(n float64) string {
 const barWidth = 12
 
 // bar draws a share as a bar.
-func bar(u Use) string {
+func bar(u use) string {
 	if u.Used < 0 || u.Of <= 0 {
 		return ""
 	}

@@ -21,7 +21,7 @@ type Host struct {
 	uid    int
 	kernel kernel
 
-	mounts  func() []Mount
+	mounts  func() []mountEntry
 	status  func() map[string]string
 	cgroups func() map[string]string
 }
@@ -52,7 +52,7 @@ func Local() *Host {
 
 func newHost(root fs.FS, getenv func(string) string, uid int, k kernel) *Host {
 	h := &Host{root: root, getenv: getenv, uid: uid, kernel: k}
-	h.mounts = sync.OnceValue(func() []Mount {
+	h.mounts = sync.OnceValue(func() []mountEntry {
 		return parseMountinfo(h.read("/proc/self/mountinfo"))
 	})
 	h.status = sync.OnceValue(func() map[string]string {

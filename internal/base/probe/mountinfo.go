@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Mount is one line of /proc/self/mountinfo.
-type Mount struct {
+// mountEntry is one line of /proc/self/mountinfo.
+type mountEntry struct {
 	ID, Parent int
 	// Root is the directory of the file system that is mounted, Point where.
 	Root, Point string
@@ -18,14 +18,14 @@ type Mount struct {
 }
 
 // has reports whether the mount, or its file system, has an option.
-func (m Mount) has(option string) bool {
+func (m mountEntry) has(option string) bool {
 	return slices.Contains(m.Options, option) || slices.Contains(m.Super, option)
 }
 
 // parseMountinfo reads the format of proc(5). Lines that are not of that
 // format are left out.
-func parseMountinfo(content []byte) []Mount {
-	var mounts []Mount
+func parseMountinfo(content []byte) []mountEntry {
+	var mounts []mountEntry
 	for line := range strings.Lines(string(content)) {
 		fields := strings.Fields(line)
 		// Optional fields stand between the sixth and a lone dash.
@@ -41,7 +41,7 @@ func parseMountinfo(content []byte) []Mount {
 		if err != nil {
 			continue
 		}
-		mount := Mount{
+		mount := mountEntry{
 			ID: id, Parent: parent,
 			Root: unescape(fields[3]), Point: unescape(fields[4]),
 			Options: strings.Split(fields[5], ","),
@@ -79,8 +79,8 @@ func unescape(s string) string {
 // mountOf returns the mount that holds a path. Of several on one point the
 // last one covers the others. The path is taken as it is written: following
 // its links could touch a network file system that hangs.
-func mountOf(mounts []Mount, file string) (Mount, bool) {
-	var best Mount
+func mountOf(mounts []mountEntry, file string) (mountEntry, bool) {
+	var best mountEntry
 	found := false
 	file = path.Clean(file)
 	for _, mount := range mounts {

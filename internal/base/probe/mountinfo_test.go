@@ -22,7 +22,7 @@ func TestParseMountinfo(t *testing.T) {
 	if len(mounts) != 9 {
 		t.Fatalf("%d mounts, want 9", len(mounts))
 	}
-	want := Mount{ID: 75, Parent: 29, Root: "/", Point: "/mnt/with space", Options: []string{"rw", "relatime"},
+	want := mountEntry{ID: 75, Parent: 29, Root: "/", Point: "/mnt/with space", Options: []string{"rw", "relatime"},
 		Type: "fuse.sshfs", Source: `bob@host:/data\x`, Super: []string{"rw", "user_id=1000", "group_id=1000"}}
 	if got := mounts[8]; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
@@ -35,7 +35,7 @@ func TestParseMountinfo(t *testing.T) {
 }
 
 func TestMountOf(t *testing.T) {
-	mounts := []Mount{{Point: "/", Type: "xfs"}, {Point: "/tmp", Type: "ext4"}, {Point: "/tmp", Type: "tmpfs"}, {Point: "/tmp/a", Type: "nfs"}}
+	mounts := []mountEntry{{Point: "/", Type: "xfs"}, {Point: "/tmp", Type: "ext4"}, {Point: "/tmp", Type: "tmpfs"}, {Point: "/tmp/a", Type: "nfs"}}
 	for path, want := range map[string]string{
 		"/": "xfs", "/tm": "xfs", "/tmp": "tmpfs", "/tmp/": "tmpfs", "/tmpx": "xfs", "/tmp/b": "tmpfs", "/tmp/a/b": "nfs", "/tmp/a/../b": "tmpfs",
 	} {
@@ -73,7 +73,7 @@ func FuzzParseMountinfo(f *testing.F) {
 	f.Fuzz(func(t *testing.T, content []byte) {
 		fuzzbound.Watch(t)
 		for _, mount := range parseMountinfo(content) {
-			mountOf([]Mount{mount}, "/a/b")
+			mountOf([]mountEntry{mount}, "/a/b")
 		}
 	})
 }

@@ -33,8 +33,8 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// Reason is the reason in the conditions and pods of a lost node.
-const Reason = "NodeLost"
+// lostReason is the reason in the conditions and pods of a lost node.
+const lostReason = "NodeLost"
 
 const (
 	// A pod that was being bound when the taint was set appears a little later.
@@ -143,7 +143,7 @@ func (r *Reporter) lose(ctx context.Context, node, why string) error {
 	})
 	now := metav1.Now()
 	err = errors.Join(err, r.patch(ctx, r.nodes, node, map[string]any{"conditions": []corev1.NodeCondition{{
-		Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: Reason, Message: why, LastTransitionTime: now, LastHeartbeatTime: now,
+		Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: lostReason, Message: why, LastTransitionTime: now, LastHeartbeatTime: now,
 	}}}))
 	if err != nil {
 		return fmt.Errorf("take node %s out of service: %w", node, err)
@@ -233,7 +233,7 @@ func (r *Reporter) removePod(ctx context.Context, pod *corev1.Pod, why string) e
 	pods := r.pods.Namespace(pod.Namespace)
 	if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
 		err := r.patch(ctx, pods, pod.Name, map[string]any{
-			"phase": corev1.PodFailed, "reason": Reason, "message": why,
+			"phase": corev1.PodFailed, "reason": lostReason, "message": why,
 			"conditions": []corev1.PodCondition{{
 				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue,
 				Reason: "DeletionByPodGC", Message: why, LastTransitionTime: metav1.Now(),

@@ -2,6 +2,7 @@ package workload
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,7 +52,7 @@ func TestManifestsAreCheckedWithoutACluster(t *testing.T) {
 		{"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers: [{name: a, resources: {limits: {memory: lots}}}]\n", "f:1: Pod a: quantities must match"},
 		{"apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Pod\n  metadata: {name: a}\n  spec: {nothing: 1}\n", `f:1: Pod a: unknown field "spec.nothing"`},
 	} {
-		objects, err := Parse("f", []byte(c.manifest))
+		objects, err := parse("f", []byte(c.manifest), io.Discard)
 		if err != nil {
 			t.Fatalf("%s\n%v", c.manifest, err)
 		}
@@ -76,7 +77,7 @@ func TestCheckAcceptsWorkloadsThatRun(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			objects, err := Parse(file, content)
+			objects, err := parse(file, content, io.Discard)
 			if err != nil {
 				continue // settings of something else
 			}

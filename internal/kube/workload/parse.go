@@ -110,13 +110,8 @@ func readFile(path string, stdin io.Reader) (content []byte, name string, err er
 	return content, path, err
 }
 
-// Parse reads the objects of one file: YAML documents or JSON, Lists
-// flattened. Empty documents are skipped.
-func Parse(name string, content []byte) ([]Object, error) {
-	return parse(name, content, io.Discard)
-}
-
-// parse also copies the documents that hold objects to text.
+// parse reads the objects of one file: YAML documents or JSON, Lists flattened. Empty
+// documents are skipped. It copies the documents that hold objects to text.
 func parse(name string, content []byte, text io.Writer) ([]Object, error) {
 	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
 	read := 0 // bytes of content before the next document

@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -34,7 +35,7 @@ func TestParse(t *testing.T) {
 		"one of two":  {text: "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n---\nkind: x\n", want: []string{"Pod a"}, err: "f.yaml (document 2)"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			objects, err := Parse("f.yaml", []byte(test.text))
+			objects, err := parse("f.yaml", []byte(test.text), io.Discard)
 			if (err != nil) != (test.err != "") || err != nil && !strings.Contains(err.Error(), test.err) {
 				t.Errorf("error is %v, want %q", err, test.err)
 			}
@@ -76,7 +77,7 @@ func TestReadTextKeepsSources(t *testing.T) {
 	objects, text, err := ReadText(paths, strings.NewReader(object+"e}\n"))
 	if err == nil {
 		var again []Object
-		again, err = Parse("standard input", text)
+		again, err = parse("standard input", text, io.Discard)
 		same := func(a, b Object) bool {
 			return a.Source == b.Source && reflect.DeepEqual(a.Unstructured, b.Unstructured)
 		}
@@ -100,7 +101,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("apiVersion: v1\nkind: List\nitems: [1]\n"))
 	f.Fuzz(func(t *testing.T, content []byte) {
 		fuzzbound.Watch(t)
-		_, _ = Parse("fuzz", content) // must not panic, nor run for ever
+		_, _ = parse("fuzz", content, io.Discard) // must not panic, nor run for ever
 	})
 }
 

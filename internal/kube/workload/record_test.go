@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -12,7 +13,7 @@ import (
 )
 
 func TestFollowerProcessSeesNoSecrets(t *testing.T) {
-	objects, err := Parse("app.yaml", []byte(`
+	objects, err := parse("app.yaml", []byte(`
 apiVersion: v1
 kind: Secret
 metadata: {name: s, namespace: default}
@@ -27,7 +28,7 @@ apiVersion: v1
 kind: Pod
 metadata: {name: p, namespace: default, uid: u2}
 spec: {restartPolicy: Never, containers: [{name: main}]}
-`))
+`), io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

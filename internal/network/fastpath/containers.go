@@ -60,7 +60,7 @@ func (s *Switch) takeDelivery(fd int) error {
 		sock.CloseAll(fds...)
 		return fmt.Errorf("read the state of a container: %w", err)
 	}
-	var about Metadata
+	var about metadata
 	err = about.UnmarshalText([]byte(state.Metadata))
 	if err != nil || len(fds) != 1 || len(state.Fds) != 1 || state.Fds[0] != filterName {
 		sock.CloseAll(fds...)

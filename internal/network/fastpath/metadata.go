@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Metadata describes the container whose filter the runtime delivers.
-type Metadata struct {
+// metadata describes the container whose filter the runtime delivers.
+type metadata struct {
 	// Address is the pod's of IPv4, Address6 that of IPv6; invalid where it has
 	// none.
 	Address, AddressIPv6 netip.Addr
@@ -23,7 +23,7 @@ type Metadata struct {
 }
 
 // UnmarshalText parses the form that the runtime sends.
-func (m *Metadata) UnmarshalText(text []byte) error {
+func (m *metadata) UnmarshalText(text []byte) error {
 	var addresses string
 	// The last number is optional.
 	if n, err := fmt.Sscan(string(text), &addresses, &m.Network, &m.Memory); n < 2 || n == 2 && !errors.Is(err, io.EOF) {

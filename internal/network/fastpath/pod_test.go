@@ -140,7 +140,7 @@ func runLaunch() error {
 	if os.Getenv("FOREIGN") == "true" {
 		network++
 	}
-	about := Metadata{Address: address, AddressIPv6: ipv6, Network: network}
+	about := metadata{Address: address, AddressIPv6: ipv6, Network: network}
 	memory := os.Getenv("MEMORY") == "true"
 	if memory {
 		about.Memory = labMemory

@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// Protocol begins every message. A side that does not support the other's version
+// protocolVersion begins every message. A side that does not support the other's version
 // reports an error.
-const Protocol = "berthd/1"
+const protocolVersion = "berthd/1"
 
 // maxMessage bounds a message, in bytes. The largest part of a message is a list of
 // nodes, which Slurm compresses.
@@ -47,7 +47,7 @@ const (
 // Encode writes the message, with its fields sorted by name.
 func (m Message) Encode() []byte {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "%s %s\n", Protocol, m.Verb)
+	fmt.Fprintf(&b, "%s %s\n", protocolVersion, m.Verb)
 	for _, name := range slices.Sorted(maps.Keys(m.Fields)) {
 		value := strings.Map(func(r rune) rune {
 			if r < ' ' || r == 0x7f {
@@ -74,8 +74,8 @@ func decode(text []byte) (Message, error) {
 	}
 	lines := strings.Split(strings.TrimSuffix(string(text), "\n\n"), "\n")
 	protocol, verb, _ := strings.Cut(lines[0], " ")
-	if protocol != Protocol {
-		return Message{}, fmt.Errorf("read message: protocol %.20q, want %s: install the same version of berthd and of the plugin", protocol, Protocol)
+	if protocol != protocolVersion {
+		return Message{}, fmt.Errorf("read message: protocol %.20q, want %s: install the same version of berthd and of the plugin", protocol, protocolVersion)
 	}
 	if !isWord(verb) {
 		return Message{}, fmt.Errorf("read message: verb %.20q", verb)

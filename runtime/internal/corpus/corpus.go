@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Capability is cap_net_raw=ep, as a file has it.
-const Capability = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+// capability is cap_net_raw=ep, as a file has it.
+const capability = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
 // entry is one of an archive.
 type entry struct {
@@ -50,7 +50,7 @@ func Layers() ([][]byte, error) {
 		append([]entry{
 			{name: "etc/", mode: 0o755}, {name: "etc/passwd", text: "root:x:0:0\n"}, {name: "etc/shadow", mode: 0o640, uid: 42, text: "secret"},
 			{name: "bin/", mode: 0o755}, {name: "bin/su", mode: 0o4755, text: "su"}, {name: "bin/wall", mode: 0o2755, uid: 5, text: "wall"},
-			{name: "bin/ping", mode: 0o755, text: "ping", xattrs: map[string]string{"security.capability": Capability}},
+			{name: "bin/ping", mode: 0o755, text: "ping", xattrs: map[string]string{"security.capability": capability}},
 			{name: "tmp/", mode: 0o1777}, {name: "root/", mode: 0o700}, {name: "empty/", mode: 0o500, uid: 7},
 			{name: "attributes", text: "a", xattrs: map[string]string{"user.one": "1", "user.two": strings.Repeat("2", 900), "user.none": ""}},
 			{name: "empty-file"}, {name: "blocks/4031", size: 4031}, {name: "blocks/4032", size: 4032}, {name: "blocks/4095", size: 4095},

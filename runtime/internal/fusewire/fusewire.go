@@ -45,8 +45,8 @@ const (
 	maxReadPages = 256
 	// Forever lets the kernel cache names and attributes for this many seconds.
 	Forever = 1 << 31
-	// BlockSize is the block size that attributes name.
-	BlockSize = 4096
+	// blockSize is the block size that attributes name.
+	blockSize = 4096
 
 	attrSize = 88
 	// EntrySize is the size of an entry with its attributes.
@@ -158,7 +158,7 @@ func AppendAttr(b []byte, a Attr) []byte { return appendAttr(AppendNumbers(b, Fo
 func appendAttr(b []byte, a Attr) []byte {
 	blocks := (a.Size + 511) / 512
 	b = AppendNumbers(b, a.ID, a.Size, blocks, a.Seconds, a.Seconds, a.Seconds)
-	for _, v := range [...]uint32{a.Nanoseconds, a.Nanoseconds, a.Nanoseconds, a.Mode, a.Links, a.UID, a.GID, a.Device, BlockSize, 0} {
+	for _, v := range [...]uint32{a.Nanoseconds, a.Nanoseconds, a.Nanoseconds, a.Mode, a.Links, a.UID, a.GID, a.Device, blockSize, 0} {
 		b = Order.AppendUint32(b, v)
 	}
 	return b

@@ -24,7 +24,7 @@ import (
 type File struct {
 	file, have *os.File
 	remote     *remote
-	chunks     []Chunk
+	chunks     []chunk
 	// first is the blob offset where the prioritized content ends.
 	first     int64
 	priority  *PriorityGate
@@ -421,7 +421,7 @@ type stream struct {
 	unpacked   *gzip.Reader // nil before the first
 }
 
-func (s *stream) unpack(c Chunk, packed []byte) (content []byte, err error) {
+func (s *stream) unpack(c chunk, packed []byte) (content []byte, err error) {
 	if s.unpacked == nil || s.offset != c.Offset || s.at > c.Inner {
 		if s.unpacked, err = gzip.NewReader(bytes.NewReader(packed)); err != nil {
 			return nil, err

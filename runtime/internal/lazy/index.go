@@ -23,8 +23,8 @@ import (
 	"berth.dev/berth/runtime/internal/layer"
 )
 
-// Chunk is a part of a file.
-type Chunk struct {
+// chunk is a part of a file.
+type chunk struct {
 	// Offset and End are the start of its compressed stream in the blob and the
 	// start of the next stream. The chunk begins Inner bytes into the unpacked
 	// stream.
@@ -43,7 +43,7 @@ type index struct {
 	// First is the blob offset where the image's prioritized content ends.
 	First int64 `json:"first,omitempty"`
 	// Chunks is sorted by the place in the file.
-	Chunks []Chunk `json:"chunks"`
+	Chunks []chunk `json:"chunks"`
 }
 
 // validate checks that lay can have placed each chunk. The index on disk may be
@@ -235,7 +235,7 @@ func parseTable(text []byte) (*estargz.JTOC, error) {
 
 // lay writes the file of a layer with space for the content of its files, and
 // returns the places of the chunks.
-func lay(path string, table *estargz.JTOC, end int64, most *budget.Layer) (chunks []Chunk, err error) {
+func lay(path string, table *estargz.JTOC, end int64, most *budget.Layer) (chunks []chunk, err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
@@ -255,7 +255,7 @@ func lay(path string, table *estargz.JTOC, end int64, most *budget.Layer) (chunk
 		if err := d.Validate(); err != nil {
 			return fmt.Errorf("chunk at %d of %q has no digest: %w", e.ChunkOffset, of.Name, err)
 		}
-		chunks = append(chunks, Chunk{Offset: e.Offset, Inner: e.InnerOffset, At: begin + covered, Size: size, Digest: d})
+		chunks = append(chunks, chunk{Offset: e.Offset, Inner: e.InnerOffset, At: begin + covered, Size: size, Digest: d})
 		covered += size
 		return nil
 	}
@@ -309,13 +309,13 @@ func lay(path string, table *estargz.JTOC, end int64, most *budget.Layer) (chunk
 	if err := setEnds(chunks, end); err != nil {
 		return nil, err
 	}
-	slices.SortFunc(chunks, func(a, b Chunk) int { return int(min(max(a.At-b.At, -1), 1)) })
+	slices.SortFunc(chunks, func(a, b chunk) int { return int(min(max(a.At-b.At, -1), 1)) })
 	return chunks, nil
 }
 
 // setEnds sets the end of the stream of each chunk: where the next stream begins, or
 // end for the last one.
-func setEnds(chunks []Chunk, end int64) error {
+func setEnds(chunks []chunk, end int64) error {
 	begins := []int64{end}
 	for _, c := range chunks {
 		begins = append(begins, c.Offset)

@@ -30,15 +30,15 @@ func FuzzMessages(f *testing.F) {
 	mount := Request{ID: "a", Layers: []string{path}}
 	for _, count := range []uint8{0, 1, 2, 3, 17} {
 		f.Add(message(mount), message(Request{ID: "b", Login: true}), count, false)
-		f.Add(message(Kept{ID: "a", Data: &mount}), message(Kept{ID: "b", Data: &Request{Login: true}}), count, true)
-		f.Add(message(Kept{}), []byte("{"), count, true)
+		f.Add(message(keptMessage{ID: "a", Data: &mount}), message(keptMessage{ID: "b", Data: &Request{Login: true}}), count, true)
+		f.Add(message(keptMessage{}), []byte("{"), count, true)
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte, count uint8, resume bool) {
 		fuzzbound.Watch(t)
 		// Any other path is a file of this machine.
 		for _, text := range [][]byte{first, second} {
 			var request Request
-			var kept Kept
+			var kept keptMessage
 			_ = json.Unmarshal(text, &request)
 			if json.Unmarshal(text, &kept); kept.Data != nil {
 				request.Layers = append(request.Layers, kept.Data.Layers...)

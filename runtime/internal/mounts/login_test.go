@@ -56,7 +56,7 @@ func TestLoginsOutliveTheServer(t *testing.T) {
 	if _, known := s.login("nobody's"); known {
 		t.Error("a login that nobody has handed over is known")
 	}
-	var kept Kept
+	var kept keptMessage
 	files, err := linux.ReceivePacket(keeping, &kept)
 	if err != nil || len(files) != 1 || kept.ID != name {
 		t.Fatalf("kept %+v with %d files, %v", kept, len(files), err)
@@ -68,9 +68,9 @@ func TestLoginsOutliveTheServer(t *testing.T) {
 
 	next, end := connected(t)
 	for _, message := range []struct {
-		kept  Kept
+		kept  keptMessage
 		files []*os.File
-	}{{kept, files}, {Kept{}, nil}} {
+	}{{kept, files}, {keptMessage{}, nil}} {
 		if err := linux.SendPacket(next, message.kept, message.files...); err != nil {
 			t.Fatal(err)
 		}

@@ -64,7 +64,7 @@ func NewServer(requests, holder *net.UnixConn, log *slog.Logger, notice func(str
 // Resume takes over the mounts of a predecessor.
 func (s *Server) Resume() error {
 	for s.holder != nil {
-		var kept Kept
+		var kept keptMessage
 		files, err := linux.ReceivePacket(s.holder, &kept)
 		if err != nil {
 			return fmt.Errorf("take over mounts: %w", err)
@@ -129,7 +129,7 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) keepLogin(request Request, files []*os.File) error {
 	var err error
 	if s.holder != nil {
-		err = linux.SendPacket(s.holder, Kept{ID: request.ID, Data: &request}, files...)
+		err = linux.SendPacket(s.holder, keptMessage{ID: request.ID, Data: &request}, files...)
 	}
 	return errors.Join(err, s.learn(request, files))
 }
@@ -188,7 +188,7 @@ func (s *Server) accept(request Request, files []*os.File) error {
 		err = unix.Ftruncate(fd, fuse.SlotsSize)
 	}
 	if err == nil && s.holder != nil {
-		err = linux.SendPacket(s.holder, Kept{ID: request.ID, Data: &request}, append(files, layers.sources[:min(len(layers.sources), linux.MaxPacketFiles-len(files))]...)...)
+		err = linux.SendPacket(s.holder, keptMessage{ID: request.ID, Data: &request}, append(files, layers.sources[:min(len(layers.sources), linux.MaxPacketFiles-len(files))]...)...)
 	}
 	if err == nil {
 		err = s.start(request, layers, files[0], files[1])
@@ -374,7 +374,7 @@ func (s *Server) drop(id string) {
 	if s.holder == nil {
 		return
 	}
-	if err := linux.SendPacket(s.holder, Kept{ID: id}); err != nil {
+	if err := linux.SendPacket(s.holder, keptMessage{ID: id}); err != nil {
 		s.log.Error(fmt.Sprintf("forget mount %s: %v", id, err))
 	}
 }

@@ -36,12 +36,12 @@ type reply struct {
 	Error string
 }
 
-// Kept is a message between the server and the holder of its descriptors. A
+// keptMessage is a message between the server and the holder of its descriptors. A
 // Request comes with a mount's descriptors to keep: /dev/fuse, the memory file,
 // and the SIF files of its layers in order. An ID without a Request is
 // forgotten. At the start the holder sends what it has, and then an empty
 // message.
-type Kept struct {
+type keptMessage struct {
 	ID   string
 	Data *Request
 }

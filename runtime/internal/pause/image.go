@@ -18,8 +18,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Name is the image's name.
-const Name = "localhost/berth/pause:1"
+// imageName is the image's name.
+const imageName = "localhost/berth/pause:1"
 
 // The programs are build products: a checkout without them still compiles.
 //

@@ -45,7 +45,7 @@ func Seed(ctx context.Context, s Stores) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.Images.Get(ctx, Name); err == nil {
+	if _, err := s.Images.Get(ctx, imageName); err == nil {
 		return nil // containerd was restarted
 	}
 	// Until the image refers to them, blobs and snapshot would be garbage.
@@ -64,7 +64,7 @@ func Seed(ctx context.Context, s Stores) error {
 	}
 	labels := map[string]string{labelManaged: "managed", labelPinned: "pinned"}
 	// CRI lists the image under its id, too.
-	for _, name := range []string{img.config.Digest.String(), Name} {
+	for _, name := range []string{img.config.Digest.String(), imageName} {
 		_, err := s.Images.Create(ctx, images.Image{Name: name, Target: img.manifest, Labels: labels})
 		if err != nil && !errdefs.IsAlreadyExists(err) {
 			return fmt.Errorf("create image %s: %w", name, err)
