@@ -172,7 +172,7 @@ expected() {
 	*/scancel-TERM | */kill-TERM-berth) echo "its own grace" ;;
 	# A step that berth has started gets SIGTERM whatever signal berth gets. After Ctrl-C,
 	# it gets a second one after 5 s.
-	salloc/close-terminal | salloc/ctrl-c*) echo "its own grace" ;;
+	salloc/ctrl-c*) echo "its own grace" ;;
 	salloc/kill-HUP-berth | submit/kill-HUP-berth | script/kill-HUP-berth) echo "its own grace" ;;
 	salloc/kill-QUIT-berth | submit/kill-QUIT-berth | script/kill-QUIT-berth) echo "its own grace" ;;
 	*/kill-*-srun | srun*/close-terminal | srun/ctrl-c-twice | srun-X/ctrl-c-twice) echo "killed at once" ;;
@@ -192,8 +192,8 @@ check_cells() {
 		got=$(cat "$out/${each/\//+}.cell" 2>/dev/null) has=$(cat "$out/${each/\//+}.has" 2>/dev/null) want=$(expected "$each")
 		case $want in
 		KillWait) [[ $got == *TERM\ [1-9]* && $has != *pods* ]] ;;
-		# More than KillWait, and what berth said, if there was a terminal.
-		"its own grace") [[ $got =~ TERM\ ([4-9]|[1-9][0-9])[.] && ($has == "as long as its pods ask for" || $each == *terminal) ]] ;;
+		# More than KillWait, and what berth said.
+		"its own grace") [[ $got =~ TERM\ ([4-9]|[1-9][0-9])[.] && $has == "as long as its pods ask for" ]] ;;
 		# A second Ctrl-C of srun may come after its pods have had SIGTERM.
 		"killed at once") [[ $got == "$want"* || $each == *twice && $got == *TERM* ]] ;;
 		*) [[ $got == "$want" ]] ;;
