@@ -182,7 +182,7 @@ func layerDiffer(notice func(string), most budget.Budget) *plugin.Registration {
 			if err != nil {
 				return nil, err
 			}
-			differ := snapshotter.Differ{Content: db.(*metadata.DB).ContentStore(), Budget: most, Owners: snapshotter.Owners{Notice: notice}}
+			differ := snapshotter.Differ{Content: db.(*metadata.DB).ContentStore(), Budget: most, Images: &budget.Images{}, Owners: snapshotter.Owners{Notice: notice}}
 			if differ.IDs, err = idmap.Own(); err != nil {
 				return nil, err
 			}

@@ -141,8 +141,9 @@ var bombs = map[string]bomb{
 			return errors.Join(put(to, "c", config), put(to, "manifest.json", saved.String()))
 		})
 	}, readArchive, "MB of manifests and configurations"},
-	"layer in an archive":       {saved, readArchive, "import image docker.io/library/app:1 from "},
-	"layer in a packed archive": {gzipped(saved), readArchive, "bring layer sha256:"},
+	"layer in an archive":       {saved(1 << 40), readArchive, "import image docker.io/library/app:1 from "},
+	"layer in a packed archive": {gzipped(saved(1 << 40)), readArchive, "bring layer sha256:"},
+	"layers together":           {saved(1<<30, 1<<30+1, 1<<30+2, 1<<30+3), readArchive, "MB in all layers of the image, unpacked from"},
 	"sparse file of a SIF file": {sif, readSIF, "MB, unpacked from"},
 	"SIF file as an archive":    {sif, readArchive, "MB, unpacked from"},
 	"layers of docker save": {func(w io.Writer) error {

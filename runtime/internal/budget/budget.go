@@ -16,6 +16,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"sync/atomic"
 )
 
 const (
@@ -158,8 +159,8 @@ func (b Budget) CheckLayers(n int) error {
 	return nil
 }
 
-// Layer counts what a reader uses for one layer, file system or archive. It is not
-// safe for concurrent use.
+// Layer counts what a reader uses for one layer, file system or archive, and adds it to
+// the count of its image. It is not safe for concurrent use.
 type Layer struct {
 	Budget
 	// packed is the size of the packed data, and stated the size that its sender states if
@@ -167,23 +168,24 @@ type Layer struct {
 	// or 0 if all of the data is read. ratio is keptRatio or tableRatio.
 	packed, stated, table, ratio             int64
 	files, kept, content, read, steps, texts int64
+	image                                    *Image
 }
 
 // Layer returns a count for packed data of a size in bytes.
 func (b Budget) Layer(packed int64) *Layer {
-	return &Layer{Budget: b, packed: packed, ratio: keptRatio}
+	return (&Layer{Budget: b, packed: packed, ratio: keptRatio}).Of(&Image{})
 }
 
 // Stream returns a count for packed data that arrives through Packed. Its bytes raise the
 // limits as they come, because only the sender states the size.
 func (b Budget) Stream(stated int64) *Layer {
-	return &Layer{Budget: b, stated: stated, ratio: keptRatio}
+	return (&Layer{Budget: b, stated: stated, ratio: keptRatio}).Of(&Image{})
 }
 
 // Table returns a count for a layer of a size in bytes that is read by its table of
 // contents, which has a packed size.
 func (b Budget) Table(packed, layer int64) *Layer {
-	return &Layer{Budget: b, packed: layer, table: packed, ratio: tableRatio}
+	return (&Layer{Budget: b, packed: layer, table: packed, ratio: tableRatio}).Of(&Image{})
 }
 
 const (
@@ -206,6 +208,9 @@ const (
 func (l *Layer) Entry(header *tar.Header) error {
 	l.files++
 	if err := errors.Join(l.CheckFiles(l.files), l.CheckPath(header.Name), l.CheckPath(header.Linkname)); err != nil {
+		return err
+	}
+	if err := l.addFile(); err != nil {
 		return err
 	}
 	switch header.Typeflag {
@@ -252,7 +257,7 @@ func (l *Layer) Keep(bytes int) error {
 	if l.kept += int64(bytes); l.kept > most {
 		return l.exceeded("%d MB of names, links and attributes in %d packed bytes", most>>20, packed)
 	}
-	return nil
+	return l.keep(int64(bytes))
 }
 
 // Window returns the largest window of zstd in bytes.
@@ -266,9 +271,12 @@ func (l *Layer) ExceededWindow() error {
 }
 
 // Content counts bytes of files.
-func (l *Layer) Content(bytes int64) error { return l.unpacked(&l.content, bytes) }
+func (l *Layer) Content(bytes int64) error {
+	return l.unpacked(&l.content, &l.image.content, bytes)
+}
 
-func (l *Layer) unpacked(sum *int64, bytes int64) error {
+// unpacked counts unpacked bytes in a sum of the layer and one of its image.
+func (l *Layer) unpacked(sum *int64, all *atomic.Int64, bytes int64) error {
 	most := l.scaled(leastContent, contentRatio, mostContent, l.packed)
 	if bytes < 0 {
 		return l.exceeded("%d MB, unpacked from %d bytes", most>>20, l.packed)
@@ -277,7 +285,7 @@ func (l *Layer) unpacked(sum *int64, bytes int64) error {
 		return l.exceededBy((*sum+bytes-1)/(most/l.of(1))+1, "%d MB, unpacked from %d bytes", most>>20, l.packed)
 	}
 	*sum += bytes
-	return nil
+	return l.unpackedOf(all, bytes)
 }
 
 // Text counts a manifest, an index or a configuration that is about to be decoded.
@@ -299,7 +307,7 @@ func (l *Layer) Step() error {
 	if l.steps++; l.steps > l.of(steps) {
 		return l.exceeded("%d names in the paths of its files", l.of(steps))
 	}
-	return nil
+	return l.step()
 }
 
 // Packed returns a reader of packed data whose bytes raise the limits. It is for data of
@@ -314,6 +322,7 @@ type packedReader struct {
 func (r packedReader) Read(p []byte) (int, error) {
 	n, err := r.from.Read(p)
 	r.layer.packed += int64(n)
+	r.layer.image.grow(int64(n), r.layer.ratio*int64(n))
 	return n, err
 }
 
@@ -327,7 +336,7 @@ type reader struct {
 
 func (r reader) Read(p []byte) (int, error) {
 	n, err := r.from.Read(p)
-	if full := r.layer.unpacked(&r.layer.read, int64(n)); full != nil {
+	if full := r.layer.unpacked(&r.layer.read, &r.layer.image.read, int64(n)); full != nil {
 		return 0, full // callers like io.ReadFull ignore the error of a complete read
 	}
 	return n, err

@@ -122,3 +122,69 @@ func TestErrorNamesMultipleThatContentNeeds(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Layers that fit one by one do not fit together. Each is small, so their packed sizes
+// raise no limit.
+func TestLayersOfAnImageCountTogether(t *testing.T) {
+	for name, use := range map[string]func(*Layer) error{
+		"files":   func(l *Layer) error { l.image.files.Add(files / 2); return l.Entry(&tar.Header{Name: "a"}) },
+		"kept":    func(l *Layer) error { return l.Keep(leastKept/2 + 1) },
+		"content": func(l *Layer) error { return l.Content(leastContent/2 + 1) },
+		"read":    func(l *Layer) error { return l.unpacked(&l.read, &l.image.read, leastContent/2+1) },
+		"steps":   func(l *Layer) error { l.image.steps.Add(steps / 2); return l.Step() },
+	} {
+		image := &Image{}
+		if err := use(Budget{}.Layer(1).Of(image)); err != nil {
+			t.Errorf("%s, one layer: %v", name, err)
+		}
+		err := use(Budget{}.Stream(1 << 40).Of(image))
+		if !errors.Is(err, ErrExceeded) || !strings.Contains(err.Error(), "all layers of the image") || !strings.Contains(err.Error(), "--image-budget 2") {
+			t.Errorf("%s, two layers: %v", name, err)
+		}
+		var twice Budget
+		if err := errors.Join(twice.Set("2"), use(twice.Layer(1).Of(&Image{})), use(twice.Layer(1).Of(image))); err != nil && name != "files" && name != "steps" {
+			t.Errorf("%s, three layers, twice: %v", name, err)
+		}
+		if err := use(Budget{}.Layer(1)); err != nil {
+			t.Errorf("%s, a layer of another image: %v", name, err)
+		}
+	}
+}
+
+func TestUsualImagesFit(t *testing.T) {
+	for name, c := range map[string]struct {
+		layers int
+		packed int64
+		files  int
+		size   int64
+	}{
+		"500 layers of 10 MB":        {500, 10 << 20, 3000, 20 << 10},
+		"127 layers of one file":     {127, 300, 1, 100},
+		"40 layers, 2 million files": {40, 12 << 20, 50_000, 1 << 10},
+		"ten layers of 40 GB":        {10, 20 << 30, 1000, 40 << 20},
+		"lastlog in ten layers":      {10, 1 << 20, 1, 400 << 20},
+	} {
+		image := &Image{}
+		for range c.layers {
+			if err := usual(Budget{}.Layer(c.packed).Of(image), c.files, c.size); err != nil {
+				t.Errorf("%s: %v", name, err)
+				break
+			}
+		}
+	}
+}
+
+// Calls with the same name count for one image, and the oldest name is forgotten.
+func TestImagesAreFoundByName(t *testing.T) {
+	var all Images
+	first := all.Of("0")
+	if all.Of("0") != first || all.Of("1") == first {
+		t.Error("names and images do not correspond")
+	}
+	for i := range mostImages {
+		all.Of(strings.Repeat("n", i+1))
+	}
+	if all.Of("0") == first || len(all.all) > mostImages || len(all.names) > mostImages {
+		t.Errorf("%d images are held", len(all.all))
+	}
+}

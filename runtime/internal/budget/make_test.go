@@ -165,13 +165,23 @@ func repeated(begin, middle, end string, count int) func(io.Writer) error {
 	}
 }
 
-// saved writes an archive of docker save, whose layer is a bomb.
-func saved(w io.Writer) error {
-	layer := sparse(1 << 40)
-	return archived(w, func(to *tar.Writer) error {
-		config := fmt.Sprintf(`{"os":"linux","architecture":%q,"rootfs":{"diff_ids":[%q]}}`, runtime.GOARCH, digest.FromString(layer))
-		return errors.Join(put(to, "c", config), put(to, "l", layer), put(to, "manifest.json", `[{"Config":"c","Layers":["l"],"RepoTags":["app:1"]}]`))
-	})
+// saved writes an archive of docker save with layers of one sparse file each, of sizes in
+// bytes.
+func saved(sizes ...int64) func(io.Writer) error {
+	return func(w io.Writer) error {
+		return archived(w, func(to *tar.Writer) error {
+			var layers, ids []string
+			var err error
+			for i, size := range sizes {
+				layer := sparse(size)
+				layers, ids = append(layers, fmt.Sprintf(`"l%d"`, i)), append(ids, fmt.Sprintf("%q", digest.FromString(layer)))
+				err = errors.Join(err, put(to, fmt.Sprintf("l%d", i), layer))
+			}
+			config := fmt.Sprintf(`{"os":"linux","architecture":%q,"rootfs":{"diff_ids":[%s]}}`, runtime.GOARCH, strings.Join(ids, ","))
+			manifest := fmt.Sprintf(`[{"Config":"c","Layers":[%s],"RepoTags":["app:1"]}]`, strings.Join(layers, ","))
+			return errors.Join(err, put(to, "c", config), put(to, "manifest.json", manifest))
+		})
+	}
 }
 
 // sif writes a SIF file with a sparse file of 3 GiB.

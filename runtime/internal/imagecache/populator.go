@@ -150,11 +150,12 @@ func (p *Populator) layers(ctx context.Context, blobs []ocispec.Descriptor, ids 
 	p.Progress(0, total)
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)
+	image := &budget.Image{}
 	for _, i := range missing {
 		group.Go(func() error {
 			counted := func(n int) { p.Progress(int64(n), total) }
 			_, err := p.Cache.Make(ids[i], func(path string) error {
-				return p.bringLayer(ctx, path, blobs[i], ids[i], from, counted)
+				return p.bringLayer(ctx, path, blobs[i], ids[i], from, image, counted)
 			})
 			if err != nil {
 				return fmt.Errorf("bring layer %s: %w", blobs[i].Digest, err)
@@ -167,7 +168,7 @@ func (p *Populator) layers(ctx context.Context, blobs []ocispec.Descriptor, ids 
 
 // makeLayer converts a layer while it arrives, and then verifies the digests of the
 // blob and of the layer.
-func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, limit int64, b budget.Budget, count func(int)) error {
+func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, limit int64, most *budget.Layer, count func(int)) error {
 	if !images.IsLayerType(blob.MediaType) {
 		return fmt.Errorf("it is of type %q, which is not a layer", blob.MediaType)
 	}
@@ -181,7 +182,6 @@ func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id dig
 	defer content.Close()
 	// One additional byte is enough to detect a blob that is too long.
 	checked := &verified{from: io.LimitReader(content, blob.Size+1), verifier: blob.Digest.Verifier(), count: count}
-	most := b.Stream(blob.Size)
 	made, err := layerfile.Convert(ctx, path, most.Packed(checked), limit, most)
 	if err == nil {
 		// The blob's digest covers the data after the compressed archive.

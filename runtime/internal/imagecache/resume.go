@@ -20,21 +20,23 @@ import (
 const resumable = 1 << 20
 
 // bringLayer makes the file of a layer. It keeps the downloaded part of a large
-// blob, so that after an interruption the next pull requests only the rest.
-func (p *Populator) bringLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, count func(int)) error {
+// blob, so that after an interruption the next pull requests only the rest. The layer
+// counts for image.
+func (p *Populator) bringLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, image *budget.Image, count func(int)) error {
 	limit := p.Cache.Limit()
+	most := func() *budget.Layer { return p.Budget.Stream(blob.Size).Of(image) }
 	if _, far := from.(connection); !far || blob.Size < resumable {
-		return makeLayer(ctx, path, blob, id, from, limit, p.Budget, count)
+		return makeLayer(ctx, path, blob, id, from, limit, most(), count)
 	}
 	partial, err := p.Cache.Partial(blob.Digest)
 	if err != nil {
 		// Fetch it nevertheless; that reports errors of the blob or the folder.
-		return makeLayer(ctx, path, blob, id, from, limit, p.Budget, count)
+		return makeLayer(ctx, path, blob, id, from, limit, most(), count)
 	}
 	defer partial.Close()
 	var came int
 	resumed := &resumed{from: from, partial: partial}
-	err = makeLayer(ctx, path, blob, id, resumed, limit, p.Budget, func(n int) {
+	err = makeLayer(ctx, path, blob, id, resumed, limit, most(), func(n int) {
 		came += n
 		count(n)
 	})
@@ -57,7 +59,7 @@ func (p *Populator) bringLayer(ctx context.Context, path string, blob ocispec.De
 	if came > 0 { // a count of 0 would mark the beginning of an image
 		count(-came)
 	}
-	err = makeLayer(ctx, path, blob, id, from, limit, p.Budget, count)
+	err = makeLayer(ctx, path, blob, id, from, limit, most(), count)
 	if err == nil || layercache.NoSpace(err) {
 		_ = partial.Remove() // otherwise it is unchanged
 	}

@@ -330,7 +330,7 @@ func TestPullStoppedAtEnd(t *testing.T) {
 	r, _, layer := serveLarge(t)
 	p, dir := newPopulator(t, 1<<30)
 	ctx, cancel := context.WithCancel(t.Context())
-	err := p.bringLayer(ctx, filepath.Join(t.TempDir(), "layer"), layer, digest.FromString("its content"), connection{&all{r.blobs[layer.Digest], cancel}}, func(int) {})
+	err := p.bringLayer(ctx, filepath.Join(t.TempDir(), "layer"), layer, digest.FromString("its content"), connection{&all{r.blobs[layer.Digest], cancel}}, nil, func(int) {})
 	if err == nil || ctx.Err() == nil {
 		t.Errorf("it was not stopped: %v", err)
 	}

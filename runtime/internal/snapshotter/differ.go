@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/labels"
 	"github.com/containerd/errdefs"
@@ -35,8 +36,10 @@ type Differ struct {
 	Folder string
 	// Cache is nil if there is no cache.
 	Cache Publisher
-	// Budget bounds the layers.
+	// Budget bounds the layers, and Images counts the layers of an image together. It is
+	// nil if each counts for itself.
 	Budget budget.Budget
+	Images *budget.Images
 	// Unpublished receives the reason why a layer was not put into the cache.
 	Unpublished func(error)
 	Owners
@@ -87,7 +90,7 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 	}
 	defer blob.Close()
 	misfits := idmap.Misfits{Map: d.IDs}
-	made, err := layerfile.Convert(ctx, mounts[0].Source, content.NewReader(blob), 0, d.Budget.Layer(blob.Size()), func(header *tar.Header) {
+	made, err := layerfile.Convert(ctx, mounts[0].Source, content.NewReader(blob), 0, d.count(ctx, blob.Size()), func(header *tar.Header) {
 		// The image keeps the owners, because other nodes may read it. Its mounts
 		// fit them to this node.
 		misfits.Fit(header.Name, header.Uid, header.Gid)
@@ -102,6 +105,16 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 		go d.publish(context.WithoutCancel(ctx), applied.Digest, mounts[0].Source)
 	}
 	return applied, nil
+}
+
+// count returns the count for a layer of a packed size. Layers that are applied under one
+// lease belong to one image: each pull, and each import of an archive, has a lease.
+func (d Differ) count(ctx context.Context, packed int64) *budget.Layer {
+	most := d.Budget.Layer(packed)
+	if lease, found := leases.FromContext(ctx); found && d.Images != nil {
+		most.Of(d.Images.Of(lease))
+	}
+	return most
 }
 
 func (d Differ) publish(ctx context.Context, layer digest.Digest, path string) {

@@ -38,7 +38,7 @@ func (d Differ) unpack(ctx context.Context, blobs content.Provider, desc ocispec
 		return applied, err
 	}
 	defer blob.Close()
-	most := d.Budget.Layer(blob.Size())
+	most := d.count(ctx, blob.Size())
 	unpacked, err := imagestore.Decompress(content.NewReader(blob), most)
 	if err != nil {
 		return applied, err

@@ -1,0 +1,99 @@
+package budget
+
+import (
+	"cmp"
+	"sync"
+	"sync/atomic"
+)
+
+// Image counts what the layers of an image use together. Their sum has the same limits as
+// one layer whose packed size is the sum of theirs. It is safe for concurrent use.
+type Image struct {
+	// packed is the sum of the packed sizes in bytes. keepable is the sum of the bytes that
+	// the readers may keep because of them.
+	packed, keepable                  atomic.Int64
+	files, kept, content, read, steps atomic.Int64
+}
+
+// mostPacked bounds the size that a layer adds to the sums, which must not overflow.
+const mostPacked = 1 << 50
+
+// grow adds packed bytes to the sums.
+func (i *Image) grow(packed, keepable int64) {
+	i.packed.Add(min(packed, mostPacked))
+	i.keepable.Add(min(keepable, mostPacked))
+}
+
+// Of makes a layer count for an image, too, unless that is nil.
+func (l *Layer) Of(i *Image) *Layer {
+	if i != nil {
+		l.image = i
+		i.grow(l.packed, l.ratio*min(cmp.Or(l.table, l.packed), mostPacked))
+	}
+	return l
+}
+
+// addFile counts a file of all layers.
+func (l *Layer) addFile() error {
+	if l.image.files.Add(1) > l.of(files) {
+		return l.exceeded("%d files in all layers of the image", l.of(files))
+	}
+	return nil
+}
+
+// keep counts bytes that the readers of all layers keep.
+func (l *Layer) keep(bytes int64) error {
+	most := l.scaled(leastKept, 1, mostKept, l.image.keepable.Load())
+	if l.image.kept.Add(bytes) > most {
+		return l.exceeded("%d MB of names, links and attributes in all layers of the image, in %d packed bytes", most>>20, l.image.packed.Load())
+	}
+	return nil
+}
+
+// unpackedOf counts unpacked bytes of all layers in one of the image's sums.
+func (l *Layer) unpackedOf(sum *atomic.Int64, bytes int64) error {
+	packed := l.image.packed.Load()
+	most := l.scaled(leastContent, contentRatio, mostContent, packed)
+	if all := sum.Add(bytes); all > most {
+		return l.exceededBy((all-1)/(most/l.of(1))+1, "%d MB in all layers of the image, unpacked from %d bytes", most>>20, packed)
+	}
+	return nil
+}
+
+// step counts a name that is looked up in all layers.
+func (l *Layer) step() error {
+	if l.image.steps.Add(1) > l.of(steps) {
+		return l.exceeded("%d names in the paths of all layers of the image", l.of(steps))
+	}
+	return nil
+}
+
+// Images holds the counts of images whose layers are read by separate calls. The zero
+// value is empty. It is safe for concurrent use.
+type Images struct {
+	mu    sync.Mutex
+	names []string
+	all   map[string]*Image
+}
+
+// mostImages bounds the images that are read at a time. Beyond it, the image that began
+// first is counted from the beginning.
+const mostImages = 64
+
+// Of returns the count of the image with a name.
+func (i *Images) Of(name string) *Image {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if there := i.all[name]; there != nil {
+		return there
+	}
+	if i.all == nil {
+		i.all = map[string]*Image{}
+	}
+	if len(i.names) == mostImages {
+		delete(i.all, i.names[0])
+		i.names = i.names[1:]
+	}
+	i.names, i.all[name] = append(i.names, name), &Image{}
+	return i.all[name]
+}
