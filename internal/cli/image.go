@@ -209,7 +209,7 @@ not keep the layers as the registry had packed them.`,
 			return err
 		},
 	}
-	f.add(command.Flags())
+	f.add(command.Flags(), "image-budget")
 	f.addPlatform(command.Flags())
 	return command
 }
@@ -303,7 +303,7 @@ then for each folder that the site shows in images.`,
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	f.add(command.Flags(), "mount")
+	f.add(command.Flags(), "mount", "image-budget")
 	command.Flags().Lookup("mount").Usage = "host `folder` to mount in the container, as SRC[:DST][:ro]; can be repeated"
 	return command
 }

@@ -281,7 +281,7 @@ func (c *cacheCommand) export(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return imagecache.Export(ctx, c.cache, image, c.args[1])
+	return populator.Export(ctx, image, c.args[1])
 }
 
 // convert writes images to the file that is named last.

@@ -2,6 +2,7 @@ package erofs
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"slices"
 )
@@ -12,6 +13,9 @@ import (
 func (w *Writer) placeDirectories(dir *Node, all *[]*Node) error {
 	dir.size = 0
 	packDirectory(dir.names(), func(_ []string, size int) { dir.size += int64(size) })
+	if len(dir.children) > maxEntries || dir.size > maxDirectory {
+		return fmt.Errorf("write a directory of %d entries and %d bytes: %w: at most %d, and %d bytes", len(dir.children), dir.size, ErrTooLarge, maxEntries, maxDirectory)
+	}
 	xattrs, err := encodeXattrs(dir.meta.Xattrs)
 	if err != nil {
 		return err

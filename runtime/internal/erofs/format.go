@@ -40,8 +40,11 @@ const (
 	maxXattrs = BlockSize - rootOffset - inodeSize
 	// maxLinkLength is the kernel's limit, which includes a terminating zero.
 	maxLinkLength = 4095
-	// maxDirectory bounds the bytes that are read for one directory.
+	// maxDirectory bounds the bytes of a directory, and maxEntries its entries: a reader has
+	// about 100 bytes of memory for each. The files of a layer have the same limit, see
+	// package budget, but no option raises this one.
 	maxDirectory = 256 << 20
+	maxEntries   = 4 << 20
 
 	layoutPlain  = 0
 	layoutInline = 2
@@ -65,6 +68,9 @@ const (
 	TypeSymlink = 0o120000
 	TypeSocket  = 0o140000
 )
+
+// ErrTooLarge reports a directory beyond the limits of the reader.
+var ErrTooLarge = errors.New("the directory is too large")
 
 // ErrCorrupt wraps every error caused by a malformed image.
 var ErrCorrupt = errors.New("image is corrupt")

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
@@ -368,4 +369,64 @@ func FuzzRead(f *testing.F) {
 			_, _, _ = image.Directory(n)
 		}
 	})
+}
+
+// The error of a directory beyond the limit names the file.
+func TestEntriesOfADirectoryAreBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "layer")
+	if err := os.WriteFile(path, corpus.SharedEntries(1, 300), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	image, file, err := OpenFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	dir, err := image.Inode(corpus.InodeNumber(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all, _, err := image.Directory(dir); err != nil || len(all) != 300 {
+		t.Errorf("%d entries of 300: %v", len(all), err)
+	}
+	image.maxEntries = 299
+	if _, _, err := image.Directory(dir); !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), path) {
+		t.Errorf("300 entries, where 299 are permitted: %v", err)
+	}
+}
+
+// A file of holes claims any number of blocks. Their checksums are not kept in memory, but
+// are still compared.
+func TestChecksumsOfManyBlocksTakeNoMemory(t *testing.T) {
+	file, err := os.Create(filepath.Join(t.TempDir(), "image"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	const blocks = maxSums/sumSize + 1
+	end := sums{all: make([]uint32, blocks)}
+	end.all[7] = checksum(make([]byte, BlockSize))
+	if err := end.write(file, blocks*BlockSize); err != nil {
+		t.Fatal(err)
+	}
+	info, err := file.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, size, err := openChecked(file, info.Size())
+	if err != nil || size != blocks*BlockSize {
+		t.Fatalf("%d bytes: %v", size, err)
+	}
+	if len(c.sums) > 0 {
+		t.Errorf("%d bytes of checksums are kept", len(c.sums))
+	}
+	block := make([]byte, BlockSize)
+	if _, err := c.ReadAt(block, 7*BlockSize); err != nil {
+		t.Error(err)
+	}
+	for _, number := range []int64{0, 8, blocks - 1, blocks} {
+		if _, err := c.ReadAt(block, number*BlockSize); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("block %d, whose checksum is wrong: %v", number, err)
+		}
+	}
 }

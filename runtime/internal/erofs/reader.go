@@ -12,6 +12,10 @@ import (
 type Image struct {
 	from io.ReaderAt
 	size int64
+	// name is in errors about limits; "" if it is unknown.
+	name string
+	// maxEntries bounds the entries of a directory.
+	maxEntries int
 	// HasXattrs reports whether an inode may have extended attributes other than
 	// trusted ones.
 	HasXattrs bool
@@ -43,6 +47,7 @@ func OpenFile(path string) (*Image, *os.File, error) {
 	if err == nil {
 		var image *Image
 		if image, err = Open(file, info.Size()); err == nil {
+			image.name = path
 			return image, file, nil
 		}
 	}
@@ -77,7 +82,7 @@ func open(from io.ReaderAt, size int64) (*Image, error) {
 	case int64(order.Uint32(b[36:]))*BlockSize != size:
 		return nil, fmt.Errorf("read superblock: the image has %d blocks, the file %d bytes: %w", order.Uint32(b[36:]), size, ErrCorrupt)
 	}
-	image := &Image{from: from, size: size, HasXattrs: volume == volumeXattrs}
+	image := &Image{from: from, size: size, maxEntries: maxEntries, HasXattrs: volume == volumeXattrs}
 	root, err := image.Inode(Root)
 	if err == nil && !root.IsDir() {
 		err = fmt.Errorf("read root: not a directory: %w", ErrCorrupt)
@@ -108,6 +113,9 @@ func RootXattrs(from io.ReaderAt) ([]Xattr, error) {
 
 // Numbers returns a number larger than that of every inode.
 func (i *Image) Numbers() uint64 { return uint64(i.size) / slotSize }
+
+// Size returns the size of the blocks in bytes.
+func (i *Image) Size() int64 { return i.size }
 
 // IsDir reports whether the inode is a directory.
 func (n Inode) IsDir() bool { return n.Mode&TypeMask == TypeDir }
@@ -261,6 +269,9 @@ func (i *Image) Directory(n Inode) (entries []Entry, parent uint64, err error) {
 			default:
 				entries = append(entries, e)
 			}
+		}
+		if len(entries) > i.maxEntries {
+			return nil, 0, fmt.Errorf("read directory %d of layer %s: more than %d entries: %w: %w", n.Number, i.name, i.maxEntries, ErrTooLarge, ErrCorrupt)
 		}
 	}
 	if parent == 0 {

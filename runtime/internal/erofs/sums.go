@@ -76,7 +76,10 @@ func (s *sums) write(file *os.File, end int64) error {
 
 // checked reads blocks and verifies their checksums.
 type checked struct {
-	from io.ReaderAt
+	from   io.ReaderAt
+	blocks int64
+	// sums holds the checksums. It is nil if there are more than maxSums bytes of them,
+	// which are then read again with each block.
 	sums []byte
 	// damaged, if set, is called for a damaged block.
 	damaged func(error)
@@ -96,14 +99,55 @@ func openChecked(from io.ReaderAt, size int64) (*checked, int64, error) {
 	if !bytes.HasPrefix(footer, []byte(footerMagic)) || blocks*(BlockSize+sumSize)+int64(footerSize) != size {
 		return nil, 0, fmt.Errorf("read checksums: the image is not complete: %w", ErrCorrupt)
 	}
-	tail := make([]byte, blocks*sumSize+int64(footerSize))
-	if _, err := from.ReadAt(tail, blocks*BlockSize); err != nil && !errors.Is(err, io.EOF) {
+	c := &checked{from: from, blocks: blocks}
+	own, err := c.readSums()
+	if err == nil && own != order.Uint32(footer[footerSize-4:]) {
+		err = fmt.Errorf("they are wrong: %w", ErrCorrupt)
+	}
+	if err != nil {
 		return nil, 0, fmt.Errorf("read checksums: %w", err)
 	}
-	if checksum(tail[:len(tail)-4]) != order.Uint32(tail[len(tail)-4:]) {
-		return nil, 0, fmt.Errorf("read checksums: they are wrong: %w", ErrCorrupt)
+	return c, blocks * BlockSize, nil
+}
+
+// maxSums bounds the bytes of checksums in memory, for 16 GiB of blocks. A file of holes
+// takes no space for terabytes of them.
+const maxSums = 16 << 20
+
+// readSums reads all checksums, and returns the checksum of them and of the footer. It
+// keeps them if they are few.
+func (c *checked) readSums() (uint32, error) {
+	size := c.blocks * sumSize
+	sum := crc32.New(castagnoli)
+	to := io.Writer(sum)
+	var kept bytes.Buffer
+	if size <= maxSums {
+		kept.Grow(int(size))
+		to = io.MultiWriter(sum, &kept)
 	}
-	return &checked{from: from, sums: tail[:blocks*sumSize]}, blocks * BlockSize, nil
+	tail := io.NewSectionReader(c.from, c.blocks*BlockSize, size+int64(footerSize)-4)
+	if n, err := io.CopyN(to, tail, size); err != nil {
+		return 0, fmt.Errorf("after %d of %d bytes: %w", n, size, unexpected(err))
+	}
+	if _, err := io.Copy(sum, tail); err != nil {
+		return 0, err
+	}
+	if size <= maxSums {
+		c.sums = kept.Bytes()
+	}
+	return sum.Sum32(), nil
+}
+
+// sumsOf returns the checksums of count blocks from a number on.
+func (c *checked) sumsOf(number, count int64) ([]byte, error) {
+	if c.sums != nil {
+		return c.sums[number*sumSize : (number+count)*sumSize], nil
+	}
+	sums := make([]byte, count*sumSize)
+	if n, err := c.from.ReadAt(sums, c.blocks*BlockSize+number*sumSize); n < len(sums) {
+		return nil, fmt.Errorf("read checksums of block %d: %w", number, unexpected(err))
+	}
+	return sums, nil
 }
 
 // OpenChanging opens an image in a file of size bytes whose content is still
@@ -118,7 +162,7 @@ func OpenChanging(from io.ReaderAt, size int64) (*Image, error) {
 
 // ReadAt reads within the blocks.
 func (c *checked) ReadAt(into []byte, at int64) (int, error) {
-	if at < 0 || (at+int64(len(into))+BlockSize-1)/BlockSize*sumSize > int64(len(c.sums)) {
+	if at < 0 || (at+int64(len(into))+BlockSize-1)/BlockSize > c.blocks {
 		return 0, fmt.Errorf("read %d bytes at %d: the image ends before: %w", len(into), at, ErrCorrupt)
 	}
 	done := 0
@@ -147,10 +191,13 @@ func (c *checked) readBlocks(into []byte, at int64) error {
 	if n, err := c.from.ReadAt(into, at); n < len(into) {
 		return fmt.Errorf("read image at %d: %w", at, unexpected(err))
 	}
+	sums, err := c.sumsOf(at/BlockSize, int64(len(into)/BlockSize))
+	if err != nil {
+		return err
+	}
 	for i := 0; i < len(into); i += BlockSize {
-		number := (at + int64(i)) / BlockSize
-		if checksum(into[i:i+BlockSize]) != order.Uint32(c.sums[number*sumSize:]) {
-			err := fmt.Errorf("read block %d of image: its checksum is wrong: %w", number, ErrCorrupt)
+		if checksum(into[i:i+BlockSize]) != order.Uint32(sums[i/BlockSize*sumSize:]) {
+			err := fmt.Errorf("read block %d of image: its checksum is wrong: %w", (at+int64(i))/BlockSize, ErrCorrupt)
 			if c.damaged != nil {
 				c.damaged(err)
 			}

@@ -267,7 +267,7 @@ func (w *worker) errnoOf(r fusewire.Request, err error) unix.Errno {
 	if errors.Is(err, tree.ErrNotFound) {
 		return unix.ESTALE
 	}
-	if errors.Is(err, tree.ErrLinks) && w.Refused != nil {
+	if (errors.Is(err, tree.ErrLinks) || errors.Is(err, erofs.ErrTooLarge)) && w.Refused != nil {
 		w.Refused(err)
 	}
 	w.Log.Error(fmt.Sprintf("request %d of node %d: %v", r.Opcode, r.Node, err))

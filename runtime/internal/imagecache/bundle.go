@@ -123,8 +123,8 @@ func (p *Populator) bundle(ctx context.Context, image layercache.Image, dir stri
 	defer root.Close()
 	total, _ := p.Cache.Size(image)
 	p.Progress(0, total)
-	err = withTree(p.Cache, image, func(merged *tree.Tree) error {
-		left, err := rootfs.Write(ctx, merged, root, func(n int) {
+	err = withTree(p.Cache, image, func(merged *tree.Tree, size int64) error {
+		left, err := rootfs.Write(ctx, merged, root, p.Budget.Layer(size), func(n int) {
 			// Layers may repeat bytes or omit them.
 			if more := min(int64(n), total-made.Bytes); more > 0 {
 				p.Progress(more, total)
@@ -159,9 +159,10 @@ func (p *Populator) bundle(ctx context.Context, image layercache.Image, dir stri
 	return made, nil
 }
 
-// withTree calls use with the tree of an image.
-func withTree(cache *layercache.Cache, image layercache.Image, use func(*tree.Tree) error) error {
+// withTree calls use with the tree of an image, and the size of its layers in bytes.
+func withTree(cache *layercache.Cache, image layercache.Image, use func(*tree.Tree, int64) error) error {
 	var layers []*erofs.Image
+	var size int64
 	for _, id := range image.Layers {
 		path, err := cache.Take(id)
 		if err == nil && path == "" {
@@ -175,6 +176,7 @@ func withTree(cache *layercache.Cache, image layercache.Image, use func(*tree.Tr
 			return fmt.Errorf("layer %s: %w", id, err)
 		}
 		defer file.Close()
+		size += layer.Size()
 		layers = append(layers, layer)
 	}
 	slices.Reverse(layers)
@@ -182,7 +184,7 @@ func withTree(cache *layercache.Cache, image layercache.Image, use func(*tree.Tr
 	if err != nil {
 		return err
 	}
-	return use(merged)
+	return use(merged, size)
 }
 
 // runtimeSpec returns the container's runtime configuration. An ordinary user

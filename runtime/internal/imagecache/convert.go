@@ -89,7 +89,7 @@ func (p *Populator) Convert(ctx context.Context, source string, form Form, path 
 	if err != nil {
 		return nil, err
 	}
-	from, err := cached(p.Cache, image)
+	from, err := p.cached(image)
 	if err == nil {
 		converted, err = writeImages(ctx, path, form, []packable{from}, p.Progress)
 	}
@@ -171,6 +171,7 @@ func (p *Populator) packed(ctx context.Context, blobs content.Provider, img imag
 		return source, err
 	}
 	ids := config.RootFS.DiffIDs
+	image := &budget.Image{}
 	for i, blob := range manifest.Layers {
 		if err := errors.Join(blob.Digest.Validate(), ids[i].Validate()); err != nil {
 			return source, err
@@ -179,7 +180,7 @@ func (p *Populator) packed(ctx context.Context, blobs content.Provider, img imag
 			return source, fmt.Errorf("layer %s is of type %q, which is not a layer", blob.Digest, blob.MediaType)
 		}
 		source.layers = append(source.layers, unpacked{id: ids[i], size: blob.Size, write: func(ctx context.Context, to io.Writer, count func(int)) error {
-			return decompress(ctx, blobs, blob, ids[i], to, p.Budget.Stream(blob.Size), count)
+			return decompress(ctx, blobs, blob, ids[i], to, p.Budget.Stream(blob.Size).Of(image), count)
 		}})
 	}
 	return source, nil

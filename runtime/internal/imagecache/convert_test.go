@@ -143,7 +143,7 @@ func TestConvertKeepsArchiveLayers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Export(t.Context(), p.Cache, image, plain); err != nil {
+	if err := p.Export(t.Context(), image, plain); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Convert(t.Context(), "other/name:2="+plain, Zstd, packed); err != nil {
@@ -271,7 +271,7 @@ func TestConvertRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Export(t.Context(), p.Cache, image, plain); err != nil {
+	if err := p.Export(t.Context(), image, plain); err != nil {
 		t.Fatal(err)
 	}
 	good, err := os.ReadFile(plain)
@@ -343,7 +343,7 @@ func TestConvertChecksManifests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Export(t.Context(), p.Cache, image, plain); err != nil {
+	if err := p.Export(t.Context(), image, plain); err != nil {
 		t.Fatal(err)
 	}
 	files, _ := inArchive(t, plain)

@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/opencontainers/go-digest"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/erofs"
 	"berth.dev/berth/runtime/internal/layer"
 	"berth.dev/berth/runtime/internal/layercache"
@@ -19,8 +20,8 @@ import (
 // Export writes an image as an archive with an OCI layout. It makes the layers from
 // their files in the cache. Their content stays the same, but their digests change,
 // and so does the image's.
-func Export(ctx context.Context, cache *layercache.Cache, image layercache.Image, path string) error {
-	source, err := cached(cache, image)
+func (p *Populator) Export(ctx context.Context, image layercache.Image, path string) error {
+	source, err := p.cached(image)
 	if err == nil {
 		_, err = writeImages(ctx, path, Plain, []packable{source}, func(int64, int64) {})
 	}
@@ -31,14 +32,15 @@ func Export(ctx context.Context, cache *layercache.Cache, image layercache.Image
 }
 
 // cached returns an image in the cache whose layers are converted back to archives.
-func cached(cache *layercache.Cache, image layercache.Image) (packable, error) {
+func (p *Populator) cached(image layercache.Image) (packable, error) {
 	source := packable{name: image.Name}
 	var err error
-	if source.config, err = configuration(cache, image); err != nil {
+	if source.config, err = configuration(p.Cache, image); err != nil {
 		return source, err
 	}
+	all := &budget.Image{}
 	for _, id := range image.Layers {
-		path, err := cache.Take(id)
+		path, err := p.Cache.Take(id)
 		if err == nil && path == "" {
 			err = fmt.Errorf("%w: pull the image again", fs.ErrNotExist)
 		}
@@ -50,7 +52,7 @@ func cached(cache *layercache.Cache, image layercache.Image) (packable, error) {
 			return source, fmt.Errorf("layer %s: %w", id, err)
 		}
 		source.layers = append(source.layers, unpacked{id: id, size: info.Size(), write: func(_ context.Context, to io.Writer, count func(int)) error {
-			return writeLayer(path, countedWriter{to, count})
+			return writeLayer(path, countedWriter{to, count}, p.Budget.Layer(info.Size()).Of(all))
 		}})
 	}
 	return source, nil
@@ -67,13 +69,13 @@ func configuration(cache *layercache.Cache, image layercache.Image) ([]byte, err
 }
 
 // writeLayer converts a layer's file to an archive.
-func writeLayer(path string, to io.Writer) error {
+func writeLayer(path string, to io.Writer, most *budget.Layer) error {
 	image, file, err := erofs.OpenFile(path)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	return layer.Archive(image, to)
+	return layer.Archive(image, to, most)
 }
 
 type countedWriter struct {

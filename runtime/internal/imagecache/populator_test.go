@@ -356,7 +356,7 @@ func TestFullDiskIsReportedImmediately(t *testing.T) {
 	}()
 	r, _, layer := serveLarge(t)
 	var came int64
-	err := makeLayer(t.Context(), filepath.Join(disk, "layer"), layer, digest.FromString("its content"), &all{r.blobs[layer.Digest], func() {}}, 1<<30, budget.Budget{}, func(n int) { came += int64(n) })
+	err := makeLayer(t.Context(), filepath.Join(disk, "layer"), layer, digest.FromString("its content"), &all{r.blobs[layer.Digest], func() {}}, 1<<30, budget.Budget{}.Stream(1), func(n int) { came += int64(n) })
 	if !layercache.NoSpace(err) {
 		t.Errorf("%v; want that the disk is full", err)
 	}
@@ -490,7 +490,7 @@ func TestExportAndImportAgain(t *testing.T) {
 	}
 	dir := t.TempDir()
 	path := filepath.Join(dir, "app.tar")
-	if err := Export(t.Context(), p.Cache, pulled, path); err != nil {
+	if err := p.Export(t.Context(), pulled, path); err != nil {
 		t.Fatal(err)
 	}
 	other, _ := newPopulator(t, 1<<30)
@@ -512,7 +512,7 @@ func TestExportAndImportAgain(t *testing.T) {
 	if _, err := p.Cache.Remove(pulled.Name, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := Export(t.Context(), p.Cache, pulled, path); err == nil {
+	if err := p.Export(t.Context(), pulled, path); err == nil {
 		t.Error("an image that is gone was exported")
 	}
 	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {

@@ -8,13 +8,15 @@ import (
 	"strings"
 	"time"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/erofs"
 )
 
 // Archive writes the image of a layer as a tar archive again: the same layer,
-// though seldom the same bytes as it was made of.
-func Archive(image *erofs.Image, to io.Writer) error {
-	a := archiver{image, tar.NewWriter(to), map[uint64]string{}, map[uint64]bool{}, nil}
+// though seldom the same bytes as it was made of. It counts the entries against the limits
+// of most, because the inodes of a malformed image may share entries and content.
+func Archive(image *erofs.Image, to io.Writer, most *budget.Layer) error {
+	a := archiver{image, tar.NewWriter(to), most, map[uint64]string{}, map[uint64]bool{}, nil}
 	root, err := image.Inode(erofs.Root)
 	if err == nil {
 		err = a.directory("", root, 0)
@@ -37,6 +39,7 @@ func Archive(image *erofs.Image, to io.Writer) error {
 type archiver struct {
 	image *erofs.Image
 	to    *tar.Writer
+	most  *budget.Layer
 	// names maps inodes to the names under which they were written.
 	names map[uint64]string
 	// entered are the directories: each has one name.
@@ -63,7 +66,7 @@ func (a *archiver) directory(name string, n erofs.Inode, depth int) error {
 	if !isImplied {
 		header := a.header(name+"/", n, xattrs)
 		header.Typeflag = tar.TypeDir
-		if err := a.to.WriteHeader(header); err != nil {
+		if err := a.write(header); err != nil {
 			return err
 		}
 	}
@@ -84,8 +87,16 @@ func (a *archiver) directory(name string, n erofs.Inode, depth int) error {
 	return nil
 }
 
+// write begins an entry.
+func (a *archiver) write(header *tar.Header) error {
+	if err := a.most.Entry(header); err != nil {
+		return err
+	}
+	return a.to.WriteHeader(header)
+}
+
 func (a *archiver) empty(name string) error {
-	return a.to.WriteHeader(&tar.Header{Name: strings.TrimPrefix(name, "./"), Typeflag: tar.TypeReg, Format: tar.FormatPAX})
+	return a.write(&tar.Header{Name: strings.TrimPrefix(name, "./"), Typeflag: tar.TypeReg, Format: tar.FormatPAX})
 }
 
 func (a *archiver) entry(name string, number uint64, depth int) error {
@@ -103,7 +114,7 @@ func (a *archiver) entry(name string, number uint64, depth int) error {
 	header := a.header(name, n, xattrs)
 	if n.Mode&erofs.TypeMask == erofs.TypeChar && n.Device == 0 {
 		a.hidden = append(a.hidden, name)
-		return nil
+		return a.most.Keep(len(name))
 	}
 	first, again := a.names[number]
 	if !again {
@@ -115,12 +126,12 @@ func (a *archiver) entry(name string, number uint64, depth int) error {
 		}
 	}
 	if again {
-		return a.to.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeLink, Linkname: first, Format: tar.FormatPAX})
+		return a.write(&tar.Header{Name: name, Typeflag: tar.TypeLink, Linkname: first, Format: tar.FormatPAX})
 	}
 	switch n.Mode & erofs.TypeMask {
 	case erofs.TypeRegular:
 		header.Typeflag, header.Size = tar.TypeReg, n.Size
-		if err := a.to.WriteHeader(header); err != nil {
+		if err := a.write(header); err != nil {
 			return err
 		}
 		_, err := io.Copy(a.to, io.NewSectionReader(content{a.image, n}, 0, n.Size))
@@ -139,7 +150,7 @@ func (a *archiver) entry(name string, number uint64, depth int) error {
 	default:
 		return fmt.Errorf("a file of type %#o: %w", n.Mode&erofs.TypeMask, erofs.ErrCorrupt)
 	}
-	return a.to.WriteHeader(header)
+	return a.write(header)
 }
 
 // content reads one file.

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"path"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/erofs"
 )
@@ -83,7 +85,7 @@ func TestArchiveYieldsSameLayer(t *testing.T) {
 			t.Fatal(err)
 		}
 		var written bytes.Buffer
-		if err := Archive(image, &written); err != nil {
+		if err := Archive(image, &written, budget.Budget{}.Layer(0)); err != nil {
 			t.Fatal(err)
 		}
 		again, err := convert(t, written.Bytes())
@@ -95,8 +97,21 @@ func TestArchiveYieldsSameLayer(t *testing.T) {
 			t.Errorf("layer %d:\n%s", k, corpus.Difference(got, want))
 		}
 		var twice bytes.Buffer
-		if err := Archive(image, &twice); err != nil || !bytes.Equal(written.Bytes(), twice.Bytes()) {
+		if err := Archive(image, &twice, budget.Budget{}.Layer(0)); err != nil || !bytes.Equal(written.Bytes(), twice.Bytes()) {
 			t.Errorf("layer %d is another one the second time: %v", k, err)
 		}
+	}
+}
+
+// Directories of a malformed image may share their entries. The archive of a small file
+// would have any number of them.
+func TestSharedEntriesAreBounded(t *testing.T) {
+	file := corpus.SharedEntries(2000, 300)
+	image, err := erofs.Open(bytes.NewReader(file), int64(len(file)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Archive(image, io.Discard, budget.Budget{}.Layer(int64(len(file)))); !errors.Is(err, budget.ErrExceeded) {
+		t.Errorf("an archive of %d entries of a file of %d bytes: %v", 2000*300, len(file), err)
 	}
 }

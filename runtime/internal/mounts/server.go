@@ -288,7 +288,11 @@ func (s *Server) start(request Request, opened layers, device, slots *os.File) e
 		Tree: merged, Device: device, Slots: slots, Squash: request.Squash, IDs: request.IDs, Extra: &s.extra, Log: s.log,
 		Refused: func(err error) {
 			once.Do(func() {
-				s.notice(fmt.Sprintf("files of a pod cannot be read: its image is refused: %v; build the image again, with fewer layers", err))
+				remedy := "build the image again, with fewer layers"
+				if errors.Is(err, erofs.ErrTooLarge) {
+					remedy = "check where it comes from, or build it again, with fewer files in a directory"
+				}
+				s.notice(fmt.Sprintf("files of a pod cannot be read: its image is refused: %v; %s", err, remedy))
 			})
 		},
 	}

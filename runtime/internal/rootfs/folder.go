@@ -4,6 +4,7 @@
 package rootfs
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"errors"
@@ -15,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/erofs"
 	"berth.dev/berth/runtime/internal/tree"
 )
@@ -37,9 +39,10 @@ const (
 )
 
 // Write writes a tree into an empty folder. After an error the caller removes the
-// content. count receives the number of written bytes.
-func Write(ctx context.Context, from *tree.Tree, to *os.Root, count func(int)) (Left, error) {
-	w := writer{ctx: ctx, from: from, top: to, names: map[uint64]string{}, buffer: make([]byte, piece), count: count}
+// content. The files count against the limits of most, because the inodes of a malformed
+// image may share entries and content. count receives the number of written bytes.
+func Write(ctx context.Context, from *tree.Tree, to *os.Root, most *budget.Layer, count func(int)) (Left, error) {
+	w := writer{ctx: ctx, from: from, top: to, most: most, entered: map[uint64]bool{}, names: map[uint64]string{}, buffer: make([]byte, piece), count: count}
 	root, err := from.Node(tree.RootID)
 	if err == nil {
 		err = w.directory(root, to, "")
@@ -54,6 +57,9 @@ type writer struct {
 	ctx  context.Context
 	from *tree.Tree
 	top  *os.Root
+	most *budget.Layer
+	// entered holds the directories: each has one name.
+	entered map[uint64]bool
 	// names maps an inode to its first path. Further paths become hard links.
 	names  map[uint64]string
 	left   Left
@@ -68,6 +74,10 @@ func (w *writer) directory(n tree.Node, dir *os.Root, name string) error {
 		return fmt.Errorf("more than %d directories in each other", maxDepth)
 	}
 	defer func() { w.depth-- }()
+	if w.entered[n.ID] {
+		return fmt.Errorf("directory %q has another name: %w", name, erofs.ErrCorrupt)
+	}
+	w.entered[n.ID] = true
 	merged, err := w.from.Dir(n.ID)
 	if err != nil {
 		return fmt.Errorf("%q: %w", name, err)
@@ -103,6 +113,14 @@ func modified(n tree.Node) time.Time { return time.Unix(n.Seconds, int64(n.Nanos
 // entry writes one directory entry. full is its path below the root.
 func (w *writer) entry(n tree.Node, dir *os.Root, name, full string) error {
 	kind := n.Mode & erofs.TypeMask
+	first, again := w.names[n.ID]
+	counts := entryTypes[kind]
+	if again {
+		counts = tar.TypeLink
+	}
+	if err := w.most.Entry(&tar.Header{Name: full, Typeflag: counts, Size: n.Size}); err != nil {
+		return err
+	}
 	if kind == erofs.TypeDir {
 		// The final mode might forbid to fill it.
 		if err := dir.Mkdir(name, 0o700); err != nil {
@@ -115,7 +133,7 @@ func (w *writer) entry(n tree.Node, dir *os.Root, name, full string) error {
 		defer own.Close()
 		return w.directory(n, own, full)
 	}
-	if first, again := w.names[n.ID]; again {
+	if again {
 		return w.top.Link(first, full)
 	}
 	switch kind {
@@ -140,6 +158,9 @@ func (w *writer) entry(n tree.Node, dir *os.Root, name, full string) error {
 	w.names[n.ID] = full
 	return w.describe(n)
 }
+
+// entryTypes maps the types of files that are written to types of an archive's entries.
+var entryTypes = map[uint16]byte{erofs.TypeDir: tar.TypeDir, erofs.TypeRegular: tar.TypeReg, erofs.TypeSymlink: tar.TypeSymlink}
 
 // describe counts the metadata that cannot be kept.
 func (w *writer) describe(n tree.Node) error {

@@ -86,7 +86,7 @@ func write(t *testing.T, ctx context.Context, from *tree.Tree) (string, Left, er
 		t.Fatal(err)
 	}
 	defer root.Close()
-	left, err := Write(ctx, from, root, func(int) {})
+	left, err := Write(ctx, from, root, budget.Budget{}.Layer(0), func(int) {})
 	return dir, left, err
 }
 
@@ -222,5 +222,43 @@ func TestTooDeepNesting(t *testing.T) {
 	_, _, err := write(t, t.Context(), merged(t, pack(t, entry{Header: tar.Header{Name: strings.Repeat("d/", maxDepth+1), Typeflag: tar.TypeDir, Mode: 0o755}})))
 	if err == nil || !strings.Contains(err.Error(), "directories in each other") {
 		t.Error(err)
+	}
+}
+
+func open(t *testing.T, file []byte) *tree.Tree {
+	t.Helper()
+	image, err := erofs.Open(bytes.NewReader(file), int64(len(file)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := tree.New([]*erofs.Image{image})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// A directory of a malformed image may have two names. 300 such directories in each other
+// would have more paths than any folder holds.
+func TestDirectoryWithTwoNamesIsRefused(t *testing.T) {
+	if _, _, err := write(t, t.Context(), open(t, corpus.NestedTwice(8))); !errors.Is(err, erofs.ErrCorrupt) {
+		t.Errorf("it is written: %v", err)
+	}
+}
+
+// The files that are written count against the budget of the image.
+func TestFilesHaveABudget(t *testing.T) {
+	root, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	most := budget.Budget{}.Layer(0)
+	if err := most.Content(4 << 30); err != nil {
+		t.Fatal(err)
+	}
+	image := merged(t, pack(t, entry{tar.Header{Name: "file", Mode: 0o644}, "content"}))
+	if _, err := Write(t.Context(), image, root, most, func(int) {}); !errors.Is(err, budget.ErrExceeded) {
+		t.Errorf("a file beyond the budget: %v", err)
 	}
 }

@@ -117,7 +117,7 @@ func walkBoth(t *testing.T, layers []*erofs.Image, sound bool) {
 		t.Fatal(err)
 	}
 	fresh, _ := New(layers)
-	fresh.maxLinkSteps = tree.maxLinkSteps
+	fresh.maxLinkSteps, fresh.maxMerged = tree.maxLinkSteps, tree.maxMerged
 	left := maxVisited
 	var walk func(n Node)
 	walk = func(n Node) {

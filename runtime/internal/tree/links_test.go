@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/erofs"
 )
 
@@ -173,4 +174,37 @@ func lookUp(t *testing.T, tree *Tree, path string) Node {
 		}
 	}
 	return n
+}
+
+// The path of a directory is looked up through all directories above it, which may be
+// large. The work for that is bounded, as is a directory that many layers have.
+func TestLargeDirectoriesAreBounded(t *testing.T) {
+	file := corpus.SharedEntries(100, 300)
+	var layers []*erofs.Image
+	for range 3 {
+		image, err := erofs.Open(bytes.NewReader(file), int64(len(file)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		layers = append(layers, image)
+	}
+	all, err := New(layers[:1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := all.Dir(all.id(inode{0, corpus.InodeNumber(1)})); err != nil {
+		t.Fatal(err)
+	}
+	all.maxLinkSteps = 399
+	clear(all.dirs)
+	if _, err := all.Dir(all.id(inode{0, corpus.InodeNumber(1)})); !errors.Is(err, erofs.ErrCorrupt) {
+		t.Errorf("a directory below 400 entries, where 399 may be read: %v", err)
+	}
+	if all, err = New(layers); err != nil {
+		t.Fatal(err)
+	}
+	all.maxMerged = 299
+	if _, err := all.Dir(RootID); !errors.Is(err, erofs.ErrTooLarge) {
+		t.Errorf("300 entries of three layers, where 299 may be merged: %v", err)
+	}
 }

@@ -30,8 +30,9 @@ type Tree struct {
 	// from its base.
 	layers []*erofs.Image
 	bases  []uint64
-	// maxLinkSteps bounds the work for the links of one directory.
-	maxLinkSteps int
+	// maxLinkSteps bounds the work for the links of one directory, and maxMerged the entries
+	// that its layers have for it together.
+	maxLinkSteps, maxMerged int
 
 	mu    sync.Mutex
 	dirs  map[uint64]*Dir
@@ -43,6 +44,10 @@ type Tree struct {
 
 // maxKept bounds the entries that are kept in memory.
 const maxKept = 1 << 20
+
+// maxMerged is twice the limit for one layer, because a layer may have all files of the
+// layer below once more.
+const maxMerged = 8 << 20
 
 // inode identifies an inode of one layer.
 type inode struct {
@@ -93,7 +98,7 @@ func New(layers []*erofs.Image) (*Tree, error) {
 	if len(layers) == 0 {
 		return nil, errors.New("make tree: no layers")
 	}
-	t := &Tree{layers: layers, maxLinkSteps: maxLinkSteps, dirs: map[uint64]*Dir{}, parts: map[inode]*part{}}
+	t := &Tree{layers: layers, maxLinkSteps: maxLinkSteps, maxMerged: maxMerged, dirs: map[uint64]*Dir{}, parts: map[inode]*part{}}
 	base := uint64(RootID + 1)
 	// Number from the lowest layer up, so that two images with the same lower
 	// layers use the same numbers for them.
@@ -240,13 +245,13 @@ func (t *Tree) find(at inode) (*Dir, error) {
 		return nil, fmt.Errorf("read node %d: not a directory: %w", t.id(at), ErrNotFound)
 	}
 	var path []string
-	for number, steps := at.number, 0; number != erofs.Root; steps++ {
-		name, parent, err := t.nameOf(at.layer, number)
+	for number, steps, read := at.number, 0, 0; number != erofs.Root; steps++ {
+		name, parent, entries, err := t.nameOf(at.layer, number)
 		if err != nil {
 			return nil, err
 		}
-		if steps > maxDepth {
-			return nil, fmt.Errorf("read node %d: %w", t.id(at), erofs.ErrCorrupt)
+		if read += entries; steps > maxDepth || read > t.maxLinkSteps {
+			return nil, fmt.Errorf("read node %d: the directories above it are too many or too large: %w", t.id(at), erofs.ErrCorrupt)
 		}
 		path = append(path, name)
 		number = parent
@@ -268,30 +273,32 @@ func (t *Tree) find(at inode) (*Dir, error) {
 // image may form a circle.
 const maxDepth = 4096
 
-// nameOf returns the name and the parent of a directory within one layer.
-func (t *Tree) nameOf(level int, number uint64) (name string, parent uint64, err error) {
+// nameOf returns the name and the parent of a directory within one layer, and how many
+// entries it has read.
+func (t *Tree) nameOf(level int, number uint64) (name string, parent uint64, read int, err error) {
 	image := t.layers[level]
 	n, err := image.Inode(number)
 	if err != nil {
-		return "", 0, err
+		return "", 0, 0, err
 	}
-	if _, parent, err = image.Directory(n); err != nil {
-		return "", 0, err
+	own, parent, err := image.Directory(n)
+	if err != nil {
+		return "", 0, 0, err
 	}
 	above, err := image.Inode(parent)
 	if err != nil {
-		return "", 0, err
+		return "", 0, 0, err
 	}
 	entries, _, err := image.Directory(above)
 	if err != nil {
-		return "", 0, err
+		return "", 0, 0, err
 	}
 	for _, e := range entries {
 		if e.Number == number {
-			return e.Name, parent, nil
+			return e.Name, parent, len(own) + len(entries), nil
 		}
 	}
-	return "", 0, fmt.Errorf("find the name of directory %d: %w", number, erofs.ErrCorrupt)
+	return "", 0, 0, fmt.Errorf("find the name of directory %d: %w", number, erofs.ErrCorrupt)
 }
 
 // child returns a subdirectory.
@@ -369,10 +376,14 @@ func (t *Tree) merge(id, parent uint64, stack []inode) (*Dir, error) {
 // readParts reads the directories of several layers, the uppermost first, down
 // to one that hides the rest.
 func (t *Tree) readParts(stack []inode) (parts []*part, err error) {
+	read := 0
 	for _, at := range stack {
 		p, err := t.readPart(at)
 		if err != nil {
 			return nil, err
+		}
+		if read += len(p.entries); read > t.maxMerged {
+			return nil, fmt.Errorf("read a directory of %d layers with more than %d entries together: %w: %w", len(stack), t.maxMerged, erofs.ErrTooLarge, erofs.ErrCorrupt)
 		}
 		parts = append(parts, p)
 		if p.opaque {
