@@ -10,12 +10,14 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/freespace"
 )
 
 // File is the file of a layer whose content is fetched when it is read, and in the
@@ -24,7 +26,9 @@ import (
 type File struct {
 	file, have *os.File
 	remote     *remote
-	chunks     []chunk
+	// space keeps a part of the file system free.
+	space  *freespace.Guard
+	chunks []chunk
 	// first is the blob offset where the prioritized content ends.
 	first     int64
 	priority  *PriorityGate
@@ -130,6 +134,9 @@ func Open(path string, o Options) (f *File, err error) {
 	if f.have, err = os.OpenFile(path+haveExtension, os.O_WRONLY, 0); err != nil {
 		return f, err
 	}
+	if f.space, err = freespace.Watch(filepath.Dir(path)); err != nil {
+		return f, err
+	}
 	f.file, err = os.OpenFile(path, os.O_RDWR, 0)
 	return f, err
 }
@@ -187,7 +194,7 @@ func (f *File) await(i int) error {
 		if err == nil || f.state[i] == here {
 			continue
 		}
-		if try++; try > tries || errors.Is(err, errRefused) {
+		if try++; try > tries || errors.Is(err, errRefused) || errors.Is(err, freespace.ErrNoSpace) {
 			f.log(err.Error())
 			return err
 		}
@@ -395,7 +402,7 @@ func (f *File) put(first int, packed []byte, found []byte) (problem error) {
 		}
 		// Zeros need not be written: a hole in the file reads as zeros and takes no space.
 		if err == nil && len(bytes.TrimLeft(content, "\x00")) > 0 {
-			_, err = f.file.WriteAt(content, c.At)
+			_, err = f.space.Writer(io.NewOffsetWriter(f.file, c.At)).Write(content)
 		}
 		if err == nil {
 			_, err = f.have.WriteAt([]byte{here}, int64(first+i))

@@ -94,17 +94,22 @@ type packedTable struct {
 // the blob and the login; contents is the digest of the blob's table of contents. If it
 // fails, it leaves nothing.
 func Make(ctx context.Context, path string, source Source, login Login, contents digest.Digest, b budget.Budget) error {
+	return makeFor(ctx, path, source, login, contents, b, &budget.Image{})
+}
+
+// makeFor makes the file of a layer as Make does. The layer counts for image.
+func makeFor(ctx context.Context, path string, source Source, login Login, contents digest.Digest, b budget.Budget, image *budget.Image) error {
 	// No refused ranges: this process is in the pods' network, which enforces them.
 	r := newRemote(source, nil, func() (Login, error) { return login, nil })
 	table, err := r.contents(ctx, maxPacked)
 	if err != nil {
 		return err
 	}
-	return table.make(path, contents, b)
+	return table.make(path, contents, b, image)
 }
 
 // make makes the file of the layer if the digest of the table is the wanted one.
-func (t packedTable) make(path string, want digest.Digest, b budget.Budget) (err error) {
+func (t packedTable) make(path string, want digest.Digest, b budget.Budget, image *budget.Image) (err error) {
 	defer func() {
 		if err != nil {
 			for _, extension := range []string{"", indexExtension, haveExtension} {
@@ -116,7 +121,7 @@ func (t packedTable) make(path string, want digest.Digest, b budget.Budget) (err
 	if err != nil {
 		return fmt.Errorf("read table of contents: %w", err)
 	}
-	chunks, err := lay(path, table, t.end, t.count(b))
+	chunks, err := lay(path, table, t.end, t.count(b).Of(image))
 	if err != nil {
 		return fmt.Errorf("lay out layer of %s: %w", t.source.URL, err)
 	}
@@ -310,7 +315,19 @@ func lay(path string, table *estargz.JTOC, end int64, most *budget.Layer) (chunk
 		return nil, err
 	}
 	slices.SortFunc(chunks, func(a, b chunk) int { return int(min(max(a.At-b.At, -1), 1)) })
-	return chunks, nil
+	return chunks, checkOrder(chunks)
+}
+
+// checkOrder checks that chunks that follow each other in the layer's file do so in the
+// blob. So each stream is unpacked once. A table of many chunks of one stream, the last
+// one first, would have it unpacked for each.
+func checkOrder(chunks []chunk) error {
+	for i, c := range chunks[min(1, len(chunks)):] {
+		if before := chunks[i]; c.Offset < before.Offset || c.Offset == before.Offset && c.Inner < before.Inner+before.Size {
+			return fmt.Errorf("chunks at %d and %d of the blob are in the wrong order, or overlap", before.Offset, c.Offset)
+		}
+	}
+	return nil
 }
 
 // setEnds sets the end of the stream of each chunk: where the next stream begins, or

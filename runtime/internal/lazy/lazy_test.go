@@ -26,6 +26,7 @@ import (
 	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/freespace"
 	"berth.dev/berth/runtime/internal/fuzzbound"
 	"berth.dev/berth/runtime/internal/layer"
 	"berth.dev/berth/runtime/internal/tree"
@@ -620,5 +621,55 @@ func TestRegistryIsGone(t *testing.T) {
 	r.onRequest(nil)
 	if content, err := read(image, "file"); err != nil || !bytes.Equal(content, want) {
 		t.Errorf("%d bytes, %v", len(content), err)
+	}
+}
+
+// Chunks of one stream in the wrong order would have the stream unpacked for each.
+func TestChunksInWrongOrderAreRefused(t *testing.T) {
+	at := func(offset, inner int64) chunk { return chunk{Offset: offset, Inner: inner, Size: 10} }
+	for name, c := range map[string]struct {
+		chunks []chunk
+		right  bool
+	}{
+		"none":                       {nil, true},
+		"one":                        {[]chunk{at(5, 5)}, true},
+		"in streams of their own":    {[]chunk{at(0, 512), at(7, 0), at(9, 0)}, true},
+		"in one stream":              {[]chunk{at(0, 0), at(0, 10), at(0, 512)}, true},
+		"last stream first":          {[]chunk{at(9, 0), at(0, 0)}, false},
+		"last of the stream first":   {[]chunk{at(0, 10), at(0, 0)}, false},
+		"the same twice":             {[]chunk{at(0, 0), at(0, 0)}, false},
+		"overlapping in one stream":  {[]chunk{at(0, 0), at(0, 9)}, false},
+		"a stream between two parts": {[]chunk{at(0, 0), at(5, 0), at(0, 10)}, false},
+	} {
+		if err := checkOrder(c.chunks); (err == nil) != c.right {
+			t.Errorf("chunks %s: %v", name, err)
+		}
+	}
+	table := &estargz.JTOC{Version: 1}
+	for i, offset := range []int64{9, 1} {
+		table.Entries = append(table.Entries, &estargz.TOCEntry{Type: "reg", Name: fmt.Sprint(i), Size: 1, Offset: offset, ChunkDigest: digest.FromString("").String()})
+	}
+	if _, err := lay(filepath.Join(t.TempDir(), "layer"), table, 20, budget.Budget{}.Table(1, 20)); err == nil {
+		t.Error("a layer is laid out by such a table")
+	}
+}
+
+// The content of a layer that arrives leaves a part of the disk free.
+func TestArrivingLayerLeavesSpaceFree(t *testing.T) {
+	disk := corpus.SmallDisk(t)
+	r, source := serve(t, corpus.Pack(t, map[string][]byte{"large": bytes.Repeat([]byte("content "), 40<<20)}), 8<<20, 0)
+	path := filepath.Join(disk, "layer")
+	if err := Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{}); err != nil {
+		t.Fatal(err)
+	}
+	f, _ := open(t, path)
+	var problem error
+	for k := range f.chunks {
+		if problem = f.await(k); problem != nil {
+			break
+		}
+	}
+	if left := corpus.Free(t, disk); !errors.Is(problem, freespace.ErrNoSpace) || left < 32<<20 {
+		t.Errorf("%d bytes are left: %v", left, problem)
 	}
 }

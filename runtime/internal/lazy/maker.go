@@ -42,14 +42,20 @@ type Layer struct {
 func (m Maker) Make(ctx context.Context, file string, l Layer) error {
 	p := pullOf(ctx)
 	p.askAhead(ctx, m, l)
-	if table, ok := p.take(ctx, l.Digest); ok && table.make(file, l.Contents, m.Budget) == nil {
+	if table, ok := p.take(ctx, l.Digest); ok && table.make(file, l.Contents, m.Budget, &p.image) == nil {
 		return nil
 	}
+	size, err := p.sizeOf(ctx, l)
+	if err != nil {
+		return err
+	}
 	problems := []error{errors.New("no registry gives a layer in parts")}
-	err := m.each(l.Image, func(b blobs) bool {
+	err = m.each(l.Image, func(b blobs) bool {
 		source, login, err := m.login(ctx, p, b)
 		if err == nil {
-			err = Make(ctx, file, source.of(l.Digest), login, l.Contents, m.Budget)
+			at := source.of(l.Digest)
+			at.Size = size
+			err = makeFor(ctx, file, at, login, l.Contents, m.Budget, &p.image)
 		}
 		problems = append(problems, err)
 		return err != nil
@@ -57,7 +63,7 @@ func (m Maker) Make(ctx context.Context, file string, l Layer) error {
 	if err != nil || problems[len(problems)-1] == nil {
 		return err
 	}
-	return errors.Join(problems...)
+	return fmt.Errorf("make layer %s of image %s: %w", l.Digest, l.Image, errors.Join(problems...))
 }
 
 // blobs is the place of an image's blobs in a registry.

@@ -9,6 +9,8 @@ import (
 	"github.com/containerd/stargz-snapshotter/estargz"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/budget"
 )
 
 // Pull is one pull of an image. It prefetches the tables of contents of the layers
@@ -19,6 +21,9 @@ type Pull struct {
 	// Blob returns a local blob, such as the image's manifest; nil disables
 	// prefetching.
 	Blob func(ctx context.Context, d digest.Digest) ([]byte, error)
+
+	// image counts the layers that are made.
+	image budget.Image
 
 	mu sync.Mutex
 	// ahead holds the tables of contents of layers that are not made yet; nil before
@@ -115,17 +120,42 @@ func (p *Pull) askAhead(ctx context.Context, m Maker, l Layer) {
 	}
 }
 
+// sizeOf returns the size of a layer in bytes, as the image's manifest states it; 0 if the
+// manifest cannot be read.
+func (p *Pull) sizeOf(ctx context.Context, l Layer) (int64, error) {
+	if p.Blob == nil || l.Manifest == "" {
+		return 0, nil
+	}
+	manifest, err := p.manifest(ctx, l.Manifest)
+	if err != nil {
+		return 0, nil
+	}
+	for _, layer := range manifest.Layers {
+		if layer.Digest == l.Digest && layer.Size > 0 {
+			return layer.Size, nil
+		}
+	}
+	return 0, fmt.Errorf("the manifest does not state the size of layer %s", l.Digest)
+}
+
+func (p *Pull) manifest(ctx context.Context, d digest.Digest) (manifest ocispec.Manifest, err error) {
+	text, err := p.Blob(ctx, d)
+	if err == nil {
+		err = json.Unmarshal(text, &manifest)
+	}
+	if err != nil {
+		return manifest, fmt.Errorf("read manifest: %w", err)
+	}
+	return manifest, nil
+}
+
 // layersFrom returns an image's eStargz layers from one layer on, in the order in
 // which containerd makes them. The table of a layer that turns out to be in a
 // shared folder is never taken, and is dropped at the end of the pull.
 func (p *Pull) layersFrom(ctx context.Context, l Layer) (layers []ocispec.Descriptor, err error) {
-	text, err := p.Blob(ctx, l.Manifest)
+	manifest, err := p.manifest(ctx, l.Manifest)
 	if err != nil {
 		return nil, err
-	}
-	var manifest ocispec.Manifest
-	if err := json.Unmarshal(text, &manifest); err != nil {
-		return nil, fmt.Errorf("read manifest: %w", err)
 	}
 	seen := map[digest.Digest]bool{}
 	for _, layer := range manifest.Layers {

@@ -20,6 +20,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/corpus"
 )
 
@@ -147,9 +148,7 @@ func TestTablesArePrefetched(t *testing.T) {
 func TestTablePrefetchFails(t *testing.T) {
 	const layers = 3
 	for name, spoil := range map[string]func(*pulledImage, *Layer){
-		"no manifest":      func(_ *pulledImage, l *Layer) { l.Manifest = digest.FromString("x") },
-		"another size":     func(i *pulledImage, _ *Layer) { i.manifest.Layers[0].Size += 1000 },
-		"too small a size": func(i *pulledImage, _ *Layer) { i.manifest.Layers[0].Size = 1 },
+		"no manifest": func(_ *pulledImage, l *Layer) { l.Manifest = digest.FromString("x") },
 		"an error first": func(i *pulledImage, _ *Layer) {
 			failed := map[string]bool{}
 			i.answer = func(w http.ResponseWriter, layer string) bool {
@@ -203,4 +202,52 @@ func TestPullEnds(t *testing.T) {
 		t.Errorf("a layer of a pull that has ended: %v", err)
 	}
 	end()
+}
+
+// A registry and a manifest that state different sizes of a layer are not believed, when
+// the layer is made and when it is read. The size decides how much the layer may contain.
+func TestSizesOfALayerMustAgree(t *testing.T) {
+	for _, wrong := range []int64{-1000, 1000} {
+		i := pullImage(t, 2)
+		first := i.layer(0)
+		right := i.manifest.Layers[0].Size
+		i.manifest.Layers[0].Size += wrong
+		err := i.maker.Make(i.pull(t), filepath.Join(t.TempDir(), "layer"), first)
+		want := fmt.Sprintf("it says that the layer has %d bytes, and the image says %d", right, right+wrong)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), first.Image) || !strings.Contains(err.Error(), first.Digest.String()) {
+			t.Errorf("want %q: %v", want, err)
+		}
+	}
+	i := pullImage(t, 1)
+	path := filepath.Join(t.TempDir(), "layer")
+	if err := i.maker.Make(i.pull(t), path, i.layer(0)); err != nil {
+		t.Fatal(err)
+	}
+	i.mu.Lock()
+	i.answer = func(w http.ResponseWriter, _ string) bool {
+		w.Header().Set("Content-Range", fmt.Sprintf("bytes 0-%d/%d", 1<<40, 1<<50))
+		w.WriteHeader(http.StatusPartialContent)
+		for range 64 {
+			_, _ = w.Write(make([]byte, 1<<20))
+		}
+		return true
+	}
+	i.mu.Unlock()
+	_, image := open(t, path)
+	if _, err := read(image, "file"); !errors.Is(err, errRefused) {
+		t.Errorf("the registry says another size later: %v", err)
+	}
+}
+
+// The layers of an image that are made from their tables of contents count together.
+func TestTablesOfAnImageCountTogether(t *testing.T) {
+	i := pullImage(t, 2)
+	p := pullOf(i.pull(t))
+	if err := (budget.Budget{}).Layer(0).Of(&p.image).Content(4 << 30); err != nil {
+		t.Fatal(err)
+	}
+	err := i.maker.Make(context.WithValue(t.Context(), pullKey{}, p), filepath.Join(t.TempDir(), "layer"), i.layer(1))
+	if !errors.Is(err, budget.ErrExceeded) {
+		t.Errorf("a further layer: %v", err)
+	}
 }

@@ -162,6 +162,9 @@ func (r *remote) get(ctx context.Context, bytes string, limit int64) (content []
 		}
 		_, text, _ := strings.Cut(answer.Header.Get("Content-Range"), "/")
 		total, _ := strconv.ParseInt(text, 10, 64)
+		if r.Size > 0 && total > 0 && total != r.Size {
+			return nil, 0, fmt.Errorf("%w: it says that the layer has %d bytes, and the image says %d", errRefused, total, r.Size)
+		}
 		content, err := io.ReadAll(io.LimitReader(moving{answer.Body, idle}, limit+1))
 		return content, total, err
 	}
