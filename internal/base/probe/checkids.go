@@ -39,7 +39,7 @@ func checkIDs(h *Host, ids IDMap, tried outcomes) []Result {
 	if overlap := subIDOverlap(h); overlap != "" && !ids.OneUID {
 		results = append(results, Result{Name: "subordinate-ids-shared", Title: "own subordinate ids", Level: Recommended, OK: Degraded,
 			Found: overlap, Cost: "the other one can read and change the files of your pods, and you theirs",
-			Remedy: Remedy{Admin: fmt.Sprintf("give the user another range in /etc/subuid and /etc/subgid, from %d on", h.freeSubIDs())}})
+			Remedy: Remedy{Admin: fmt.Sprintf("give the user another range in /etc/subuid and /etc/subgid, from %d on", h.users.freeSubIDs())}})
 	}
 	return results
 }
@@ -50,7 +50,7 @@ func checkIDs(h *Host, ids IDMap, tried outcomes) []Result {
 func subIDOverlap(h *Host) string {
 	for _, file := range []string{"/etc/subuid", "/etc/subgid"} {
 		entries := parseSubIDs(h.read(file))
-		owners := h.owners(h.uid)
+		owners := h.users.owners(h.uid)
 		for _, mine := range entries {
 			if !slices.Contains(owners, mine.Owner) {
 				continue
@@ -75,7 +75,7 @@ func overlap(a, b subRange) bool {
 // userIn returns a user whose own id lies in a range.
 func userIn(h *Host, r subRange) string {
 	if overlap(r, subRange{uint32(h.uid), 1}) {
-		return cmp.Or(h.userName(h.uid), "you")
+		return cmp.Or(h.users.name(h.uid), "you")
 	}
 	for line := range strings.Lines(string(h.read("/etc/passwd"))) {
 		fields := strings.Split(line, ":")

@@ -1,9 +1,7 @@
 package probe
 
 import (
-	"bytes"
 	"fmt"
-	"io/fs"
 	"math"
 	"strconv"
 	"strings"
@@ -137,34 +135,6 @@ func checkProcesses(h *Host) Result {
 	return r
 }
 
-// ownThreads counts the threads of the user: RLIMIT_NPROC counts them all.
-func (h *Host) ownThreads() uint64 {
-	threads := uint64(0)
-	for _, status := range h.processes("status") {
-		values := parseColons(status)
-		if owner, _, _ := strings.Cut(values["Uid"], "\t"); owner == strconv.Itoa(h.uid) {
-			n, _ := strconv.ParseUint(values["Threads"], 10, 32)
-			threads += n
-		}
-	}
-	return threads
-}
-
-// processes returns a file of each process that can be seen.
-func (h *Host) processes(file string) [][]byte {
-	entries, err := fs.ReadDir(h.root, "proc")
-	if err != nil {
-		return nil
-	}
-	var contents [][]byte
-	for _, entry := range entries {
-		if _, err := strconv.Atoi(entry.Name()); err == nil {
-			contents = append(contents, h.read("/proc/"+entry.Name()+"/"+file))
-		}
-	}
-	return contents
-}
-
 func checkInotify(h *Host, tried outcomes) Result {
 	r := Result{Name: "inotify", Title: "inotify", Level: Required, OK: Yes}
 	instances, ok := h.number(instancesSetting)
@@ -173,7 +143,7 @@ func checkInotify(h *Host, tried outcomes) Result {
 		r.OK, r.Found = Unknown, instancesSetting+" cannot be read"
 		return r
 	}
-	used := h.inotifyInstances()
+	used := h.used.inotifyInstances()
 	r.Found = fmt.Sprintf("%d instances and %d watches for each user, in use %d instances", instances, watches, used)
 	free := instances - min(instances, used)
 	remedy := Remedy{
@@ -189,32 +159,6 @@ func checkInotify(h *Host, tried outcomes) Result {
 	return r
 }
 
-// inotifyInstances counts the instances of all processes that this user may
-// inspect.
-func (h *Host) inotifyInstances() uint64 {
-	processes, err := fs.ReadDir(h.root, "proc")
-	if err != nil {
-		return 0
-	}
-	count := uint64(0)
-	for _, process := range processes {
-		if _, err := strconv.Atoi(process.Name()); err != nil {
-			continue
-		}
-		files, err := fs.ReadDir(h.root, "proc/"+process.Name()+"/fd")
-		if err != nil {
-			continue
-		}
-		for _, file := range files {
-			target, err := fs.ReadLink(h.root, "proc/"+process.Name()+"/fd/"+file.Name())
-			if err == nil && strings.HasSuffix(target, "inotify") {
-				count++
-			}
-		}
-	}
-	return count
-}
-
 // checkKeyrings checks the room for the one session keyring that each node needs.
 // Containers need none.
 func checkKeyrings(h *Host, tried outcomes) Result {
@@ -224,15 +168,7 @@ func checkKeyrings(h *Host, tried outcomes) Result {
 		r.Found = "the kernel has none"
 		return r
 	}
-	used := uint64(0)
-	for line := range bytes.Lines(h.read("/proc/key-users")) {
-		// "1001:    23 22/22 12/200 300/20000": the fourth is used/limit.
-		fields := strings.Fields(string(line))
-		if len(fields) >= 4 && fields[0] == strconv.Itoa(h.uid)+":" {
-			count, _, _ := strings.Cut(fields[3], "/")
-			used, _ = strconv.ParseUint(count, 10, 64)
-		}
-	}
+	used := h.used.keys()
 	r.Found = fmt.Sprintf("%d for each user, in use %d", limit, used)
 	if o, ok := tried[trialKeyring]; ok && !o.ok() {
 		r.OK, r.Found = No, r.Found+", a new keyring is refused: "+o.Error

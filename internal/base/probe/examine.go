@@ -46,7 +46,7 @@ func (h *Host) Examine(ctx context.Context, trials Trials, libexec string) Repor
 
 // describe returns a report without results.
 func (h *Host) describe() Report {
-	report := Report{Version: ReportVersion, UID: h.uid, User: h.userName(h.uid), Kernel: h.line("/proc/sys/kernel/osrelease")}
+	report := Report{Version: ReportVersion, UID: h.uid, User: h.users.name(h.uid), Kernel: h.line("/proc/sys/kernel/osrelease")}
 	report.Host, _ = os.Hostname()
 	if report.User == "" {
 		report.User = strconv.Itoa(h.uid)

@@ -1,12 +1,10 @@
 package probe
 
 import (
-	"bytes"
 	"io/fs"
 	"net"
 	"net/netip"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -16,7 +14,10 @@ import (
 // Host answers questions about one machine, as the calling process sees it. It
 // reads each file once. It is safe for concurrent use.
 type Host struct {
-	root   fs.FS
+	files
+	users users
+	used  inUse
+
 	getenv func(string) string
 	uid    int
 	kernel kernel
@@ -51,7 +52,8 @@ func Local() *Host {
 }
 
 func newHost(root fs.FS, getenv func(string) string, uid int, k kernel) *Host {
-	h := &Host{root: root, getenv: getenv, uid: uid, kernel: k}
+	f := files{root}
+	h := &Host{files: f, users: users{f, uid, getenv}, used: inUse{f, uid}, getenv: getenv, uid: uid, kernel: k}
 	h.mounts = sync.OnceValue(func() []mountEntry {
 		return parseMountinfo(h.read("/proc/self/mountinfo"))
 	})
@@ -62,40 +64,6 @@ func newHost(root fs.FS, getenv func(string) string, uid int, k kernel) *Host {
 		return parseCgroup(h.read("/proc/self/cgroup"))
 	})
 	return h
-}
-
-// read returns the content of a file, or nothing: absence is an answer here.
-func (h *Host) read(path string) []byte {
-	content, err := fs.ReadFile(h.root, strings.TrimPrefix(path, "/"))
-	if err != nil {
-		return nil
-	}
-	return content
-}
-
-func (h *Host) exists(path string) bool {
-	_, err := fs.Stat(h.root, strings.TrimPrefix(path, "/"))
-	return err == nil
-}
-
-// line returns a file of one value, without surrounding space.
-func (h *Host) line(path string) string {
-	return string(bytes.TrimSpace(h.read(path)))
-}
-
-// sysctl returns a kernel setting; ok is false where the kernel has none of
-// that name.
-func (h *Host) sysctl(name string) (value string, ok bool) {
-	path := "/proc/sys/" + strings.ReplaceAll(name, ".", "/")
-	return h.line(path), h.exists(path)
-}
-
-// number returns a numeric kernel setting. ok is false if the setting is absent or
-// not a number.
-func (h *Host) number(name string) (uint64, bool) {
-	value, _ := h.sysctl(name)
-	n, err := strconv.ParseUint(value, 10, 64)
-	return n, err == nil
 }
 
 // parseColons reads "Key:  value" lines, as in /proc/self/status.

@@ -91,12 +91,12 @@ func parseIDMap(content []byte) []IDRange {
 // no process; if it sets NameService, AskNameService finds the ranges.
 func (h *Host) IDMap(uid, gid int) IDMap {
 	m := oneID(uid, gid)
-	if h.subidFromNameService() {
+	if h.users.subidFromNameService() {
 		m.NameService = true
 		m.Reason = "subordinate ids come from a name service (subid: in /etc/nsswitch.conf)"
 		return m
 	}
-	owners := h.owners(uid)
+	owners := h.users.owners(uid)
 	uids := ownedBy(parseSubIDs(h.read("/etc/subuid")), owners)
 	gids := ownedBy(parseSubIDs(h.read("/etc/subgid")), owners)
 	return h.withRanges(m, uid, gid, uids, gids)
@@ -104,9 +104,9 @@ func (h *Host) IDMap(uid, gid int) IDMap {
 
 // withRanges adds subordinate ranges to a map, or records why it cannot.
 func (h *Host) withRanges(m IDMap, uid, gid int, uids, gids []subRange) IDMap {
-	name := cmp.Or(h.userName(uid), strconv.Itoa(uid))
+	name := cmp.Or(h.users.name(uid), strconv.Itoa(uid))
 	// Not usermod: it refuses users that are not in /etc/passwd.
-	grant := Remedy{Admin: fmt.Sprintf("echo %s:%d:%d | tee -a /etc/subuid >> /etc/subgid", name, h.freeSubIDs(), fullRange)}
+	grant := Remedy{Admin: fmt.Sprintf("echo %s:%d:%d | tee -a /etc/subuid >> /etc/subgid", name, h.users.freeSubIDs(), fullRange)}
 	if len(uids) == 0 || len(gids) == 0 {
 		m.Reason = fmt.Sprintf("no subordinate ids for %s in /etc/subuid and /etc/subgid", name)
 		if len(uids) > 0 || len(gids) > 0 {
@@ -211,18 +211,6 @@ func total(lines []IDRange) uint64 {
 	return sum
 }
 
-// freeSubIDs returns the start of a full range that nobody has, after all assigned
-// ranges, as useradd would choose it.
-func (h *Host) freeSubIDs() uint64 {
-	free := uint64(100000)
-	for _, file := range []string{"/etc/subuid", "/etc/subgid"} {
-		for _, entry := range parseSubIDs(h.read(file)) {
-			free = max(free, uint64(entry.Start)+uint64(entry.Count))
-		}
-	}
-	return free
-}
-
 func ownedBy(entries []subEntry, owners []string) []subRange {
 	var ranges []subRange
 	for _, entry := range entries {
@@ -231,47 +219,6 @@ func ownedBy(entries []subEntry, owners []string) []subRange {
 		}
 	}
 	return ranges
-}
-
-// owners returns the names that may stand for a user in the files.
-func (h *Host) owners(uid int) []string {
-	owners := []string{strconv.Itoa(uid)}
-	if name := h.userName(uid); name != "" {
-		owners = append(owners, name)
-	}
-	return owners
-}
-
-// userName returns the name of a user, or nothing. A user from LDAP is not in
-// /etc/passwd, so the name comes from the environment. A wrong name does no harm:
-// newuidmap looks up the user itself.
-func (h *Host) userName(uid int) string {
-	for line := range strings.Lines(string(h.read("/etc/passwd"))) {
-		fields := strings.Split(line, ":")
-		if len(fields) > 3 && fields[2] == strconv.Itoa(uid) {
-			return fields[0]
-		}
-	}
-	if uid != h.uid {
-		return ""
-	}
-	if h.getenv("SLURM_JOB_UID") == strconv.Itoa(uid) && h.getenv("SLURM_JOB_USER") != "" {
-		return h.getenv("SLURM_JOB_USER")
-	}
-	return cmp.Or(h.getenv("USER"), h.getenv("LOGNAME"))
-}
-
-// subidFromNameService reports whether nsswitch.conf names a source of subordinate
-// ids. If so, shadow 4.9 and newer do not read the files.
-func (h *Host) subidFromNameService() bool {
-	for line := range strings.Lines(string(h.read("/etc/nsswitch.conf"))) {
-		line, _, _ = strings.Cut(line, "#")
-		if sources, ok := strings.CutPrefix(strings.TrimSpace(line), "subid:"); ok {
-			fields := strings.Fields(sources)
-			return len(fields) > 0 && fields[0] != "files"
-		}
-	}
-	return false
 }
 
 // mapProgram finds newuidmap or newgidmap and checks that it can do its work.

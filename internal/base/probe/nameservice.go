@@ -16,7 +16,7 @@ func (h *Host) AskNameService(ctx context.Context, m IDMap, uid, gid int) IDMap 
 	if !m.NameService || !m.OneUID {
 		return m
 	}
-	name := h.userName(uid)
+	name := h.users.name(uid)
 	if name == "" {
 		m.Reason += ", and the name of the user is not known"
 		m.Remedy = Remedy{User: "export USER=$(id -un)"}

@@ -2,11 +2,9 @@ package probe
 
 import (
 	"fmt"
-	"io/fs"
 	"math"
 	"path"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -62,7 +60,7 @@ func (h *Host) PodCapacity(nodes int) PodCapacity {
 	if limit, ok := h.number(instancesSetting); ok && h.Cgroup().Delegated {
 		found, free := fmt.Sprintf("%s is %d for each user", instancesSetting, limit), limit
 		if limit < uint64(nodes*(HeadWatchers+MaxPods*podWatchers))*countBelow {
-			used := h.inotifyInstances()
+			used := h.used.inotifyInstances()
 			found, free = fmt.Sprintf("%s, in use %d", found, used), limit-min(limit, used)
 		}
 		// A pod also starts without its watches, so they refuse no run.
@@ -79,7 +77,7 @@ func (h *Host) PodCapacity(nodes int) PodCapacity {
 		}
 		found, free := fmt.Sprintf("%s is %d for each user", name, limit), limit
 		if limit < uint64(nodes*MaxPods)*need.perPod*countBelow {
-			used := h.ownNamespaces(need.kind)
+			used := h.used.namespaces(need.kind)
 			found, free = fmt.Sprintf("%s, in use %d", found, used), limit-min(limit, used)
 		}
 		bound(free, need.min/2, need.perPod, found, namespaceRemedy(name))
@@ -127,14 +125,14 @@ func (h *Host) freeThreads(enough uint64) threadCapacity {
 	if _, hard, err := h.kernel.Limit(unix.RLIMIT_NPROC); err == nil {
 		used := uint64(0)
 		if hard <= enough {
-			used = h.ownThreads()
+			used = h.used.ownThreads()
 		}
 		bound(hard, used, fmt.Sprintf("limit %s for each user, in use %d", limitText(hard), used), ofUser)
 	}
 	// Every other limit counts other users as well.
 	for _, name := range []string{"kernel.threads-max", "kernel.pid_max"} {
 		if n, ok := h.number(name); ok {
-			bound(n, h.allThreads(), fmt.Sprintf("%s is %d for the whole machine", name, n),
+			bound(n, h.used.allThreads(), fmt.Sprintf("%s is %d for the whole machine", name, n),
 				Remedy{Admin: "sysctl -w kernel.pid_max=4194304 kernel.threads-max=1000000   # and keep it in /etc/sysctl.d/90-berth.conf"})
 		}
 	}
@@ -151,39 +149,4 @@ func (h *Host) freeThreads(enough uint64) threadCapacity {
 		}
 	}
 	return capacity
-}
-
-// allThreads returns the number of threads of the machine.
-func (h *Host) allThreads() uint64 {
-	// "0.20 0.18 0.12 1/80 11206": the fourth is running/all.
-	fields := strings.Fields(string(h.read("/proc/loadavg")))
-	if len(fields) < 4 {
-		return 0
-	}
-	_, all, _ := strings.Cut(fields[3], "/")
-	n, _ := strconv.ParseUint(all, 10, 64)
-	return n
-}
-
-// ownNamespaces returns the number of namespaces of a kind that processes of the
-// user have, besides this process's own.
-func (h *Host) ownNamespaces(kind string) uint64 {
-	processes, err := fs.ReadDir(h.root, "proc")
-	if err != nil {
-		return 0
-	}
-	seen := map[string]bool{}
-	for _, process := range processes {
-		if _, err := strconv.Atoi(process.Name()); err != nil {
-			continue
-		}
-		if target, err := fs.ReadLink(h.root, "proc/"+process.Name()+"/ns/"+kind); err == nil {
-			seen[target] = true
-		}
-	}
-	own, err := fs.ReadLink(h.root, "proc/self/ns/"+kind)
-	if err == nil {
-		delete(seen, own)
-	}
-	return uint64(len(seen))
 }
