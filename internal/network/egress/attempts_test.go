@@ -2,7 +2,9 @@ package egress
 
 import (
 	"fmt"
+	"log/slog"
 	"net/netip"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 
+	"berth.dev/berth/internal/network/share"
 	"berth.dev/berth/internal/testutil"
 )
 
@@ -125,9 +128,36 @@ func newTestAttempts(most int) *attempts {
 // TestShortageIsNotRefusal: when berth lacks descriptors, a pod gets no refusal, so
 // its kernel tries again.
 func TestShortageIsNotRefusal(t *testing.T) {
+	e := &engine{Config: Default(), shares: share.New(1)}
 	for _, err := range []error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM} {
-		if new(engine).reject(netip.AddrPort{}, netip.AddrPort{}, 0, fmt.Errorf("dial: %w", err)) {
+		if e.reject(netip.AddrPort{}, netip.AddrPort{}, 0, fmt.Errorf("dial: %w", err)) {
 			t.Errorf("a connection is reset because of %v", err)
 		}
+	}
+}
+
+// When there are no descriptors, the log names the pod with most connections, once.
+func TestPodWithMostConnectionsIsNamedInShortage(t *testing.T) {
+	for name, lack := range map[string]func(e *engine, pod, remote netip.AddrPort, err error){
+		"TCP": func(e *engine, pod, remote netip.AddrPort, err error) { e.reject(pod, remote, 0, err) },
+		"UDP": func(e *engine, pod, remote netip.AddrPort, err error) {
+			e.rejectDatagram(flowKey{header.UDPProtocolNumber, pod, remote}, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log strings.Builder
+			e := &engine{Config: Default(), shares: share.New(100)}
+			e.Counters, e.Log = new(Counters), slog.New(slog.NewTextHandler(&log, nil))
+			e.shares.Add(podAddr)
+			greedy := podAddr.Next()
+			e.shares.Add(greedy)
+			e.shares.Add(greedy)
+			for _, err := range []error{unix.ENOMEM, unix.EMFILE, unix.EMFILE, unix.ENFILE} {
+				lack(e, netip.AddrPortFrom(podAddr, 1000), netip.AddrPortFrom(hostAddr, 80), fmt.Errorf("open a socket: %w", err))
+			}
+			if got := strings.Count(log.String(), "most connections belong to pod "+greedy.String()); got != 1 {
+				t.Errorf("the log names the pod %d times, want once: %s", got, &log)
+			}
+		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
@@ -184,6 +185,19 @@ func (e *engine) warnOnce(text string) {
 	if _, known := e.warned.LoadOrStore(text, true); !known {
 		e.Log.Warn(text)
 	}
+}
+
+// warnOfShortage warns the user if a socket could not be opened because there are too
+// many, and names the pod with most connections.
+func (e *engine) warnOfShortage(err error) {
+	if !errors.Is(err, unix.EMFILE) && !errors.Is(err, unix.ENFILE) {
+		return
+	}
+	text := "no file descriptor for a connection of a pod to the outside"
+	if most := e.shares.Most(); most.IsValid() {
+		text += fmt.Sprintf(": most connections belong to pod %v", most)
+	}
+	e.warnOnce(text)
 }
 
 // workers counts goroutines that the stack starts, so no group can own them.

@@ -167,6 +167,7 @@ func (e *engine) reject(pod, remote netip.AddrPort, sequence uint32, err error) 
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		e.sendUnreachable(prohibited, quoteTCP(pod, remote, sequence))
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+		e.warnOfShortage(err)
 		return false
 	case errors.Is(err, unix.ETIMEDOUT), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return false

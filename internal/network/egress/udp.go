@@ -137,6 +137,7 @@ func (e *engine) rejectDatagram(key flowKey, err error) {
 		e.sendUnreachable(prohibited, about)
 	default:
 		e.Counters.dropped.Add(1)
+		e.warnOfShortage(err)
 		return
 	}
 	e.Counters.failed.Add(1)

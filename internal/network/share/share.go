@@ -64,3 +64,16 @@ func (p *Places) Taken() int {
 	defer p.mu.Unlock()
 	return p.taken
 }
+
+// Most returns the pod that has most places. It is invalid if none has any.
+func (p *Places) Most() netip.Addr {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var most netip.Addr
+	for pod, places := range p.of {
+		if places > p.of[most] || places == p.of[most] && pod.Less(most) {
+			most = pod
+		}
+	}
+	return most
+}
