@@ -26,6 +26,8 @@ const (
 	// streamsToDNS bounds the TCP connections of one pod to the node's name server: an
 	// answer that is too long for UDP takes one, for a moment.
 	streamsToDNS = 128
+	// queriesToDNS is the number of queries to it in a second that makes a pod a flood.
+	queriesToDNS = 20_000
 )
 
 // podShares keeps one pod from taking all places of conntrack, or all TCP connections to
@@ -131,7 +133,7 @@ func (s *podShares) over(counts map[netip.Addr]int, limit int) []netip.Addr {
 }
 
 func (s *podShares) load(ctx context.Context, full []netip.Addr) error {
-	rules := policy.Shares{Links: []string{cluster.PodBridge, cluster.OverlayLink}, Names: streamsToDNS, Full: full}
+	rules := policy.Shares{Links: []string{cluster.PodBridge, cluster.OverlayLink}, Names: streamsToDNS, Queries: queriesToDNS, Full: full}
 	path := filepath.Join(s.plan.Paths.Run, "shares.nft")
 	if err := os.WriteFile(path, []byte(rules.Ruleset()), 0o600); err != nil {
 		return fmt.Errorf("write rules for shares: %w", err)

@@ -12,15 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Shares bounds what one pod gets of two things that the pods of a node share: the
-// connections that its kernel remembers (conntrack), and the TCP connections to its name
-// server. While conntrack is full, the kernel drops the packets of all new connections, and
-// its entry of an answered TCP connection lasts up to five days.
+// Shares bounds what one pod gets of what the pods of a node share: the connections that
+// its kernel remembers (conntrack), the TCP connections to its name server, and the time
+// and buffer of the name server for queries by UDP. While conntrack is full, the kernel
+// drops the packets of all new connections, and its entry of an answered TCP connection
+// lasts up to five days.
 type Shares struct {
 	// Links are the interfaces that packets of pods come from.
 	Links []string
 	// Names bounds the TCP connections of a pod to the name server; one too many is reset.
 	Names int
+	// Queries is the number of queries by UDP to the name server in a second that makes a
+	// pod a flood; it is more than a pod gets answers for. A flood has a twentieth of that.
+	// The rest is dropped before the name server has to read it.
+	Queries int
 	// Full holds the pods that may have no further connection for now; see OverShare. Their
 	// first packets are dropped, and for TCP their kernels send them again.
 	Full []netip.Addr
@@ -29,6 +34,9 @@ type Shares struct {
 // sharesTable is separate from the rules for policies, which are replaced whenever a
 // policy changes: the counts belong to its sets.
 const sharesTable = "berth-shares"
+
+// floodSeconds bounds how long a pod counts as a flood after its last query above the bound.
+const floodSeconds = 5
 
 // Ruleset returns a script for nft(8). It may be loaded again while loaded, and keeps the
 // counts. The kernel needs the expression connlimit (CONFIG_NFT_CONNLIMIT).
@@ -59,6 +67,13 @@ func (s Shares) Ruleset() string {
 		line("add set inet %s names-%s { type %s; flags dynamic; size 65535; }", sharesTable, f.name, f.key)
 		line("add rule inet %s input iifname { %s } tcp dport 53 ct state new add @names-%s { %[3]s saddr ct count over %d } reject with tcp reset",
 			sharesTable, links, f.name, s.Names)
+		for _, set := range []string{"queries", "floods", "slow"} {
+			line("add set inet %s %s-%s { type %s; flags dynamic,timeout; timeout %ds; size 65535; }", sharesTable, set, f.name, f.key, floodSeconds)
+		}
+		query := fmt.Sprintf("add rule inet %s input iifname { %s } udp dport 53", sharesTable, links)
+		line("%s update @queries-%s { %[2]s saddr limit rate over %d/second burst %d packets } update @floods-%[2]s { %[2]s saddr } drop",
+			query, f.name, s.Queries, max(1, s.Queries/10))
+		line("%s %s saddr @floods-%[2]s update @slow-%[2]s { %[2]s saddr limit rate over %d/second } drop", query, f.name, max(1, s.Queries/20))
 	}
 	return out.String()
 }

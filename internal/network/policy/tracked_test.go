@@ -16,7 +16,7 @@ import (
 
 // sharesOf returns the shares of a lab with two places.
 func sharesOf(full ...netip.Addr) Shares {
-	return Shares{Links: []string{"lab0", "lab1"}, Names: 3, Full: full}
+	return Shares{Links: []string{"lab0", "lab1"}, Names: 3, Queries: 20, Full: full}
 }
 
 // A pod that has its share of conntrack gets no further connection, and another pod does.
@@ -137,4 +137,30 @@ func TestOnePodCannotTakeAllConnectionsToNameServer(t *testing.T) {
 		}
 		return err == nil
 	})
+}
+
+// Most of the queries that a pod sends faster than its bound are dropped before the name
+// server reads them. The query of another pod arrives.
+func TestFloodOfQueriesIsDropped(t *testing.T) {
+	l := newLab(t, []string{xa}, []string{xb})
+	nft(t, sharesOf().Ruleset())
+	defer nft(t, "delete table inet "+sharesTable+"\n")
+	server := netip.AddrPortFrom(netip.MustParseAddr(dns), 53)
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(server))
+	l.must(err)
+	defer conn.Close()
+	for range 100 {
+		l.send(t, UDP, netip.MustParseAddr(xa), server)
+	}
+	l.send(t, UDP, netip.MustParseAddr(xb), server)
+	of := map[netip.Addr]int{}
+	for of[netip.MustParseAddr(xb)] == 0 {
+		_, from, err := conn.ReadFromUDPAddrPort(make([]byte, 512))
+		l.must(err)
+		of[from.Addr().Unmap()]++
+	}
+	// A flood has one query a second, and a slow machine may take seconds.
+	if got := of[netip.MustParseAddr(xa)]; got < 2 || got > 50 {
+		t.Errorf("%d of 100 queries arrived, want 2 and few more", got)
+	}
 }
