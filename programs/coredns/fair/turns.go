@@ -17,7 +17,7 @@ const (
 	// while another client asks. With more, the program would use all of its processor
 	// time for them: the kernel would then let it wait for a processor, and a client with
 	// a single query with it.
-	heavyShare = 0.25
+	heavyShare = 0.125
 	// heavyBurst is the time that heavy clients may use at once.
 	heavyBurst = 2 * time.Millisecond
 )
