@@ -1511,6 +1511,12 @@ gpus() {
 	says d 'n1 has 2'
 	says d 'n2 has 2'
 	says d 'GPUs are as they should be'
+	# Slurm would give the step, which has one task on each node, one GPU on each.
+	begin e alice login salloc -Q -N2 -n4 --mem=1500 --gpus-per-task=1 env LD_LIBRARY_PATH=/srv/ends/driver/lib berth run --image $image -- bash $here/devices.sh 2
+	ends e 0
+	says e 'n1 has 2'
+	says e 'n2 has 2'
+	says e 'GPUs are as they should be'
 }
 
 # A job without GPUs gets none, although their device files exist.

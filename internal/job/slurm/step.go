@@ -4,15 +4,19 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
+
+const gpusPerTask = "SLURM_GPUS_PER_TASK"
 
 // stepSettings lists variables that describe the allocation, and that srun would
 // apply to the step. srun refuses some of them in combination.
 var stepSettings = []string{
 	"SLURM_MEM_PER_", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK",
 	"SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERLAP",
-	"SLURM_NNODES", "SLURM_NODES_ALIASES", "SLURM_GPUS_PER_TASK", "SLURM_KILL_BAD_EXIT", "SLURM_WAIT", "SLURM_INPUTMODE", "SLURM_OUTPUTMODE",
+	"SLURM_HINT", "SLURM_THREADS_PER_CORE", // either gives each task its own processors only
+	"SLURM_NNODES", "SLURM_NODES_ALIASES", gpusPerTask, "SLURM_KILL_BAD_EXIT", "SLURM_WAIT", "SLURM_INPUTMODE", "SLURM_OUTPUTMODE",
 	"SLURM_EXPORT_ENV", // the program has the environment that it has now
 }
 
@@ -64,9 +68,45 @@ func NodeStepCommand(job Job, node, name string, program ...string) []string {
 
 // StepEnv returns env without variables that would change the step of StepCommand.
 func StepEnv(env []string) []string {
-	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+	step := slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
 		return slices.ContainsFunc(stepSettings, func(prefix string) bool { return strings.HasPrefix(entry, prefix) })
 	})
+	if gpus := gpusOfNode(env); gpus != "" {
+		step = append(step, "SLURM_GPUS_PER_NODE="+gpus)
+	}
+	return step
+}
+
+// gpusOfNode returns the GPUs on each node of an allocation that was made for a number
+// of GPUs per task, as --gpus-per-node takes them. Without this option, Slurm gives the
+// step the GPUs of one task. It is empty for other allocations, and where nodes have
+// different numbers of tasks: no option of srun describes that.
+func gpusOfNode(env []string) string {
+	value := func(name string) string {
+		at := slices.IndexFunc(env, func(entry string) bool { return strings.HasPrefix(entry, name+"=") })
+		if at < 0 {
+			return ""
+		}
+		return env[at][len(name)+1:]
+	}
+	perNode, _, _ := strings.Cut(value("SLURM_TASKS_PER_NODE"), "(x") // 2(x3) on three nodes
+	tasks, err := strconv.Atoi(perNode)
+	if err != nil || value(gpusPerTask) == "" || value("SLURM_GPUS_PER_NODE") != "" || value("SLURM_HET_SIZE") != "" {
+		return ""
+	}
+	var all []string
+	for gpus := range strings.SplitSeq(value(gpusPerTask), ",") {
+		kind, count := "", gpus
+		if at := strings.LastIndex(gpus, ":"); at >= 0 {
+			kind, count = gpus[:at+1], gpus[at+1:]
+		}
+		number, err := strconv.Atoi(count)
+		if err != nil {
+			kind, number = gpus+":", 1 // only a kind
+		}
+		all = append(all, kind+strconv.Itoa(number*tasks))
+	}
+	return strings.Join(all, ",")
 }
 
 // scriptVariable holds Slurm's variables of the batch script whose shell started

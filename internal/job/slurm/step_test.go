@@ -6,9 +6,30 @@ import (
 )
 
 func TestStepEnvOmitsAllocationShape(t *testing.T) {
-	env := []string{"PATH=/bin", "SLURM_JOB_ID=1", "SLURM_MEM_PER_CPU=100", "SLURM_NTASKS=4", "SLURM_GPUS_PER_TASK=1", "SLURM_JOB_NODELIST=n1", "SLURM_CPU_BIND_TYPE=mask_cpu:", "SLURM_EXPORT_ENV=NONE"}
+	env := []string{"PATH=/bin", "SLURM_JOB_ID=1", "SLURM_MEM_PER_CPU=100", "SLURM_NTASKS=4", "SLURM_HINT=nomultithread", "SLURM_THREADS_PER_CORE=1", "SLURM_JOB_NODELIST=n1", "SLURM_CPU_BIND_TYPE=mask_cpu:", "SLURM_EXPORT_ENV=NONE"}
 	if got, want := StepEnv(env), []string{"PATH=/bin", "SLURM_JOB_ID=1", "SLURM_JOB_NODELIST=n1"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestStepHasGPUsOfAllTasks(t *testing.T) {
+	for _, test := range []struct {
+		env  []string
+		want []string
+	}{
+		{[]string{"SLURM_TASKS_PER_NODE=2", "SLURM_GPUS_PER_TASK=2"}, []string{"SLURM_GPUS_PER_NODE=4"}},
+		{[]string{"SLURM_TASKS_PER_NODE=2(x3)", "SLURM_GPUS_PER_TASK=a100:1"}, []string{"SLURM_GPUS_PER_NODE=a100:2"}},
+		{[]string{"SLURM_TASKS_PER_NODE=2", "SLURM_GPUS_PER_TASK=a100:1,v100:2"}, []string{"SLURM_GPUS_PER_NODE=a100:2,v100:4"}},
+		{[]string{"SLURM_TASKS_PER_NODE=2", "SLURM_GPUS_PER_TASK=a100"}, []string{"SLURM_GPUS_PER_NODE=a100:2"}},
+		{[]string{"SLURM_TASKS_PER_NODE=2", "SLURM_GPUS_PER_TASK=2", "SLURM_GPUS_PER_NODE=3"}, []string{"SLURM_GPUS_PER_NODE=3"}},
+		{[]string{"SLURM_TASKS_PER_NODE=2", "SLURM_GPUS_PER_TASK=2", "SLURM_HET_SIZE=2"}, []string{"SLURM_HET_SIZE=2"}},
+		{[]string{"SLURM_TASKS_PER_NODE=2,1", "SLURM_GPUS_PER_TASK=2"}, nil},
+		{[]string{"SLURM_GPUS_PER_TASK=2"}, nil},
+		{[]string{"SLURM_TASKS_PER_NODE=2", "SLURM_GPUS=2"}, []string{"SLURM_GPUS=2"}},
+	} {
+		if got := StepEnv(test.env); !slices.Equal(got, test.want) {
+			t.Errorf("%q: %q, want %q", test.env, got, test.want)
+		}
 	}
 }
 
