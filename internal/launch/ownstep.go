@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 	"time"
 
@@ -24,7 +25,7 @@ import (
 const stepNamePoll = 500 * time.Millisecond
 
 // unreadWait bounds the wait for a reader of the step's output, once a signal or an error
-// has ended the step.
+// ends the step.
 const unreadWait = time.Second
 
 // ownStep is an srun that this process started, and its step.
@@ -75,7 +76,7 @@ func (s *ownStep) run(ctx context.Context, srun string, command, env []string) (
 		}
 		defer to.Close()
 		s.srun.Stdout = to
-		passOn = passOutput(lost, &stepOutput{output{os.Stdout, giveUp}, lost}, from, to)
+		passOn = passOutput(lost, output{os.Stdout, giveUp}, from, to)
 	}
 	if err := s.srun.Start(); err != nil {
 		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start %s: %w", srun, err))
@@ -103,42 +104,57 @@ func (s *ownStep) run(ctx context.Context, srun string, command, env []string) (
 }
 
 // passOutput passes what comes from a pipe on. The function that it returns closes the
-// pipe's other end, and waits until all has been passed on. If ctx has ended, it does not
-// wait long for a reader.
-func passOutput(ctx context.Context, output io.Writer, from, to *os.File) func() error {
+// pipe's other end, and waits until all has been passed on. When ctx has ended, no write
+// waits long for a reader.
+func passOutput(ctx context.Context, to output, from, end *os.File) func() error {
+	o := &stepOutput{output: to, ending: ctx.Done()}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		defer from.Close()
-		_, _ = io.Copy(output, from) // output reports no error, and a pipe has none
+		_, _ = io.Copy(o, from) // o reports no error, and a pipe has none
 	}()
 	return func() error {
-		to.Close()
-		select {
-		case <-done:
-			return nil
-		case <-ctx.Done():
-		}
-		select {
-		case <-done:
-			return nil
-		case <-time.After(unreadWait):
+		end.Close()
+		<-done
+		if o.unread {
 			return errors.New("the last output of the step is lost: nobody reads standard output")
 		}
+		return nil
 	}
 }
 
-// stepOutput passes srun's standard output on. srun itself drops without a word what
-// it cannot write, and its step goes on. After an error, which ends the step, the
-// rest is read and dropped here.
+// stepOutput passes srun's standard output on, also while the step ends. srun itself
+// drops without a word what it cannot write, and its step goes on. After an error,
+// which ends the step, the rest is read and dropped here.
 type stepOutput struct {
 	output
-	lost context.Context
+	ending <-chan struct{}
+	// failed is set after an error, and unread when nobody reads while the step ends.
+	failed, unread bool
 }
 
 func (o *stepOutput) Write(data []byte) (int, error) {
-	if o.lost.Err() == nil {
-		_, _ = o.output.Write(data) // lost then has the error
+	if o.failed || o.unread {
+		return len(data), nil
+	}
+	ours := slices.Clone(data) // the caller uses its buffer again
+	written := make(chan error, 1)
+	go func() {
+		_, err := o.output.Write(ours)
+		written <- err
+	}()
+	select {
+	case err := <-written:
+		o.failed = err != nil
+		return len(data), nil
+	case <-o.ending:
+	}
+	select {
+	case err := <-written:
+		o.failed = err != nil
+	case <-time.After(unreadWait):
+		o.unread = true
 	}
 	return len(data), nil
 }

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"log/slog"
@@ -48,4 +49,36 @@ func TestUnreadOutputOfAStepHoldsNoSignalUp(t *testing.T) {
 	os.Stdout = stdout
 	read.Close()
 	write.Close()
+}
+
+// What the workload writes while it ends is passed on, as the rest of its output.
+func TestOutputOfAnEndingStepIsPassedOn(t *testing.T) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	t.Setenv("PATH", "/nowhere")
+	stdout := os.Stdout
+	os.Stdout = write
+	defer func() { os.Stdout = stdout }()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	ended := make(chan error, 1)
+	go func() {
+		defer write.Close()
+		step := newStep(Options{Log: slog.New(slog.DiscardHandler)}, slurm.Job{ID: "1"}, "step")
+		_, err := step.run(ctx, "/bin/sh", []string{"srun", "-c", `trap 'echo asked to end; exit' INT; echo started; while :; do /bin/sleep 0.05; done`}, nil)
+		ended <- err
+	}()
+	lines := bufio.NewReader(read)
+	for _, want := range []string{"started\n", "asked to end\n", ""} {
+		if got, _ := lines.ReadString('\n'); got != want { // an error is the end of the output
+			t.Errorf("%q, want %q", got, want)
+		}
+		cancel(errors.New("a signal"))
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }

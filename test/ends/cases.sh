@@ -532,6 +532,14 @@ script_scancel() {
 	no_secret
 	begin b alice n1 berth cleanup
 	ends b 0
+	# There is no shell with berth submit, so what pods write while they end arrives.
+	begin c alice login berth submit --wait -o /home/alice/script.out --mem=1500 -f $here/loop.yaml --image $image
+	says c started
+	"$bed" run --user alice login scancel "$(job)"
+	ends c 143
+	node cat /home/alice/script.out >"$out/c"
+	node rm /home/alice/script.out
+	says c 'ended in order'
 }
 
 # A job that is suspended and resumed continues, and nothing is restarted.
