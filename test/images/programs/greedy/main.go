@@ -1,15 +1,19 @@
 // Command greedy takes as much as it gets of what the pods of a node share, and does
 // the work of another pod meanwhile.
 //
-//	greedy take connections|attempts|queries|instances [ADDRESS [NAME]]
+//	greedy take connections|attempts|queries|flood|streams|instances [ADDRESS [NAME]]
+//	greedy take processors PERCENT
 //	greedy work connections|queries ADDRESS COUNT [NAME]
 //	greedy serve ADDRESS      echoes, by TCP
 //	greedy silent ADDRESS     is a name server that never answers for names below "silent"
 //
 // take goes on until it is killed. connections holds connections to an echo server.
 // attempts connects to an address that does not answer. queries asks the name server
-// for names below NAME. instances makes instances of inotify, and prints "none left"
-// when it gets no more.
+// for names below NAME. flood sends queries for NAME without waiting for the answers.
+// streams holds connections to a name server, without a query. instances makes instances
+// of inotify. processors uses processor time, where 100 is all of one processor: the
+// control for the others, which use some as well. take prints "none left" when it gets no
+// more connections, streams or instances.
 //
 // work prints how many operations succeeded and failed, and the successes a second.
 package main
@@ -21,6 +25,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -61,6 +66,7 @@ func run(args []string) error {
 // take never returns without an error.
 func take(what, address, name string) error {
 	var some sync.WaitGroup
+	noneLeft := onceSaid()
 	workers := func(n int, do func(worker int)) error {
 		for worker := range n {
 			some.Go(func() {
@@ -77,11 +83,27 @@ func take(what, address, name string) error {
 		return workers(64, func(int) {
 			conn, err := net.DialTimeout("tcp", address, timeout)
 			if err != nil {
+				noneLeft(err)
 				time.Sleep(10 * time.Millisecond)
 				return
 			}
 			go func() {
-				_, _ = io.Copy(io.Discard, conn)
+				if _, err := io.Copy(io.Discard, conn); err != nil {
+					noneLeft(err)
+				}
+				conn.Close()
+			}()
+		})
+	case "streams":
+		return workers(64, func(int) {
+			conn, err := net.DialTimeout("tcp", address, timeout)
+			if err != nil {
+				noneLeft(err)
+				time.Sleep(10 * time.Millisecond)
+				return
+			}
+			go func() {
+				_, _ = io.Copy(io.Discard, conn) // until the name server has waited long enough
 				conn.Close()
 			}()
 		})
@@ -93,18 +115,61 @@ func take(what, address, name string) error {
 		})
 	case "queries":
 		return workers(1000, func(i int) { _ = ask(address, fmt.Sprintf("n%d.%s", i, name), 2*time.Second) })
+	case "flood":
+		return workers(4, func(int) {
+			conn, err := net.Dial("udp", address)
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+			for range 1000 {
+				_, _ = conn.Write(query(name)) // refused while the name server starts again
+			}
+		})
 	case "instances":
-		for said := false; ; {
+		for {
 			if _, err := syscall.InotifyInit1(0); err != nil {
-				if !said {
-					fmt.Println("none left:", err)
-				}
-				said = true
+				noneLeft(err)
 				time.Sleep(time.Millisecond)
 			}
 		}
+	case "processors":
+		percent, err := strconv.Atoi(address)
+		if err != nil {
+			return fmt.Errorf("read the percentage: %w", err)
+		}
+		threads := max(1, (percent+99)/100)
+		return workers(threads, func(int) { burn(float64(percent) / 100 / float64(threads)) })
 	}
 	return fmt.Errorf("cannot take %q", what)
+}
+
+// onceSaid returns a function that prints only its first error.
+func onceSaid() func(error) {
+	var once sync.Once
+	return func(err error) { once.Do(func() { fmt.Println("none left:", err) }) }
+}
+
+// burn uses a share of a processor for a second.
+func burn(share float64) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	began, before := time.Now(), threadTime()
+	for elapsed := time.Duration(0); elapsed < time.Second; elapsed = time.Since(began) {
+		if threadTime()-before > time.Duration(share*float64(elapsed)) {
+			time.Sleep(100 * time.Microsecond)
+		}
+	}
+}
+
+// threadTime returns the processor time of the calling thread.
+func threadTime() time.Duration {
+	const thread = 1 // RUSAGE_THREAD
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(thread, &usage); err != nil {
+		panic(err) // only for a wrong argument
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
 func work(what, address string, count int, name string) error {
@@ -159,17 +224,12 @@ func ask(server, name string, within time.Duration) error {
 		return err
 	}
 	defer conn.Close()
-	query := []byte{1, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}
-	for label := range strings.SplitSeq(name, ".") {
-		query = append(append(query, byte(len(label))), label...)
-	}
-	query = append(query, 0, 0, 1, 0, 1)
 	answer := make([]byte, 512)
 	for end := time.Now().Add(within); time.Now().Before(end); {
 		if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
 			return err
 		}
-		if _, err := conn.Write(query); err != nil {
+		if _, err := conn.Write(query(name)); err != nil {
 			return err
 		}
 		n, err := conn.Read(answer)
@@ -187,6 +247,15 @@ func ask(server, name string, within time.Duration) error {
 		}
 	}
 	return errors.New("no answer of the name server")
+}
+
+// query returns a DNS message that asks for an address.
+func query(name string) []byte {
+	message := []byte{1, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}
+	for label := range strings.SplitSeq(name, ".") {
+		message = append(append(message, byte(len(label))), label...)
+	}
+	return append(message, 0, 0, 1, 0, 1)
 }
 
 func serve(address string) error {
