@@ -163,16 +163,17 @@ describe() {
 	echo "$seen $(grep -E '^[0-9.]+$' "$1" | awk 'NR == 1 { first = $1 } { last = $1 } END { printf "%.1f s", last - first }')"
 }
 
-# expected LAUNCHER/WAY: "KillWait", "its own grace", "killed at once" or "goes on". Slurm may
-# kill at once only where srun itself is signalled, a closed terminal included, and where
-# the only task of a step is killed. The job has no time limit and goes on after SIGTERM
-# from scancel or kill, so the pod has its own grace period.
+# expected LAUNCHER/WAY: "KillWait", "its own grace", "5 s", "killed at once" or "goes on".
+# Slurm may kill at once only where srun itself is signalled, a closed terminal included,
+# and where the only task of a step is killed. The job has no time limit and goes on after
+# SIGTERM from scancel or kill, so the pod has its own grace period.
 expected() {
 	case $1 in
 	*/scancel-TERM | */kill-TERM-berth) echo "its own grace" ;;
 	# A step that berth has started gets SIGTERM whatever signal berth gets. After Ctrl-C,
-	# it gets a second one after 5 s.
-	salloc/ctrl-c*) echo "its own grace" ;;
+	# it gets a second one after 5 s, and the pod may have SIGTERM only some time after the
+	# first one.
+	salloc/ctrl-c*) echo "5 s" ;;
 	salloc/kill-HUP-berth | submit/kill-HUP-berth | script/kill-HUP-berth) echo "its own grace" ;;
 	salloc/kill-QUIT-berth | submit/kill-QUIT-berth | script/kill-QUIT-berth) echo "its own grace" ;;
 	*/kill-*-srun | srun*/close-terminal | srun/ctrl-c-twice | srun-X/ctrl-c-twice) echo "killed at once" ;;
@@ -194,6 +195,7 @@ check_cells() {
 		KillWait) [[ $got == *TERM\ [1-9]* && $has != *pods* ]] ;;
 		# More than KillWait, and what berth said.
 		"its own grace") [[ $got =~ TERM\ ([4-9]|[1-9][0-9])[.] && $has == "as long as its pods ask for" ]] ;;
+		"5 s") [[ $got == *TERM\ [1-9]* && $has == "as long as its pods ask for" ]] ;;
 		# A second Ctrl-C of srun may come after its pods have had SIGTERM.
 		"killed at once") [[ $got == "$want"* || $each == *twice && $got == *TERM* ]] ;;
 		*) [[ $got == "$want" ]] ;;
