@@ -114,7 +114,7 @@ type checked struct {
 // platforms in an index, and would run an image that is a single manifest. It also
 // refuses manifests and configurations beyond the image's budget before they are decoded.
 func (c checked) ImageFilter(children images.HandlerFunc, store content.Store) images.HandlerFunc {
-	next := c.imageStore.ImageFilter(children, store)
+	next := c.imageStore.ImageFilter(c.pulls.checkTexts(children), store)
 	return func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		texts := imagestore.Texts{Provider: store, Most: c.pulls.budget.Layer(0)}
 		if images.IsIndexType(desc.MediaType) || images.IsManifestType(desc.MediaType) {
@@ -132,6 +132,26 @@ func (c checked) ImageFilter(children images.HandlerFunc, store content.Store) i
 			err = c.pulls.budget.CheckLayers(len(all) - 1)
 		}
 		return all, err
+	}
+}
+
+// checkTexts checks the stated sizes of manifests, indexes and configurations before they
+// are fetched. containerd fetches no more than the stated size, but stores that.
+func (p *pulls) checkTexts(children images.HandlerFunc) images.HandlerFunc {
+	return func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		all, err := children(ctx, desc)
+		if err != nil {
+			return nil, err
+		}
+		for _, child := range all {
+			if !images.IsIndexType(child.MediaType) && !images.IsManifestType(child.MediaType) && !images.IsConfigType(child.MediaType) {
+				continue
+			}
+			if err := p.budget.CheckTextSize(child.Size); err != nil {
+				return nil, fmt.Errorf("read blob %s: %w", child.Digest, err)
+			}
+		}
+		return all, nil
 	}
 }
 

@@ -7,8 +7,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/transfer/image"
 	transferregistry "github.com/containerd/containerd/v2/core/transfer/registry"
+	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/lazy"
 )
 
@@ -55,5 +60,22 @@ func TestAskLogin(t *testing.T) {
 	}
 	if got, err := askLogin(t.Context(), without, "registry.test", time.Minute); got != (lazy.Login{}) || err != nil {
 		t.Errorf("without a login: %v", err)
+	}
+}
+
+// A configuration that states a large size is refused before it is fetched.
+func TestLargeTextsAreNotFetched(t *testing.T) {
+	store, err := local.NewStore(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	filter := checked{image.NewStore("app:1"), &pulls{}}.ImageFilter(func(_ context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		return []ocispec.Descriptor{{MediaType: ocispec.MediaTypeImageConfig, Digest: digest.FromString("a"), Size: desc.Size}}, nil
+	}, store)
+	for size, full := range map[int64]bool{1 << 20: false, 500 << 20: true} {
+		_, err := filter(t.Context(), ocispec.Descriptor{MediaType: "other", Size: size})
+		if errors.Is(err, budget.ErrExceeded) != full {
+			t.Errorf("a configuration of %d bytes: %v", size, err)
+		}
 	}
 }

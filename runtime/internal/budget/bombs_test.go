@@ -98,6 +98,19 @@ var bombs = map[string]bomb{
 		}
 		return &tar.Header{Name: "l3/f", Typeflag: tar.TypeReg}
 	})), readLayer, "names in the paths of its files"},
+	"records of headers": {zstandard(func(w io.Writer) error {
+		// Each header has 170,000 records, and belongs to no file.
+		for range 600 {
+			records := strings.Repeat("6 a=b\n", 170_000)
+			if _, err := w.Write(append(header("pax", tar.TypeXHeader, len(records)), records...)); err != nil {
+				return err
+			}
+			if err := write(w, strings.Repeat("\x00", 511-(len(records)-1)%512)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}), readLayer, "MB of headers, unpacked from"},
 	"window of zstd": {func(w io.Writer) error {
 		_, err := w.Write([]byte{0x28, 0xb5, 0x2f, 0xfd, 0, 19 << 3, 1, 0, 0})
 		return err

@@ -188,3 +188,17 @@ func TestImagesAreFoundByName(t *testing.T) {
 		t.Errorf("%d images are held", len(all.all))
 	}
 }
+
+// Content does not count as headers, and the limit on headers grows with the packed size.
+func TestHeadersAreBounded(t *testing.T) {
+	l := Budget{}.Layer(1)
+	if err := errors.Join(l.headers(leastHeaders), l.Entry(&tar.Header{Typeflag: tar.TypeReg, Size: 1 << 20}), l.headers(1<<20)); err != nil {
+		t.Error(err)
+	}
+	if err := l.headers(1); !errors.Is(err, ErrExceeded) {
+		t.Errorf("a byte more: %v", err)
+	}
+	if err := (Budget{}).Layer(leastHeaders/headersRatio + 1).headers(leastHeaders + 1); err != nil {
+		t.Errorf("of a larger layer: %v", err)
+	}
+}

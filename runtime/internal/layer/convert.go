@@ -52,7 +52,7 @@ func Convert(archive io.Reader, file *os.File, most *budget.Layer, see ...func(*
 	if err := c.writer.Describe(c.writer.Root(), implied()); err != nil {
 		return err
 	}
-	reader := tar.NewReader(archive)
+	reader := tar.NewReader(most.Archive(archive))
 	for {
 		header, err := reader.Next()
 		if errors.Is(err, io.EOF) {

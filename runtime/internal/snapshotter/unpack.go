@@ -56,7 +56,7 @@ func (d Differ) unpack(ctx context.Context, blobs content.Provider, desc ocispec
 		return true, nil
 	})
 	err = mount.WithTempMount(ctx, mounts, func(root string) error {
-		_, err := archive.Apply(ctx, root, layer, fit)
+		_, err := archive.Apply(ctx, root, most.Archive(layer), fit)
 		return err
 	})
 	if err == nil {
