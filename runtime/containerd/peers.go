@@ -2,7 +2,6 @@ package main
 
 import (
 	"github.com/containerd/containerd/v2/plugins"
-	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/containerd/log"
 	"github.com/containerd/plugin"
 
@@ -27,7 +26,7 @@ func contentPlugin(counts *peers.Counts) *plugin.Registration {
 				}
 				log.G(ic.Context).WithError(err).Warn("all layers come from their registries")
 			}
-			return local.NewStore(root)
+			return peers.NewLocal(root)
 		},
 	}
 }

@@ -39,6 +39,7 @@ type Guard struct {
 	dir           string
 	look          func(dir string) (space, error)
 	bytes, inodes uint64 // must stay free
+	packed        bool   // the data is packed
 
 	mu      sync.Mutex
 	all     int64 // bytes counted so far
@@ -56,6 +57,11 @@ func watch(dir string, look func(string) (space, error)) (*Guard, error) {
 	g := &Guard{dir: dir, look: look}
 	g.bytes, g.inodes = now.reserve()
 	return g, nil
+}
+
+// Packed returns a guard for packed data that keeps the same part of the file system free.
+func (g *Guard) Packed() *Guard {
+	return &Guard{dir: g.dir, look: g.look, bytes: g.bytes, inodes: g.inodes, packed: true}
 }
 
 func lookAt(dir string) (space, error) {
@@ -81,7 +87,11 @@ func (g *Guard) add(n int) error {
 	case err != nil:
 		return err
 	case now.free < g.bytes:
-		return fmt.Errorf("%w: unpacked, it has more than %d MB, and the file system of %s keeps %d MB free; check the image, or name a directory with more space", ErrNoSpace, g.all>>20, g.dir, g.bytes>>20)
+		has := "unpacked, it has"
+		if g.packed {
+			has = "it has"
+		}
+		return fmt.Errorf("%w: %s more than %d MB, and the file system of %s keeps %d MB free; check the image, or name a directory with more space", ErrNoSpace, has, g.all>>20, g.dir, g.bytes>>20)
 	case now.freeInodes < g.inodes:
 		return fmt.Errorf("%w: the file system of %s keeps %d inodes free for further files; check the image, or name a directory with more of them", ErrNoSpace, g.dir, g.inodes)
 	}

@@ -22,7 +22,6 @@ import (
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
-	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
@@ -46,13 +45,9 @@ type localStore interface {
 }
 
 func newStore(root string) (*Store, error) {
-	store, err := local.NewStore(root)
+	s, err := newLocal(root)
 	if err != nil {
-		return nil, err
-	}
-	s, ok := store.(localStore)
-	if !ok {
-		return nil, fmt.Errorf("share layers: %T does not list transfers", store)
+		return nil, fmt.Errorf("share layers: %w", err)
 	}
 	return &Store{localStore: s, root: root, receiving: map[digest.Digest]*incoming{}}, nil
 }
