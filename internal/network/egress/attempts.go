@@ -60,7 +60,8 @@ func newAttempts(e *engine) *attempts {
 }
 
 // admit takes a SYN. It calls forward for the first of a connection if there is
-// room, and returns what that returned; every other SYN is ignored.
+// room, and returns what that returned; every other SYN is ignored. It returns false,
+// which resets the connection, if the pod has its share of open ones.
 //
 // The lock is held meanwhile, and in complete: a connection is known here exactly
 // as long as the forwarder knows it, which would ignore a second request.
@@ -74,6 +75,11 @@ func (a *attempts) admit(ctx context.Context, id stack.TransportEndpointID, sequ
 		return true
 	}
 	pod := address(id.RemoteAddress)
+	if a.engine.shares.Full(pod) {
+		// A pod that tries again and again costs no more than a packet each time.
+		a.engine.hasItsShare(pod)
+		return false
+	}
 	if !a.evictFor(pod) {
 		a.engine.Counters.overflow.Add(1)
 		return true

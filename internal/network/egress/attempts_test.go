@@ -121,7 +121,7 @@ func TestAttemptsAreSharedFairly(t *testing.T) {
 
 func newTestAttempts(most int) *attempts {
 	e := &engine{Config: Default()}
-	e.Attempts, e.Counters = most, new(Counters)
+	e.Attempts, e.Counters, e.shares = most, new(Counters), share.New(most)
 	return newAttempts(e)
 }
 

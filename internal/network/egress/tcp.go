@@ -89,9 +89,7 @@ func (e *engine) connect(ctx context.Context, request *tcp.ForwarderRequest) {
 	open := e.Counters.tcp.enter()
 	defer e.Counters.tcp.leave()
 	if !e.shares.Take(pod.Addr()) {
-		e.Counters.overflow.Add(1)
-		e.Log.Debug("reset connection, too many are open", "from", pod, "to", remote)
-		e.warnOnce(fmt.Sprintf("reset connection, too many are open: pod %v has its share of %d", pod.Addr(), e.Connections))
+		e.hasItsShare(pod.Addr())
 		finish(true)
 		return
 	}
@@ -118,6 +116,12 @@ func (e *engine) connect(ctx context.Context, request *tcp.ForwarderRequest) {
 	e.bound(inside, open)
 	c := &connection{engine: e, outside: outside, inside: inside, queue: queue}
 	c.relay(ctx)
+}
+
+// hasItsShare counts a connection that is reset because the pod has too many.
+func (e *engine) hasItsShare(pod netip.Addr) {
+	e.Counters.overflow.Add(1)
+	e.warnOnce(fmt.Sprintf("reset connection, too many are open: pod %v has its share of %d", pod, e.Connections))
 }
 
 // target returns the addresses for the host to connect to when a pod connects to remote.

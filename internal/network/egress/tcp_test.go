@@ -259,6 +259,9 @@ func TestTCPConnectionLimit(t *testing.T) {
 	if got := l.stats().Overflowed; got != 1 {
 		t.Errorf("%d overflows counted", got)
 	}
+	if got := l.stats().Attempts; got != 2 {
+		t.Errorf("%d connections were attempted, want 2: one too many costs a packet only", got)
+	}
 	first.Close()
 	testutil.Eventually(t, "a connection ends", func() bool { return l.stats().ConnectionsOpen == 1 })
 	l.mustDial("tcp", server.String())

@@ -32,13 +32,22 @@ func New(limit int) *Places {
 func (p *Places) Take(pod netip.Addr) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.of[pod] >= factor*(p.limit-p.taken) {
+	if p.full(pod) {
 		return false
 	}
 	p.of[pod]++
 	p.taken++
 	return true
 }
+
+// Full reports whether Take would refuse a place now.
+func (p *Places) Full(pod netip.Addr) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.full(pod)
+}
+
+func (p *Places) full(pod netip.Addr) bool { return p.of[pod] >= factor*(p.limit-p.taken) }
 
 // Add takes a place that the pod must have, even above its share.
 func (p *Places) Add(pod netip.Addr) {
