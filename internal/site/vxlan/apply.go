@@ -242,7 +242,7 @@ func (k *Kernel) bridge(s State, n Network, mtu int) (netlink.Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(setting("ipv4/conf/"+name+"/forwarding", "1"), s.speakIPv6(name)); err != nil {
+	if err := errors.Join(setting("ipv4/conf/"+name+"/forwarding", "1"), s.setIPv6(name)); err != nil {
 		return nil, fmt.Errorf("configure bridge %s: %w", name, err)
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
@@ -273,7 +273,7 @@ func (k *Kernel) tunnel(s State, n Network, bridge netlink.Link, mtu int) (netli
 	if err := plug(link, bridge); err != nil {
 		return nil, err
 	}
-	if err := s.speakIPv6(name); err != nil {
+	if err := s.setIPv6(name); err != nil {
 		return nil, fmt.Errorf("configure tunnel %s: %w", name, err)
 	}
 	return link, s.startTunnel(link)

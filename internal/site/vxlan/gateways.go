@@ -240,7 +240,7 @@ func (k *Kernel) distant(s State, mtu int) (netlink.Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(setting("ipv4/conf/"+want.Name+"/forwarding", "1"), s.speakIPv6(want.Name)); err != nil {
+	if err := errors.Join(setting("ipv4/conf/"+want.Name+"/forwarding", "1"), s.setIPv6(want.Name)); err != nil {
 		return nil, fmt.Errorf("configure tunnel %s: %w", want.Name, err)
 	}
 	if err := s.startTunnel(link); err != nil {

@@ -60,10 +60,10 @@ func quiet(name string) error {
 	return errors.Join(setting6(name, "accept_ra", "0"), setting6(name, "addr_gen_mode", "1"), setting6(name, "accept_dad", "0"))
 }
 
-// speakIPv6 enables IPv6 on one of the host's interfaces if pods have IPv6, and
+// setIPv6 enables IPv6 on one of the host's interfaces if pods have IPv6, and
 // disables it otherwise, because a router of the host's network must not assign an
 // address to it.
-func (s State) speakIPv6(name string) error {
+func (s State) setIPv6(name string) error {
 	if s.dual() {
 		return errors.Join(quiet(name), setting6(name, "disable_ipv6", "0"))
 	}
@@ -119,7 +119,7 @@ func (s State) configureIPv6(inside *netlink.Handle, link netlink.Link, pod Pod)
 	}
 	if len(have) == 0 {
 		// Entering the pod takes a thread, so do it only for a new pod.
-		if err := speakIn(pod.Namespace); err != nil {
+		if err := enableIPv6(pod.Namespace); err != nil {
 			return fmt.Errorf("let the pod speak IPv6: %w", err)
 		}
 	}
@@ -135,8 +135,8 @@ func (s State) configureIPv6(inside *netlink.Handle, link netlink.Link, pod Pod)
 	return nil
 }
 
-// speakIn enables IPv6 in a network namespace after making its interface quiet.
-func speakIn(namespace string) error {
+// enableIPv6 enables IPv6 in a network namespace after making its interface quiet.
+func enableIPv6(namespace string) error {
 	return linux.InNetworkNamespace(namespace, func() error {
 		if err := errors.Join(quiet("default"), quiet(podLink)); err != nil {
 			return err

@@ -31,7 +31,7 @@ func TestPodsHaveSecondAddress(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			linux.OnNewThread(func() {
-				if err := speakOnANode(t.Context(), dir, routed); err != nil {
+				if err := checkIPv6OnANode(t.Context(), dir, routed); err != nil {
 					t.Error(err)
 				}
 			})
@@ -39,7 +39,7 @@ func TestPodsHaveSecondAddress(t *testing.T) {
 	}
 }
 
-func speakOnANode(ctx context.Context, dir string, routed *Routed) (err error) {
+func checkIPv6OnANode(ctx context.Context, dir string, routed *Routed) (err error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func speakOnANode(ctx context.Context, dir string, routed *Routed) (err error) {
 	if err := hostIs("1", "2", true); err != nil {
 		return err
 	}
-	if err := s.leadsIPv6(); err != nil {
+	if err := s.checkRoutesIPv6(); err != nil {
 		return err
 	}
 	for _, n := range s.Networks {
@@ -96,17 +96,17 @@ func speakOnANode(ctx context.Context, dir string, routed *Routed) (err error) {
 			}
 		}
 	}
-	if err := s.talkIPv6(); err != nil {
+	if err := s.checkReachabilityIPv6(); err != nil {
 		return err
 	}
-	if err := s.forge(); err != nil {
+	if err := s.checkSpoofing(); err != nil {
 		return err
 	}
 	if err := k.Apply(ctx, State{Pods: s.Pods, Gateway: s.Gateway, Host: s.Host, Routed: s.Routed, IPv6: s.IPv6}, true); err != nil {
 		return err
 	}
 	// A router of the site may route to pods that this host does not know.
-	if err := s.forge(); err != nil {
+	if err := s.checkSpoofing(); err != nil {
 		return fmt.Errorf("without pods: %w", err)
 	}
 	routes, err := routesIPv6()
@@ -139,9 +139,9 @@ func (k *Kernel) refused(ctx context.Context, s State) error {
 	return nil
 }
 
-// forge checks that a process of this host can send to a pod on another host only
+// checkSpoofing checks that a process of this host can send to a pod on another host only
 // from an address of this host.
-func (s State) forge() error {
+func (s State) checkSpoofing() error {
 	link, err := netlink.LinkByName("eth0")
 	if err != nil {
 		return err
@@ -221,8 +221,8 @@ func read6(file string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// leadsIPv6 checks that the host has routes to its own pods and to the pod on n2.
-func (s State) leadsIPv6() error {
+// checkRoutesIPv6 checks that the host has routes to its own pods and to the pod on n2.
+func (s State) checkRoutesIPv6() error {
 	want := []string{"::a80:12/128", "::a80:2/128", "::a80:4/128", "::a80:9/128", "::a80:a/128"}
 	if s.Routed != nil {
 		want = []string{"::a80:0/124", "::a80:10/124", "::a80:2/128", "::a80:4/128", "::a80:9/128", "::a80:a/128"}
@@ -288,8 +288,8 @@ func inside(namespace string, f func() error) error {
 	return errors.Join(f(), netns.Set(here))
 }
 
-// talkIPv6 does the same as talk with the second addresses.
-func (s State) talkIPv6() error {
+// checkReachabilityIPv6 works like checkReachability with the second addresses.
+func (s State) checkReachabilityIPv6() error {
 	sockets := map[string]int{}
 	for _, n := range s.Networks {
 		for _, pod := range n.Local {

@@ -96,7 +96,7 @@ func (s State) lead(pod Pod, outer netlink.Link) error {
 		return fmt.Errorf("start %s: %w", name, err)
 	}
 	if s.dual() {
-		if err := s.speakIPv6(name); err != nil {
+		if err := s.setIPv6(name); err != nil {
 			return fmt.Errorf("configure interface %s: %w", name, err)
 		}
 	}

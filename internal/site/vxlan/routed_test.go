@@ -127,7 +127,7 @@ func routeOnANode(ctx context.Context, dir string) (err error) {
 	if !slices.Equal(routes, want) {
 		return fmt.Errorf("routes %v, want %v", routes, want)
 	}
-	if err := s.talk(); err != nil {
+	if err := s.checkReachability(); err != nil {
 		return err
 	}
 	if err := k.mends(ctx, s); err != nil {
@@ -168,7 +168,7 @@ func (k *Kernel) mends(ctx context.Context, s State) error {
 	if err := k.Apply(ctx, s, true); err != nil {
 		return err
 	}
-	if err := s.talk(); err != nil {
+	if err := s.checkReachability(); err != nil {
 		return fmt.Errorf("all rules were flushed: %w", err)
 	}
 	neighbours, err := netlink.NeighList(link.Attrs().Index, netlink.FAMILY_V4)
@@ -181,10 +181,10 @@ func (k *Kernel) mends(ctx context.Context, s State) error {
 	return nil
 }
 
-// talk sends from each pod to all others. Alice's pods are 10.128.0.2 and .4; the
+// checkReachability sends from each pod to all others. Alice's pods are 10.128.0.2 and .4; the
 // pods of bob's group are 10.128.0.9 and .10. A pod receives packets only from its
 // own network.
-func (s State) talk() error {
+func (s State) checkReachability() error {
 	sockets := map[string]int{}
 	for _, n := range s.Networks {
 		for _, pod := range n.Local {
