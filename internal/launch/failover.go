@@ -79,12 +79,12 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 		return 0, err
 	}
 	r.lease = lease.New(r.work.client.Dynamic(), r.plan.Node.Name)
-	previous, note, err := r.lease.AwaitExpiry(ctx)
+	previous, progress, err := r.lease.AwaitExpiry(ctx)
 	if err != nil {
 		return 0, err
 	}
 	begin()
-	r.work.progress = workload.ReadProgress(note)
+	r.work.progress = workload.ReadProgress(progress)
 	go r.renewLease(ctx)
 	r.Log.Warn(fmt.Sprintf("node %s, which led the run, is lost; node %s leads it now", previous, r.plan.Node.Name))
 	signalled, requestEnd := context.WithCancelCause(signalled)

@@ -19,8 +19,8 @@ import (
 const (
 	// leaseName is the name of the object, in kube-system.
 	leaseName = "berth-lead"
-	// noteKey is the annotation with the leader's note for its successor.
-	noteKey = "berth.dev/note"
+	// annotationKey names the annotation with what the successor of the leader needs.
+	annotationKey = "berth.dev/note"
 )
 
 // errLost reports that this node no longer leads the run.
@@ -69,8 +69,8 @@ func (l *Lease) Acquire(ctx context.Context) (err error) {
 }
 
 // setHolder makes this node the holder of the lease, renewed now.
-func (l *Lease) setHolder(lease *unstructured.Unstructured, note string) {
-	lease.SetAnnotations(map[string]string{noteKey: note})
+func (l *Lease) setHolder(lease *unstructured.Unstructured, annotation string) {
+	lease.SetAnnotations(map[string]string{annotationKey: annotation})
 	lease.Object["spec"] = map[string]any{
 		"holderIdentity":       l.node,
 		"leaseDurationSeconds": int64(l.Duration / time.Second),
@@ -79,10 +79,10 @@ func (l *Lease) setHolder(lease *unstructured.Unstructured, note string) {
 }
 
 // AwaitExpiry waits until the lease has not been renewed for its duration, and
-// acquires it. It returns the previous holder and that node's note. When this process
+// acquires it. It returns the previous holder and that node's annotation. When this process
 // was stopped, as by Slurm's suspension of a job, the holder may have been, too. So the
 // lease then gets its whole duration again.
-func (l *Lease) AwaitExpiry(ctx context.Context) (previous, note string, err error) {
+func (l *Lease) AwaitExpiry(ctx context.Context) (previous, annotation string, err error) {
 	ticker := time.NewTicker(l.Period)
 	defer ticker.Stop()
 	var observed time.Time
@@ -107,19 +107,19 @@ func (l *Lease) AwaitExpiry(ctx context.Context) (previous, note string, err err
 		case changed && !asked.IsZero() && holder(l.last) == l.node && time.Since(asked) < l.Deadline:
 			// This node's write had succeeded, but its answer was late.
 			l.renewed = asked
-			return previous, note, nil
+			return previous, annotation, nil
 		case !asked.IsZero() && holder(l.last) == l.node:
 			// It succeeded too long ago.
 			asked = now
-			if l.takeOver(ctx, note) == nil {
-				return previous, note, nil
+			if l.takeOver(ctx, annotation) == nil {
+				return previous, annotation, nil
 			}
 		case changed:
 			observed = time.Now() // not renewTime, because clocks of nodes differ
 		case time.Since(observed) > l.Duration:
-			previous, note, asked = holder(l.last), l.last.GetAnnotations()[noteKey], now
-			if l.takeOver(ctx, note) == nil {
-				return previous, note, nil
+			previous, annotation, asked = holder(l.last), l.last.GetAnnotations()[annotationKey], now
+			if l.takeOver(ctx, annotation) == nil {
+				return previous, annotation, nil
 			}
 			looked = time.Now()
 		}
@@ -147,10 +147,10 @@ func (l *Lease) read(ctx context.Context) (bool, error) {
 
 // takeOver makes this node the holder unless the lease has changed since it was
 // read.
-func (l *Lease) takeOver(ctx context.Context, note string) error {
+func (l *Lease) takeOver(ctx context.Context, annotation string) error {
 	ctx, cancel := context.WithTimeout(ctx, l.Deadline/2)
 	defer cancel()
-	a := l.write(ctx, l.last, note)
+	a := l.write(ctx, l.last, annotation)
 	if a.err == nil {
 		l.last, l.renewed = a.written, a.sent
 	}
@@ -159,9 +159,9 @@ func (l *Lease) takeOver(ctx context.Context, note string) error {
 
 // write stores the lease with this node as its holder. It fails if the lease has
 // changed since last was read or written.
-func (l *Lease) write(ctx context.Context, last *unstructured.Unstructured, note string) attempt {
+func (l *Lease) write(ctx context.Context, last *unstructured.Unstructured, annotation string) attempt {
 	mine := last.DeepCopy()
-	l.setHolder(mine, note)
+	l.setHolder(mine, annotation)
 	sent := time.Now()
 	written, err := l.leases.Update(ctx, mine, metav1.UpdateOptions{})
 	return attempt{sent, written, err}

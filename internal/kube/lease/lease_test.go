@@ -36,26 +36,26 @@ func TestSuccessorAcquiresAnExpiredLease(t *testing.T) {
 	if err := first.Acquire(ctx); err != nil {
 		t.Fatal(err)
 	}
-	noted := make(chan struct{})
+	annotated := make(chan struct{})
 	holding, stop := context.WithCancel(ctx)
 	held := make(chan error, 1)
 	asked := 0
 	go func() {
 		held <- first.Renew(holding, func() string {
 			if asked++; asked == 3 { // two renewals have been written
-				close(noted)
+				close(annotated)
 			}
 			return "so far"
 		})
 	}()
-	<-noted
+	<-annotated
 	stop()
 	if err := <-held; err != nil {
 		t.Fatalf("Renew returned %v after its context ended", err)
 	}
-	previous, note, err := second.AwaitExpiry(ctx)
-	if err != nil || previous != "n1" || note != "so far" {
-		t.Errorf("took over from %q with note %q, %v", previous, note, err)
+	previous, annotation, err := second.AwaitExpiry(ctx)
+	if err != nil || previous != "n1" || annotation != "so far" {
+		t.Errorf("took over from %q with annotation %q, %v", previous, annotation, err)
 	}
 }
 
@@ -82,8 +82,8 @@ func TestRenewFailsWhenAnotherNodeHoldsTheLease(t *testing.T) {
 	}
 }
 
-// A note may be longer than the API server allows.
-func TestRefusedNoteDoesNotEndTheLease(t *testing.T) {
+// An annotation may be longer than the API server allows.
+func TestRefusedAnnotationDoesNotEndTheLease(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	client := newClient()
@@ -94,12 +94,12 @@ func TestRefusedNoteDoesNotEndTheLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	holding, stop := context.WithCancel(ctx)
-	notes := 0
+	annotations := 0
 	err := first.Renew(holding, func() string {
-		switch notes++; {
-		case notes == 1:
+		switch annotations++; {
+		case annotations == 1:
 			return "accepted"
-		case refusing.accepted.Load() == 3: // the first note, which stays in two renewals
+		case refusing.accepted.Load() == 3: // the first annotation, which stays in two renewals
 			stop()
 		}
 		return strings.Repeat("x", 256<<10)
@@ -108,8 +108,8 @@ func TestRefusedNoteDoesNotEndTheLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen, err := first.leases.Get(ctx, leaseName, metav1.GetOptions{})
-	if err != nil || seen.GetAnnotations()[noteKey] != "accepted" {
-		t.Errorf("the lease has a note of %d bytes, %v", len(seen.GetAnnotations()[noteKey]), err)
+	if err != nil || seen.GetAnnotations()[annotationKey] != "accepted" {
+		t.Errorf("the lease has an annotation of %d bytes, %v", len(seen.GetAnnotations()[annotationKey]), err)
 	}
 }
 
@@ -173,7 +173,7 @@ func TestConflictWithAnEarlierAttemptWritesAgain(t *testing.T) {
 	}
 	server := &conflictingOnce{ResourceInterface: l.leases}
 	l.leases = server
-	if a := l.renew(t.Context(), l.last, "again"); a.err != nil || a.written == nil || a.written.GetAnnotations()[noteKey] != "again" || server.updates != 2 {
+	if a := l.renew(t.Context(), l.last, "again"); a.err != nil || a.written == nil || a.written.GetAnnotations()[annotationKey] != "again" || server.updates != 2 {
 		t.Errorf("after %d writes: %+v", server.updates, a)
 	}
 }
@@ -188,9 +188,9 @@ func TestStoppedHolderAsksWhetherItStillLeads(t *testing.T) {
 		l.renewed = time.Now().Add(-time.Minute)
 		return l, &renewal{Lease: l, expiry: time.NewTimer(time.Hour), finished: make(chan attempt, maxAttempts), problem: errNoAnswer}
 	}
-	note := func() string { return "" }
+	annotation := func() string { return "" }
 	l, r := begin()
-	if err := r.expire(t.Context(), note); err != nil {
+	if err := r.expire(t.Context(), annotation); err != nil {
 		t.Fatalf("it did not ask: %v", err)
 	}
 	if err := r.end(<-r.finished); err != nil || time.Since(l.renewed) > 50*time.Second {
@@ -198,7 +198,7 @@ func TestStoppedHolderAsksWhetherItStillLeads(t *testing.T) {
 	}
 	l, r = begin()
 	l.leases = taken{l.leases}
-	if err := r.expire(t.Context(), note); err != nil {
+	if err := r.expire(t.Context(), annotation); err != nil {
 		t.Fatalf("it did not ask: %v", err)
 	}
 	if err := r.end(<-r.finished); !errors.Is(err, errLost) {
@@ -206,10 +206,10 @@ func TestStoppedHolderAsksWhetherItStillLeads(t *testing.T) {
 	}
 	l, r = begin()
 	l.leases = silent{l.leases}
-	if err := r.expire(t.Context(), note); err != nil {
+	if err := r.expire(t.Context(), annotation); err != nil {
 		t.Fatalf("it did not ask: %v", err)
 	}
-	if err := r.expire(t.Context(), note); !errors.Is(err, errLost) {
+	if err := r.expire(t.Context(), annotation); !errors.Is(err, errLost) {
 		t.Errorf("without an answer: %v", err)
 	}
 }
@@ -239,9 +239,9 @@ func TestStalledHolderGivesUpBeforeTheLeaseExpires(t *testing.T) {
 		}
 		acquired := l.renewed
 		l.leases = silent{l.leases}
-		notes := 0
+		annotations := 0
 		err := l.Renew(t.Context(), func() string {
-			if notes++; notes == 2 {
+			if annotations++; annotations == 2 {
 				time.Sleep(7 * time.Second) // from the fourth second to the eleventh
 			}
 			return ""
@@ -295,9 +295,9 @@ func TestLateAnswerKeepsThePreviousHolder(t *testing.T) {
 			}
 			server := &late{ResourceInterface: second.leases, outage: outage}
 			second.leases = server
-			previous, note, err := second.AwaitExpiry(t.Context())
-			if err != nil || previous != "n1" || note != "so far" {
-				t.Errorf("took over from %q with note %q, %v", previous, note, err)
+			previous, annotation, err := second.AwaitExpiry(t.Context())
+			if err != nil || previous != "n1" || annotation != "so far" {
+				t.Errorf("took over from %q with annotation %q, %v", previous, annotation, err)
 			}
 			if outage == 0 && second.renewed.After(server.written) {
 				t.Error("the lease counts from after its write")

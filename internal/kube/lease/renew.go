@@ -48,9 +48,9 @@ type renewal struct {
 
 // Renew renews the lease periodically until ctx ends, and then returns nil. It
 // returns an errLost when another node holds the lease, or could. Each renewal
-// stores the result of note for the successor. If the API server refuses a note, the
-// last one that it has accepted stays.
-func (l *Lease) Renew(ctx context.Context, note func() string) error {
+// stores the result of annotation for the successor. If the API server refuses an
+// annotation, the last one that it has accepted stays.
+func (l *Lease) Renew(ctx context.Context, annotation func() string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r := &renewal{
@@ -61,9 +61,9 @@ func (l *Lease) Renew(ctx context.Context, note func() string) error {
 	ticker := time.NewTicker(l.Period)
 	defer ticker.Stop()
 	if time.Since(l.renewed) > l.Deadline/2 {
-		r.ask(ctx, note()) // the answer to the first write has taken most of the time
+		r.ask(ctx, annotation()) // the answer to the first write has taken most of the time
 	} else {
-		r.begin(ctx, note())
+		r.begin(ctx, annotation())
 	}
 	for {
 		var err error
@@ -74,10 +74,10 @@ func (l *Lease) Renew(ctx context.Context, note func() string) error {
 			err = r.end(a)
 		case <-ticker.C:
 			if r.running == 0 || r.running < maxAttempts && time.Since(r.begun) > l.Retry {
-				r.begin(ctx, note())
+				r.begin(ctx, annotation())
 			}
 		case <-r.expiry.C:
-			err = r.expire(ctx, note)
+			err = r.expire(ctx, annotation)
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -89,24 +89,24 @@ func (l *Lease) Renew(ctx context.Context, note func() string) error {
 }
 
 // begin begins an attempt.
-func (r *renewal) begin(ctx context.Context, note string) {
+func (r *renewal) begin(ctx context.Context, annotation string) {
 	r.running++
 	r.begun = time.Now()
 	last := r.last
-	go func() { r.finished <- r.renew(ctx, last, note) }()
+	go func() { r.finished <- r.renew(ctx, last, annotation) }()
 }
 
 // ask begins an attempt that may take longer than the deadline. Until the lease's
 // duration is over, no other node can hold the lease. After that, this process was
 // stopped, and has Retry to learn who does.
-func (r *renewal) ask(ctx context.Context, note string) {
+func (r *renewal) ask(ctx context.Context, annotation string) {
 	r.asking = true
 	left := time.Until(r.renewed.Add(r.Duration))
 	if left <= 0 {
 		left = r.Retry
 	}
 	r.expiry.Reset(left)
-	r.begin(ctx, note)
+	r.begin(ctx, annotation)
 }
 
 // end handles a finished attempt. It returns an error if the lease is lost.
@@ -130,14 +130,14 @@ func (r *renewal) end(a attempt) error {
 
 // expire handles the expiry of the lease. It returns an error unless the lease was
 // renewed just now or this process was stopped.
-func (r *renewal) expire(ctx context.Context, note func() string) error {
+func (r *renewal) expire(ctx context.Context, annotation func() string) error {
 	switch {
 	case len(r.finished) > 0:
 		r.expiry.Reset(0)
 		return r.end(<-r.finished)
 	case !r.asking && r.running < maxAttempts && time.Since(r.renewed) > r.Deadline+r.Period:
 		// The timer fired late: this process was stopped.
-		r.ask(ctx, note())
+		r.ask(ctx, annotation())
 		return nil
 	default:
 		return fmt.Errorf("%w: lease %s was not renewed for %s: %w", errLost, leaseName, r.Deadline, r.problem)
@@ -146,11 +146,11 @@ func (r *renewal) expire(ctx context.Context, note func() string) error {
 
 // renew writes the lease. After a conflict it reads the lease, and writes it again if
 // this node still holds it: another attempt has written it then.
-func (l *Lease) renew(ctx context.Context, last *unstructured.Unstructured, note string) attempt {
-	a := l.write(ctx, last, note)
+func (l *Lease) renew(ctx context.Context, last *unstructured.Unstructured, annotation string) attempt {
+	a := l.write(ctx, last, annotation)
 	if apierrors.IsInvalid(a.err) || apierrors.IsRequestEntityTooLargeError(a.err) {
-		note = last.GetAnnotations()[noteKey]
-		a = l.write(ctx, last, note)
+		annotation = last.GetAnnotations()[annotationKey]
+		a = l.write(ctx, last, annotation)
 	}
 	if !apierrors.IsConflict(a.err) {
 		return a
@@ -162,5 +162,5 @@ func (l *Lease) renew(ctx context.Context, last *unstructured.Unstructured, note
 	if who := holder(seen); who != l.node {
 		return attempt{err: fmt.Errorf("%w: node %s does", errLost, who)}
 	}
-	return l.write(ctx, seen, note)
+	return l.write(ctx, seen, annotation)
 }

@@ -30,9 +30,9 @@ func TestStoppedSuccessorLeavesTheLeaseToTheHolder(t *testing.T) {
 				defer cancel()
 				held := make(chan error)
 				go func() {
-					notes := 0
+					annotations := 0
 					held <- first.Renew(ctx, func() string {
-						if notes++; notes == 3 {
+						if annotations++; annotations == 3 {
 							time.Sleep(time.Until(began.Add(holderContinues)))
 						}
 						return ""

@@ -17,12 +17,13 @@ import (
 )
 
 const (
-	// noteLimit is the longest result of Progress.String. The API server takes 256 KiB
-	// of annotations for an object.
-	noteLimit = 240 << 10
-	// noteLines bounds the beginnings of lines in a note, in bytes, and noteComplete the
-	// number of complete logs. The pods of the oldest are likely to be deleted.
-	noteLines, noteComplete = 48 << 10, 10_000
+	// annotationLimit is the longest result of Progress.String. The API server takes
+	// 256 KiB of annotations for an object.
+	annotationLimit = 240 << 10
+	// annotatedLines bounds the beginnings of lines in the annotation, in bytes, and
+	// annotatedComplete the number of complete logs. The pods of the oldest are likely
+	// to be deleted.
+	annotatedLines, annotatedComplete = 48 << 10, 10_000
 )
 
 // Followed is the state of following a workload that another process needs to
@@ -110,16 +111,16 @@ func ReadProgress(text string) *Progress {
 	return p
 }
 
-// String returns the state as a text of at most noteLimit bytes. It omits what does
+// String returns the state as a text of at most annotationLimit bytes. It omits what does
 // not fit: beginnings of lines, which are counted as lost, and then places in logs,
 // which are passed on again.
 func (p *Progress) String() string {
 	followed := p.Followed()
-	followed.Complete = followed.Complete[max(0, len(followed.Complete)-noteComplete):]
-	followed.cutLines(noteLines)
+	followed.Complete = followed.Complete[max(0, len(followed.Complete)-annotatedComplete):]
+	followed.cutLines(annotatedLines)
 	for {
 		text := followed.encode()
-		if len(text) <= noteLimit || len(followed.Marks) == 0 {
+		if len(text) <= annotationLimit || len(followed.Marks) == 0 {
 			return text
 		}
 		keys := slices.Sorted(maps.Keys(followed.Marks))

@@ -84,44 +84,43 @@ func runningContainers(count int) map[string]Mark {
 	return marks
 }
 
-// The note is an annotation, and the API server refuses an object with too many bytes
-// of them.
-func TestNoteOf3000ContainersIsAccepted(t *testing.T) {
+// The API server refuses an object with too many bytes of annotations.
+func TestProgressOf3000ContainersIsAccepted(t *testing.T) {
 	running, complete := NewProgress(Followed{Marks: runningContainers(3000)}, nil), NewProgress(Followed{Marks: runningContainers(3000)}, nil)
 	for n := range 3000 {
 		complete.Apply(Step{Key: uid(n) + "/main", Complete: true})
 		complete.Apply(Step{Key: uid(-n), Ended: &Result{}})
 	}
 	for name, p := range map[string]*Progress{"running": running, "complete": complete} {
-		note := p.String()
-		t.Logf("%s: %d bytes", name, len(note))
-		if errs := validation.ValidateAnnotations(map[string]string{"berth.dev/note": note}, field.NewPath("metadata")); len(errs) > 0 {
-			t.Errorf("%s: %d bytes: %v", name, len(note), errs)
+		annotation := p.String()
+		t.Logf("%s: %d bytes", name, len(annotation))
+		if errs := validation.ValidateAnnotations(map[string]string{"berth.dev/note": annotation}, field.NewPath("metadata")); len(errs) > 0 {
+			t.Errorf("%s: %d bytes: %v", name, len(annotation), errs)
 		}
-		got := ReadProgress(note)
-		if got.String() != note || len(got.Followed().Marks) != len(p.Followed().Marks) || len(got.Followed().Complete) != len(p.Followed().Complete) {
+		got := ReadProgress(annotation)
+		if got.String() != annotation || len(got.Followed().Marks) != len(p.Followed().Marks) || len(got.Followed().Complete) != len(p.Followed().Complete) {
 			t.Errorf("%s: what is read differs from what was written", name)
 		}
 	}
 }
 
-func TestNoteIsBounded(t *testing.T) {
+func TestProgressIsBounded(t *testing.T) {
 	p := NewProgress(Followed{Marks: runningContainers(10_000)}, nil)
 	for n := range 30_000 {
 		p.Apply(Step{Key: uid(-n) + "/main", Complete: true})
 	}
-	p.Apply(Step{Key: "u/long", Mark: Mark{Out: []byte(strings.Repeat("x", noteLines))}})
+	p.Apply(Step{Key: "u/long", Mark: Mark{Out: []byte(strings.Repeat("x", annotatedLines))}})
 	p.Apply(Step{Key: "u/short", Mark: Mark{Err: []byte("x")}})
-	note := p.String()
-	if len(note) > noteLimit {
-		t.Errorf("%d bytes", len(note))
+	annotation := p.String()
+	if len(annotation) > annotationLimit {
+		t.Errorf("%d bytes", len(annotation))
 	}
-	got := ReadProgress(note)
+	got := ReadProgress(annotation)
 	if _, complete := got.of(uid(-29_999) + "/main"); !complete {
-		t.Error("the last complete log is not in the note")
+		t.Error("the last complete log is not in the annotation")
 	}
-	if losses := got.Followed().Losses; losses.Sum.Bytes != noteLines {
-		t.Errorf("%d bytes of a line count as lost, want %d", losses.Sum.Bytes, noteLines)
+	if losses := got.Followed().Losses; losses.Sum.Bytes != annotatedLines {
+		t.Errorf("%d bytes of a line count as lost, want %d", losses.Sum.Bytes, annotatedLines)
 	}
 }
 
