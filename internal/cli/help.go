@@ -212,9 +212,6 @@ func flagSections(command *cobra.Command) []section {
 	own := section{title: "Options"}
 	sections := make([]section, len(optionSections()))
 	command.Flags().VisitAll(func(flag *pflag.Flag) {
-		if flag.Hidden {
-			return
-		}
 		kind, usage := pflag.UnquoteUsage(flag)
 		e := entry{"    --" + flag.Name, usage}
 		if flag.Shorthand != "" {

@@ -208,9 +208,7 @@ func suggestFlag(command *cobra.Command, err error) error {
 	// Cobra compares names of commands; as commands, options are compared alike.
 	options := &cobra.Command{SuggestionsMinimumDistance: 2}
 	command.Flags().VisitAll(func(flag *pflag.Flag) {
-		if !flag.Hidden {
-			options.AddCommand(&cobra.Command{Use: flag.Name, Run: func(*cobra.Command, []string) {}})
-		}
+		options.AddCommand(&cobra.Command{Use: flag.Name, Run: func(*cobra.Command, []string) {}})
 	})
 	if like := options.SuggestionsFor(missing.GetSpecifiedName()); len(like) > 0 {
 		err = fmt.Errorf("%w; is it --%s?", err, strings.Join(like, " or --"))
