@@ -4,115 +4,35 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"path"
 	"strconv"
 	"sync/atomic"
 	"time"
 
-	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials"
 
 	"berth.dev/berth/internal/site/siteconf"
 )
 
 // Store keeps in etcd the state that all nodes share.
 type Store struct {
-	client *clientv3.Client
+	connection
 	config siteconf.Config
 	// subnets holds the pod subnets of the configuration, computed once because its
 	// node lists are long.
 	subnets map[string]netip.Prefix
 	// lease is this node's lease in etcd, or 0 before etcd has granted one.
 	lease atomic.Int64
-	// refused holds the reason why the last connection was refused. It is nil after
-	// another connection has been used.
-	refused atomic.Pointer[error]
 }
-
-const (
-	// Limit bounds how long a request to etcd may take.
-	Limit = 5 * time.Second
-	// Retry is the pause before another attempt.
-	Retry = 500 * time.Millisecond
-)
-
-// reconnect limits the pauses between attempts to reach etcd. By default gRPC's
-// pauses grow to two minutes, and a node would fail jobs for that long after etcd is
-// back.
-var reconnect = backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second}
-
-var errNoEtcd = errors.New("etcd does not answer")
 
 // ErrTaken reports that an address or a network of a job now belongs to somebody
 // else.
 var ErrTaken = errors.New("given to somebody else")
 
-// Open connects to etcd, which does not have to answer yet.
-func Open(config siteconf.Config) (*Store, error) {
-	info := transport.TLSInfo{CertFile: config.Etcd.Cert, KeyFile: config.Etcd.Key, TrustedCAFile: config.Etcd.CA}
-	security, err := info.ClientConfig()
-	if err != nil {
-		return nil, fmt.Errorf("read keys for etcd: %w", err)
-	}
-	s := New(nil, config)
-	s.client, err = clientv3.New(clientv3.Config{
-		Endpoints: config.Etcd.Endpoints, TLS: security,
-		// Everything it would log is in the errors that it returns.
-		Logger:            zap.NewNop(),
-		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
-		DialOptions: []grpc.DialOption{
-			grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: Limit}),
-			grpc.WithTransportCredentials(recordingCredentials{credentials.NewTLS(security), &s.refused}),
-		},
-	})
-	if err != nil {
-		return nil, fmt.Errorf("connect to etcd: %w", err)
-	}
-	return s, nil
-}
-
 // New returns a store that uses an existing connection to etcd.
 func New(client *clientv3.Client, config siteconf.Config) *Store {
-	return &Store{client: client, config: config, subnets: config.Subnets()}
-}
-
-// Client returns the connection to etcd.
-func (s *Store) Client() *clientv3.Client { return s.client }
-
-// Limited bounds a request to etcd by [Limit].
-func Limited(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, Limit, errNoEtcd)
-}
-
-// Persist calls do until it succeeds or the context ends, and logs its errors.
-func (s *Store) Persist(ctx context.Context, log *slog.Logger, what string, do func(context.Context) error) error {
-	for {
-		err := do(ctx)
-		if err == nil || ctx.Err() != nil {
-			return nil
-		}
-		log.Warn(what, "error", s.explain(err))
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(Retry):
-		}
-	}
-}
-
-// explain adds the reason of the last refused connection to the error of a request.
-func (s *Store) explain(err error) error {
-	last := s.refused.Load()
-	if err == nil || last == nil {
-		return err
-	}
-	return fmt.Errorf("%w: no connection to etcd: %w: check the certificates, and the clocks of both hosts", err, *last)
+	return &Store{connection: connection{client: client}, config: config, subnets: config.Subnets()}
 }
 
 // Check returns an error if etcd does not answer, with the reason of a refused connection.
@@ -120,9 +40,6 @@ func (s *Store) Check(ctx context.Context) error {
 	_, err := s.list(ctx, NodesKey+"none/")
 	return s.explain(err)
 }
-
-// Close ends all watches.
-func (s *Store) Close() error { return s.client.Close() }
 
 // Register records the address and port where the tunnels of a node end. It writes
 // only what has changed, so it may be called often. It returns the revision of etcd.
