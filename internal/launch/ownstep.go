@@ -24,9 +24,16 @@ import (
 // not exist yet.
 const stepNamePoll = 500 * time.Millisecond
 
-// unreadWait bounds the wait for a reader of the step's output, once a signal or an error
-// ends the step.
-const unreadWait = time.Second
+const (
+	// unreadWait bounds the wait for a reader of the step's last output, once a signal or
+	// an error has ended the step.
+	unreadWait = time.Second
+	// stalledWait bounds a write while the step ends. srun may wait until its output is
+	// read before it ends.
+	stalledWait = 5 * time.Second
+)
+
+var errUnread = errors.New("the last output of the step is lost: nobody reads standard output")
 
 // ownStep is an srun that this process started, and its step.
 type ownStep struct {
@@ -104,8 +111,8 @@ func (s *ownStep) run(ctx context.Context, srun string, command, env []string) (
 }
 
 // passOutput passes what comes from a pipe on. The function that it returns closes the
-// pipe's other end, and waits until all has been passed on. When ctx has ended, no write
-// waits long for a reader.
+// pipe's other end, and waits until all has been passed on. If ctx has ended, it does not
+// wait long for a reader.
 func passOutput(ctx context.Context, to output, from, end *os.File) func() error {
 	o := &stepOutput{output: to, ending: ctx.Done()}
 	done := make(chan struct{})
@@ -116,9 +123,17 @@ func passOutput(ctx context.Context, to output, from, end *os.File) func() error
 	}()
 	return func() error {
 		end.Close()
-		<-done
+		select {
+		case <-done:
+		case <-ctx.Done():
+			select {
+			case <-done:
+			case <-time.After(unreadWait):
+				return errUnread
+			}
+		}
 		if o.unread {
-			return errors.New("the last output of the step is lost: nobody reads standard output")
+			return errUnread
 		}
 		return nil
 	}
@@ -130,7 +145,7 @@ func passOutput(ctx context.Context, to output, from, end *os.File) func() error
 type stepOutput struct {
 	output
 	ending <-chan struct{}
-	// failed is set after an error, and unread when nobody reads while the step ends.
+	// failed is set after an error, and unread if nobody reads while the step ends.
 	failed, unread bool
 }
 
@@ -153,7 +168,7 @@ func (o *stepOutput) Write(data []byte) (int, error) {
 	select {
 	case err := <-written:
 		o.failed = err != nil
-	case <-time.After(unreadWait):
+	case <-time.After(stalledWait):
 		o.unread = true
 	}
 	return len(data), nil

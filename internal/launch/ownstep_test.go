@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -81,4 +83,24 @@ func TestOutputOfAnEndingStepIsPassedOn(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
+}
+
+// srun can end though nobody reads what it writes while the step ends.
+func TestStalledReaderGetsNoMoreOutput(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		read, write := io.Pipe()
+		ending := make(chan struct{})
+		o := &stepOutput{output: output{write, func(error) {}}, ending: ending}
+		close(ending)
+		go func() {
+			time.Sleep(stalledWait / 2)
+			_, _ = read.Read(make([]byte, 4))
+		}()
+		for i, want := range []bool{false, true, true} { // the first line has a slow reader
+			if n, err := o.Write([]byte("line")); n != 4 || err != nil || o.unread != want {
+				t.Errorf("line %d: %d bytes, %v, unread %v; want %v", i, n, err, o.unread, want)
+			}
+		}
+		read.Close()
+	})
 }
