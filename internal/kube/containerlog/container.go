@@ -19,6 +19,9 @@ import (
 // open by then, unless the process was started again.
 var logName = regexp.MustCompile(`^(\d+)\.log(?:\.(\d{8}-\d{6})(\.gz)?)?$`)
 
+// errUnseen is the cause of the loss of a file that was deleted too soon.
+var errUnseen = errors.New("it was deleted before it could be opened")
+
 // container is the log of one container of one pod, over all its restarts.
 type container struct {
 	root *os.Root
@@ -33,6 +36,8 @@ type container struct {
 	gone bool
 	// ended: the container has ended, so its readers end with the log.
 	ended bool
+	// polled: the kernel cannot watch the directory, so no event tells of a deletion.
+	polled bool
 	// blocked is the reason why a scan could not open all files, and since when.
 	blocked      error
 	blockedSince time.Time
@@ -68,6 +73,9 @@ func (c *container) watchLocked() error {
 		mask |= writeEvents
 	}
 	isNew, err := c.setEvents(mask)
+	c.mu.Lock()
+	c.polled = unlessGone(err) != nil
+	c.mu.Unlock()
 	if isNew {
 		c.scan() // files may be older than the watch
 	}
@@ -171,8 +179,8 @@ func (c *container) openNew() error {
 	return nil
 }
 
-// deleted handles the deletion of a file. Its output is lost if the file could not be
-// opened before.
+// deleted handles the deletion of a file. Its output is lost if the file was not opened
+// before.
 func (c *container) deleted(name string) {
 	if !logName.MatchString(name) {
 		return
@@ -185,12 +193,30 @@ func (c *container) deleted(name string) {
 		unseen := s.rotated == "" && s.file != nil && !linked // renamed since
 		return s.generation == lost.generation && (s.rotated == lost.rotated || unseen)
 	}
-	if c.blocked == nil || compressed || slices.ContainsFunc(c.segments, opened) {
+	if compressed || slices.ContainsFunc(c.segments, opened) {
 		return
 	}
-	lost.lose(c.blocked)
+	cause := c.blocked
+	if cause == nil {
+		cause = errUnseen
+	}
+	lost.lose(cause)
 	c.segments = append(c.segments, lost)
 	slices.SortStableFunc(c.segments, (*segment).order)
+}
+
+// addUnseen counts the runs between the last one and a new one as lost if no event could
+// tell of the deletion of their files.
+func (c *container) addUnseen(generation int) {
+	if !c.polled || len(c.segments) == 0 {
+		return
+	}
+	last := slices.MaxFunc(c.segments, func(a, b *segment) int { return a.generation - b.generation })
+	if generation > last.generation+1 {
+		lost := &segment{generation: last.generation + 1}
+		lost.lose(errUnseen)
+		c.segments = append(c.segments, lost)
+	}
 }
 
 // named returns a segment without a file for a name that logName matches, and whether
@@ -235,6 +261,7 @@ func (c *container) openNamed(name string) error {
 		}
 	}
 	s.readStamp()
+	c.addUnseen(s.generation)
 	c.segments = append(c.segments, s)
 	return nil
 }

@@ -213,12 +213,19 @@ func (r *reader) step() (state, <-chan struct{}, error) {
 }
 
 // atEnd returns the state of a reader that has sent all files that are open. If more
-// files could not be opened, it waits, and reports a loss after a while.
+// files could not be opened, it waits, and reports a loss after a while. So it does if the
+// container has ended and there was no file, because the runtime makes one for each run.
 func (r *reader) atEnd(s state, changed <-chan struct{}) (state, <-chan struct{}, error) {
 	r.c.mu.Lock()
 	cause, since, readTimeout := r.c.blocked, r.c.blockedSince, r.c.readTimeout
+	unseen := s == complete && r.last == (Position{}) && len(r.c.segments) == 0
 	r.c.mu.Unlock()
 	switch {
+	case cause == nil && unseen:
+		if err := WriteJSON(r.out, KindLoss, LostPart{Cause: errUnseen.Error()}); err != nil {
+			return s, changed, err
+		}
+		return s, changed, r.flush()
 	case cause == nil, s == complete && since.Equal(r.blocked):
 		return s, changed, nil
 	case since.Equal(r.blocked), time.Since(since) < readTimeout:

@@ -150,6 +150,89 @@ func TestFileDeletedUnopenedIsALoss(t *testing.T) {
 	c.wantLoss("too many open files")
 }
 
+// A file may be deleted before its event is handled.
+func TestFileDeletedUnseenIsALoss(t *testing.T) {
+	r := newRuntime(t, t.TempDir())
+	r.open(0)
+	r.write("stdout F one")
+	w, err := NewWatcher(r.root, discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.open(1)
+	r.write("stdout F two")
+	r.close()
+	if err := os.Remove(r.path("1.log")); err != nil {
+		t.Fatal(err)
+	}
+	runWatcher(t, w)
+	awaitTrue(t, w, "the deletion is known", func(c *container) bool { return len(c.segments) > 1 })
+	c, done := readAll(t, w)
+	<-done
+	c.toEnd("one\n")
+	c.wantLoss(errUnseen.Error())
+}
+
+// Where the kernel cannot watch directories, the number of a run tells that one before it
+// was not seen.
+func TestFileDeletedBetweenTwoScansIsALoss(t *testing.T) {
+	for _, watched := range []bool{false, true} {
+		r := newRuntime(t, t.TempDir())
+		w, err := NewWatcher(r.root, discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.close()
+		inotify := w.inotify
+		defer inotify.Close()
+		if !watched {
+			w.inotify, w.blind = nil, true
+		}
+		r.open(0)
+		r.write("stdout F one")
+		w.scan()
+		r.open(3) // the container of a run may never have started
+		r.write("stdout F four")
+		r.close()
+		w.scan()
+		c, done := readAll(t, w)
+		<-done
+		c.toEnd("one\nfour\n")
+		if watched && len(c.losses) > 0 {
+			t.Errorf("lost %v", c.losses)
+		} else if !watched {
+			c.wantLoss(errUnseen.Error())
+		}
+	}
+}
+
+// The runtime makes a file for each run, so a log without a file was deleted.
+func TestLogWithoutAFileIsALoss(t *testing.T) {
+	for _, deleted := range []bool{false, true} {
+		r := newRuntime(t, t.TempDir())
+		if !deleted {
+			r.open(0)
+			r.close()
+		}
+		w, err := NewWatcher(r.root, discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.close()
+		if err := os.RemoveAll(filepath.Join(r.root, "default_pod_uid")); err != nil {
+			t.Fatal(err)
+		}
+		c, done := readAll(t, w)
+		<-done
+		c.toEnd("")
+		if deleted {
+			c.wantLoss(errUnseen.Error())
+		} else if len(c.losses) > 0 {
+			t.Errorf("lost %v of an empty file", c.losses)
+		}
+	}
+}
+
 // A log that cannot be looked for is not absent: the client has to ask again.
 func TestLogIsNotUnknownWithoutDescriptors(t *testing.T) {
 	w, err := NewWatcher(t.TempDir(), discard)

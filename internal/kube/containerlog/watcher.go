@@ -130,9 +130,6 @@ const (
 
 // watch watches a directory; depth counts from the root.
 func (w *Watcher) watch(dir string, depth int) {
-	if w.inotify == nil {
-		return
-	}
 	var err error
 	if depth == 2 {
 		err = w.container(dir).watch()

@@ -90,6 +90,12 @@ func startWatcher(t *testing.T, root string) (*Watcher, *httptest.Server) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return w, runWatcher(t, w)
+}
+
+// runWatcher runs a watcher until the end of the test, with a server.
+func runWatcher(t *testing.T, w *Watcher) *httptest.Server {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- w.Run(ctx) }()
@@ -102,7 +108,7 @@ func startWatcher(t *testing.T, root string) (*Watcher, *httptest.Server) {
 			t.Error(err)
 		}
 	})
-	return w, server
+	return server
 }
 
 // client reads a log as the run does.

@@ -187,6 +187,17 @@ func TestRunEndsWithDeletedPod(t *testing.T) {
 	}
 }
 
+// containerd gives the zero of Unix time for a container that it could not start. Such a
+// container may have no log, which is no loss.
+func TestContainerThatCouldNotBeStartedHasNotRun(t *testing.T) {
+	for at, want := range map[metav1.Time]bool{{}: false, metav1.Unix(0, 0): false, metav1.Unix(1e9, 0): true} {
+		status := corev1.ContainerStatus{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{StartedAt: at}}}
+		if started(status) != want {
+			t.Errorf("started at %v: %v", at, !want)
+		}
+	}
+}
+
 func TestEvictedPodFailure(t *testing.T) {
 	pod := &corev1.Pod{Status: corev1.PodStatus{
 		Phase: corev1.PodFailed, Reason: "Evicted", Message: "The node was low on resource: ephemeral-storage. ",

@@ -173,8 +173,10 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 	}
 }
 
+// started reports whether a container has run. The runtime gives the beginning of 1970 for
+// one that could not be started.
 func started(status corev1.ContainerStatus) bool {
-	return status.State.Running != nil || status.State.Terminated != nil && !status.State.Terminated.StartedAt.IsZero()
+	return status.State.Running != nil || status.State.Terminated != nil && status.State.Terminated.StartedAt.Unix() > 0
 }
 
 // hasLog reports whether the API server has a log of the container. While a container
