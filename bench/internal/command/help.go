@@ -74,7 +74,7 @@ func writeEntry(text *strings.Builder, name, description string, indent int) {
 		line = strings.Repeat(" ", indent)
 	}
 	empty := len(line)
-	for _, word := range strings.Fields(description) {
+	for word := range strings.FieldsSeq(description) {
 		if len(line) > empty && len(line)+1+len(word) > helpWidth {
 			fmt.Fprintln(text, line)
 			line = strings.Repeat(" ", indent)

@@ -284,7 +284,7 @@ func (s Spec) usage(ctx context.Context) (total float64, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("ask for CPU times: %w", err)
 	}
-	for _, word := range strings.Fields(text) {
+	for word := range strings.FieldsSeq(text) {
 		seconds, err := strconv.ParseFloat(word, 64)
 		if err != nil {
 			return 0, fmt.Errorf("read CPU times: %w", err)

@@ -185,7 +185,7 @@ func (p Paper) among(s *record.Session) bool {
 
 // profileOf returns the tuning profile in a link's description in the records.
 func profileOf(link string) string {
-	for _, part := range strings.Split(link, "; ") {
+	for part := range strings.SplitSeq(link, "; ") {
 		if name, is := strings.CutPrefix(part, "profile "); is {
 			return name
 		}

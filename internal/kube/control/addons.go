@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	apiregistration "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
-	"k8s.io/utils/ptr"
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/kube/objects"
@@ -214,7 +213,7 @@ func withAddress(address netip.Addr, service *corev1.Service) *corev1.Service {
 	service.Spec.ClusterIP = address.String()
 	service.Spec.ClusterIPs = []string{address.String()}
 	service.Spec.IPFamilies = []corev1.IPFamily{family}
-	service.Spec.IPFamilyPolicy = ptr.To(corev1.IPFamilyPolicySingleStack)
+	service.Spec.IPFamilyPolicy = new(corev1.IPFamilyPolicySingleStack)
 	return service
 }
 
@@ -249,7 +248,7 @@ func clusterDNSEndpoints(plan cluster.Plan) *discoveryv1.EndpointSlice {
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Endpoints: []discoveryv1.Endpoint{{
 			Addresses:  []string{plan.Addresses.DNS.String()},
-			Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)},
+			Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
 			// No node's name: every node answers at this address itself.
 		}},
 		Ports: []discoveryv1.EndpointPort{
@@ -268,8 +267,8 @@ func storageClass() *storagev1.StorageClass {
 	return &storagev1.StorageClass{
 		ObjectMeta:        meta,
 		Provisioner:       provisioner,
-		ReclaimPolicy:     ptr.To(corev1.PersistentVolumeReclaimDelete),
-		VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
+		ReclaimPolicy:     new(corev1.PersistentVolumeReclaimDelete),
+		VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 	}
 }
 
@@ -278,7 +277,7 @@ func sharedClass() *storagev1.StorageClass {
 	return &storagev1.StorageClass{
 		ObjectMeta:        addonMeta("", cluster.SharedClass),
 		Provisioner:       cluster.SharedProvisioner,
-		ReclaimPolicy:     ptr.To(corev1.PersistentVolumeReclaimRetain),
-		VolumeBindingMode: ptr.To(storagev1.VolumeBindingImmediate),
+		ReclaimPolicy:     new(corev1.PersistentVolumeReclaimRetain),
+		VolumeBindingMode: new(storagev1.VolumeBindingImmediate),
 	}
 }

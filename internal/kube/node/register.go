@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	goruntime "runtime"
 
 	v1 "k8s.io/api/core/v1"
@@ -27,9 +28,7 @@ func newNode(plan cluster.Plan) *v1.Node {
 		"beta." + v1.LabelOSStable:   goruntime.GOOS,
 		"beta." + v1.LabelArchStable: goruntime.GOARCH,
 	}
-	for k, v := range plan.Node.Labels {
-		labels[k] = v
-	}
+	maps.Copy(labels, plan.Node.Labels)
 	node := &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: plan.Node.Name, Labels: labels,

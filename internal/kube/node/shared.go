@@ -9,7 +9,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 )
 
@@ -45,7 +44,7 @@ func (s sharedVolumes) Provision(_ context.Context, o controller.ProvisionOption
 			VolumeMode:                    o.PVC.Spec.VolumeMode,
 			PersistentVolumeReclaimPolicy: v1.PersistentVolumeReclaimRetain,
 			PersistentVolumeSource: v1.PersistentVolumeSource{HostPath: &v1.HostPathVolumeSource{
-				Path: path, Type: ptr.To(v1.HostPathDirectory),
+				Path: path, Type: new(v1.HostPathDirectory),
 			}},
 		},
 	}, controller.ProvisioningFinished, nil

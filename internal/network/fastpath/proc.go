@@ -24,7 +24,7 @@ func relatives(thread int) []int {
 		}
 	}
 	children, _ := readSmall(dir + "/task/" + strconv.Itoa(thread) + "/children")
-	for _, field := range bytes.Fields(children) {
+	for field := range bytes.FieldsSeq(children) {
 		if child, err := strconv.Atoi(string(field)); err == nil {
 			found = append(found, child)
 		}

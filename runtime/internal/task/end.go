@@ -149,7 +149,7 @@ func EndLeftovers(proc procfs.FS, dir string) error {
 		return err
 	}
 	wanted := map[string]bool{}
-	for _, ns := range strings.Fields(string(text)) {
+	for ns := range strings.FieldsSeq(string(text)) {
 		wanted[ns] = ns != own
 	}
 	for range rounds {
