@@ -23,9 +23,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/runtime/internal/budget"
+	"berth.dev/berth/runtime/internal/corpus"
+	"berth.dev/berth/runtime/internal/erofs"
 	"berth.dev/berth/runtime/internal/imagecache"
 	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/inplace"
+	"berth.dev/berth/runtime/internal/layer"
 	"berth.dev/berth/runtime/internal/layercache"
 	"berth.dev/berth/runtime/internal/layerfile"
 	"berth.dev/berth/runtime/internal/lazy"
@@ -98,6 +101,13 @@ var bombs = map[string]bomb{
 		}
 		return &tar.Header{Name: "l3/f", Typeflag: tar.TypeReg}
 	})), readLayer, "names in the paths of its files"},
+	"whiteouts": {zstandard(files(1<<18, func(i int) *tar.Header {
+		return &tar.Header{Name: fmt.Sprintf("d/.wh.%d", i), Typeflag: tar.TypeReg}
+	})), readLayer, "MB of names, links and attributes"},
+	"entries that directories of a layer's file share": {func(w io.Writer) error {
+		_, err := w.Write(corpus.SharedEntries(40_000, 40_000))
+		return err
+	}, readLayerFile, "MB of names, links and attributes"},
 	"records of headers": {zstandard(func(w io.Writer) error {
 		// Each header has 170,000 records, and belongs to no file.
 		for range 600 {
@@ -299,6 +309,15 @@ func readTable(ctx context.Context, path string) error {
 		return err
 	}
 	return lazy.Make(ctx, path+".layer", lazy.Source{URL: server.URL}, lazy.Login{}, digest.Digest(own), budget.Budget{})
+}
+
+func readLayerFile(_ context.Context, path string) error {
+	image, file, err := erofs.OpenFile(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return layer.Archive(image, io.Discard, budget.Budget{}.Layer(image.Size()))
 }
 
 func readSIF(_ context.Context, path string) error {

@@ -404,8 +404,8 @@ func TestChecksumsOfManyBlocksTakeNoMemory(t *testing.T) {
 	}
 	defer file.Close()
 	const blocks = maxSums/sumSize + 1
-	end := sums{all: make([]uint32, blocks)}
-	end.all[7] = checksum(make([]byte, BlockSize))
+	var end sums
+	end.set(7, checksum(make([]byte, BlockSize)))
 	if err := end.write(file, blocks*BlockSize); err != nil {
 		t.Fatal(err)
 	}
@@ -427,6 +427,43 @@ func TestChecksumsOfManyBlocksTakeNoMemory(t *testing.T) {
 	for _, number := range []int64{0, 8, blocks - 1, blocks} {
 		if _, err := c.ReadAt(block, number*BlockSize); !errors.Is(err, ErrCorrupt) {
 			t.Errorf("block %d, whose checksum is wrong: %v", number, err)
+		}
+	}
+}
+
+// A table of contents may claim gigabytes whose content never comes. Their checksums take
+// no memory.
+func TestMissingContentTakesNoMemory(t *testing.T) {
+	file, err := os.Create(filepath.Join(t.TempDir(), "image"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	const size = 16 << 30
+	w := NewWriter(file)
+	n, at, err := w.Space(Meta{Mode: TypeRegular}, size)
+	if err == nil {
+		err = errors.Join(w.Link(w.Root(), "large", n), w.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(w.sums.pages) > 3 {
+		t.Errorf("%d pages of checksums are in memory, of %d", len(w.sums.pages), size/BlockSize/pageSums)
+	}
+	info, err := file.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := Open(file, info.Size())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := image.from.(*checked)
+	for _, number := range []int64{0, at / BlockSize, c.blocks - 1} {
+		sum, err := c.sumsOf(number, 1)
+		if missing := number == at/BlockSize; err != nil || (order.Uint32(sum) == 0) != missing {
+			t.Errorf("block %d of %d has checksum %x, %v", number, c.blocks, sum, err)
 		}
 	}
 }

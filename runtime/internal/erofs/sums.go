@@ -1,7 +1,9 @@
 package erofs
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -24,23 +26,33 @@ func checksum(block []byte) uint32 { return crc32.Checksum(block, castagnoli) }
 
 // sums holds the checksums of the blocks that a Writer wrote.
 type sums struct {
-	all []uint32
+	// pages holds them by the number of the first block, divided by pageSums. Blocks whose
+	// content comes later have none: a table of contents may claim any number of them.
+	pages map[int64]*[pageSums]uint32
 	// patched holds the numbers of blocks that were changed afterwards.
 	patched map[int64]bool
 }
 
+// pageSums is the number of checksums that are kept together.
+const pageSums = 1024
+
 // note records whole blocks that were written at an offset.
 func (s *sums) note(data []byte, at int64) {
-	s.reserve(at + int64(len(data)))
 	for i := 0; i < len(data); i += BlockSize {
-		s.all[(at+int64(i))/BlockSize] = checksum(data[i : i+BlockSize])
+		s.set((at+int64(i))/BlockSize, checksum(data[i:i+BlockSize]))
 	}
 }
 
-func (s *sums) reserve(end int64) {
-	for int64(len(s.all)) < end/BlockSize {
-		s.all = append(s.all, 0)
+func (s *sums) set(number int64, sum uint32) {
+	if s.pages == nil {
+		s.pages = map[int64]*[pageSums]uint32{}
 	}
+	page := s.pages[number/pageSums]
+	if page == nil {
+		page = new([pageSums]uint32)
+		s.pages[number/pageSums] = page
+	}
+	page[number%pageSums] = sum
 }
 
 // patch records a change at an offset.
@@ -53,22 +65,33 @@ func (s *sums) patch(at int64) {
 
 // write writes the checksums behind the blocks of an image.
 func (s *sums) write(file *os.File, end int64) error {
-	s.reserve(end)
 	block := make([]byte, BlockSize)
 	for number := range s.patched {
 		if _, err := file.ReadAt(block, number*BlockSize); err != nil {
 			return fmt.Errorf("read image again: %w", err)
 		}
-		s.all[number] = checksum(block)
+		s.set(number, checksum(block))
 	}
-	tail := make([]byte, 0, len(s.all)*sumSize+footerSize)
-	for _, sum := range s.all {
-		tail = order.AppendUint32(tail, sum)
+	sum := crc32.New(castagnoli)
+	buffered := bufio.NewWriterSize(io.NewOffsetWriter(file, end), flushSize)
+	to := io.MultiWriter(sum, buffered)
+	none, blocks := new([pageSums]uint32), end/BlockSize
+	encoded := make([]byte, 0, pageSums*sumSize)
+	for number := int64(0); number < blocks; number += pageSums {
+		page := cmp.Or(s.pages[number/pageSums], none)
+		encoded = encoded[:0]
+		for _, own := range page[:min(pageSums, blocks-number)] {
+			encoded = order.AppendUint32(encoded, own)
+		}
+		if _, err := to.Write(encoded); err != nil {
+			return fmt.Errorf("write checksums: %w", err)
+		}
 	}
-	tail = append(tail, footerMagic...)
-	tail = order.AppendUint32(tail, uint32(len(s.all)))
-	tail = order.AppendUint32(tail, checksum(tail))
-	if _, err := file.WriteAt(tail, end); err != nil {
+	_, err := to.Write(order.AppendUint32([]byte(footerMagic), uint32(blocks)))
+	if err == nil {
+		_, err = buffered.Write(order.AppendUint32(nil, sum.Sum32()))
+	}
+	if err = errors.Join(err, buffered.Flush()); err != nil {
 		return fmt.Errorf("write checksums: %w", err)
 	}
 	return nil
