@@ -657,7 +657,15 @@ func TestChunksInWrongOrderAreRefused(t *testing.T) {
 // The content of a layer that arrives leaves a part of the disk free.
 func TestArrivingLayerLeavesSpaceFree(t *testing.T) {
 	disk := corpus.SmallDisk(t)
-	r, source := serve(t, corpus.Pack(t, map[string][]byte{"large": bytes.Repeat([]byte("content "), 40<<20)}), 8<<20, 0)
+	full, err := os.Create(filepath.Join(disk, "full"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	if err := unix.Fallocate(int(full.Fd()), 0, 0, int64(corpus.Free(t, disk))-128<<20); err != nil {
+		t.Fatal(err)
+	}
+	r, source := serve(t, corpus.Pack(t, map[string][]byte{"large": bytes.Repeat([]byte("content "), 16<<20)}), 4<<20, 0)
 	path := filepath.Join(disk, "layer")
 	if err := Make(t.Context(), path, source, Login{}, r.contents, budget.Budget{}); err != nil {
 		t.Fatal(err)
@@ -669,7 +677,7 @@ func TestArrivingLayerLeavesSpaceFree(t *testing.T) {
 			break
 		}
 	}
-	if left := corpus.Free(t, disk); !errors.Is(problem, freespace.ErrNoSpace) || left < 32<<20 {
+	if left := corpus.Free(t, disk); !errors.Is(problem, freespace.ErrNoSpace) || left < 8<<20 {
 		t.Errorf("%d bytes are left: %v", left, problem)
 	}
 }
