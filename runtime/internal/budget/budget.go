@@ -234,6 +234,7 @@ func (l *Layer) Entry(header *tar.Header) error {
 	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse, '\x00':
 		if !isSparse(header) {
 			l.stored += header.Size
+			l.image.stored.Add(header.Size)
 		}
 		if l.stated != 0 && !isSparse(header) {
 			break
@@ -359,7 +360,7 @@ func (l *Layer) headers(bytes int64) error {
 	if most := l.scaled(leastHeaders, headersRatio, mostHeaders, l.packed); l.archive-l.stored > most {
 		return l.exceeded("%d MB of headers, unpacked from %d bytes", most>>20, l.packed)
 	}
-	return nil
+	return l.headersOf(bytes)
 }
 
 // Reader returns a reader of the unpacked data whose bytes count.

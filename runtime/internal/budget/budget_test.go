@@ -131,6 +131,7 @@ func TestLayersOfAnImageCountTogether(t *testing.T) {
 		"kept":    func(l *Layer) error { return l.Keep(leastKept/2 + 1) },
 		"content": func(l *Layer) error { return l.Content(leastContent/2 + 1) },
 		"read":    func(l *Layer) error { return l.unpacked(&l.read, &l.image.read, leastContent/2+1) },
+		"headers": func(l *Layer) error { return l.headers(leastHeaders/2 + 1) },
 		"steps":   func(l *Layer) error { l.image.steps.Add(steps / 2); return l.Step() },
 	} {
 		image := &Image{}

@@ -13,6 +13,8 @@ type Image struct {
 	// the readers may keep because of them.
 	packed, keepable                  atomic.Int64
 	files, kept, content, read, steps atomic.Int64
+	// archive and stored are as in Layer.
+	archive, stored atomic.Int64
 }
 
 // mostPacked bounds the size that a layer adds to the sums, which must not overflow.
@@ -56,6 +58,16 @@ func (l *Layer) unpackedOf(sum *atomic.Int64, bytes int64) error {
 	most := l.scaled(leastContent, contentRatio, mostContent, packed)
 	if all := sum.Add(bytes); all > most {
 		return l.exceededBy((all-1)/(most/l.of(1))+1, "%d MB in all layers of the image, unpacked from %d bytes", most>>20, packed)
+	}
+	return nil
+}
+
+// headersOf counts bytes of the archives of all layers.
+func (l *Layer) headersOf(bytes int64) error {
+	packed := l.image.packed.Load()
+	most := l.scaled(leastHeaders, headersRatio, mostHeaders, packed)
+	if l.image.archive.Add(bytes)-l.image.stored.Load() > most {
+		return l.exceeded("%d MB of headers in all layers of the image, unpacked from %d bytes", most>>20, packed)
 	}
 	return nil
 }
