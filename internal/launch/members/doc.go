@@ -5,8 +5,9 @@
 //
 // docs/glossary.md explains the words head, hello and welcome.
 //
-// Read roster.go and members.go first. gather.go is the head's view until the plans are sent,
-// follow.go that of the other nodes. monitor.go and importrequests.go are the head's view
-// while the cluster runs, and failover.go is about its successor. local.go has the
-// members that share a host.
+// Read roster.go, network.go and members.go first. gather.go is the head's view until the
+// plans are sent, follow.go and headconn.go are that of the other nodes. monitor.go and
+// importrequests.go are the head's view while the cluster runs, losses.go holds messages
+// about lost nodes, and failover.go is about the head's successor. local.go has the members
+// that share a host.
 package members

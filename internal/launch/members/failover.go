@@ -108,7 +108,7 @@ func (m *Monitor) expect(ctx context.Context, w *member) {
 	defer known()
 	select {
 	case peer := <-w.returned:
-		if !m.setPeer(&w.peer, peer) {
+		if !m.setPeer(w, peer) {
 			peer.Close("the run has ended")
 			return
 		}

@@ -64,7 +64,7 @@ func (m *Members) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !m.setPeer(&m.leader, head) {
+	if !m.setHead(head) {
 		head.Close("this node has left")
 		return errors.New("this node has left")
 	}
@@ -85,15 +85,6 @@ func oneFamily(addresses []netip.Addr) []netip.Addr {
 		return four
 	}
 	return addresses
-}
-
-// introduce sends a hello to the head and receives the answer.
-func (m *Members) introduce(ctx context.Context, said hello) (answer Welcome, err error) {
-	if err := m.head().Send(ctx, said); err != nil {
-		return answer, err
-	}
-	err = m.head().Receive(ctx, &answer)
-	return answer, err
 }
 
 // Follow receives import requests from the head and calls do with each, which must not

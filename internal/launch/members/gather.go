@@ -233,36 +233,16 @@ func (m *Members) SendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 	if err != nil {
 		return err
 	}
-	nodes := make([]overlay.Node, len(plans))
-	switches := make([][]netip.AddrPort, len(plans))
-	for i, member := range plans[0].Members {
-		nodes[i] = overlay.Node{Name: member.Name, Prefixes: member.Prefixes}
-		if i > 0 {
-			w := m.others[i-1]
-			nodes[i], switches[i] = w.hello.Ports.At(w.address(), nodes[i]), w.hello.Ports.SwitchesAt(w.address())
-		}
-	}
-	// The head's pods reach each other through Services by its Switch, too.
-	switches[0] = m.sockets.Ports.SwitchesAt(m.data.ReachesItself())
-	m.overlay = hostnet.Overlay{Key: key, Carrier: m.carrier, Nodes: nodes, Switches: switches}
+	ends := m.lay(key, plans[0].Members, m.others)
 	for i, w := range m.others {
 		w.node = plans[i+1].Node.Name
-		own := m.data.Address
-		if !own.IsValid() {
-			// Each node has already connected to the head at this address.
-			own = hostnet.HostOf(w.peer.LocalAddr())
-		}
-		theirs := append([]overlay.Node(nil), nodes...)
-		theirs[0] = m.sockets.Ports.At(own, theirs[0])
-		theirSwitches := slices.Clone(switches)
-		theirSwitches[0] = m.sockets.Ports.SwitchesAt(own)
 		var mayLead []byte
 		if m.failover != nil {
 			mayLead = keys.Owns[i+1]
 		}
 		err := w.peer.Send(ctx, Welcome{
 			Version: cluster.Version(), Plan: plans[i+1], Files: keys.Nodes[i+1],
-			Overlay:  hostnet.Overlay{Key: key, Carrier: m.carrier, Nodes: theirs, Switches: theirSwitches, Self: i + 1},
+			Overlay:  ends[i],
 			Archives: archives, Source: source,
 			Succession: m.failover, Own: mayLead,
 		})

@@ -16,7 +16,6 @@ import (
 	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/launch/proof"
-	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
@@ -34,16 +33,11 @@ const (
 // follow the head (follow.go). A run on one node has one member, which is the head.
 type Members struct {
 	roster
-	wait time.Duration
-	data hostnet.Network
-	// carrier selects the protocol that carries packets between nodes.
-	carrier overlay.Carrier
-	log     *slog.Logger
-
-	// sockets carry packets between the nodes. They outlive the process that
-	// serves them.
-	sockets hostnet.Sockets
-	overlay hostnet.Overlay
+	network
+	headConn
+	losses losses
+	wait   time.Duration
+	log    *slog.Logger
 
 	// Only the head uses listener, others and archives.
 	listener *rendezvous.Head
@@ -65,16 +59,10 @@ type Members struct {
 	// itself: on the head when it sends the plans, on another node when it joins.
 	introduced bool
 
-	mu sync.Mutex
-	// leader is the other nodes' connection to the head.
-	leader *rendezvous.Peer
-	// ready is set when this node is ready to report to the head.
-	ready bool
-	gone  bool
+	mu   sync.Mutex
+	gone bool
 	// endMonitor ends the monitor of the other nodes; nil where there is none.
 	endMonitor context.CancelFunc
-	// unreported holds messages about nodes that were just lost, by name.
-	unreported map[string]string
 }
 
 // member is another node, as seen by the head.
@@ -138,11 +126,11 @@ type Options struct {
 // New returns the members of a run. On the first node of a host it completes the
 // configuration for the host's other nodes.
 func New(ctx context.Context, job slurm.Job, options Options, o *LocalConfig) (*Members, error) {
-	network := options.Spec.Network
+	spec := options.Spec.Network
 	ports := rendezvous.DefaultPorts()
-	if network.Ports != "" {
+	if spec.Ports != "" {
 		var err error
-		if ports, err = rendezvous.ParsePortRange(network.Ports); err != nil {
+		if ports, err = rendezvous.ParsePortRange(spec.Ports); err != nil {
 			return nil, exitcode.Wrap(exitcode.Usage, err)
 		}
 	}
@@ -165,10 +153,11 @@ func New(ctx context.Context, job slurm.Job, options Options, o *LocalConfig) (*
 		return &Members{roster: roster{rendezvous.Config{Nodes: names, Node: own}}, log: options.Log}, nil
 	}
 	t := &Members{
-		roster: roster{rendezvous.Config{Nodes: names, Node: memberName(own, o.Index), Ports: ports, Loss: lossLimit}},
-		wait:   cmp.Or(options.Spec.NodeWait, gatherLimit), data: hostnet.Network{Ports: ports}, carrier: overlay.Carrier(network.Carrier), log: options.Log,
+		roster:  roster{rendezvous.Config{Nodes: names, Node: memberName(own, o.Index), Ports: ports, Loss: lossLimit}},
+		network: newNetwork(ports, spec.Carrier),
+		wait:    cmp.Or(options.Spec.NodeWait, gatherLimit), log: options.Log,
 	}
-	if t.data.Fast, err = hostnet.WantsFastPath(network.FastPath); err != nil {
+	if t.data.Fast, err = hostnet.WantsFastPath(spec.FastPath); err != nil {
 		options.Log.Debug("connections of pods are not made by the hosts: " + err.Error())
 	}
 	if o.Step.Job == "" {
@@ -182,11 +171,11 @@ func New(ctx context.Context, job slurm.Job, options Options, o *LocalConfig) (*
 		}
 		t.config.Addresses = func(ctx context.Context, node string) ([]netip.Addr, error) { return find(ctx, hostOf[node]) }
 		if o.Index == 0 {
-			if o.Proof, err = proof.Find(ctx, job, proof.Options{Folder: network.Folder, Wait: t.wait, Getenv: options.Getenv, Log: options.Log}); err != nil {
+			if o.Proof, err = proof.Find(ctx, job, proof.Options{Folder: spec.Folder, Wait: t.wait, Getenv: options.Getenv, Log: options.Log}); err != nil {
 				return nil, err
 			}
 		}
-		t.config.Prover, t.folder, err = o.Proof.Prover(o.Step, network.Folder, hostOf)
+		t.config.Prover, t.folder, err = o.Proof.Prover(o.Step, spec.Folder, hostOf)
 		if err == nil && t.folder != nil && o.Index == 0 {
 			err = t.folder.Publish(own, o.Proof.PublicKey())
 		}
@@ -211,33 +200,10 @@ func New(ctx context.Context, job slurm.Job, options Options, o *LocalConfig) (*
 // SetLog replaces the log.
 func (m *Members) SetLog(log *slog.Logger) { m.log = log }
 
-// UseInterface selects the interface for the network between the nodes. There is
-// none on a single node.
-func (m *Members) UseInterface(name string) error {
-	if !m.Several() {
-		return nil
-	}
-	return m.data.Use(name)
-}
-
-// HasSwitch reports whether this host has a Switch for connections to other nodes.
-func (m *Members) HasSwitch() bool { return m.data.Fast }
-
 // waiting bounds how long the nodes wait for each other.
 func (m *Members) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
 	return proof.WaitFor(ctx, m.wait)
 }
-
-// Overlay returns the network between the nodes, or nil on a single node.
-func (m *Members) Overlay() *hostnet.Overlay {
-	if !m.Several() {
-		return nil
-	}
-	return &m.overlay
-}
-
-// Sockets returns the sockets between the nodes. There are none on a single node.
-func (m *Members) Sockets() hostnet.Sockets { return m.sockets }
 
 // forgetKeys removes this node's key from the folder. The head removes all keys.
 func (m *Members) forgetKeys() {
@@ -269,7 +235,7 @@ func (m *Members) disconnect(end func(*rendezvous.Peer)) {
 	if m.endMonitor != nil {
 		m.endMonitor()
 	}
-	peers := []*rendezvous.Peer{m.leader}
+	peers := []*rendezvous.Peer{m.leaveHead()}
 	for _, w := range m.others {
 		peers = append(peers, w.peer)
 	}
@@ -289,33 +255,8 @@ func (m *Members) disconnect(end func(*rendezvous.Peer)) {
 	m.forgetKeys()
 }
 
-// SetReady reports to the head that this node is ready.
-func (m *Members) SetReady(ctx context.Context) {
-	m.mu.Lock()
-	m.ready = true
-	m.mu.Unlock()
-	m.reportReady(ctx)
-}
-
-// reportReady reports to the head that this node is ready, if it is. If the connection
-// has just broken, the node reports it again on the next one.
-func (m *Members) reportReady(ctx context.Context) {
-	m.mu.Lock()
-	ready, head := m.ready, m.leader
-	m.mu.Unlock()
-	if ready {
-		_ = head.Send(ctx, statusMessage{Ready: true})
-	}
-}
-
 // Own returns the kubeconfig of a node that may lead after the head, or nil.
 func (m *Members) Own() []byte { return m.own }
-
-// HasHead reports whether this node has connected to a head.
-func (m *Members) HasHead() bool { return m.head() != nil }
-
-// HeadAddress returns the address of the head.
-func (m *Members) HeadAddress() netip.Addr { return hostnet.HostOf(m.head().RemoteAddr()) }
 
 // Farewell ends the connection to the head with a reason. If the head receives the
 // reason, it reports it to the user, and Farewell returns no error, so that the
@@ -325,21 +266,14 @@ func (m *Members) Farewell(why error) (int, error) {
 	return farewell(m.head(), why)
 }
 
-// head returns the current connection to the head.
-func (m *Members) head() *rendezvous.Peer {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.leader
-}
-
-// setPeer stores a new connection, and reports whether it did. It does not if
-// this node has left.
-func (m *Members) setPeer(slot **rendezvous.Peer, peer *rendezvous.Peer) bool {
+// setPeer stores a new connection to another node, and reports whether it did. It does
+// not if this node has left.
+func (m *Members) setPeer(w *member, peer *rendezvous.Peer) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.gone {
 		return false
 	}
-	*slot = peer
+	w.peer = peer
 	return true
 }

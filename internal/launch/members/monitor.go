@@ -142,7 +142,7 @@ func (m *Monitor) handleLoss(ctx context.Context, w *member, err error) *rendezv
 		case <-ctx.Done():
 			return nil
 		}
-		if !m.setPeer(&w.peer, peer) {
+		if !m.setPeer(w, peer) {
 			peer.Close("the run has ended")
 			return nil
 		}
@@ -186,44 +186,27 @@ func (m *Monitor) takeOutOfService(ctx context.Context, w *member, why error) {
 	}
 	// Store the message first, since the workload may end as soon as its pods are
 	// elsewhere.
-	m.mu.Lock()
-	if m.unreported == nil {
-		m.unreported = map[string]string{}
-	}
-	m.unreported[w.name] = fmt.Sprintf("%v; the run goes on without the node, its pods start on others", why)
 	if m.ending() {
-		m.unreported[w.name] = fmt.Sprintf("%v; the workload ends without the node and its pods", why)
+		m.losses.add(w.name, fmt.Sprintf("%v; the workload ends without the node and its pods", why))
+	} else {
+		m.losses.add(w.name, fmt.Sprintf("%v; the run goes on without the node, its pods start on others", why))
 	}
-	m.mu.Unlock()
 	// The API server may take its time to answer.
 	reported := make(chan struct{})
 	go func() {
 		defer close(reported)
 		if settle(ctx); ctx.Err() == nil {
-			m.reportLoss(w.name)
+			m.losses.report(m.log, w.name)
 		}
 	}()
 	m.warn(ctx, m.Reporter.Lose(ctx, w.node, why.Error()))
 	<-reported
 }
 
-// reportLoss reports a lost node to the user, once.
-func (m *Members) reportLoss(node string) {
-	m.mu.Lock()
-	text, unreported := m.unreported[node]
-	delete(m.unreported, node)
-	m.mu.Unlock()
-	if unreported {
-		m.log.Warn(text)
-	}
-}
-
 // ReportLosses reports the nodes that were lost just before the workload ended,
 // since srun will mention them.
 func (m *Members) ReportLosses() {
-	for _, name := range m.config.Nodes {
-		m.reportLoss(name)
-	}
+	m.losses.report(m.log, m.config.Nodes...)
 }
 
 // returnToService continues with a node that is back.
