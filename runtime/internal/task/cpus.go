@@ -1,6 +1,8 @@
 package task
 
 import (
+	"log/slog"
+
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"k8s.io/utils/cpuset"
 
@@ -18,35 +20,41 @@ type CPUs struct {
 	Ledger *pinning.Ledger
 }
 
-// chooseCPUs returns the CPUs to bind a container to, or none if it is not to be
+// binder binds containers to CPUs.
+type binder struct {
+	CPUs
+	log *slog.Logger
+}
+
+// choose returns the CPUs to bind a container to, or none if it is not to be
 // bound.
-func (s *Service) chooseCPUs(id string, c bundle.Container) cpuset.CPUSet {
-	if !c.SeesLimits || s.cpus.All.Size() == 0 {
+func (b binder) choose(id string, c bundle.Container) cpuset.CPUSet {
+	if !c.SeesLimits || b.All.Size() == 0 {
 		return cpuset.New()
 	}
-	cpus, err := s.cpus.Ledger.Claim(id, c.CPULimit, s.cpus.All)
+	cpus, err := b.Ledger.Claim(id, c.CPULimit, b.All)
 	if err != nil {
-		s.log.Warn("container is not bound to CPUs", "container", id, "error", err)
+		b.log.Warn("container is not bound to CPUs", "container", id, "error", err)
 		return cpuset.New()
 	}
 	return cpus
 }
 
-func (s *Service) releaseCPUs(id string) {
-	if s.cpus.All.Size() == 0 {
+func (b binder) release(id string) {
+	if b.All.Size() == 0 {
 		return
 	}
-	if err := s.cpus.Ledger.Release(id); err != nil {
-		s.log.Warn("CPUs count as used until the pod ends", "container", id, "error", err)
+	if err := b.Ledger.Release(id); err != nil {
+		b.log.Warn("CPUs count as used until the pod ends", "container", id, "error", err)
 	}
 }
 
-func (s *Service) bind(id string, pid int, cpus cpuset.CPUSet) {
+func (b binder) bind(id string, pid int, cpus cpuset.CPUSet) {
 	if cpus.Size() == 0 {
 		return
 	}
 	if err := pinning.Bind(pid, cpus); err != nil {
-		s.log.Warn("container is not bound to CPUs", "container", id, "error", err)
+		b.log.Warn("container is not bound to CPUs", "container", id, "error", err)
 	}
 }
 
@@ -60,7 +68,7 @@ func (s *Service) rebind(id string, c *container, r *specs.LinuxResources) {
 	c.CPULimit = bundle.CPULimit(r)
 	changed := c.Container
 	s.mu.Unlock()
-	cpus := s.chooseCPUs(id, changed)
+	cpus := s.cpus.choose(id, changed)
 	if cpus.Size() == 0 || cpus.Equals(s.boundTo(c)) {
 		return
 	}
@@ -73,7 +81,7 @@ func (s *Service) rebind(id string, c *container, r *specs.LinuxResources) {
 		return
 	}
 	for _, p := range tree[id] {
-		s.bind(id, p.PID, cpus)
+		s.cpus.bind(id, p.PID, cpus)
 	}
 }
 

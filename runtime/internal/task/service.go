@@ -37,7 +37,8 @@ type Service struct {
 	super     int
 	fastPath  string
 	notices   string
-	cpus      CPUs
+	cpus      binder
+	views     views
 	machine   Machine
 
 	mu         sync.Mutex
@@ -100,7 +101,8 @@ func New(ctx context.Context, c Config) *Service {
 		super:            c.SuperPacket,
 		fastPath:         c.FastPath,
 		notices:          c.Notices,
-		cpus:             c.CPUs,
+		cpus:             binder{c.CPUs, c.Log},
+		views:            views{c.Dir, c.Log},
 		machine:          c.Machine,
 		containers:       map[string]*container{},
 		memory:           map[string]uint64{},
@@ -123,15 +125,15 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	c := &container{}
 	adapted, err := s.node.Adapt(r.Bundle, func(adapted bundle.Container) []specs.Mount {
 		// Static files are written now, with these limits.
-		c.Container, c.cpus = adapted, s.chooseCPUs(r.ID, adapted)
+		c.Container, c.cpus = adapted, s.cpus.choose(r.ID, adapted)
 		return s.showLimits(r.ID, c)
 	})
 	made := false
 	defer func() {
-		s.created(r.ID)
+		s.views.unmount(r.ID)
 		if !made {
-			s.releaseCPUs(r.ID)
-			s.forgetView(r.ID)
+			s.cpus.release(r.ID)
+			s.views.remove(r.ID)
 			s.updateMemory(r.ID, nil)
 		}
 	}()
@@ -180,7 +182,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	c.Container, c.root = adapted, procfs.Root{PID: int(response.Pid)}
 	s.mu.Unlock()
 	// runc has reset the affinity, and the first process waits to be started.
-	s.bind(r.ID, c.root.PID, c.cpus)
+	s.cpus.bind(r.ID, c.root.PID, c.cpus)
 	if c.root.MountNamespace, err = s.proc.MountNamespace(c.root.PID); err != nil {
 		// The process has ended already; its exit is on the way.
 		s.log.Debug("container ended at once", "container", r.ID, "error", err)
@@ -219,8 +221,8 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 		delete(s.containers, r.ID)
 		s.noteNamespaces()
 		s.mu.Unlock()
-		s.releaseCPUs(r.ID)
-		s.forgetView(r.ID)
+		s.cpus.release(r.ID)
+		s.views.remove(r.ID)
 		s.updateMemory(r.ID, nil)
 		s.watcher.Set(r.ID, 0)
 	}

@@ -2,6 +2,7 @@ package task
 
 import (
 	"encoding/json"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"time"
@@ -29,32 +30,28 @@ type Machine struct {
 // bound into a container.
 const viewPrefix = "view-"
 
-func (s *Service) viewDir(id string) string { return filepath.Join(s.dir, viewPrefix+id) }
+// views makes the files that show containers their limits.
+type views struct {
+	dir string // of the shim
+	log *slog.Logger
+}
 
-// showLimits makes files that show a container its limits, and returns the mounts
-// that bring them into it. A container without them sees the machine's values, and
-// starts nevertheless.
-func (s *Service) showLimits(id string, c *container) []specs.Mount {
-	if s.machine.Count == 0 {
-		return nil
-	}
-	dir := s.viewDir(id)
-	view := &resourceview.View{
-		Limits:   func() resourceview.Limits { return s.limits(c) },
-		Usage:    func() resourceview.Usage { return s.usage(id, c) },
-		Proc:     "/proc",
-		Version1: resourceview.Version1("/proc"),
-	}
+func (v views) of(id string) string { return filepath.Join(v.dir, viewPrefix+id) }
+
+// show returns the mounts that bring a view into a container. A container without them
+// sees the machine's values, and starts nevertheless.
+func (v views) show(id string, view *resourceview.View) []specs.Mount {
+	dir := v.of(id)
 	err := os.MkdirAll(dir, 0o755)
 	if err == nil {
-		if err = resourceview.Mount(dir, view.Files(), s.log); err != nil {
-			s.log.Debug("the view of limits is made once", "container", id, "error", err)
+		if err = resourceview.Mount(dir, view.Files(), v.log); err != nil {
+			v.log.Debug("the view of limits is made once", "container", id, "error", err)
 			view.Usage = nil
 			err = resourceview.Write(dir, view.Files())
 		}
 	}
 	if err != nil {
-		s.log.Warn("container sees the machine instead of its limits", "container", id, "error", err)
+		v.log.Warn("container sees the machine instead of its limits", "container", id, "error", err)
 		return nil
 	}
 	var mounts []specs.Mount
@@ -65,6 +62,34 @@ func (s *Service) showLimits(id string, c *container) []specs.Mount {
 		})
 	}
 	return mounts
+}
+
+// unmount unmounts a view that the container has bound or will never bind: the mount
+// must not remain when the shim is killed.
+func (v views) unmount(id string) {
+	if err := resourceview.Unmount(v.of(id)); err != nil {
+		v.log.Warn("a mount is left", "container", id, "error", err)
+	}
+}
+
+// remove removes the files of a container that has ended.
+func (v views) remove(id string) {
+	if err := os.RemoveAll(v.of(id)); err != nil {
+		v.log.Warn("files are left until the pod ends", "container", id, "error", err)
+	}
+}
+
+// showLimits returns the mounts of a container's view of its limits.
+func (s *Service) showLimits(id string, c *container) []specs.Mount {
+	if s.machine.Count == 0 {
+		return nil
+	}
+	return s.views.show(id, &resourceview.View{
+		Limits:   func() resourceview.Limits { return s.limits(c) },
+		Usage:    func() resourceview.Usage { return s.usage(id, c) },
+		Proc:     "/proc",
+		Version1: resourceview.Version1("/proc"),
+	})
 }
 
 // memoryVariable passes to berth-runc the memory, in bytes, that each container of
@@ -79,7 +104,7 @@ func (s *Service) updateMemory(id string, c *container) {
 	if c == nil || !c.SeesLimits || c.Listens || s.ownListener {
 		delete(s.memory, id)
 	} else {
-		s.memory[id] = s.memoryOf(c)
+		s.memory[id] = s.machine.memoryOf(c.MemoryLimit)
 	}
 	text, err := json.Marshal(s.memory)
 	if err == nil {
@@ -115,27 +140,12 @@ func (s *Service) Sysinfo(id string) {
 	}()
 }
 
-// memoryOf is called with s.mu held.
-func (s *Service) memoryOf(c *container) uint64 {
-	if c.MemoryLimit > 0 {
-		return min(s.machine.Memory, uint64(c.MemoryLimit))
+// memoryOf returns the memory that a container with a limit, or with 0 for none, sees.
+func (m Machine) memoryOf(limit int64) uint64 {
+	if limit > 0 {
+		return min(m.Memory, uint64(limit))
 	}
-	return s.machine.Memory
-}
-
-// created unmounts a view that the container has bound or will never bind: the
-// mount must not remain when the shim is killed.
-func (s *Service) created(id string) {
-	if err := resourceview.Unmount(s.viewDir(id)); err != nil {
-		s.log.Warn("a mount is left", "container", id, "error", err)
-	}
-}
-
-// forgetView removes the files of a container that has ended.
-func (s *Service) forgetView(id string) {
-	if err := os.RemoveAll(s.viewDir(id)); err != nil {
-		s.log.Warn("files are left until the pod ends", "container", id, "error", err)
-	}
+	return m.Memory
 }
 
 // endViews unmounts the views of a shim that was killed while it made a
@@ -151,7 +161,7 @@ func endViews(dir string) {
 func (s *Service) limits(c *container) resourceview.Limits {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := resourceview.Limits{Memory: s.memoryOf(c), MilliCPU: c.CPULimit, CPUs: c.cpus}
+	l := resourceview.Limits{Memory: s.machine.memoryOf(c.MemoryLimit), MilliCPU: c.CPULimit, CPUs: c.cpus}
 	if l.CPUs.Size() == 0 {
 		count := s.machine.Count
 		if c.CPULimit > 0 {
