@@ -98,6 +98,9 @@ func here(getenv func(string) string, readFile func(string) ([]byte, error)) (Jo
 
 // FromEnv reads the environment that Slurm gives the processes of a job; ok is
 // false outside of a job. If the host list is invalid, Nodes has only this node.
+//
+// An ssh session that pam_slurm_adopt has put into a job gets only the job's number
+// (Slurm 22.05). That is not enough to start a step.
 func FromEnv(getenv func(string) string) (job Job, ok bool) {
 	first := func(names ...string) string {
 		for _, name := range names {
@@ -114,7 +117,7 @@ func FromEnv(getenv func(string) string) (job Job, ok bool) {
 		return otherwise
 	}
 	id := first("SLURM_JOB_ID", "SLURM_JOBID")
-	if _, err := strconv.ParseUint(id, 10, 32); err != nil {
+	if _, err := strconv.ParseUint(id, 10, 32); err != nil || first("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURMD_NODENAME") == "" {
 		return Job{}, false
 	}
 	job = Job{

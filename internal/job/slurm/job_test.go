@@ -75,9 +75,14 @@ func TestFromEnv(t *testing.T) {
 			}
 		})
 	}
-	for _, id := range []string{"", "x", "-1"} {
-		if _, ok := FromEnv(func(name string) string { return map[string]string{"SLURM_JOB_ID": id}[name] }); ok {
-			t.Errorf("job %q is none", id)
+	for _, env := range []map[string]string{
+		{"SLURM_JOB_NODELIST": "n1"},
+		{"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_ID": "x"},
+		{"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_ID": "-1"},
+		{"SLURM_JOB_ID": "7"}, // by pam_slurm_adopt
+	} {
+		if job, ok := FromEnv(func(name string) string { return env[name] }); ok {
+			t.Errorf("with %v: %+v", env, job)
 		}
 	}
 }
