@@ -2,11 +2,13 @@ package loopback
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -140,6 +142,45 @@ func TestOwnerOfAConnection(t *testing.T) {
 			t.Errorf("a connection that is none: open %t, %v", open, err)
 		}
 	}
+}
+
+// Another user's connections must not keep Accept busy: to find the owner of one of them,
+// it reads no table of all of the host's sockets.
+func TestOwnersAreFoundWithoutTheTableOfSockets(t *testing.T) {
+	const lookups = 100
+	listener, _ := serve(t, "127.0.0.1:0")
+	conn, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	local, remote := conn.LocalAddr().(*net.TCPAddr).AddrPort(), conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before := bytesRead(t)
+	for range lookups {
+		if uid, err := owner(local, remote); err != nil || uid != os.Getuid() {
+			t.Fatalf("uid %d of %s; %v", uid, local, err)
+		}
+	}
+	// A table has a line of 150 bytes for each end of the connection. A message from the
+	// kernel's socket diagnostics does not count.
+	if read := bytesRead(t) - before; read > 150*lookups {
+		t.Errorf("%d lookups read %d bytes", lookups, read)
+	}
+}
+
+// bytesRead returns the number of bytes that this thread has read from files.
+func bytesRead(t *testing.T) (n int) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/thread-self/io")
+	if err == nil {
+		_, err = fmt.Sscanf(string(text), "rchar: %d", &n)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 func TestOnlyLoopbackIsServed(t *testing.T) {
