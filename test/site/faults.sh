@@ -162,6 +162,23 @@ hostile_questions() {
 # socket.
 crowded() { (($(on n1 grep -c /run/berthd/berthd.sock /proc/net/unix) > 16)); }
 
+# etcd_closed: the ports of etcd answer only those who have a certificate of the site.
+etcd_closed() {
+	local at where port
+	as bob n1 sh -c 'openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=n1 -keyout own.key -out own.crt' >/dev/null 2>&1 ||
+		fail "bob makes no certificate"
+	for at in "n1 $(address ctl) 2379" "ctl 127.0.0.1 2381"; do
+		read -r at where port <<<"$at"
+		[[ $(on "$at" curl -sk -o /dev/null -w '%{http_code}' --cert /etc/berth/node.crt --key /etc/berth/node.key "https://$where:$port/") != 000 ]] ||
+			fail "port $port does not answer the site's certificate"
+		[[ $(as bob "$at" curl -sk -o /dev/null -w '%{http_code}' "https://$where:$port/") == 000 ]] || fail "port $port answers without a certificate"
+		[[ $(as bob "$at" curl -sk -o /dev/null -w '%{http_code}' --cert own.crt --key own.key "https://$where:$port/") == 000 ]] ||
+			fail "port $port answers a certificate of bob's"
+	done
+	as bob n1 cat /etc/berth/node.key >/dev/null 2>&1 && fail "bob reads the key of the nodes"
+	return 0
+}
+
 # exhausted: without a free address a job reports that, and runs once there is one.
 exhausted() {
 	local seen id
