@@ -162,7 +162,7 @@ hostile_questions() {
 # socket.
 crowded() { (($(on n1 grep -c /run/berthd/berthd.sock /proc/net/unix) > 16)); }
 
-# etcd_closed: the ports of etcd answer only those who have a certificate of the site.
+# etcd_closed: the ports of etcd answer only programs with a certificate of the site.
 etcd_closed() {
 	local at where port
 	as bob n1 sh -c 'openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=n1 -keyout own.key -out own.crt' >/dev/null 2>&1 ||
