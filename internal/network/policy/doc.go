@@ -4,5 +4,8 @@
 // a node's kernel. A test proves that both give the same answers. Watch keeps a State
 // up to date.
 //
+// Shares renders rules of the same kind, which bound what one pod gets of conntrack and of
+// the node's name server.
+//
 // The package neither handles packets nor runs nft.
 package policy
