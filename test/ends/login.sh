@@ -317,3 +317,46 @@ reach_run() {
 	ends u 0
 	poll 40 no_tunnel || fail "a tunnel outlives its job"
 }
+
+# An ssh session that pam_slurm_adopt puts into a job is in that job's allocation, although
+# it has only the job's number. Outside the job's control groups, berth run is refused.
+adopted_session() {
+	local id etc=/var/tmp/berth-bed/$BED_NAME/etc server session='echo adopted by $(grep -o "job_[0-9]*/step_extern" /proc/self/cgroup | sort -u), with $(env | grep -c ^SLURM_) variable
+		exec env BERTH_HERE=false /srv/ends/dist/bin/berth run -q -- sh -c "echo cluster on \$(hostname): \$(kubectl get nodes -o name)"'
+	start_sshd
+	begin d alice login ssh n1 hostname
+	ends d 255
+	says d 'you have no active jobs on this node'
+	begin j alice login srun -N1 --mem=1500 sh -c 'echo begun; exec sleep 200'
+	says j begun
+	id=$(job)
+	begin o alice n1 env BERTH_HERE=false berth run -- true
+	ends o 78
+	begin s alice login ssh n1 "$session"
+	ends s 0
+	says s "adopted by job_$id/step_extern, with 1 variable"
+	says s 'cluster on n1: node/n1'
+	"$bed" run --user alice login scancel "$id"
+	ends j 143 15 1 137
+	node pkill -o -x sshd
+	wait "$server"
+	node rmdir /run/sshd
+	"$bed" run --user alice login rm -r .ssh
+}
+
+# start_sshd runs a real sshd on n1, which asks Slurm about users. It sets server to the
+# process to wait for.
+start_sshd() {
+	mkdir -p "$etc/pam.d" "$etc/sshd"
+	printf '%s\n' 'auth required pam_deny.so' 'account required pam_slurm_adopt.so nodename=n1' 'session required pam_permit.so' >"$etc/pam.d/sshd"
+	printf '%s\n' 'HostKey /etc/sshd/host' 'PidFile none' 'UsePAM yes' >"$etc/sshd/config"
+	[[ -e $etc/sshd/host ]] || ssh-keygen -q -t ed25519 -N '' -f "$etc/sshd/host" || fail "make a key"
+	# At this level ssh shows what PAM says before the session.
+	"$bed" run --user alice login sh -c 'mkdir -m 700 .ssh && ssh-keygen -q -t ed25519 -N "" -f .ssh/id_ed25519 && cp .ssh/id_ed25519.pub .ssh/authorized_keys &&
+		printf "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel INFO\nBatchMode yes\n" >.ssh/config' || fail "make a key of alice"
+	node mkdir -p /run/sshd
+	"$bed" run n1 /usr/sbin/sshd -D -e -f /etc/sshd/config >"$out/sshd" 2>&1 </dev/null &
+	server=$!
+	poll 10 listens_for_ssh || fail "sshd does not start: $(cat "$out/sshd")"
+}
+listens_for_ssh() { node sh -c 'ss -Hltn "sport = :22" | grep -q .'; }
