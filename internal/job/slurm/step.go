@@ -89,9 +89,10 @@ func gpusOfNode(env []string) string {
 		}
 		return env[at][len(name)+1:]
 	}
-	perNode, _, _ := strings.Cut(value("SLURM_TASKS_PER_NODE"), "(x") // 2(x3) on three nodes
-	tasks, err := strconv.Atoi(perNode)
-	if err != nil || value(gpusPerTask) == "" || value("SLURM_GPUS_PER_NODE") != "" || value("SLURM_HET_SIZE") != "" {
+	perNode := value("SLURM_TASKS_PER_NODE") // 2(x3),1 on four nodes
+	first, _, _ := strings.Cut(perNode, "(x")
+	tasks, err := strconv.Atoi(first)
+	if err != nil || strings.Contains(perNode, ",") || value(gpusPerTask) == "" || value("SLURM_GPUS_PER_NODE") != "" || value("SLURM_HET_SIZE") != "" {
 		return ""
 	}
 	var all []string

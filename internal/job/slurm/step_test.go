@@ -24,6 +24,8 @@ func TestStepHasGPUsOfAllTasks(t *testing.T) {
 		{[]string{"SLURM_TASKS_PER_NODE=2", "SLURM_GPUS_PER_TASK=2", "SLURM_GPUS_PER_NODE=3"}, []string{"SLURM_GPUS_PER_NODE=3"}},
 		{[]string{"SLURM_TASKS_PER_NODE=2", "SLURM_GPUS_PER_TASK=2", "SLURM_HET_SIZE=2"}, []string{"SLURM_HET_SIZE=2"}},
 		{[]string{"SLURM_TASKS_PER_NODE=2,1", "SLURM_GPUS_PER_TASK=2"}, nil},
+		{[]string{"SLURM_TASKS_PER_NODE=2(x3),1", "SLURM_GPUS_PER_TASK=2"}, nil},
+		{[]string{"SLURM_TASKS_PER_NODE=2(x2),1(x3)", "SLURM_GPUS_PER_TASK=2"}, nil},
 		{[]string{"SLURM_GPUS_PER_TASK=2"}, nil},
 		{[]string{"SLURM_TASKS_PER_NODE=2", "SLURM_GPUS=2"}, []string{"SLURM_GPUS=2"}},
 	} {
