@@ -173,9 +173,10 @@ type Layer struct {
 	// or 0 if all of the data is read. ratio is keptRatio or tableRatio.
 	packed, stated, table, ratio             int64
 	files, kept, content, read, steps, texts int64
-	// archive counts the bytes of the archive, and stored the content of its files.
-	archive, stored int64
-	image           *Image
+	// headed counts the bytes of the archive that are no content of its files. due is the
+	// content of the file that is read now which has not come yet.
+	headed, due int64
+	image       *Image
 }
 
 // Layer returns a count for packed data of a size in bytes.
@@ -213,8 +214,7 @@ const (
 // stream, only a sparse file may claim more content than the archive has bytes, which
 // Reader counts.
 func (l *Layer) Entry(header *tar.Header) error {
-	l.files++
-	if err := errors.Join(l.CheckFiles(l.files), l.CheckPath(header.Name), l.CheckPath(header.Linkname)); err != nil {
+	if err := errors.Join(l.CheckFiles(l.files+1), l.CheckPath(header.Name), l.CheckPath(header.Linkname)); err != nil {
 		return err
 	}
 	if err := l.addFile(); err != nil {
@@ -233,8 +233,7 @@ func (l *Layer) Entry(header *tar.Header) error {
 		return l.Keep(fileKept + len(header.Name) + 2*len(header.Linkname))
 	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse, '\x00':
 		if !isSparse(header) {
-			l.stored += header.Size
-			l.image.stored.Add(header.Size)
+			l.due = header.Size
 		}
 		if l.stated != 0 && !isSparse(header) {
 			break
@@ -265,7 +264,7 @@ func (l *Layer) Directory(bytes int) error { return l.Keep(dirKept + bytes) }
 func (l *Layer) Keep(bytes int) error {
 	packed := cmp.Or(l.table, l.packed)
 	most := l.scaled(leastKept, l.ratio, mostKept, packed)
-	if l.kept += int64(bytes); l.kept > most {
+	if int64(bytes) > most-l.kept {
 		return l.exceeded("%d MB of names, links and attributes in %d packed bytes", most>>20, packed)
 	}
 	return l.keep(int64(bytes))
@@ -315,7 +314,7 @@ func (l *Layer) TableText(content []byte) error {
 
 // Step counts one name that is looked up.
 func (l *Layer) Step() error {
-	if l.steps++; l.steps > l.of(steps) {
+	if l.steps >= l.of(steps) {
 		return l.exceeded("%d names in the paths of its files", l.of(steps))
 	}
 	return l.step()
@@ -354,10 +353,14 @@ func (r archiveReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// headers counts bytes of an archive.
+// headers counts those bytes of an archive that are no content of its files. The data of a
+// sparse file counts as headers, because its header does not state their size. That matters
+// only to data, without the holes, that compress as well as no more than headers may.
 func (l *Layer) headers(bytes int64) error {
-	l.archive += bytes
-	if most := l.scaled(leastHeaders, headersRatio, mostHeaders, l.packed); l.archive-l.stored > most {
+	content := min(bytes, l.due)
+	l.due -= content
+	bytes -= content
+	if most := l.scaled(leastHeaders, headersRatio, mostHeaders, l.packed); bytes > most-l.headed {
 		return l.exceeded("%d MB of headers, unpacked from %d bytes", most>>20, l.packed)
 	}
 	return l.headersOf(bytes)

@@ -3,7 +3,10 @@ package budget
 import (
 	"archive/tar"
 	"errors"
+	"io"
+	"math"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
@@ -149,6 +152,60 @@ func TestLayersOfAnImageCountTogether(t *testing.T) {
 		if err := use(Budget{}.Layer(1)); err != nil {
 			t.Errorf("%s, a layer of another image: %v", name, err)
 		}
+	}
+}
+
+// A layer that is read again does not count twice.
+func TestDroppedLayersDoNotCount(t *testing.T) {
+	image := &Image{}
+	large := tar.Header{Name: strings.Repeat("n", path), Typeflag: tar.TypeReg, Size: 1 << 30}
+	for name, l := range map[string]*Layer{"layer": Budget{}.Layer(1 << 20), "stream": Budget{}.Stream(1 << 20), "table": Budget{}.Table(1, 1<<20)} {
+		l.Of(image)
+		var from io.Reader = strings.NewReader(strings.Repeat("p", 1<<20))
+		if name == "stream" {
+			from = l.Packed(from)
+		}
+		if _, err := io.Copy(io.Discard, l.Reader(l.Archive(from))); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(l.Entry(&large), l.Step(), l.Keep(1<<20), l.Content(1<<20)); err != nil {
+			t.Fatal(err)
+		}
+		// What exceeds the limits of the layer counts for neither.
+		longer := large
+		longer.Name += "n"
+		for _, err := range []error{l.Entry(&longer), l.Keep(mostKept + 1), l.Content(mostContent), l.headers(mostHeaders + 1<<30)} {
+			if !errors.Is(err, ErrExceeded) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		l.Drop()
+		l.Drop()
+		for sum, of := range map[string]*atomic.Int64{
+			"packed": &image.packed, "keepable": &image.keepable, "files": &image.files, "kept": &image.kept,
+			"content": &image.content, "read": &image.read, "steps": &image.steps, "headed": &image.headed,
+		} {
+			if n := of.Load(); n != 0 {
+				t.Errorf("%s: %s is %d", name, sum, n)
+			}
+		}
+	}
+}
+
+// The size that a header states leaves no room for more headers in other layers.
+func TestStatedContentIsNotCounted(t *testing.T) {
+	image := &Image{}
+	for range 2 { // the sum of these sizes overflows
+		if err := (Budget{}).Stream(1 << 50).Of(image).Entry(&tar.Header{Typeflag: tar.TypeReg, Size: math.MaxInt64}); err != nil {
+			t.Fatal(err)
+		}
+		half := Budget{}.Layer(1).Of(image)
+		if err := half.headers(leastHeaders / 2); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := (Budget{}).Layer(1).Of(image).headers(1); !errors.Is(err, ErrExceeded) {
+		t.Errorf("a byte more: %v", err)
 	}
 }
 

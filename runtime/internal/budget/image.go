@@ -13,8 +13,8 @@ type Image struct {
 	// the readers may keep because of them.
 	packed, keepable                  atomic.Int64
 	files, kept, content, read, steps atomic.Int64
-	// archive and stored are as in Layer.
-	archive, stored atomic.Int64
+	// headed is as in Layer.
+	headed atomic.Int64
 }
 
 // mostPacked bounds the size that a layer adds to the sums, which must not overflow.
@@ -30,21 +30,44 @@ func (i *Image) grow(packed, keepable int64) {
 func (l *Layer) Of(i *Image) *Layer {
 	if i != nil {
 		l.image = i
-		i.grow(l.packed, l.ratio*min(cmp.Or(l.table, l.packed), mostPacked))
+		i.grow(l.raises())
 	}
 	return l
 }
 
-// addFile counts a file of all layers.
+// raises returns the packed bytes that the layer adds to the sums, and the bytes that a
+// reader may keep because of them.
+func (l *Layer) raises() (packed, keepable int64) {
+	return min(l.packed, mostPacked), min(l.ratio*min(cmp.Or(l.table, l.packed), mostPacked), mostPacked)
+}
+
+// Drop takes what the layer has used from the count of its image. A caller that reads a
+// layer again drops the count of the first try, because nothing of that is left.
+func (l *Layer) Drop() {
+	i := l.image
+	l.image = &Image{} // what is dropped twice, or used later, does not count
+	packed, keepable := l.raises()
+	i.grow(-packed, -keepable)
+	i.files.Add(-l.files)
+	i.kept.Add(-l.kept)
+	i.content.Add(-l.content)
+	i.read.Add(-l.read)
+	i.steps.Add(-l.steps)
+	i.headed.Add(-l.headed)
+}
+
+// addFile counts a file of the layer and of all layers.
 func (l *Layer) addFile() error {
+	l.files++
 	if l.image.files.Add(1) > l.of(files) {
 		return l.exceeded("%d files in all layers of the image", l.of(files))
 	}
 	return nil
 }
 
-// keep counts bytes that the readers of all layers keep.
+// keep counts bytes that the readers of the layer and of all layers keep.
 func (l *Layer) keep(bytes int64) error {
+	l.kept += bytes
 	most := l.scaled(leastKept, 1, mostKept, l.image.keepable.Load())
 	if l.image.kept.Add(bytes) > most {
 		return l.exceeded("%d MB of names, links and attributes in all layers of the image, in %d packed bytes", most>>20, l.image.packed.Load())
@@ -62,18 +85,20 @@ func (l *Layer) unpackedOf(sum *atomic.Int64, bytes int64) error {
 	return nil
 }
 
-// headersOf counts bytes of the archives of all layers.
+// headersOf counts headers of the layer's archive and of all layers.
 func (l *Layer) headersOf(bytes int64) error {
+	l.headed += bytes
 	packed := l.image.packed.Load()
 	most := l.scaled(leastHeaders, headersRatio, mostHeaders, packed)
-	if l.image.archive.Add(bytes)-l.image.stored.Load() > most {
+	if l.image.headed.Add(bytes) > most {
 		return l.exceeded("%d MB of headers in all layers of the image, unpacked from %d bytes", most>>20, packed)
 	}
 	return nil
 }
 
-// step counts a name that is looked up in all layers.
+// step counts a name that is looked up in the layer and in all layers.
 func (l *Layer) step() error {
+	l.steps++
 	if l.image.steps.Add(1) > l.of(steps) {
 		return l.exceeded("%d names in the paths of all layers of the image", l.of(steps))
 	}

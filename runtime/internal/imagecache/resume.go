@@ -24,19 +24,26 @@ const resumable = 1 << 20
 // counts for image.
 func (p *Populator) bringLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, image *budget.Image, count func(int)) error {
 	limit := p.Cache.Limit()
-	most := func() *budget.Layer { return p.Budget.Stream(blob.Size).Of(image) }
+	try := func(from remotes.Fetcher, count func(int)) error {
+		most := p.Budget.Stream(blob.Size).Of(image)
+		err := makeLayer(ctx, path, blob, id, from, limit, most, count)
+		if err != nil {
+			most.Drop() // the next try reads the layer from its beginning
+		}
+		return err
+	}
 	if _, far := from.(connection); !far || blob.Size < resumable {
-		return makeLayer(ctx, path, blob, id, from, limit, most(), count)
+		return try(from, count)
 	}
 	partial, err := p.Cache.Partial(blob.Digest)
 	if err != nil {
 		// Fetch it nevertheless; that reports errors of the blob or the folder.
-		return makeLayer(ctx, path, blob, id, from, limit, most(), count)
+		return try(from, count)
 	}
 	defer partial.Close()
 	var came int
 	resumed := &resumed{from: from, partial: partial}
-	err = makeLayer(ctx, path, blob, id, resumed, limit, most(), func(n int) {
+	err = try(resumed, func(n int) {
 		came += n
 		count(n)
 	})
@@ -59,7 +66,7 @@ func (p *Populator) bringLayer(ctx context.Context, path string, blob ocispec.De
 	if came > 0 { // a count of 0 would mark the beginning of an image
 		count(-came)
 	}
-	err = makeLayer(ctx, path, blob, id, from, limit, most(), count)
+	err = try(from, count)
 	if err == nil || layercache.NoSpace(err) {
 		_ = partial.Remove() // otherwise it is unchanged
 	}

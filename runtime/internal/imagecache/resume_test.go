@@ -2,6 +2,7 @@ package imagecache
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -302,6 +303,49 @@ func TestPullBeyondBudgetKeepsPartialContent(t *testing.T) {
 	if sent := r.sent[layer.Digest]; sent > int(layer.Size) {
 		t.Errorf("%d bytes were sent of %d", sent, layer.Size)
 	}
+}
+
+// A layer whose kept part is damaged is fetched as a whole, and counts once for its image.
+func TestSecondTryCountsOnce(t *testing.T) {
+	content := make([]byte, 3*resumable)
+	rand.NewChaCha8([32]byte{1}).Read(content)
+	blob, id := packed(t, content)
+	layer := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromBytes(blob), Size: int64(len(blob))}
+	p, dir := newPopulator(t, 1<<30)
+	wrong := bytes.Clone(blob)
+	wrong[len(wrong)-6] ^= 1 // in the checksum of gzip
+	kept := partialOf(dir, layer)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(kept), 0o700), os.WriteFile(kept, wrong, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	// Other layers of the image leave room for this one, but not for twice as much.
+	image := &budget.Image{}
+	others := budget.Budget{}.Layer(1).Of(image).Reader(blank{})
+	if _, err := io.CopyN(io.Discard, others, 4<<30-5*resumable); err != nil {
+		t.Fatal(err)
+	}
+	err := p.bringLayer(t.Context(), filepath.Join(t.TempDir(), "layer"), layer, id, connection{whole(blob)}, image, func(int) {})
+	if err != nil {
+		t.Error(err)
+	}
+	if _, err := io.CopyN(io.Discard, others, 2*resumable); !errors.Is(err, budget.ErrExceeded) {
+		t.Errorf("beyond the limit: %v", err)
+	}
+}
+
+// blank is a reader that leaves the buffer as it is.
+type blank struct{}
+
+func (blank) Read(p []byte) (int, error) { return len(p), nil }
+
+// whole supplies a blob from any offset.
+type whole []byte
+
+func (w whole) Fetch(context.Context, ocispec.Descriptor) (io.ReadCloser, error) {
+	return struct {
+		io.ReadSeeker
+		io.Closer
+	}{bytes.NewReader(w), io.NopCloser(nil)}, nil
 }
 
 // all supplies a whole blob, and cancels the pull before the reader sees the end.

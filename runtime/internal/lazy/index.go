@@ -121,7 +121,13 @@ func (t packedTable) make(path string, want digest.Digest, b budget.Budget, imag
 	if err != nil {
 		return fmt.Errorf("read table of contents: %w", err)
 	}
-	chunks, err := lay(path, table, t.end, t.count(b).Of(image))
+	most := t.count(b).Of(image)
+	defer func() {
+		if err != nil {
+			most.Drop() // another registry may give the layer
+		}
+	}()
+	chunks, err := lay(path, table, t.end, most)
 	if err != nil {
 		return fmt.Errorf("lay out layer of %s: %w", t.source.URL, err)
 	}

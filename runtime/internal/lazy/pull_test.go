@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -249,5 +250,29 @@ func TestTablesOfAnImageCountTogether(t *testing.T) {
 	err := i.maker.Make(context.WithValue(t.Context(), pullKey{}, p), filepath.Join(t.TempDir(), "layer"), i.layer(1))
 	if !errors.Is(err, budget.ErrExceeded) {
 		t.Errorf("a further layer: %v", err)
+	}
+}
+
+// A layer that could not be made from one registry and is made from the next counts once.
+func TestFailedLayersDoNotCount(t *testing.T) {
+	const size = 16 << 20
+	r, source := serve(t, corpus.Pack(t, map[string][]byte{"large": make([]byte, size)}), 4<<20, 0)
+	table, err := newRemote(source, nil, func() (Login, error) { return Login{}, nil }).contents(t.Context(), maxPacked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var image budget.Image
+	if err := (budget.Budget{}).Layer(1).Of(&image).Content(4<<30 - size*3/2); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "layer")
+	if err := os.Mkdir(path+indexExtension, 0o700); err != nil { // in the way
+		t.Fatal(err)
+	}
+	if err := table.make(path, r.contents, budget.Budget{}, &image); err == nil {
+		t.Fatal("a layer is made without its index")
+	}
+	if err := table.make(path, r.contents, budget.Budget{}, &image); err != nil {
+		t.Error(err)
 	}
 }
