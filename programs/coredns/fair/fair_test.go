@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -62,7 +63,7 @@ func TestHeavyClientLeavesTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const takes, processors = time.Millisecond, 2
 		turns := newTurns(processors, 1000)
-		served := map[byte]int{}
+		var served [3]atomic.Int64 // by client
 		var waited time.Duration
 		serve := func(client byte) {
 			began := time.Now()
@@ -74,7 +75,7 @@ func TestHeavyClientLeavesTime(t *testing.T) {
 				waited = max(waited, time.Since(began))
 			}
 			time.Sleep(takes)
-			served[client]++
+			served[client].Add(1)
 			turns.give(own)
 		}
 		ctx, stop := context.WithCancel(t.Context())
@@ -88,9 +89,9 @@ func TestHeavyClientLeavesTime(t *testing.T) {
 		}
 		const second = int(time.Second / takes)
 		in := func(length time.Duration) int {
-			before := served[1]
+			before := served[1].Load()
 			time.Sleep(length)
-			return served[1] - before
+			return int(served[1].Load() - before)
 		}
 		if got := in(time.Second); got < processors*second*9/10 {
 			t.Errorf("alone, the pod has %d answers in a second, want about %d", got, processors*second)
@@ -107,8 +108,8 @@ func TestHeavyClientLeavesTime(t *testing.T) {
 		if got, want := in(time.Second), int(heavyShare*processors*float64(second)); got < want*8/10 || got > want*12/10 {
 			t.Errorf("beside another pod, it has %d answers in a second, want about %d", got, want)
 		}
-		if served[2] < second*4/10 || waited > takes {
-			t.Errorf("the other pod has %d answers, want about %d; it waited up to %v", served[2], second/2, waited)
+		if got := int(served[2].Load()); got < second*4/10 || waited > takes {
+			t.Errorf("the other pod has %d answers, want about %d; it waited up to %v", got, second/2, waited)
 		}
 		end()
 		time.Sleep(lightFor + 100*time.Millisecond)
@@ -121,6 +122,56 @@ func TestHeavyClientLeavesTime(t *testing.T) {
 		if turns.running != 0 || len(turns.clients)+len(turns.order) != 0 || turns.timer != nil {
 			t.Errorf("left: %d running, %d clients, timer %v", turns.running, len(turns.clients), turns.timer)
 		}
+	})
+}
+
+// The process may be stopped, as by Slurm's suspension of a job, while it handles queries
+// of a heavy client. Afterwards the client soon has its share again.
+func TestHeavyClientHasItsShareAfterStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const takes, processors = time.Millisecond, 8
+		turns := newTurns(processors, 1000)
+		var flooded atomic.Int64
+		var continues atomic.Pointer[time.Time]
+		continues.Store(&time.Time{})
+		serve := func(client byte, late time.Duration) {
+			own, ok := turns.take(pod(client))
+			if !ok {
+				t.Error("dropped")
+			}
+			time.Sleep(max(takes, time.Until(continues.Load().Add(late))))
+			turns.give(own)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		var clients sync.WaitGroup
+		const queries = 100
+		for i := range time.Duration(queries) {
+			clients.Go(func() {
+				for ctx.Err() == nil {
+					serve(1, 10*i*takes) // meanwhile, the other client asks
+					flooded.Add(1)
+				}
+			})
+		}
+		clients.Go(func() {
+			for ctx.Err() == nil {
+				serve(2, 0)
+				time.Sleep(takes)
+			}
+		})
+		time.Sleep(time.Second)
+		const stopped = 10 * time.Minute
+		end := time.Now().Add(stopped)
+		continues.Store(&end)
+		time.Sleep(stopped + 11*queries*takes)
+		before := flooded.Load()
+		time.Sleep(time.Second)
+		if got, want := int(flooded.Load()-before), int(heavyShare*processors*float64(time.Second/takes)); got < want*8/10 || got > want*12/10 {
+			t.Errorf("the heavy client has %d answers in a second, want about %d", got, want)
+		}
+		stop()
+		clients.Wait()
+		time.Sleep(time.Second) // a timer is left
 	})
 }
 

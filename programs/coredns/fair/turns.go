@@ -35,7 +35,8 @@ type turns struct {
 	order []*line
 	// light holds the last two clients that asked while none of their queries waited.
 	light [2]lightClient
-	// budget is the time that heavy clients may still use, as of counted.
+	// budget is the time that heavy clients may still use, as of counted. Each processor
+	// owes heavyBurst at most: a turn may last for minutes while the process is stopped.
 	budget  time.Duration
 	counted time.Time
 	timer   *time.Timer // set while a heavy client waits for the budget
@@ -103,7 +104,7 @@ func (t *turns) give(done turn) {
 	defer t.mu.Unlock()
 	t.running--
 	if done.heavy {
-		t.budget -= time.Since(done.began)
+		t.budget = max(t.budget-time.Since(done.began), -time.Duration(t.most)*heavyBurst)
 	}
 	t.grant()
 }
