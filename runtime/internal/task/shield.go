@@ -27,7 +27,7 @@ import (
 // handlers for them whatever it inherits, and unblocks them where they are blocked.
 // So Wait starts a runc again that one of them has ended.
 func Shield(inner gorunc.ProcessMonitor, sandbox string, listen Listen) gorunc.ProcessMonitor {
-	s := &shield{ProcessMonitor: inner, sandbox: sandbox, listen: listen, caught: make(chan os.Signal, 1)}
+	s := &shield{ProcessMonitor: inner, sandbox: sandbox, listen: listen, caught: make(chan os.Signal, 1), unstarted: map[*exec.Cmd]*exec.Cmd{}}
 	s.catch()
 	return s
 }
@@ -44,6 +44,9 @@ type shield struct {
 	caught  chan os.Signal
 	// mu serializes starts, because dispositions belong to the whole process.
 	mu sync.Mutex
+	// unstarted holds copies, made before the start, of the commands that Wait may start
+	// again. Only a copy has the context of the command.
+	unstarted map[*exec.Cmd]*exec.Cmd
 }
 
 // catch has children start with the default dispositions.
@@ -65,7 +68,12 @@ func (s *shield) start(c *exec.Cmd, start func(*exec.Cmd) (chan gorunc.Exit, err
 	if !s.startsProgram(c.Args) {
 		signal.Ignore(syscall.SIGINT, syscall.SIGHUP)
 		defer s.catch()
-		return start(c)
+		again := *c
+		exits, err := start(c)
+		if err == nil && endsContainer(c.Args) {
+			s.unstarted[c] = &again
+		}
+		return exits, err
 	}
 	if s.listen == nil {
 		return start(c)
@@ -97,17 +105,29 @@ const restarts = 10
 // ended itself by a signal for every process of a job, and is then started again. If it
 // failed, the kubelet would stop the sandbox, which kills the container at once.
 func (s *shield) Wait(c *exec.Cmd, exits chan gorunc.Exit) (int, error) {
-	status, err := s.ProcessMonitor.Wait(c, exits)
-	for range restarts {
-		if err != nil || !endsContainer(c.Args) || !endedFromOutside(status) {
-			break
+	for left := restarts; ; left-- {
+		status, err := s.ProcessMonitor.Wait(c, exits)
+		again := s.takeCopy(c)
+		if err != nil || again == nil || left == 0 || !endedFromOutside(status) {
+			return status, err
 		}
-		again := &exec.Cmd{Path: c.Path, Args: c.Args, Env: c.Env, Dir: c.Dir, Stdout: c.Stdout, Stderr: c.Stderr, SysProcAttr: c.SysProcAttr}
-		if exits, err = s.StartLocked(again); err == nil {
-			status, err = s.ProcessMonitor.Wait(again, exits)
+		if again.Cancel != nil { // it would kill the process that has ended
+			again.Cancel = func() error { return again.Process.Kill() }
 		}
+		if exits, err = s.StartLocked(again); err != nil {
+			return status, err
+		}
+		c = again
 	}
-	return status, err
+}
+
+// takeCopy removes the copy of a command that can be started again; nil if there is none.
+func (s *shield) takeCopy(c *exec.Cmd) *exec.Cmd {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	copied := s.unstarted[c]
+	delete(s.unstarted, c)
+	return copied
 }
 
 // endsContainer reports whether runc is to signal or delete a container, which it can
@@ -116,10 +136,15 @@ func endsContainer(args []string) bool {
 	return slices.Contains(args, "kill") || slices.Contains(args, "delete")
 }
 
+// goQuits is the status of a program in Go that SIGQUIT ends. The program first prints its
+// stacks. A panic has the same status, which Wait returns after the last restart. Otherwise
+// runc (1.5) ends with status 1 if it cannot signal or delete a container.
+const goQuits = 2
+
 // endedFromOutside reports whether a status is that of a process ended by a signal that
-// runc cannot ignore.
+// runc cannot ignore. SIGQUIT itself ends runc only before the runtime of Go begins.
 func endedFromOutside(status int) bool {
-	return status == 128+int(syscall.SIGTERM) || status == 128+int(syscall.SIGQUIT)
+	return status == 128+int(syscall.SIGTERM) || status == 128+int(syscall.SIGQUIT) || status == goQuits
 }
 
 // startsProgram reports whether runc is to make a process that executes a program

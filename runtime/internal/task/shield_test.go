@@ -1,6 +1,7 @@
 package task
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	gorunc "github.com/containerd/go-runc"
 )
@@ -49,8 +51,19 @@ func TestOnlyProgramsOfContainersStartWithDefaultDispositions(t *testing.T) {
 	}
 }
 
+// quits makes this program end itself as SIGQUIT ends runc, which is in Go, too.
+const quits = "BERTH_TEST_QUITS"
+
 // Slurm signals every process of a job, also a runc that is about to end a container.
 func TestRuncThatEndsContainerIsRestarted(t *testing.T) {
+	if os.Getenv(quits) != "" {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGQUIT)
+		select {}
+	}
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
 	monitor := Shield(startOnly{}, "sandbox", nil)
 	for _, test := range []struct {
 		name, args, how string
@@ -58,7 +71,9 @@ func TestRuncThatEndsContainerIsRestarted(t *testing.T) {
 		status, starts  int
 	}{
 		{"signalled twice", "kill container 15", "kill -TERM $$", 2, 0, 3},
-		{"SIGQUIT", "delete container", "kill -QUIT $$", 1, 0, 2},
+		{"SIGQUIT before Go begins", "delete container", "kill -QUIT $$", 1, 0, 2},
+		{"SIGQUIT", "delete container", `{ ` + quits + `=1 "$PROGRAM" -test.run=TestRuncThatEndsContainer >/dev/null 2>&1; exit $?; }`, 1, 0, 2},
+		{"panics", "delete container", "exit 2", 100, 2, 1 + restarts},
 		{"signalled again and again", "kill container 15", "kill -TERM $$", 100, 143, 1 + restarts},
 		{"killed", "kill container 15", "kill -KILL $$", 1, 137, 1},
 		{"failed", "kill container 15", "exit 1", 1, 1, 1},
@@ -70,6 +85,7 @@ func TestRuncThatEndsContainerIsRestarted(t *testing.T) {
 			script := `echo >>starts; [ "$(wc -l <starts)" -gt ` + strconv.Itoa(test.signals) + ` ] || ` + test.how + `; echo "$@"`
 			c := exec.Command("sh", append([]string{"-c", script, "runc"}, strings.Fields(test.args)...)...)
 			c.Dir, c.Stdout = t.TempDir(), &said
+			c.Env = append(os.Environ(), "PROGRAM="+program)
 			exits, err := monitor.StartLocked(c)
 			if err != nil {
 				t.Fatal(err)
@@ -89,6 +105,30 @@ func TestRuncThatEndsContainerIsRestarted(t *testing.T) {
 				t.Errorf("output %q, want %q", &said, want)
 			}
 		})
+	}
+}
+
+// A request that is cancelled ends its runc, also one that was started again.
+func TestRestartedRuncIsCancelled(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	monitor := Shield(startOnly{}, "sandbox", nil)
+	c := exec.CommandContext(ctx, "sh", "-c", `echo >>starts; [ "$(wc -l <starts)" -gt 1 ] || kill -TERM $$; exec sleep 30`, "runc", "kill", "container")
+	c.Dir = t.TempDir()
+	exits, err := monitor.StartLocked(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer cancel()
+		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if starts, _ := os.ReadFile(filepath.Join(c.Dir, "starts")); len(starts) == 2 {
+				return
+			}
+		}
+	}()
+	if status, err := monitor.Wait(c, exits); status != 128+int(syscall.SIGKILL) || err != nil {
+		t.Errorf("status %d, %v", status, err)
 	}
 }
 
