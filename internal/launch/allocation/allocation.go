@@ -145,9 +145,11 @@ func (a *Allocation) GraceNow(ctx context.Context, signal syscall.Signal) time.D
 	case moment.End.IsZero():
 		return noLimit
 	}
-	a.mu.Lock()
-	a.preempted = moment.Returns
-	a.mu.Unlock()
+	if err == nil { // otherwise whether the job starts again is not known
+		a.mu.Lock()
+		a.preempted = moment.Returns
+		a.mu.Unlock()
+	}
 	return max(left, moment.End.Sub(a.now())-takeDownTime)
 }
 

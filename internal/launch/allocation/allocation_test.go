@@ -127,6 +127,29 @@ func TestGraceAfterSlowAnswer(t *testing.T) {
 	})
 }
 
+// A further SIGTERM makes berth ask Slurm again. The workload may end meanwhile, which
+// cuts that question short.
+func TestPreemptedJobIsRequeuedAfterQuestionThatWasCutShort(t *testing.T) {
+	a := newAllocation("")
+	partition, requeued := error(nil), false
+	a.Ask = func(_ context.Context, command ...string) ([]byte, error) {
+		switch {
+		case slices.Contains(command, "requeue"):
+			requeued = true
+			return nil, nil
+		case slices.Contains(command, "partition"):
+			return []byte("PartitionName=low GraceTime=10 PreemptMode=REQUEUE\n"), partition
+		}
+		return []byte("JobId=7 JobState=RUNNING EndTime=2026-01-01T12:00:10 PreemptTime=2026-01-01T12:00:00 Requeue=1 BatchFlag=1 Partition=low\n"), nil
+	}
+	a.GraceNow(t.Context(), syscall.SIGTERM)
+	partition = context.Canceled
+	a.GraceNow(t.Context(), syscall.SIGTERM)
+	if a.Requeue(); !requeued {
+		t.Error("the preempted job does not start again")
+	}
+}
+
 // A job that goes on after SIGTERM may be cancelled at once. Its second SIGTERM then
 // counts as the same signal.
 func TestCancelledInGrace(t *testing.T) {
