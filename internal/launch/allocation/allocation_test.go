@@ -150,15 +150,20 @@ func TestPreemptedJobIsRequeuedAfterQuestionThatWasCutShort(t *testing.T) {
 	}
 }
 
-// A job that goes on after SIGTERM may be cancelled at once. Its second SIGTERM then
-// counts as the same signal.
+// A job that goes on after a signal, or whose --grace has begun, may be cancelled at
+// once. That SIGTERM then counts as the same signal.
 func TestCancelledInGrace(t *testing.T) {
+	const cancelled = "JobState=COMPLETING EndTime=2026-01-01T12:00:00"
 	for _, test := range []struct {
-		name, job string
-		ends      bool
+		name  string
+		first syscall.Signal
+		job   string
+		ends  bool
 	}{
-		{"the same signal", "JobState=RUNNING EndTime=Unknown PreemptTime=None", false},
-		{"cancelled", "JobState=COMPLETING EndTime=2026-01-01T12:00:00", true},
+		{"the same signal", syscall.SIGTERM, "JobState=RUNNING EndTime=Unknown PreemptTime=None", false},
+		{"cancelled", syscall.SIGTERM, cancelled, true},
+		{"cancelled in --grace", 0, cancelled, true},
+		{"cancelled after SIGHUP", syscall.SIGHUP, cancelled, true},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			a := newAllocation("")
@@ -167,7 +172,7 @@ func TestCancelledInGrace(t *testing.T) {
 			ctx, end := context.WithCancel(t.Context())
 			defer end()
 			again := make(chan os.Signal)
-			go a.heed(ctx, end, syscall.SIGTERM, again)
+			go a.heed(ctx, end, test.first, again)
 			time.Sleep(SameSignal / 2)
 			again <- syscall.SIGTERM
 			time.Sleep(2*time.Second - time.Millisecond)

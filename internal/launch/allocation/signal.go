@@ -127,7 +127,7 @@ func (a *Allocation) heed(ctx context.Context, end func(), first syscall.Signal,
 			switch {
 			case second.is(s, time.Since(began)):
 				end()
-			case first == syscall.SIGTERM && s == syscall.SIGTERM:
+			case s == syscall.SIGTERM:
 				asking.Go(func() { a.shorten(ctx, end) })
 			}
 		}
@@ -135,7 +135,7 @@ func (a *Allocation) heed(ctx context.Context, end func(), first syscall.Signal,
 }
 
 // shorten calls end when the time after a further SIGTERM is over. It may be the same
-// signal again, or the job, which went on after the first one, has been cancelled.
+// signal again, or the job, which went on before, has been cancelled.
 func (a *Allocation) shorten(ctx context.Context, end func()) {
 	over := time.After(a.GraceNow(ctx, syscall.SIGTERM))
 	select {
