@@ -4,12 +4,24 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"io/fs"
+	"io"
 	"os"
-	"path"
+	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
+
+const (
+	shimProgram = "containerd-shim-berth-v2"
+	// maxBundle bounds the bytes of a shim's config.json.
+	maxBundle = 1 << 20
+)
+
+// objectName matches names that Kubernetes allows, and others that are safe to print.
+var objectName = regexp.MustCompile(`^[a-z0-9.-]{1,253}$`)
 
 // moreWatchers explains to the user how to get more inotify instances.
 const moreWatchers = "your other runs or programs use all that a user may have on this machine: end some, " +
@@ -18,7 +30,7 @@ const moreWatchers = "your other runs or programs use all that a user may have o
 // MoreWatchers returns an explanation of how to get more inotify instances. It names the
 // pod that has most of them, if there is one.
 func MoreWatchers() string {
-	pod, instances := mostWatchers(os.DirFS("/proc"))
+	pod, instances := mostWatchers("/proc")
 	if instances == 0 {
 		return moreWatchers
 	}
@@ -27,8 +39,8 @@ func MoreWatchers() string {
 
 // mostWatchers returns the pod whose processes have most instances of inotify, as far as
 // the user may see them.
-func mostWatchers(proc fs.FS) (pod string, instances int) {
-	processes, err := fs.ReadDir(proc, ".")
+func mostWatchers(proc string) (pod string, instances int) {
+	processes, err := os.ReadDir(proc)
 	if err != nil {
 		return "", 0
 	}
@@ -49,13 +61,13 @@ func mostWatchers(proc fs.FS) (pod string, instances int) {
 	return pod, instances
 }
 
-func watchersOf(proc fs.FS, process string) (count int) {
-	files, err := fs.ReadDir(proc, path.Join(process, "fd"))
+func watchersOf(proc string, process string) (count int) {
+	files, err := os.ReadDir(filepath.Join(proc, process, "fd"))
 	if err != nil {
 		return 0
 	}
 	for _, file := range files {
-		if target, err := fs.ReadLink(proc, path.Join(process, "fd", file.Name())); err == nil && strings.HasSuffix(target, "inotify") {
+		if target, err := os.Readlink(filepath.Join(proc, process, "fd", file.Name())); err == nil && strings.HasSuffix(target, "inotify") {
 			count++
 		}
 	}
@@ -63,22 +75,23 @@ func watchersOf(proc fs.FS, process string) (count int) {
 }
 
 // shimOf returns the shim that a process descends from, or "". A shim is the ancestor of
-// all processes of its pod, which cannot leave it.
-func shimOf(proc fs.FS, process string) string {
+// all processes of its pod, which cannot leave it. The pod may run the same program, so the
+// topmost ancestor with it is the shim.
+func shimOf(proc string, process string) (shim string) {
 	for range 1000 { // processes come and go meanwhile, so it might not end
 		if process = parentOf(proc, process); process == "" || process == "0" {
-			return ""
+			break
 		}
-		program, err := fs.ReadFile(proc, path.Join(process, "cmdline"))
-		if err == nil && strings.HasPrefix(path.Base(string(bytes.SplitN(program, []byte{0}, 2)[0])), "containerd-shim") {
-			return process
+		program, err := os.Readlink(filepath.Join(proc, process, "exe"))
+		if err == nil && filepath.Base(strings.TrimSuffix(program, " (deleted)")) == shimProgram {
+			shim = process
 		}
 	}
-	return ""
+	return shim
 }
 
-func parentOf(proc fs.FS, process string) string {
-	stat, err := fs.ReadFile(proc, path.Join(process, "stat"))
+func parentOf(proc string, process string) string {
+	stat, err := os.ReadFile(filepath.Join(proc, process, "stat"))
 	if err != nil {
 		return ""
 	}
@@ -91,19 +104,37 @@ func parentOf(proc fs.FS, process string) string {
 }
 
 // podOf returns the name of a shim's pod from its bundle, which is its working directory.
-func podOf(proc fs.FS, shim string) string {
+func podOf(proc string, shim string) string {
 	if shim == "" {
 		return ""
 	}
-	text, err := fs.ReadFile(proc, path.Join(shim, "cwd", "config.json"))
+	text, err := readBundle(filepath.Join(proc, shim, "cwd", "config.json"))
 	if err != nil {
 		return ""
 	}
 	var spec struct {
 		Annotations map[string]string `json:"annotations"`
 	}
-	if json.Unmarshal(text, &spec) != nil || spec.Annotations["io.kubernetes.cri.sandbox-name"] == "" {
+	if json.Unmarshal(text, &spec) != nil {
 		return ""
 	}
-	return spec.Annotations["io.kubernetes.cri.sandbox-namespace"] + "/" + spec.Annotations["io.kubernetes.cri.sandbox-name"]
+	namespace, name := spec.Annotations["io.kubernetes.cri.sandbox-namespace"], spec.Annotations["io.kubernetes.cri.sandbox-name"]
+	if !objectName.MatchString(namespace) || !objectName.MatchString(name) {
+		return ""
+	}
+	return namespace + "/" + name
+}
+
+// readBundle returns the first maxBundle bytes of a file. It does not wait for a pipe, nor
+// read one or a device.
+func readBundle(path string) ([]byte, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("read %s: it is not a file", path)
+	}
+	return io.ReadAll(io.LimitReader(file, maxBundle))
 }
