@@ -81,11 +81,13 @@ func (l *Lease) setHolder(lease *unstructured.Unstructured, annotation string) {
 // AwaitExpiry waits until the lease has not been renewed for its duration, and
 // acquires it. It returns the previous holder and that node's annotation. When this process
 // was stopped, as by Slurm's suspension of a job, the holder may have been, too. So the
-// lease then gets its whole duration again.
+// lease then gets its whole duration again, once after each renewal: on busy processors,
+// every late answer looks like a stop.
 func (l *Lease) AwaitExpiry(ctx context.Context) (previous, annotation string, err error) {
 	ticker := time.NewTicker(l.Period)
 	defer ticker.Stop()
 	var observed time.Time
+	extended := false // since the last renewal that was observed
 	// asked is the time before the read that preceded this node's last write, or zero.
 	var asked time.Time
 	// looked is when the last request ended.
@@ -98,8 +100,8 @@ func (l *Lease) AwaitExpiry(ctx context.Context) (previous, annotation string, e
 		}
 		now := time.Now()
 		changed, err := l.read(ctx)
-		if l.wasStopped(looked) {
-			observed = time.Now()
+		if l.wasStopped(looked) && !extended {
+			observed, extended = time.Now(), true
 		}
 		looked = time.Now()
 		switch {
@@ -115,7 +117,7 @@ func (l *Lease) AwaitExpiry(ctx context.Context) (previous, annotation string, e
 				return previous, annotation, nil
 			}
 		case changed:
-			observed = time.Now() // not renewTime, because clocks of nodes differ
+			observed, extended = time.Now(), false // not renewTime, because clocks of nodes differ
 		case time.Since(observed) > l.Duration:
 			previous, annotation, asked = holder(l.last), l.last.GetAnnotations()[annotationKey], now
 			if l.takeOver(ctx, annotation) == nil {

@@ -84,3 +84,24 @@ func TestSlowAnswersDoNotExtendTheLease(t *testing.T) {
 		}
 	})
 }
+
+// On processors that are so busy that each answer seems to come after a stop, a successor
+// waits only once more for the whole duration.
+func TestRepeatedDelaysDoNotExtendTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := newClient()
+		first, second := New(client, "n1"), New(client, "n2")
+		if err := first.Acquire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		began, slow := time.Now(), second.Deadline/2+3*second.Period
+		second.leases = &unanswered{ResourceInterface: second.leases, takes: slow}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		previous, _, err := second.AwaitExpiry(ctx)
+		// As above, and the read after which the lease gets its duration again.
+		if took := time.Since(began); previous != "n1" || err != nil || took > 2*second.Duration+5*slow {
+			t.Errorf("took over from %q after %s, %v", previous, took, err)
+		}
+	})
+}
