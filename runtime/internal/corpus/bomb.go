@@ -7,7 +7,9 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -54,7 +56,13 @@ func SmallDisk(t testing.TB) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(dir, 0); err != nil {
+		err := unix.Unmount(dir, 0)
+		// containerd's store leaves a file that it has opened to the garbage collector.
+		for end := time.Now().Add(20 * time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+			runtime.GC()
+			err = unix.Unmount(dir, 0)
+		}
+		if err != nil {
 			t.Error(err)
 		}
 	})

@@ -99,6 +99,16 @@ func (g *Guard) add(n int) error {
 	return nil
 }
 
+// Room returns ErrNoSpace if too little would stay free after a write of n bytes. It counts
+// nothing.
+func (g *Guard) Room(n int64) error {
+	now, err := g.look(g.dir)
+	if err == nil && now.free < g.bytes+uint64(n) {
+		err = fmt.Errorf("%w: it needs %d bytes more, and the file system of %s keeps %d MB free; check the image, or name a directory with more space", ErrNoSpace, n, g.dir, g.bytes>>20)
+	}
+	return err
+}
+
 // Reader returns a reader whose bytes count.
 func (g *Guard) Reader(from io.Reader) io.Reader { return reader{g, from} }
 

@@ -71,6 +71,21 @@ func TestGuardKeepsSpaceFree(t *testing.T) {
 	}
 }
 
+func TestRoom(t *testing.T) {
+	d := &disk{space{4 << 30, 8 << 30, 0, 1 << 20}}
+	g, err := watch("/state", d.look)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const room = 4<<30 - 512<<20
+	if err := g.Room(room); err != nil {
+		t.Error(err)
+	}
+	if err := g.Room(room + 1); !errors.Is(err, ErrNoSpace) || !strings.Contains(err.Error(), "/state keeps 512 MB free") {
+		t.Errorf("a byte more: %v", err)
+	}
+}
+
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }

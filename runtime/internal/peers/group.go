@@ -157,13 +157,13 @@ func (s *Store) Close() error {
 }
 
 // fill receives a layer from other nodes until it is complete or no other node
-// has more of it.
-func (g *group) fill(ctx context.Context, dgst digest.Digest, offset, size int64, to *writer) {
+// has more of it. It returns only errors of writing the layer.
+func (g *group) fill(ctx context.Context, dgst digest.Digest, offset, size int64, to *writer) error {
 	q := question{digest: dgst, node: g.self}
 	for offset < size && ctx.Err() == nil {
 		node := g.ask(ctx, q)
 		if node == nobody {
-			return
+			return nil
 		}
 		n, err := g.take(ctx, node, dgst, offset, size, to)
 		offset += n
@@ -171,12 +171,13 @@ func (g *group) fill(ctx context.Context, dgst digest.Digest, offset, size int64
 			continue
 		}
 		log.G(ctx).WithError(err).Infof("layer %s does not come from node %d, after %d bytes", dgst, node, n)
-		if errors.As(err, new(*writeError)) {
-			return // nobody else can help
+		if failed := new(writeError); errors.As(err, &failed) {
+			return failed.error // nobody else can help
 		}
 		q.without = append(q.without, node)
 		q.again = true
 	}
+	return nil
 }
 
 // ask asks the owner of a digest for a node that can send it.

@@ -39,11 +39,28 @@ func newLocal(root string) (localStore, error) {
 	return sparing{s, space}, nil
 }
 
-// Writer opens a blob for writing.
+// small is the size in bytes below which a blob is not worth a look at the file system.
+const small = 16 << 20
+
+// Writer opens a blob for writing. It refuses a blob whose stated size does not fit, before
+// a registry sends it: clients of containerd try again and again.
 func (s sparing) Writer(ctx context.Context, options ...content.WriterOpt) (content.Writer, error) {
+	var wanted content.WriterOpts
+	for _, option := range options {
+		if err := option(&wanted); err != nil {
+			return nil, err
+		}
+	}
 	w, err := s.localStore.Writer(ctx, options...)
 	if err != nil {
 		return nil, err
+	}
+	status, err := w.Status()
+	if rest := wanted.Desc.Size - status.Offset; err == nil && rest >= small {
+		err = s.space.Room(rest)
+	}
+	if err != nil {
+		return nil, errors.Join(err, w.Close())
 	}
 	return sparingWriter{w, s.space.Packed().Writer(w)}, nil
 }
@@ -54,7 +71,10 @@ type sparingWriter struct {
 }
 
 // Write writes content. If too little space would be left, it also frees what it has
-// written: nobody would continue from there soon.
+// written. That is the case of a blob that fitted when Writer was called, or is larger than
+// stated. Kept, it would hold all space that others may use until its lease ends, and
+// Writer would refuse to continue it. Freed, it costs one more download, which begins only
+// when there is room for all of it.
 func (w sparingWriter) Write(p []byte) (int, error) {
 	n, err := w.guarded.Write(p)
 	if errors.Is(err, freespace.ErrNoSpace) {

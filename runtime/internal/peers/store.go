@@ -25,6 +25,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
+
+	"berth.dev/berth/runtime/internal/freespace"
 )
 
 // Store is containerd's content store on one node.
@@ -173,9 +175,12 @@ func (w *writer) Status() (content.Status, error) {
 }
 
 func (w *writer) take(offset int64) error {
-	w.store.group.fill(w.ctx, w.digest, offset, w.in.size, w)
+	err := w.store.group.fill(w.ctx, w.digest, offset, w.in.size, w)
 	if w.ctx.Err() != nil {
 		return context.Cause(w.ctx)
+	}
+	if err != nil {
+		return err // what a registry sends cannot be written either
 	}
 	if w.taken > 0 && offset+w.taken == w.in.size && w.Digest() != w.digest {
 		log.G(w.ctx).Warnf("layer %s: the copy from other nodes is damaged; asking its registry", w.digest)
@@ -187,6 +192,9 @@ func (w *writer) take(offset int64) error {
 func (w *writer) Write(p []byte) (int, error) {
 	n, err := w.Writer.Write(p)
 	w.in.advance(int64(n))
+	if errors.Is(err, freespace.ErrNoSpace) {
+		err = errors.Join(err, w.Truncate(0)) // the store has freed what was written
+	}
 	return n, err
 }
 
