@@ -32,20 +32,22 @@ type container struct {
 	segments []*segment
 	// changed is closed when there may be more to read.
 	changed chan struct{}
-	// gone: the directory was deleted.
+	// gone reports whether the directory was deleted.
 	gone bool
-	// ended: the container has ended, so its readers end with the log.
+	// ended reports whether the container has ended, so that readers end with its log.
 	ended bool
-	// polled: the kernel cannot watch the directory, so no event tells of a deletion.
+	// polled reports whether the kernel cannot watch the directory, so that no event
+	// reports a deletion.
 	polled bool
-	// blocked is the reason why a scan could not open all files, and since when.
+	// blocked is the error of a scan that could not open all files, or nil. blockedSince is
+	// the time of the first of these scans.
 	blocked      error
 	blockedSince time.Time
 	// readTimeout is the time after which a file that cannot be read or opened is lost.
 	readTimeout time.Duration
 
 	readers int
-	// unread is since when nobody reads.
+	// unread is the time when the last reader left.
 	unread time.Time
 
 	watching sync.Mutex // taken before Watcher.mu

@@ -13,17 +13,18 @@ import (
 const (
 	// chunk is the size of one read of a file, in bytes.
 	chunk = 256 << 10
-	// gather is a reader's pause after it has sent everything, and after an
-	// event. A container that writes line by line would wake it for each.
-	gather = 3 * time.Millisecond
-	// alivePeriod is the time between two KindAlive of an idle stream.
+	// batchDelay is a reader's pause after it has sent everything, and after an
+	// event. Without the pause, each line of the container would wake the reader.
+	batchDelay = 3 * time.Millisecond
+	// alivePeriod is the time between two KindAlive frames of an idle stream.
 	alivePeriod = 5 * time.Second
-	// writerPoll is the time between two looks whether the runtime still has
-	// a file open that has been read to its end.
+	// writerPoll is the time between two checks whether the runtime still has a
+	// file open whose content has all been sent.
 	writerPoll = 20 * time.Millisecond
 	// retryPeriod is the time between two attempts to read or open a file.
 	retryPeriod = 200 * time.Millisecond
-	// readTimeout is the time after which what cannot be read or opened is lost.
+	// readTimeout limits the attempts. After it, the file's content is reported as
+	// lost.
 	readTimeout = 15 * time.Second
 )
 
@@ -32,30 +33,32 @@ type reader struct {
 	c     *container
 	out   io.Writer
 	flush func() error
-	// final means that the container has ended, and the stream ends with its
-	// log.
+	// final reports whether the container has ended, so that the stream ends with
+	// its log.
 	final bool
-	// count is the file whose length counts unwritten output; empty where none is
-	// counted. unwritten is its length as the client knows it.
-	count     string
-	unwritten int64
+	// unwrittenFile is a file whose length is the number of bytes that the runtime
+	// could not write to the log. It is empty if they are not counted. unwritten is
+	// the number that was last sent to the client.
+	unwrittenFile string
+	unwritten     int64
 
-	at      Position
-	last    Position // the last one that was sent
-	index   int
-	lines   lines
+	at      Position  // of the next byte to read
+	last    Position  // the last one that was sent
+	index   int       // of the current file in container.segments
+	lines   lines     // the state of the decoder
 	recent  bool      // something was sent since the last pause
-	spoke   time.Time // when the client was last sent something
-	counted time.Time // when the file count was last looked at
-	failing time.Time // since when the file cannot be read; zero while it can
-	// unreadable is the last file with a part that was given up.
+	spoke   time.Time // when something was last sent to the client
+	counted time.Time // when unwrittenFile was last checked
+	failing time.Time // when reads of the current file began to fail; zero if they succeed
+	// unreadable is the last file with an unreadable part that was reported as lost.
 	unreadable *segment
-	blocked    time.Time // since when files could not be opened that were given up
-	buffers    *sync.Pool
+	// blocked is the container's blockedSince when a loss was last reported for it.
+	blocked time.Time
+	buffers *sync.Pool
 }
 
-// run sends everything after a position until ctx ends or, where final is set,
-// the log is complete.
+// run sends the log after a position. It returns nil after the end of a complete log,
+// the cause of ctx when ctx ends, or the error of a write to the client.
 func (r *reader) run(ctx context.Context, from Position) error {
 	r.c.mu.Lock()
 	r.c.scanLocked()
@@ -94,7 +97,7 @@ func (r *reader) run(ctx context.Context, from Position) error {
 		}
 		switch state {
 		case complete:
-			// The runtime counts before it closes the file.
+			// The runtime updates unwrittenFile before it closes the log.
 			if err := r.reportUnwritten(); err != nil {
 				return err
 			}
@@ -103,7 +106,7 @@ func (r *reader) run(ctx context.Context, from Position) error {
 			}
 			return r.flush()
 		case idle:
-			err = r.rest(ctx, changed)
+			err = r.awaitWrite(ctx, changed)
 		case closing:
 			err = r.wait(ctx, changed, writerPoll)
 		case failing:
@@ -115,12 +118,13 @@ func (r *reader) run(ctx context.Context, from Position) error {
 	}
 }
 
-// reportUnwritten sends the number of unwritten bytes if it has grown.
+// reportUnwritten sends the number of bytes that the runtime could not write, if it
+// has grown.
 func (r *reader) reportUnwritten() error {
 	r.counted = time.Now()
-	info, err := os.Stat(r.count)
+	info, err := os.Stat(r.unwrittenFile)
 	if err != nil || info.Size() <= r.unwritten {
-		return nil // without a file, all was written
+		return nil // the runtime creates the file with the first failed write
 	}
 	r.unwritten = info.Size()
 	r.c.mu.Lock()
@@ -136,14 +140,16 @@ func (r *reader) reportUnwritten() error {
 type state int
 
 const (
-	moved    state = iota // something was sent, or the next file begun
-	idle                  // all was sent
-	closing               // all was sent, and the file is to be complete soon
+	moved    state = iota // step made progress; call it again at once
+	idle                  // everything written so far was sent
+	closing               // everything was sent, but the runtime has not closed the file
 	failing               // a file cannot be read or opened at the moment
-	complete              // all was sent, and nothing will follow
+	complete              // everything was sent, and nothing will follow
 )
 
-// step sends what there is at the place reached, or goes on to the next file.
+// step sends the content after the current position, or goes on to the next file. The
+// channel is closed when there may be more to read. The error is that of a write to the
+// client.
 func (r *reader) step() (state, <-chan struct{}, error) {
 	r.c.mu.Lock()
 	changed, final := r.c.changed, r.final || r.c.ended
@@ -175,13 +181,13 @@ func (r *reader) step() (state, <-chan struct{}, error) {
 	if cut && errors.Is(err, io.EOF) {
 		last = r.isLast()
 		if ended = (!last || final) && !s.written(); ended {
-			// A writer that was gone before this reading has written all of it.
+			// The writer has closed the file, so this second read returns the rest.
 			n, err = file.ReadAt(buffer[:], r.at.Offset)
 			cut = bytes.IndexByte(buffer[:n], '\n') < 0
 		}
 	}
 	if errors.Is(err, os.ErrClosed) {
-		return moved, changed, nil // dropped since; the next step counts it
+		return moved, changed, nil // dropped meanwhile; the next step reports the loss
 	}
 	if cut && err != nil && !errors.Is(err, io.EOF) {
 		state, err := r.fail(s, err)
@@ -203,7 +209,7 @@ func (r *reader) step() (state, <-chan struct{}, error) {
 		r.next()
 		return moved, changed, nil
 	}
-	// Another file may just have been made.
+	// The runtime may just have created another file.
 	r.c.scan()
 	if !r.isLast() {
 		r.next()
@@ -212,9 +218,10 @@ func (r *reader) step() (state, <-chan struct{}, error) {
 	return r.atEnd(complete, changed)
 }
 
-// atEnd returns the state of a reader that has sent all files that are open. If more
-// files could not be opened, it waits, and reports a loss after a while. So it does if the
-// container has ended and there was no file, because the runtime makes one for each run.
+// atEnd returns the state of a reader that has sent all open files. While other files
+// cannot be opened, the state is failing; after readTimeout, atEnd reports a loss. It also
+// reports a loss if the container has ended without a file, because the runtime makes a file
+// for each run.
 func (r *reader) atEnd(s state, changed <-chan struct{}) (state, <-chan struct{}, error) {
 	r.c.mu.Lock()
 	cause, since, readTimeout := r.c.blocked, r.c.blockedSince, r.c.readTimeout
@@ -238,8 +245,8 @@ func (r *reader) atEnd(s state, changed <-chan struct{}) (state, <-chan struct{}
 	return s, changed, r.flush()
 }
 
-// fail waits while a file cannot be read. After a while, it reports a loss, and goes
-// on after what the file holds at present.
+// fail returns the state of a reader whose current file cannot be read: failing until
+// readTimeout. After that, it reports a loss and skips the present content of the file.
 func (r *reader) fail(s *segment, cause error) (state, error) {
 	if r.failing.IsZero() {
 		r.failing = time.Now()
@@ -265,7 +272,7 @@ func (r *reader) fail(s *segment, cause error) (state, error) {
 	switch {
 	case size <= r.at.Offset:
 		r.next()
-	case s.stamp == "": // no position can name the file
+	case s.stamp == "": // a Position needs the time stamp
 		r.at.Offset = size
 	default:
 		return moved, r.pass(s, size)
@@ -273,7 +280,7 @@ func (r *reader) fail(s *segment, cause error) (state, error) {
 	return moved, r.flush()
 }
 
-// isLast reports whether no file follows.
+// isLast reports whether the current file is the newest one.
 func (r *reader) isLast() bool {
 	r.c.mu.Lock()
 	defer r.c.mu.Unlock()
@@ -286,12 +293,12 @@ func (r *reader) next() {
 	r.at = Position{}
 }
 
-// skip sends what was lost with a file that was dropped, and goes on to the next.
-// The position after a loss is the end of the file, where a client that continues
-// has lost nothing more.
+// skip reports what was lost with a dropped file, and goes on to the next. The position
+// after the loss is the end of the file, so a client that continues there does not receive
+// the same loss again.
 func (r *reader) skip(s *segment) error {
 	var parts []LostPart
-	if s.taken > r.at.Offset { // some of what was sent did not arrive, either
+	if s.taken > r.at.Offset { // some of it was sent before, but did not arrive
 		parts = append(parts, LostPart{})
 	}
 	isNew := r.at.Offset < s.end
@@ -319,8 +326,9 @@ func (r *reader) skip(s *segment) error {
 	return r.flush()
 }
 
-// send sends the records in data, unless they are counted as lost, and reports
-// whether there were any.
+// send sends the complete records in data, and reports whether there were any. If the
+// file was dropped meanwhile, the records are already counted as lost, and it sends nothing.
+// With flush, it also sends an incomplete last record.
 func (r *reader) send(s *segment, data []byte, flush bool) (bool, error) {
 	b := r.lines.decode(data, flush)
 	if b.size == 0 {
@@ -333,7 +341,7 @@ func (r *reader) send(s *segment, data []byte, flush bool) (bool, error) {
 		s.taken = max(s.taken, r.at.Offset+b.size)
 	}
 	r.c.mu.Unlock()
-	if counted { // as lost, since the reading
+	if counted {
 		return true, nil
 	}
 	for _, f := range b.frames {
@@ -345,7 +353,7 @@ func (r *reader) send(s *segment, data []byte, flush bool) (bool, error) {
 	return true, r.pass(s, r.at.Offset+b.size)
 }
 
-// pass sends the position that a segment was passed on to.
+// pass sends the position after the bytes of a segment that the client now has.
 func (r *reader) pass(s *segment, offset int64) error {
 	r.c.mu.Lock()
 	s.readStamp()
@@ -362,24 +370,24 @@ func (r *reader) pass(s *segment, offset int64) error {
 	return r.flush()
 }
 
-// rest returns when there may be more to read. It only waits for an event if
-// nothing has come during a pause.
-func (r *reader) rest(ctx context.Context, changed <-chan struct{}) error {
+// awaitWrite returns when there may be more to read. It first pauses for batchDelay, and
+// waits for an event only if nothing was written meanwhile.
+func (r *reader) awaitWrite(ctx context.Context, changed <-chan struct{}) error {
 	if r.recent {
 		r.recent = false
-		return pause(ctx, gather)
+		return pause(ctx, batchDelay)
 	}
-	look, err := r.c.arm()
+	again, err := r.c.arm()
 	switch {
 	case err != nil: // the directory is gone, or the kernel cannot watch it
 		return r.wait(ctx, changed, scanPeriod)
-	case look:
+	case again:
 		return nil
 	}
 	return r.wait(ctx, changed, alivePeriod)
 }
 
-// pause waits for a time.
+// pause waits for a time, or returns the cause if ctx ends before.
 func pause(ctx context.Context, length time.Duration) error {
 	select {
 	case <-ctx.Done():
@@ -389,8 +397,8 @@ func pause(ctx context.Context, length time.Duration) error {
 	}
 }
 
-// wait returns when there may be more to read, or after limit. It tells a client
-// that has heard nothing for alivePeriod that the stream lives.
+// wait returns when there may be more to read, or after limit. It sends KindAlive if it
+// has sent nothing else for alivePeriod.
 func (r *reader) wait(ctx context.Context, changed <-chan struct{}, limit time.Duration) error {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -399,7 +407,7 @@ func (r *reader) wait(ctx context.Context, changed <-chan struct{}, limit time.D
 		return context.Cause(ctx)
 	case <-timer.C:
 	case <-changed:
-		if err := pause(ctx, gather); err != nil {
+		if err := pause(ctx, batchDelay); err != nil {
 			return err
 		}
 	}

@@ -77,7 +77,7 @@ func (w *Watcher) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
 		return control.Flush()
 	}}
 	if w.Unwritten != "" {
-		r.count = filepath.Join(w.Unwritten, dir)
+		r.unwrittenFile = filepath.Join(w.Unwritten, dir)
 	}
 	// The client sees the end of a stream that breaks off without KindEnd.
 	_ = r.run(request.Context(), from)

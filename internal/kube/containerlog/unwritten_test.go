@@ -97,7 +97,7 @@ func TestUnwrittenOutputOfADroppedFileKeepsThePosition(t *testing.T) {
 	w.prune(time.Now())
 	var out bytes.Buffer
 	flushes := 0
-	reader := reader{c: w.container("default_pod_uid/main"), out: &out, buffers: &w.buffers, final: true, count: filepath.Join(w.Unwritten, "default_pod_uid/main"), flush: func() error {
+	reader := reader{c: w.container("default_pod_uid/main"), out: &out, buffers: &w.buffers, final: true, unwrittenFile: filepath.Join(w.Unwritten, "default_pod_uid/main"), flush: func() error {
 		if flushes++; flushes == 2 { // the first file is behind
 			setUnwritten(t, w, 5)
 		}
