@@ -41,29 +41,30 @@ import (
 type nodeKubelet struct {
 	server *options.KubeletServer
 	deps   *kubelet.Dependencies
-	// running is set while upstream makes the kubelet itself.
+	// running is the kubelet that upstream's code creates in run; nil before.
 	running atomic.Pointer[kubelet.Kubelet]
 }
 
-// loopMost limits how long the kubelet's main loop, which runs at least once a
-// second, may stand still before the role counts as hung.
-const loopMost = time.Minute
+// maxLoopPause is the time without a round of the kubelet's main loop after which the
+// role counts as hung. The loop makes a round at least once a second.
+const maxLoopPause = time.Minute
 
-// healthy fails when the kubelet's main loop stands still.
+// healthy returns an error if the kubelet does not exist yet, or if its main loop is stuck.
 func (k *nodeKubelet) healthy() error {
 	running := k.running.Load()
 	if running == nil {
-		return errors.New("the kubelet was not made yet")
+		return errors.New("the kubelet has not been created yet")
 	}
-	if last := running.LatestLoopEntryTime(); time.Since(last) > loopMost {
-		return fmt.Errorf("the kubelet's main loop stands still since %s", last)
+	if last := running.LatestLoopEntryTime(); time.Since(last) > maxLoopPause {
+		return fmt.Errorf("the kubelet's main loop has been stuck since %s", last)
 	}
 	return nil
 }
 
-// dependencies makes the kubelet's dependencies. Upstream's own constructor is not
-// used: it executes umount(8) to learn how that behaves, and leaves out the clients
-// and the source of pods, which upstream makes in a way that polls.
+// dependencies returns the kubelet's dependencies. It does not call upstream's
+// constructor (app.UnsecuredDependencies), which executes umount(8) to detect its
+// behaviour. It also sets the clients and the source of pods, because upstream would
+// create them in a way that polls.
 func dependencies(ctx context.Context, plan cluster.Plan, api *access, server *options.KubeletServer) (*kubelet.Dependencies, error) {
 	plugins, err := app.ProbeVolumePlugins(ctx, utilfeature.DefaultFeatureGate)
 	if err != nil {
@@ -90,13 +91,13 @@ func dependencies(ctx context.Context, plan cluster.Plan, api *access, server *o
 		KubeClient:      api.client,
 		EventClient:     api.client.CoreV1(),
 		HeartbeatClient: heartbeat,
-		// HTTP/2 finds a dead connection by its own pings; and this one ends
-		// in the same namespace.
+		// Upstream closes all connections here. HTTP/2 detects a dead connection by its
+		// own pings, and the API server is reached within the node's network namespace.
 		OnHeartbeatFailure:       func() {},
 		Mounter:                  mounts,
 		HostUtil:                 mounter.NewHostUtil(),
 		Subpather:                subpath.New(mounts),
-		OOMAdjuster:              oom.NewFakeOOMAdjuster(), // lowering a score takes root
+		OOMAdjuster:              oom.NewFakeOOMAdjuster(), // only root may lower a score
 		OSInterface:              kubecontainer.RealOS{},
 		TracerProvider:           noop.NewTracerProvider(),
 		VolumePlugins:            plugins,
@@ -106,7 +107,7 @@ func dependencies(ctx context.Context, plan cluster.Plan, api *access, server *o
 	d.Recorder = newPullReports(ctx, newRecorder(ctx, plan, api.client.CoreV1()),
 		func() (of, all int64) { return metrics.ReceivedImages(plan.Paths.ContainerdRoot()) })
 	// Upstream waits for its Node informer in steps of a second before it
-	// watches pods. The gate waits for the registration of the node instead, because
+	// watches pods. api.opened waits for the registration of the node instead, because
 	// pods can only be bound to a registered node.
 	d.PodConfig = podconfig.NewPodConfig(d.Recorder, d.PodStartupLatencyTracker)
 	podconfig.NewSourceApiserver(klog.FromContext(ctx), api.client, types.NodeName(plan.Node.Name),
@@ -114,8 +115,8 @@ func dependencies(ctx context.Context, plan cluster.Plan, api *access, server *o
 	return d, nil
 }
 
-// newKubelet makes every part that needs neither the API server nor the
-// runtime.
+// newKubelet creates every part of the kubelet that needs neither the API server nor the
+// container runtime.
 func newKubelet(ctx context.Context, plan cluster.Plan, api *access, filter *policyFilter, log *slog.Logger) (*nodeKubelet, error) {
 	server, err := kubeletServer(plan)
 	if err != nil {
@@ -136,15 +137,15 @@ func newKubelet(ctx context.Context, plan cluster.Plan, api *access, filter *pol
 		n.running.Store(k)
 		k.AddPodSyncHandler(podNotices)
 		if err := errors.Join(installPromptVolumes(k), installPromptQueue(ctx, k)); err != nil {
-			log.Warn("Pods start and end at upstream's pace", "error", err)
+			log.Warn("Pods start and end more slowly, as with an unmodified kubelet", "error", err)
 		}
 		if err := serveContainerLogs(k, plan.Paths.LogSocket(), plan.Paths.Unwritten(), log); err != nil {
-			log.Warn("Output of containers is only served at upstream's pace", "error", err)
+			log.Warn("Output of containers arrives more slowly, as with an unmodified kubelet", "error", err)
 		}
-		left := leftNotices{plan.Paths.Notices(), d.Recorder}
+		fromShim := shimNotices{plan.Paths.Notices(), d.Recorder}
 		go followContainers(ctx, plan.Paths.ContainerdSocket(), log, func(pod types.UID) {
 			k.RequestPodRelist(pod)
-			left.report()
+			fromShim.report()
 		})
 	}}
 
@@ -160,8 +161,8 @@ func newKubelet(ctx context.Context, plan cluster.Plan, api *access, filter *pol
 	return n, nil
 }
 
-// run runs the kubelet until ctx ends. Pods outlive it: whoever ends the
-// sandbox ends them.
+// run runs the kubelet until ctx ends, and then returns nil. Pods continue to run; they
+// end with the sandbox.
 func (k *nodeKubelet) run(ctx context.Context) error {
 	if err := app.Run(ctx, k.server, k.deps, utilfeature.DefaultFeatureGate); err != nil {
 		return fmt.Errorf("run the kubelet: %w", err)
@@ -172,7 +173,7 @@ func (k *nodeKubelet) run(ctx context.Context) error {
 	return nil
 }
 
-var errEnded = errors.New("run the kubelet: it returned unasked")
+var errEnded = errors.New("run the kubelet: it ended unexpectedly")
 
 func newRecorder(ctx context.Context, plan cluster.Plan, client typedv1.EventsGetter) record.EventRecorderLogger {
 	b := record.NewBroadcaster(record.WithContext(ctx))
@@ -181,13 +182,13 @@ func newRecorder(ctx context.Context, plan cluster.Plan, client typedv1.EventsGe
 	return b.NewRecorder(legacyscheme.Scheme, v1.EventSource{Component: "kubelet", Host: plan.Node.Name})
 }
 
-// machineID distinguishes the nodes of all clusters. Pods need not know the
-// host's own id.
+// machineID returns an ID that differs between the nodes of all clusters. It is not the
+// host's own ID, which pods need not know.
 func machineID(plan cluster.Plan) string {
 	sum := sha256.Sum256([]byte(plan.RunID + "/" + plan.Node.Name))
 	return hex.EncodeToString(sum[:16])
 }
 
-// imageDir returns a directory on the file system of the images that exists before
-// containerd made its own.
+// imageDir returns a directory on the same file system as the images. Unlike
+// containerd's own directory, it exists from the start.
 func imageDir(p cluster.Paths) string { return p.Scratch }

@@ -8,7 +8,7 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-func TestLeftNotices(t *testing.T) {
+func TestShimNotices(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"1.json": `{"Pod":{"Namespace":"default","Name":"p","UID":"7","Container":"main"},"Notices":[{"Warning":true,"Reason":"ForeignOwnerRefused","Message":"read-only: /data"}]}`,
@@ -21,7 +21,7 @@ func TestLeftNotices(t *testing.T) {
 	}
 	recorder := record.NewFakeRecorder(3)
 	for range 2 {
-		leftNotices{dir, recorder}.report()
+		shimNotices{dir, recorder}.report()
 	}
 	close(recorder.Events)
 	var events []string

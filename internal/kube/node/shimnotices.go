@@ -10,16 +10,18 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// leftNotices reads the shim's records of its changes to containers. Without such
-// a change a container would not have started, or would have done something
-// forbidden. See package bundle of the runtime. A shim cannot create events.
-type leftNotices struct {
+// shimNotices turns the notices of the containerd shim into events of pods, because a shim
+// cannot create events. The shim writes a notice when it has changed a container that would
+// not have started otherwise, or would have done something forbidden. See package bundle of
+// the runtime.
+type shimNotices struct {
+	// dir is the directory where the shim writes a file for each container.
 	dir      string
 	recorder record.EventRecorder
 }
 
-// left is one of these records.
-type left struct {
+// noticeFile is the content of a file of the shim.
+type noticeFile struct {
 	Pod     struct{ Namespace, Name, UID, Container string }
 	Notices []struct {
 		Warning         bool
@@ -27,15 +29,16 @@ type left struct {
 	}
 }
 
-// report makes events from the existing files, and removes the files.
-func (l leftNotices) report() {
-	paths, _ := filepath.Glob(filepath.Join(l.dir, "*.json"))
+// report creates the events for all files in the directory, and removes the files. It
+// ignores a file that it cannot remove, so that no notice is reported twice.
+func (s shimNotices) report() {
+	paths, _ := filepath.Glob(filepath.Join(s.dir, "*.json"))
 	for _, path := range paths {
 		text, err := os.ReadFile(path)
 		if err != nil || os.Remove(path) != nil {
 			continue
 		}
-		var file left
+		var file noticeFile
 		if json.Unmarshal(text, &file) != nil {
 			continue
 		}
@@ -48,7 +51,7 @@ func (l leftNotices) report() {
 			if notice.Warning {
 				kind = v1.EventTypeWarning
 			}
-			l.recorder.Event(pod, kind, notice.Reason, file.Pod.Container+": "+notice.Message)
+			s.recorder.Event(pod, kind, notice.Reason, file.Pod.Container+": "+notice.Message)
 		}
 	}
 }
