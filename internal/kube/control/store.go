@@ -19,35 +19,36 @@ import (
 )
 
 const (
-	// memberName is the only member's.
+	// memberName is the name of the only member.
 	memberName = "berth"
-	// memberURL names the member to itself. A member must have a peer URL,
-	// but a cluster of one never connects to it and nothing listens there. It
-	// is an address rather than a name, because names are looked up.
+	// memberURL is the peer URL that etcd requires of each member. Nothing listens
+	// there, because the only member of a cluster never connects to itself. The URL
+	// has an address, because etcd would look up a name.
 	memberURL = "http://127.0.0.1:2380"
-	// storeToken keeps members of different clusters apart.
+	// storeToken is etcd's token that separates members of different clusters. berth
+	// does so by certificates, so the token is constant.
 	storeToken = "berth"
-	// storeQuota bounds the database, which lives in memory.
+	// storeQuota bounds the size of the database in bytes. It is in memory.
 	storeQuota = 2 << 30
-	// walSegment replaces 64 MB: the log is on a tmpfs, and two segments are
-	// allocated ahead.
+	// walSegment is the size of a file of the write-ahead log in bytes. etcd's default
+	// of 64 MB is too large, because the log is in memory (on a tmpfs) and etcd
+	// allocates two segments in advance.
 	walSegment = 2 << 20
 )
 
-// store is etcd without network clients: the raft and storage core of etcd's
-// server. Package embed is no alternative, because it insists on listening for
-// clients and peers. A socket that does not exist needs no authentication. Only
-// several members listen for each other; see peers.go.
+// store is etcd without a listener for clients: only the raft and storage core of etcd's
+// server, called in this process. Without a socket, it needs no authentication. etcd's
+// package embed is not used, because it always listens for clients and peers. Members
+// listen for each other only if there are several; see peers.go.
 type store struct {
 	server *etcdserver.EtcdServer
-	peers  *http.Server  // nil without others
+	peers  *http.Server  // nil if this is the only member
 	up     chan struct{} // closed when server or err is set
 	err    error
 }
 
-// startStore starts etcd with its data in the plan's directory, which it
-// creates, or continues with the data that is there. It returns at once; up is
-// closed when the store answers.
+// startStore starts etcd, with the data in the plan's directory if there is any. It returns
+// at once. up is closed when the store answers, or when the start has failed.
 func startStore(plan cluster.Plan) *store {
 	s := &store{up: make(chan struct{})}
 	dir := plan.Paths.Etcd()
@@ -70,7 +71,7 @@ func startStore(plan cluster.Plan) *store {
 		case <-server.ReadyNotify():
 			s.server = server
 		case <-server.StopNotify():
-			s.err = fmt.Errorf("start etcd (data %s): it stopped by itself; see the log above", dir)
+			s.err = fmt.Errorf("start etcd (data %s): it stopped unexpectedly; see the log above", dir)
 		}
 	}()
 	return s
@@ -81,7 +82,7 @@ func newStoreServer(plan cluster.Plan) (*etcdserver.EtcdServer, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	// A package variable of etcd's, and the only way to set it.
+	// etcd has no other way to set the size than this package variable.
 	wal.SegmentSizeBytes = walSegment
 	configuration, err := storeConfig(dir)
 	if err != nil {
@@ -110,22 +111,22 @@ func storeConfig(dir string) (config.ServerConfig, error) {
 		InitialPeerURLsMap:  types.URLsMap{memberName: types.URLs{*member}},
 		InitialClusterToken: storeToken,
 		NewCluster:          true,
-		// Alone, a member elects itself when its election times out, so one or
-		// two ticks are the time to start. Waking up a hundred times a second
-		// costs half a percent of a core; 100 ms would cost 150 ms of start.
+		// The only member elects itself when its election times out, so the start
+		// takes one or two ticks. A tick of 10 ms costs half a percent of a core; a
+		// tick of 100 ms would delay the start by 150 ms.
 		TickMs:        10,
 		ElectionTicks: 2,
 		PreVote:       true,
 		// Everything is on a tmpfs and dies with the node.
 		UnsafeNoFsync:     true,
 		QuotaBackendBytes: storeQuota,
-		// The log takes memory twice, on the tmpfs and in the process. Without
-		// followers that have to catch up, little of it is ever needed.
+		// The log takes memory on the tmpfs and again in the process. Only followers
+		// that catch up need old entries, and there are none.
 		SnapshotCount:          2000,
 		SnapshotCatchUpEntries: 100,
 		MaxSnapFiles:           1,
 		MaxWALFiles:            1,
-		// etcd's own defaults, which package embed would fill in.
+		// These are etcd's defaults, which package embed would set.
 		MaxTxnOps:                   128,
 		MaxRequestBytes:             1.5 * 1024 * 1024,
 		AuthToken:                   "simple",
@@ -143,7 +144,7 @@ func storeConfig(dir string) (config.ServerConfig, error) {
 	}, nil
 }
 
-// close stops the store. It may be called at any time, and twice.
+// close waits until the start has ended, and stops the store. It may be called twice.
 func (s *store) close() {
 	<-s.up
 	if s.peers != nil {
@@ -154,8 +155,8 @@ func (s *store) close() {
 	}
 }
 
-// storeLog returns etcd's own kind of logger, on stderr like everything else. etcd
-// logs each step of a normal start as info and some of them as a warning.
+// storeLog returns a logger for etcd that writes errors to stderr. It omits warnings,
+// because etcd logs some steps of a normal start as warnings.
 func storeLog() *zap.Logger {
 	encoding := zap.NewProductionEncoderConfig()
 	encoding.EncodeTime = zapcore.ISO8601TimeEncoder

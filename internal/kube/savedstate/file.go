@@ -14,13 +14,13 @@ import (
 	"time"
 )
 
-// The file consists of a line that identifies the format, a line of JSON (header),
-// two parts, and the SHA-256 of everything before. The header has the lengths of
-// the parts.
+// A file consists of a line that identifies the format, a line of JSON (header), two
+// parts, and the SHA-256 checksum of everything before it. The header has the lengths
+// of the parts.
 //
-// The first part holds the compressed records without Secrets. The second part
-// holds the Secrets, compressed and encrypted with AES-256-GCM, with the header as
-// additional data.
+// The first part holds all records except Secrets, compressed with gzip. The second part
+// holds the Secrets, compressed with gzip and then encrypted with AES-256-GCM. The header
+// is the additional authenticated data.
 const (
 	magic  = "berth cluster state\n"
 	format = 1
@@ -29,15 +29,17 @@ const (
 // header describes the contents of a file.
 type header struct {
 	Format int
-	// Berth is the version that wrote the file, and Run its cluster's name.
+	// Berth is the version of berth that wrote the file, and Run the name of the
+	// cluster.
 	Berth, Run string
 	Saved      time.Time
 	Facts      Facts
-	Objects    int
-	// Secrets is the number of Secrets in the cluster; the file omits them if
-	// Sealed is 0.
+	// Objects is the number of objects in the cluster, including Secrets.
+	Objects int
+	// Secrets is the number of Secrets in the cluster. If Sealed is 0, the file does
+	// not contain them.
 	Secrets int
-	// Plain and Sealed are the lengths of the parts.
+	// Plain and Sealed are the lengths of the two parts in bytes.
 	Plain, Sealed int
 }
 
@@ -45,14 +47,15 @@ type header struct {
 type Snapshot struct {
 	Facts   Facts
 	Records []Record
-	// Berth, Run and Saved record the writer and the time.
+	// Berth is the version of berth that saved the snapshot, and Run the name of the
+	// cluster.
 	Berth, Run string
 	Saved      time.Time
-	// Missing is the number of omitted Secrets.
+	// Missing is the number of Secrets that Records does not contain.
 	Missing int
 }
 
-// encode encodes a snapshot. Without a key it omits Secrets.
+// encode returns the content of a file for a snapshot. If key is nil, it omits Secrets.
 func encode(s Snapshot, key []byte) ([]byte, error) {
 	var plain, secret []Record
 	for _, record := range s.Records {
@@ -94,19 +97,21 @@ func encode(s Snapshot, key []byte) ([]byte, error) {
 	return append(file, sum[:]...), nil
 }
 
-// errDamaged reports a file with unexpected content.
+// errDamaged is the error for a file with unexpected content.
 var errDamaged = errors.New("it is damaged")
 
-// errNewer reports a file from a later version.
+// errNewer is the error for a file of a later format.
 var errNewer = errors.New("it was written by a newer berth; use that one")
 
-// errForeignKey reports Secrets that this key cannot open.
+// errForeignKey is the error for Secrets that were encrypted with another key.
 var errForeignKey = errors.New("its Secrets are sealed with another key")
 
-// decode decodes a file. Without a key it omits Secrets and counts them in Missing.
+// decode returns the snapshot in the content of a file. If key is nil, it omits Secrets and
+// counts them in Missing. It returns an error that wraps errDamaged, errNewer or
+// errForeignKey.
 func decode(file []byte, key []byte) (Snapshot, error) {
 	if len(file) < len(magic)+sha256.Size || !bytes.HasPrefix(file, []byte(magic)) {
-		return Snapshot{}, fmt.Errorf("%w: no state of a cluster, or cut off", errDamaged)
+		return Snapshot{}, fmt.Errorf("%w: it is not the saved state of a cluster, or it is incomplete", errDamaged)
 	}
 	content, sum := file[:len(file)-sha256.Size], file[len(file)-sha256.Size:]
 	line, parts, _ := bytes.Cut(content[len(magic):], []byte{'\n'})
@@ -119,7 +124,7 @@ func decode(file []byte, key []byte) (Snapshot, error) {
 		return Snapshot{}, fmt.Errorf("%w: its checksum is wrong", errDamaged)
 	}
 	if h.Format != format || h.Plain < 0 || h.Sealed < 0 || h.Plain+h.Sealed != len(parts) {
-		return Snapshot{}, fmt.Errorf("%w: its parts are not as long as it says", errDamaged)
+		return Snapshot{}, fmt.Errorf("%w: its length differs from the one in its header", errDamaged)
 	}
 	s := Snapshot{Facts: h.Facts, Berth: h.Berth, Run: h.Run, Saved: h.Saved}
 	var err error
@@ -144,7 +149,7 @@ func decode(file []byte, key []byte) (Snapshot, error) {
 
 func pack(facts Facts, records []Record) ([]byte, error) {
 	var packed bytes.Buffer
-	// Prefer speed to size, because a cluster waits for it.
+	// Prefer speed to size, because the end of a cluster waits for the last save.
 	compressor, err := gzip.NewWriterLevel(&packed, gzip.BestSpeed)
 	if err != nil {
 		return nil, err
@@ -168,6 +173,7 @@ func unpack(packed []byte) ([]Record, error) {
 // encryptionOverhead is the number of bytes that encryption adds: a nonce and a tag.
 const encryptionOverhead = 12 + 16
 
+// encrypt returns a random nonce and the encrypted data. The key has 32 bytes.
 func encrypt(key, data, additional []byte) ([]byte, error) {
 	aead, err := newAEAD(key)
 	if err != nil {

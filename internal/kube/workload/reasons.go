@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// stage is a step in the life of a pod before its containers run. A pod that has
-// reached a stage has left the troubles of earlier ones behind.
+// stage is a step in the life of a pod before its containers run. When a pod reaches a
+// stage, troubles of earlier stages are over.
 type stage int
 
 const (
@@ -21,49 +21,49 @@ const (
 	stageRunning
 )
 
-// effect says when a trouble ends the run.
+// effect defines when a trouble ends the run.
 type effect int
 
 const (
-	// certain troubles end it after their timeout, whatever else goes on.
+	// certain troubles end the run after their timeout, in any case.
 	certain effect = iota
-	// mendable troubles may be mended by a server of the workload, an operator
-	// for example: the clock does not run while one is starting.
+	// mendable troubles may be mended by a server of the workload, for example an
+	// operator. Their timeout does not run while a server is starting.
 	mendable
-	// crowded troubles pass when pods end: the clock does not run while a pod is
-	// left that ends by itself.
+	// crowded troubles pass when other pods end. Their timeout does not run while
+	// there is a pod that will finish.
 	crowded
-	// reported troubles are reported and end nothing.
+	// reported troubles are reported to the user, and do not end the run.
 	reported
 )
 
-// Timeouts for troubles that may pass by themselves, each well below the 30 s
-// within which a workload that can never start ends the run.
+// Timeouts for troubles that may pass by themselves. A workload that can never start
+// ends the run within 30 s, so most of them are well below that.
 const (
-	noTimeout    = 0
-	idleTimeout  = 5 * time.Second  // nothing runs that could make room
+	noTimeout    = 0                // the trouble ends the run at once
+	idleTimeout  = 5 * time.Second  // no running pod could make room
 	pullTimeout  = 12 * time.Second // the kubelet has tried twice by then
 	otherTimeout = 20 * time.Second
-	// nodeTimeout is for a cluster that has no node yet: that is not the pod's
-	// fault, and a node that never comes ends the run for its own reason.
+	// nodeTimeout applies while the cluster has no node yet. This is no fault of the
+	// pod, and a missing node ends the run with its own error.
 	nodeTimeout = time.Minute
-	// serverTimeout is for a server on its way, which pulls its image perhaps.
+	// serverTimeout applies to a server that is starting, and may pull its image.
 	serverTimeout = 2 * time.Minute
-	// successorTimeout is for a pod that was made successorAge or more after one
-	// of its controller had started: a registry may be away for a moment in the
-	// nineteenth hour of a job.
+	// successorTimeout applies to a pod that was created successorAge or more after
+	// the first pod of its controller had started. In a job of many hours, a registry
+	// may be unavailable for a moment.
 	successorTimeout = 5 * time.Minute
 	successorAge     = time.Minute
-	// unrepeatedTimeout is for troubles with passingWords that are not repeated.
-	// The kubelet tries again after 0.5, 1, 2, 4, 8, ... s, or 10 to 15 s, but
-	// client-go drops events of a pod beyond 25.
+	// unrepeatedTimeout applies if the message contains passingWords and was not
+	// repeated. The kubelet tries again after 0.5, 1, 2, 4, 8, ... s, or 10 to 15 s,
+	// but client-go drops the events of a pod after the first 25.
 	unrepeatedTimeout = time.Minute
-	// unseenTimeout is for an event whose pod has not been seen.
+	// unseenTimeout applies to an event whose pod has not been seen.
 	unseenTimeout = time.Minute
 )
 
-// class names troubles that are the same to a user: a change between reasons of
-// one class does not restart the clock.
+// class is a group of reasons that mean the same to a user. A change between reasons
+// of one class does not restart the timeout.
 type class string
 
 const (
@@ -93,7 +93,7 @@ type kind struct {
 // waitingReasons maps the reasons of waiting containers in kubelet v1.36:
 // pkg/kubelet/images/types.go, pkg/kubelet/container/sync_result.go,
 // pkg/kubelet/kuberuntime/kuberuntime_container.go and the CRI's errors. A test
-// holds the table against those files.
+// compares the table with these files.
 var waitingReasons = map[string]kind{
 	"ErrImageNeverPull":         {classPull, certain, noTimeout},
 	"InvalidImageName":          {classPull, certain, noTimeout},
@@ -112,22 +112,22 @@ var waitingReasons = map[string]kind{
 	"RROUnsupported":         {classCreate, certain, otherTimeout},
 	"ImageVolumeMountFailed": {classCreate, certain, otherTimeout},
 
-	// The program ran and failed, or its hook did: it may do better next time.
+	// The program or its hook has failed, but may succeed next time.
 	"PostStartHookError": {classCrash, reported, otherTimeout},
 	"CrashLoopBackOff":   {classCrash, reported, otherTimeout},
 }
 
-// eventKind is a row of the table of the kubelet's events on pods. The stage is
-// what the event proves that the pod has reached.
+// eventKind is a row of the table of the kubelet's events on pods.
 type eventKind struct {
+	// stage is the stage that the pod has reached at least.
 	stage stage
 	// trouble is the zero value for an event that only reports progress.
 	trouble kind
 }
 
-// podEvents are the reasons of pkg/kubelet/events/event.go in kubelet v1.36 that
-// pods get before they run. Troubles with containers are read from the status
-// instead, which is always the current one.
+// podEvents maps the reasons of events on pods that do not run yet, from
+// pkg/kubelet/events/event.go in kubelet v1.36. Troubles with containers are read from
+// the pod's status instead, because it is always current.
 var podEvents = map[string]eventKind{
 	"FailedNodeDeclaredFeaturesCheck": {stageVolumes, kind{classVolumes, certain, otherTimeout}},
 	"NetworkNotReady":                 {stageVolumes, kind{classSandbox, certain, otherTimeout}},
@@ -152,11 +152,11 @@ var podEvents = map[string]eventKind{
 	"Unhealthy":           {stage: stageContainers},
 }
 
-// failedEvent is the reason of several events: about the pod's directories, and
-// about images and containers.
+// failedEvent is the reason of several kinds of events: about the pod's directories,
+// images and containers.
 const failedEvent = "Failed"
 
-// findPodEvent returns the row of an event on a pod.
+// findPodEvent returns the row of an event on a pod. It reports false for other events.
 func findPodEvent(event *corev1.Event) (eventKind, bool) {
 	if event.Reason != failedEvent {
 		row, ok := podEvents[event.Reason]
@@ -168,13 +168,13 @@ func findPodEvent(event *corev1.Event) (eventKind, bool) {
 	return eventKind{stage: stageContainers}, true
 }
 
-// creationEvents are the events of controllers that create no pod:
+// creationEvents holds the reasons of events of controllers that cannot create a pod, from
 // pkg/controller/controller_utils.go, the stateful_pod_control.go of StatefulSets,
 // and deployment/util/deployment_util.go.
 var creationEvents = map[string]bool{"FailedCreate": true, "ReplicaSetCreateError": true}
 
-// capacityReasons are the scheduler's words for a pod that may start when others have
-// ended, or with them. Other plugins report what is missing.
+// capacityReasons holds the scheduler's words for a pod that may start when other pods
+// end or start. The scheduler's other messages are about something that is missing.
 var capacityReasons = []string{
 	"Insufficient ", "Too many pods",
 	"node(s) didn't have free ports for the requested pod ports",
@@ -188,37 +188,39 @@ var capacityReasons = []string{
 	"node(s) were unschedulable",
 }
 
-// rejections are the kubelet's reasons for pods that it refuses and that it would
-// refuse again; with others, such as OutOfcpu, the next pod may have more luck.
+// rejections holds the kubelet's reasons for refusing a pod that it would refuse again.
+// After other reasons, such as OutOfcpu, it may accept the next pod.
 var rejections = map[string]bool{
 	"SysctlForbidden": true, "AppArmor": true, "PodOSNotSupported": true, "PodOSSelectorNodeLabelDoesNotMatch": true,
 	"PodFeatureUnsupported": true, "PodLevelResourcesNotSupported": true, "SupplementalGroupsPolicyNotSupported": true,
 	"InitContainerRestartPolicyForbidden": true,
 }
 
-// trouble is why a pod waits.
+// trouble is a reason why a pod waits.
 type trouble struct {
 	kind
 	stage stage
 	err   *NeverStarts
-	// tainted: a taint keeps the pod away that it does not tolerate.
+	// tainted reports whether the nodes have taints that the pod does not tolerate.
 	tainted bool
-	// tooLarge: the pod would not fit on an empty node either.
+	// tooLarge reports whether the pod would not even fit on an empty node.
 	tooLarge bool
-	// needsPod: only another pod could bring what is missing, so that without one
-	// there is nothing to wait for.
+	// needsPod reports whether only another pod could provide what is missing. Without
+	// such a pod there is nothing to wait for.
 	needsPod bool
 }
 
-// diagnosis finds the trouble of a pod by what Kubernetes reports.
+// diagnosis finds the trouble of a pod in its status and events.
 type diagnosis struct {
+	// noPull reports whether the user has forbidden pulls (--no-pull).
 	noPull bool
 	// ids describes the node's user and group IDs, such as "0 to 65536". It is
 	// empty if unknown.
 	ids string
 }
 
-// newTrouble returns the trouble of a row, as its message shows it.
+// newTrouble returns the trouble of a row, with the error for the user. It changes the
+// row's effect and timeout if the message proves that waiting is useless.
 func (d diagnosis) newTrouble(row kind, reached stage, object, reason, message string) *trouble {
 	t := &trouble{kind: row, stage: reached, err: d.neverStarts(object, reason, message)}
 	if says(message, outOfRange) || says(message, kernelRefuses) {
@@ -228,19 +230,18 @@ func (d diagnosis) newTrouble(row kind, reached stage, object, reason, message s
 	return t
 }
 
-// kernelRefuses are runc's words for a value that the kernel will not take the next
-// time either.
+// kernelRefuses holds runc's words for a value that the kernel refuses every time.
 const kernelRefuses = "failed to write sysctl"
 
-// passingWords are the words of troubles of a busy node, which the next attempt may
-// not have.
+// passingWords holds the words of troubles on a busy node, where the next attempt may
+// succeed. See says for the format.
 const passingWords = "timed out|context deadline exceeded|failed to sync|not registered|connection refused|is reserved for"
 
-// onlyPodsBring are the words about what no controller of Kubernetes creates a
-// moment later: another pod may.
+// onlyPodsBring holds the words about missing objects that no controller of Kubernetes
+// creates, but another pod may.
 const onlyPodsBring = "hostPath type check failed: |no PriorityClass with name|RuntimeClass & not found"
 
-// stageOf returns how far a pod has come by its status.
+// stageOf returns the stage that a pod has reached according to its status.
 func stageOf(pod *corev1.Pod) stage {
 	if pod.Status.Phase == corev1.PodRunning {
 		return stageRunning
@@ -256,7 +257,7 @@ func stageOf(pod *corev1.Pod) stage {
 	return stageScheduling
 }
 
-// troubleOf returns why a pod waits by its status, nil if that does not say it.
+// troubleOf returns the trouble in a pod's status, or nil if the status shows none.
 func (d diagnosis) troubleOf(pod *corev1.Pod) *trouble {
 	if t := d.containerTrouble(pod); t != nil || stageOf(pod) != stageScheduling {
 		return t
@@ -269,6 +270,8 @@ func (d diagnosis) troubleOf(pod *corev1.Pod) *trouble {
 	return nil
 }
 
+// schedulingTrouble returns the trouble in the scheduler's message, or nil if the reason is
+// unknown.
 func (d diagnosis) schedulingTrouble(pod *corev1.Pod, reason, message string) *trouble {
 	row := kind{classNeeds, mendable, otherTimeout}
 	switch {
@@ -290,7 +293,8 @@ func (d diagnosis) schedulingTrouble(pod *corev1.Pod, reason, message string) *t
 	return t
 }
 
-// containerTrouble returns why a container cannot be started.
+// containerTrouble returns the trouble of the pod's first container that cannot start, or
+// nil. Init containers come first.
 func (d diagnosis) containerTrouble(pod *corev1.Pod) *trouble {
 	for _, status := range pod.Status.InitContainerStatuses {
 		if t := d.troubleOfContainer(pod, &status, true); t != nil {
@@ -321,7 +325,7 @@ func (d diagnosis) troubleOfContainer(pod *corev1.Pod, status *corev1.ContainerS
 	}
 	row, ok := waitingReasons[waiting.Reason]
 	if !ok || row.class == classCrash && !init {
-		return nil // the log of a container that ran says more
+		return nil // unknown, or a program that ran: its log has the reason
 	}
 	t := d.newTrouble(row, stageContainers, name, waiting.Reason, fmt.Sprintf("container %s: %s", status.Name, plain(waiting.Message)))
 	if row.class == classPull && (d.noPull || podRemedy(waiting.Message) != "") {
@@ -333,8 +337,7 @@ func (d diagnosis) troubleOfContainer(pod *corev1.Pod, status *corev1.ContainerS
 	return t
 }
 
-// imageOf returns the image of a container under the name that the manifest has
-// for it.
+// imageOf returns a container's image by the name in the manifest.
 func imageOf(pod *corev1.Pod, status *corev1.ContainerStatus) string {
 	for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		if container.Name == status.Name {
@@ -344,8 +347,8 @@ func imageOf(pod *corev1.Pod, status *corev1.ContainerStatus) string {
 	return status.Image
 }
 
-// startError returns how a container ended that the runtime could not start, as
-// long as it is not running.
+// startError returns the last termination of a container if the runtime could not start
+// it and it is not running now. Otherwise it returns nil.
 func startError(status *corev1.ContainerStatus) *corev1.ContainerStateTerminated {
 	last := status.State.Terminated
 	if status.State.Waiting != nil {
@@ -357,8 +360,8 @@ func startError(status *corev1.ContainerStatus) *corev1.ContainerStateTerminated
 	return nil
 }
 
-// rejected returns why the kubelet refused a pod, nil if it did not or if another
-// pod like this one may be luckier.
+// rejected returns the trouble of a pod that the kubelet has refused. It returns nil if the
+// kubelet has not, or if it may accept the next pod of this kind.
 func (d diagnosis) rejected(pod *corev1.Pod) *trouble {
 	if !rejections[pod.Status.Reason] {
 		return nil
@@ -367,9 +370,10 @@ func (d diagnosis) rejected(pod *corev1.Pod) *trouble {
 	return d.newTrouble(kind{classRejected, certain, pullTimeout}, stageContainers, "pod "+pod.Name, pod.Status.Reason, message)
 }
 
-// isTooLarge reads the scheduler's message: for a pod that only lacks room, it
-// counts the nodes where others could make some. Devices are left out: their
-// plugin may come with the workload and add them to the node.
+// isTooLarge reports whether the pod of a message of the scheduler needs more CPU or memory
+// than an empty node has. The scheduler calls preemption helpful if the pod would fit
+// without other pods. Devices do not count, because a device plugin of the workload may
+// add them to the node later.
 func isTooLarge(message string) bool {
 	return strings.Contains(message, "Preemption is not helpful") &&
 		(strings.Contains(message, "Insufficient cpu") || strings.Contains(message, "Insufficient memory"))
