@@ -12,15 +12,17 @@ import (
 	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
-// predecessor is a Switch that has died.
+// predecessor is a Switch that has died. The process of its fdHolder still has the
+// descriptors, if it is alive.
 type predecessor struct {
 	records []*record
-	// holder is a pidfd of the process that holds its descriptors, or -1 if that has died
-	// too, and pid is its number.
+	// pid is the process ID of the fdHolder's process, and holder its pidfd, or -1 if that
+	// process has died too.
 	holder, pid int
 }
 
-// newPredecessor returns the owner of the records that were in the state. close closes it.
+// newPredecessor returns the Switch that wrote the records in the state. The caller must
+// close it.
 func newPredecessor(records []*record) *predecessor {
 	p := &predecessor{records: records, holder: -1}
 	for _, r := range records {
@@ -34,7 +36,7 @@ func newPredecessor(records []*record) *predecessor {
 	return p
 }
 
-// lost reports whether its descriptors are lost.
+// lost reports whether the descriptors are lost.
 func (p *predecessor) lost() bool { return p.holder < 0 }
 
 // kill ends the process that holds the descriptors.
@@ -44,6 +46,7 @@ func (p *predecessor) kill() {
 	}
 }
 
+// close closes the pidfd. It may be called twice.
 func (p *predecessor) close() {
 	if p.holder >= 0 {
 		unix.Close(p.holder)
@@ -51,12 +54,14 @@ func (p *predecessor) close() {
 	}
 }
 
+// fetchedRecord is a record with this process' copies of its descriptors. 0 means none.
 type fetchedRecord struct {
 	r             *record
 	fd, bell, old int32
 }
 
-// fetch fetches the descriptors of a record. 0 means none.
+// fetch copies the descriptors of a record into this process. It returns 0 for a
+// descriptor that cannot be fetched.
 func (p *predecessor) fetch(r *record) fetchedRecord {
 	f := fetchedRecord{r: r}
 	get := func(fd int32) int32 {
@@ -79,7 +84,7 @@ func (p *predecessor) fetch(r *record) fetchedRecord {
 		}
 	}
 	if r.kind == kindContainer && f.fd > 0 && !linux.IsListener(int(f.fd)) {
-		unix.Close(int(f.fd)) // another process has the holder's number
+		unix.Close(int(f.fd)) // another process now has the process ID
 		f.fd = 0
 	}
 	return f
@@ -87,14 +92,16 @@ func (p *predecessor) fetch(r *record) fetchedRecord {
 
 // orphans holds descriptors that a predecessor had not recorded when it died.
 type orphans struct {
-	// connections were accepted for pods.
+	// connections holds the connections that were accepted for pods.
 	connections []int
-	// deliveries are connections of runtimes that send a container's filter.
+	// deliveries holds the connections over which a runtime sends the filter of a
+	// container.
 	deliveries []int
 }
 
-// orphans fetches the orphans. hostNetwork is the cookie of the host's network namespace,
-// and containers is Config.Containers.
+// orphans fetches the predecessor's unrecorded descriptors. hostNetwork is the cookie of
+// the host's network namespace, and containers is Config.Containers. It returns an error if
+// the descriptors cannot be listed.
 func (p *predecessor) orphans(hostNetwork uint64, containers *net.UnixListener) (found orphans, err error) {
 	known := map[int]bool{}
 	for _, r := range p.records {
@@ -116,8 +123,8 @@ func (p *predecessor) orphans(hostNetwork uint64, containers *net.UnixListener) 
 		peer, connected := sock.Peer(got)
 		network, err := sock.NetworkCookie(got)
 		switch {
-		// Check this before the records: one may name a closed descriptor whose number
-		// the delivery has received since.
+		// Check this before the records. A record may name a closed descriptor, and the
+		// delivery may have its number now.
 		case isDelivery(got, containers):
 			found.deliveries = append(found.deliveries, got)
 		case known[fd] || err != nil || network == hostNetwork || !connected || isCallersSocket(got, p.records):
@@ -128,7 +135,7 @@ func (p *predecessor) orphans(hostNetwork uint64, containers *net.UnixListener) 
 	}
 	for e, fd := range byEnds {
 		if _, both := byEnds[ends{e.peer, e.local}]; both {
-			unix.Close(fd) // of a bell that was taken back
+			unix.Close(fd) // the other end of a bell, which was reset
 			continue
 		}
 		found.connections = append(found.connections, fd)
@@ -152,7 +159,8 @@ func isDelivery(fd int, containers *net.UnixListener) bool {
 	return err == nil && ok1 && ok2 && wanted.Name != "" && name.Name == wanted.Name && sock.Option(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN) == 0
 }
 
-// isCallersSocket reports whether a socket is the one that a waiting call is about.
+// isCallersSocket reports whether a socket is an argument of a recorded call, whose caller
+// still waits.
 func isCallersSocket(socket int, records []*record) bool {
 	return slices.ContainsFunc(records, func(r *record) bool {
 		return r.kind == kindCall && r.call.ID != 0 &&

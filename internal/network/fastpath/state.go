@@ -77,19 +77,20 @@ type record struct {
 	bell  int32
 	// old is the socket that is replaced, in stageReplacing.
 	old int32
-	// ipv6: the program's socket is one of IPv6. plain: a parked connection is one
-	// of the overlay.
+	// ipv6 reports whether the program's socket is an IPv6 socket, and plain whether a
+	// parked connection came over the overlay.
 	ipv6, plain bool
-	// again: a parked connection that some process may have already.
+	// again reports whether a process may already have the parked connection.
 	again bool
-	// unreported: the program has received no answer for its switched socket. pending: the
-	// answer was EINPROGRESS.
+	// unreported reports whether the program has received no answer for its switched
+	// socket, and pending whether the answer was EINPROGRESS.
 	unreported, pending bool
-	// outside: a switched socket is connected to no pod.
+	// outside reports whether the peer of a switched socket is no pod.
 	outside bool
 	call    linux.Notification
 	cookie  uint64
-	// memory of a container in bytes, for sysinfo(2); 0 leaves the call to the kernel.
+	// memory is the memory of a container in bytes, for sysinfo(2). If it is 0, the
+	// kernel answers the call.
 	memory uint64
 
 	local, peer, target, hostLocal, hostPeer end
@@ -97,8 +98,8 @@ type record struct {
 	answer                                   [answerLen]byte
 }
 
-// note records the stage of a call and its connection. A connection that no record names
-// yet is found by findOrphans.
+// note records the stage of a call and its connection. If the process dies before, the
+// successor finds the connection by predecessor.orphans.
 func (r *record) note(at stage, connection int) {
 	atomic.StoreUint32((*uint32)(&r.stage), uint32(at))
 	atomic.StoreInt32(&r.bell, int32(connection))

@@ -7,17 +7,17 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// An acknowledgement of much data costs a third of the data's own cost, and the
-// next acknowledgement supersedes it. A flow that acknowledges at least bulkAck
-// bytes at once therefore sends one acknowledgement in ackInterval, or for each
-// maxAckBytes. Interrupt moderation of a network card has the same effect.
+// In a bulk transfer, acknowledgements cost a third as much as the data, and each
+// supersedes the one before. A flow whose acknowledgement covers at least bulkAck bytes
+// therefore sends only one per ackInterval, or one per maxAckBytes. The interrupt
+// moderation of a network card has the same effect.
 const (
-	bulkAck     = 24 << 10
-	maxAckBytes = 512 << 10
+	bulkAck     = 24 << 10  // bytes
+	maxAckBytes = 512 << 10 // bytes
 	ackInterval = 100 * time.Microsecond
 	ackFlows    = 64 // a power of two
-	// largestAck is the size of a held packet with IPv6 and timestamps, with
-	// its headroom, in bytes.
+	// largestAck is the size in bytes of a held packet: headroom, IPv6 and TCP with
+	// timestamps.
 	largestAck = headroom + linux.VnetHeaderLen + ipv6Header + minTCPHeader + 12
 )
 
@@ -25,23 +25,25 @@ const (
 type ackFlow struct {
 	addresses [32]byte
 	ports     [4]byte
-	sent      uint32 // the number acknowledged last
-	at        time.Time
-	to        *peer
-	held      []byte // the delayed packet with its headroom; empty if there is none
+	sent      uint32    // the acknowledgement number sent last
+	at        time.Time // when it was sent
+	to        *peer     // the receiver of held
+	held      []byte    // the delayed packet with its headroom; empty if there is none
 	buffer    [largestAck]byte
 }
 
 // ackHolder delays acknowledgements of one queue.
 type ackHolder struct {
 	flows [ackFlows]ackFlow // a hash table without chaining
-	held  int
-	// lent is true while send uses a buffer of a flow, until the next flush.
+	held  int               // number of flows with a held packet
+	// lent reports whether send may still use the buffer of a flow. That ends with the
+	// next flush.
 	lent bool
 }
 
-// take reports whether it has taken a packet to send it later. The frame begins
-// headroom bytes into buffer. take sends a held packet that must go first.
+// take holds a packet to send it later, and reports whether it did. If not, the caller
+// sends the packet. The frame begins headroom bytes into buffer. take itself sends a held
+// packet that must go first.
 func (h *ackHolder) take(to *peer, buffer []byte, send func(*peer, []byte)) bool {
 	number, ok := pureAck(buffer[headroom:])
 	if !ok {
@@ -53,7 +55,7 @@ func (h *ackHolder) take(to *peer, buffer []byte, send func(*peer, []byte)) bool
 	}
 	advance := number - flow.sent
 	if len(flow.held) > 0 && int32(number-heldNumber(flow.held)) <= 0 {
-		// A duplicate acknowledgement has a meaning in TCP.
+		// TCP counts duplicate acknowledgements to detect loss, so none may be dropped.
 		h.release(flow, send)
 		return false
 	}
@@ -69,7 +71,7 @@ func (h *ackHolder) take(to *peer, buffer []byte, send func(*peer, []byte)) bool
 	return true
 }
 
-// flushed notifies the holder that send no longer uses a buffer.
+// flushed must be called after a flush, when send no longer uses a buffer of a flow.
 func (h *ackHolder) flushed() { h.lent = false }
 
 // drop discards the held packet, which a later acknowledgement supersedes.
@@ -80,6 +82,7 @@ func (h *ackHolder) drop(flow *ackFlow) {
 	}
 }
 
+// release sends the held packet of a flow, if there is one.
 func (h *ackHolder) release(flow *ackFlow, send func(*peer, []byte)) {
 	if len(flow.held) == 0 {
 		return
@@ -90,8 +93,8 @@ func (h *ackHolder) release(flow *ackFlow, send func(*peer, []byte)) {
 	h.drop(flow)
 }
 
-// due sends the packets whose delay has passed. It returns the time until the next
-// one is due, negative if none is held.
+// due sends the held packets whose delay has passed. It returns the time until the next
+// packet is due, or a negative time if no packet is held.
 func (h *ackHolder) due(send func(*peer, []byte)) time.Duration {
 	least := time.Duration(-1)
 	if h.held == 0 {
@@ -113,8 +116,8 @@ func (h *ackHolder) due(send func(*peer, []byte)) time.Duration {
 	return least
 }
 
-// flow returns the flow of an acknowledgement. It returns nil for a new flow,
-// which it stores unless the slot belongs to a flow with a held packet.
+// flow returns the flow of an acknowledgement. For a new flow it returns nil, and stores
+// the flow unless its slot belongs to a flow with a held packet.
 func (h *ackHolder) flow(frame []byte, number uint32) *ackFlow {
 	addresses, ports := flowOf(frame)
 	place := binary.LittleEndian.Uint32(ports[:]) ^ binary.LittleEndian.Uint32(addresses[:]) ^ binary.LittleEndian.Uint32(addresses[4:])
@@ -128,6 +131,7 @@ func (h *ackHolder) flow(frame []byte, number uint32) *ackFlow {
 	return nil
 }
 
+// flowOf returns the addresses and ports in the headers of a packet.
 func flowOf(frame []byte) (addresses [32]byte, ports [4]byte) {
 	packet := frame[linux.VnetHeaderLen:]
 	if packet[0]>>4 == 4 {
@@ -140,8 +144,8 @@ func flowOf(frame []byte) (addresses [32]byte, ports [4]byte) {
 	return addresses, ports
 }
 
-// pureAck returns the acknowledged number if a TCP packet is only an
-// acknowledgement: without data, flags, or options other than a timestamp.
+// pureAck returns the acknowledgement number of a TCP packet that is only an
+// acknowledgement: without data, other flags, or options other than timestamps.
 func pureAck(frame []byte) (number uint32, ok bool) {
 	packet := frame[linux.VnetHeaderLen:]
 	if len(packet) > ipv6Header+minTCPHeader+12 || len(packet) < minIPv4Header+minTCPHeader || frame[vnetGSOType] != gsoNone {
@@ -171,6 +175,7 @@ func pureAck(frame []byte) (number uint32, ok bool) {
 	return binary.BigEndian.Uint32(tcp[8:]), true
 }
 
+// heldNumber returns the acknowledgement number of a held packet.
 func heldNumber(buffer []byte) uint32 {
 	number, _ := pureAck(buffer[headroom:])
 	return number
