@@ -1,5 +1,5 @@
 // Package fuzzbound bounds the memory and CPU time that one input of a fuzz
-// target may use. An input beyond the bounds fails, as one that crashes does.
+// target may use. An input that exceeds a bound fails, like an input that crashes.
 // Only tests import this package. Other modules compile it through a symbolic
 // link, so it imports only the standard library.
 package fuzzbound
@@ -16,7 +16,8 @@ import (
 
 const (
 	// maxMemory bounds the bytes that one input allocates on the heap, including
-	// garbage. The largest live heap would depend on when the collector runs.
+	// garbage. The size of the live heap is not used, because it depends on the times
+	// of garbage collections.
 	maxMemory = 256 << 20
 	// maxCPU bounds the CPU time of the process during one input. Unlike the wall
 	// time, it does not grow on a loaded machine.
@@ -25,14 +26,14 @@ const (
 	maxBlocked = 2 * time.Minute
 )
 
-// Watch fails the test of one input if the process exceeds a bound until the
-// test ends. Each target calls it first. If the input does not return, Watch ends
+// Watch fails the test of one input if the process exceeds a bound before the test
+// ends. Each fuzz target calls it first. If the target does not return, Watch ends
 // the process, and the fuzzing engine keeps the input.
 //
-// A process runs one input at a time, so all that it uses belongs to the input.
+// A process runs one input at a time, so everything that it uses counts for the input.
 func Watch(t testing.TB) {
 	begin := now()
-	// The engine does not limit the time of one input.
+	// The fuzzing engine does not limit the time of one input.
 	var watchdog *time.Timer
 	watchdog = time.AfterFunc(maxCPU, func() {
 		reason := now().sub(begin).exceeded()
@@ -57,18 +58,19 @@ func Watch(t testing.TB) {
 	})
 }
 
-// usage holds what the process has used.
+// usage holds the bytes that the process has allocated, and its CPU time, at one time.
 type usage struct {
 	memory uint64
 	cpu    time.Duration
 	at     time.Time
 }
 
+// now returns the usage since the start of the process.
 func now() usage {
 	sample := [1]metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(sample[:])
 	var spent syscall.Rusage
-	// It fails only for invalid arguments.
+	// Getrusage fails only for invalid arguments.
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &spent)
 	return usage{
 		memory: sample[0].Value.Uint64(),
@@ -77,11 +79,12 @@ func now() usage {
 	}
 }
 
+// sub returns the usage since an earlier time.
 func (u usage) sub(earlier usage) usage {
 	return usage{memory: u.memory - earlier.memory, cpu: u.cpu - earlier.cpu, at: u.at}
 }
 
-// exceeded returns what exceeds the budget, or nothing.
+// exceeded describes the bound that the usage exceeds. It returns "" if there is none.
 func (u usage) exceeded() string {
 	switch {
 	case u.memory > maxMemory:

@@ -22,28 +22,28 @@ const (
 	// minBlock and maxBlock are the format's limits for the block size.
 	minBlock = 4 << 10
 	maxBlock = 1 << 20
-	// maxFileBlocks bounds the blocks of a file: a terabyte at the usual block
-	// size. maxBlocks bounds the blocks of all files. Sparse blocks count, too.
+	// maxFileBlocks bounds the blocks of a file: a terabyte with the usual blocks of
+	// 128 KiB. maxBlocks bounds the blocks of all files. Sparse blocks count, too.
 	maxFileBlocks = 8 << 20
 	maxBlocks     = 64 << 20
 )
 
 var order = binary.LittleEndian
 
-// Image is an image open for reading. It is not safe for concurrent use.
+// Image is an image that is open for reading. It is not safe for concurrent use.
 type Image struct {
-	most      budget.Budget
+	limits    budget.Budget
 	from      io.ReaderAt
-	size      int64
+	size      int64 // in bytes, according to the superblock
 	blockSize uint32
-	inodes    uint32
+	inodes    uint32 // number of inodes
 	codec     codec
 	// compression is the codec's number in the format.
 	compression uint16
 
-	root                           uint64
-	inodeTable, dirTable           int64
-	ids                            []uint32
+	root                           uint64   // reference to the inode of the root directory
+	inodeTable, dirTable           int64    // offsets
+	ids                            []uint32 // user and group IDs
 	fragments, xattrRefs           table
 	xattrTable                     int64
 	kept                           map[int64]metaBlock
@@ -53,31 +53,34 @@ type Image struct {
 	metadata                       []byte // the metadata block unpacked last
 }
 
+// fragment is the offset and the packed size of a fragment block.
 type fragment struct {
 	start int64
 	size  uint32
 }
 
-// Open returns the image in the first size bytes of from, within the limits of most.
-func Open(from io.ReaderAt, size int64, most budget.Budget) (*Image, error) {
+// Open returns the image in the first size bytes of from. It reads the superblock and the
+// tables; the limits apply to the files that are read later. The error wraps ErrCorrupt if
+// the image is malformed.
+func Open(from io.ReaderAt, size int64, limits budget.Budget) (*Image, error) {
 	var b [superSize]byte
 	if _, err := from.ReadAt(b[:], 0); err != nil {
 		return nil, fmt.Errorf("read superblock: %w", unexpected(err))
 	}
 	i := &Image{
-		most: most, from: from, size: size, inodes: order.Uint32(b[4:]), blockSize: order.Uint32(b[12:]),
+		limits: limits, from: from, size: size, inodes: order.Uint32(b[4:]), blockSize: order.Uint32(b[12:]),
 		compression: order.Uint16(b[20:]), root: order.Uint64(b[32:]), kept: map[int64]metaBlock{}, fragmentAt: -1,
 	}
 	used := order.Uint64(b[40:])
 	switch {
 	case order.Uint32(b[0:]) != magic:
-		return nil, fmt.Errorf("read superblock: no squashfs: %w", ErrCorrupt)
+		return nil, fmt.Errorf("read superblock: not a squashfs image: %w", ErrCorrupt)
 	case order.Uint16(b[28:]) != 4 || order.Uint16(b[30:]) != 0:
-		return nil, fmt.Errorf("squashfs of version %d.%d: only 4.0 is understood", order.Uint16(b[28:]), order.Uint16(b[30:]))
+		return nil, fmt.Errorf("squashfs version %d.%d is not supported, only 4.0", order.Uint16(b[28:]), order.Uint16(b[30:]))
 	case i.blockSize < minBlock || i.blockSize > maxBlock || i.blockSize&(i.blockSize-1) != 0:
 		return nil, fmt.Errorf("read superblock: blocks of %d bytes: %w", i.blockSize, ErrCorrupt)
 	case used > uint64(size):
-		return nil, fmt.Errorf("read superblock: %d bytes, but the file has %d: %w", used, size, ErrCorrupt)
+		return nil, fmt.Errorf("read superblock: the image has %d bytes, but the file only %d: %w", used, size, ErrCorrupt)
 	}
 	i.size = int64(used)
 	var err error
@@ -99,10 +102,11 @@ func Open(from io.ReaderAt, size int64, most budget.Budget) (*Image, error) {
 	return i, nil
 }
 
-// readAt reads within the image.
+// readAt fills into with the bytes at an offset. The error wraps ErrCorrupt if they are
+// not within the image.
 func (i *Image) readAt(into []byte, at int64) error {
 	if at < 0 || at > i.size || int64(len(into)) > i.size-at {
-		return fmt.Errorf("read %d bytes at %d: the image ends before: %w", len(into), at, ErrCorrupt)
+		return fmt.Errorf("read %d bytes at %d: beyond the end of the image: %w", len(into), at, ErrCorrupt)
 	}
 	if n, err := i.from.ReadAt(into, at); n < len(into) {
 		return unexpected(err)
@@ -110,7 +114,7 @@ func (i *Image) readAt(into []byte, at int64) error {
 	return nil
 }
 
-// unexpected replaces io.EOF by io.ErrUnexpectedEOF.
+// unexpected returns io.ErrUnexpectedEOF instead of io.EOF, and other errors as they are.
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -118,7 +122,7 @@ func unexpected(err error) error {
 	return err
 }
 
-// readIDs reads the table of user and group IDs, which has at most 65,535 entries.
+// readIDs reads the table of user and group IDs, whose count has 16 bits.
 func (i *Image) readIDs(list uint64, count uint16) error {
 	t, err := i.newTable(list, uint32(count), 4)
 	if err != nil {
@@ -143,10 +147,10 @@ func (i *Image) fragment(index uint32) (fragment, error) {
 	return fragment{int64(order.Uint64(b)), order.Uint32(b[8:])}, nil
 }
 
-// id returns the user or group ID at an index of the table.
+// id returns the user or group ID at an index of the table of IDs.
 func (i *Image) id(index uint16) (uint32, error) {
 	if int(index) >= len(i.ids) {
-		return 0, fmt.Errorf("user %d of %d: %w", index, len(i.ids), ErrCorrupt)
+		return 0, fmt.Errorf("user or group %d of %d: %w", index, len(i.ids), ErrCorrupt)
 	}
 	return i.ids[index], nil
 }

@@ -44,7 +44,7 @@ func (w *walker) directory(path string, dir Inode) error {
 		w.count++
 		name := path + e.name
 		// A path bounds the nesting of directories, too.
-		if err := errors.Join(w.image.most.CheckFiles(w.count), w.image.most.CheckPath(name)); err != nil {
+		if err := errors.Join(w.image.limits.CheckFiles(w.count), w.image.limits.CheckPath(name)); err != nil {
 			return err
 		}
 		n, err := w.image.inode(e.inode)
