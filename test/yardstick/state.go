@@ -18,8 +18,9 @@ const stateObjects = 2000
 // savedLine matches the line that berth run --verbose prints for each save.
 var savedLine = regexp.MustCompile(`saved (\d+) objects in (\S+), including (\S+) to read them`)
 
-// saveAndRestore measures how long the objects of a cluster take to be saved, and
-// from the start of the next one until a pod among them runs again.
+// saveAndRestore saves the objects of a cluster, and starts a second cluster from them. It
+// returns three durations in seconds: to save the objects, to read them from etcd (a part of
+// the first), and from the second start until a restored pod is ready.
 func (b *bencher) saveAndRestore() (_ map[string]float64, err error) {
 	dir, err := b.ownDirectory()
 	if err != nil {
@@ -37,14 +38,14 @@ func (b *bencher) saveAndRestore() (_ map[string]float64, err error) {
 	}
 	defer remove()
 	const ready = "kubectl wait --for=condition=Ready --timeout=60s pod/sleeper >&2"
-	run := func(script string) (said string, took time.Duration, err error) {
+	run := func(script string) (stderr string, took time.Duration, err error) {
 		command, err := b.command("run", "--verbose", "--state", filepath.Join(dir, "state"), "--image", b.image, "--", "sh", "-ec", script, path)
 		if err != nil {
 			return "", 0, err
 		}
 		command.Env = append(command.Env, "BERTH_STATE_KEY="+filepath.Join(dir, "key"))
-		var noise strings.Builder
-		command.Stderr = &noise
+		var messages strings.Builder
+		command.Stderr = &messages
 		out, err := command.StdoutPipe()
 		if err != nil {
 			return "", 0, err
@@ -58,21 +59,21 @@ func (b *bencher) saveAndRestore() (_ map[string]float64, err error) {
 			took = time.Since(start)
 		}
 		if err := command.Wait(); err != nil {
-			return "", 0, fmt.Errorf("%w: %s", err, noise.String())
+			return "", 0, fmt.Errorf("%w: %s", err, messages.String())
 		}
-		return noise.String(), took, nil
+		return messages.String(), took, nil
 	}
-	said, _, err := run(`kubectl create -f "$0" >/dev/null; ` + ready + `; echo ready`)
+	stderr, _, err := run(`kubectl create -f "$0" >/dev/null; ` + ready + `; echo ready`)
 	if err != nil {
 		return nil, err
 	}
-	all := savedLine.FindAllStringSubmatch(said, -1)
+	all := savedLine.FindAllStringSubmatch(stderr, -1)
 	if len(all) == 0 {
-		return nil, fmt.Errorf("nothing was saved: %s", said)
+		return nil, fmt.Errorf("nothing was saved: %s", stderr)
 	}
 	last := all[len(all)-1]
 	if count, _ := strconv.Atoi(last[1]); count < stateObjects {
-		return nil, fmt.Errorf("%d objects were saved", count)
+		return nil, fmt.Errorf("%d objects were saved instead of %d or more", count, stateObjects)
 	}
 	whole, err1 := time.ParseDuration(last[2])
 	reading, err2 := time.ParseDuration(last[3])
@@ -84,7 +85,8 @@ func (b *bencher) saveAndRestore() (_ map[string]float64, err error) {
 	}, errors.Join(err, err1, err2)
 }
 
-// ownDirectory makes a directory that belongs to the user whose programs are measured.
+// ownDirectory creates a directory owned by the user who runs the measured programs. The
+// caller removes it.
 func (b *bencher) ownDirectory() (string, error) {
 	dir, err := os.MkdirTemp("/var/tmp", "berth-bench-")
 	if err != nil || b.user == "" {
