@@ -33,6 +33,10 @@ const (
 	// OrphanGrace is the time to end for a command whose supervisor died, and for
 	// processes that a command left in the background.
 	OrphanGrace = time.Second
+	// killedGrace is the longest time to end for the processes of a command that
+	// SIGTERM has killed. A shell without a trap dies at once, while its program
+	// saves its work.
+	killedGrace = time.Hour
 	// killPoll is the interval between two attempts to kill the remaining
 	// processes, which may have started others.
 	killPoll = 20 * time.Millisecond
@@ -164,7 +168,7 @@ func ParentMain() int {
 		report(outcome{Code: exitcode.OfStatus(syscall.WaitStatus(status))})
 	case grace = <-ordered:
 	}
-	endDescendants(grace, ordered, none)
+	endDescendants(grace, ordered, ended, none)
 	select {
 	case status := <-ended:
 		report(outcome{Code: exitcode.OfStatus(syscall.WaitStatus(status))})
@@ -204,20 +208,29 @@ func reapAll(command int, ended chan<- unix.WaitStatus, none chan<- struct{}) {
 }
 
 // endDescendants asks all descendants of this process to end, and kills those
-// that have not ended within grace. A further grace shortens that time. none is
-// closed when no descendant is left.
-func endDescendants(grace time.Duration, further <-chan time.Duration, none <-chan struct{}) {
+// that have not ended within grace. A further grace shortens that time. So does the
+// end of the command, whose status stays in ended. none is closed when no descendant
+// is left.
+func endDescendants(grace time.Duration, further <-chan time.Duration, ended chan unix.WaitStatus, none <-chan struct{}) {
 	signalDescendants(unix.SIGTERM)
 	signalDescendants(unix.SIGCONT) // a stopped process cannot act on SIGTERM
+	running := ended
 	for over := time.Now().Add(grace); time.Now().Before(over); {
+		shorter := OrphanGrace
 		select {
 		case <-none:
 			return
-		case shorter := <-further:
-			if until := time.Now().Add(shorter); until.Before(over) {
-				over = until
+		case status := <-running:
+			ended <- status
+			running = nil
+			if status.Signaled() {
+				shorter = killedGrace
 			}
+		case shorter = <-further:
 		case <-time.After(time.Until(over)):
+		}
+		if until := time.Now().Add(shorter); until.Before(over) {
+			over = until
 		}
 	}
 	for deadline := time.Now().Add(killLimit); time.Now().Before(deadline); {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -46,6 +47,18 @@ func (p *Parent) answer(t *testing.T) outcome {
 	case <-time.After(20 * time.Second):
 		t.Fatal("the command does not end")
 		return outcome{}
+	}
+}
+
+func awaitFile(t *testing.T, path, otherwise string) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(path); err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(otherwise)
+		}
 	}
 }
 
@@ -113,19 +126,42 @@ func TestParentShortensTheTimeToEnd(t *testing.T) {
 	k := keep(t, "trap 'echo >"+asked+"' TERM; while :; do sleep 0.01; done")
 	t.Cleanup(func() { _ = k.process.Process.Kill() }) // ends the command, too
 	k.End(24 * time.Hour)
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := os.Stat(asked); err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the command is not asked to end")
-		}
-	}
+	awaitFile(t, asked, "the command is not asked to end")
 	k.End(0)
 	if got := k.answer(t); got.Code != 137 {
 		t.Errorf("%+v, want code 137", got)
 	}
 	k.Wait()
+}
+
+// A process in the background that ignores SIGTERM does not hold a command that has
+// ended.
+func TestParentEndsAfterItsCommand(t *testing.T) {
+	ready := filepath.Join(t.TempDir(), "ready")
+	k := keep(t, "trap 'exit 3' TERM; (trap '' TERM; echo >"+ready+"; exec sleep 1000) & while :; do sleep 0.01; done")
+	t.Cleanup(func() { k.End(0) })
+	awaitFile(t, ready, "the command does not start")
+	k.End(24 * time.Hour)
+	if got := k.answer(t); got.Code != 3 {
+		t.Errorf("%+v, want code 3", got)
+	}
+	k.Wait()
+}
+
+// A program in a shell has its time to end, although the shell dies of SIGTERM.
+func TestProgramOfKilledShellHasTimeToEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		status := make(chan unix.WaitStatus, 1)
+		status <- unix.WaitStatus(unix.SIGTERM)
+		began := time.Now()
+		endDescendants(24*time.Hour, nil, status, nil)
+		if took := time.Since(began).Truncate(time.Second); took != killedGrace+killLimit {
+			t.Errorf("it has %s to end, want %s", took-killLimit, killedGrace)
+		}
+		if len(status) == 0 {
+			t.Error("the exit code is lost")
+		}
+	})
 }
 
 func TestOrphansOfKilledParentEnd(t *testing.T) {
