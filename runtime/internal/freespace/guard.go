@@ -24,6 +24,9 @@ const (
 	share     = 20
 	leastFree = 512 << 20
 	mostFree  = 8 << 30
+	// urgentFree bounds the reserve for data that running pods wait for. The kubelet's
+	// threshold is higher, so a full disk first evicts pods, and only then fails reads.
+	urgentFree = 64 << 20
 )
 
 // space holds the free and total bytes and inodes of a file system.
@@ -62,6 +65,12 @@ func watch(dir string, look func(string) (space, error)) (*Guard, error) {
 // Packed returns a guard for packed data that keeps the same part of the file system free.
 func (g *Guard) Packed() *Guard {
 	return &Guard{dir: g.dir, look: g.look, bytes: g.bytes, inodes: g.inodes, packed: true}
+}
+
+// Urgent returns a guard for data that running pods wait for. It keeps only a small part of
+// the file system free.
+func (g *Guard) Urgent() *Guard {
+	return &Guard{dir: g.dir, look: g.look, bytes: min(g.bytes, urgentFree)}
 }
 
 func lookAt(dir string) (space, error) {

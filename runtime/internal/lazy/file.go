@@ -26,9 +26,10 @@ import (
 type File struct {
 	file, have *os.File
 	remote     *remote
-	// space keeps a part of the file system free.
-	space  *freespace.Guard
-	chunks []chunk
+	// space keeps a part of the file system free when nobody reads the content, and urgent
+	// a smaller part when a reader waits.
+	space, urgent *freespace.Guard
+	chunks        []chunk
 	// first is the blob offset where the prioritized content ends.
 	first     int64
 	priority  *PriorityGate
@@ -137,6 +138,7 @@ func Open(path string, o Options) (f *File, err error) {
 	if f.space, err = freespace.Watch(filepath.Dir(path)); err != nil {
 		return f, err
 	}
+	f.urgent = f.space.Urgent()
 	f.file, err = os.OpenFile(path, os.O_RDWR, 0)
 	return f, err
 }
@@ -191,6 +193,9 @@ func (f *File) await(i int) error {
 			continue
 		}
 		err := f.fetch(context.Background(), i, ahead, &f.asking)
+		if errors.Is(err, freespace.ErrNoSpace) {
+			err = f.fetch(context.Background(), i, 0, &f.asking) // only this may fit
+		}
 		if err == nil || f.state[i] == here {
 			continue
 		}
@@ -367,12 +372,22 @@ func (f *File) fetch(ctx context.Context, first int, limit int64, asked *int) er
 		}
 		to = max(to, next.End)
 	}
+	var size int64
 	for i := first; i < last; i++ {
 		f.state[i] = coming
+		size += f.chunks[i].Size
 	}
 	*asked++
 	f.mu.Unlock()
-	packed, err := f.read(ctx, from, to, asked == &f.asking)
+	space, isRead := f.space, asked == &f.asking
+	if isRead {
+		space = f.urgent
+	}
+	var packed []byte
+	err := space.Room(size) // before the download, which would be in vain
+	if err == nil {
+		packed, err = f.read(ctx, from, to, isRead)
+	}
 	f.mu.Lock()
 	*asked--
 	f.changed.Broadcast()
@@ -402,7 +417,7 @@ func (f *File) put(first int, packed []byte, found []byte) (problem error) {
 		}
 		// Zeros need not be written: a hole in the file reads as zeros and takes no space.
 		if err == nil && len(bytes.TrimLeft(content, "\x00")) > 0 {
-			_, err = f.space.Writer(io.NewOffsetWriter(f.file, c.At)).Write(content)
+			_, err = f.file.WriteAt(content, c.At)
 		}
 		if err == nil {
 			_, err = f.have.WriteAt([]byte{here}, int64(first+i))
