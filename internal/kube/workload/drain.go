@@ -19,6 +19,10 @@ const (
 	drainPoll = 50 * time.Millisecond
 	// drainDeletes is the number of pods to delete at once.
 	drainDeletes = 16
+	// endMargin is the time that pods have beyond their grace period until nothing
+	// waits for them. It covers a busy kubelet. A container whose process hangs in
+	// the kernel, or an object with a finalizer, may stay for good.
+	endMargin = 30 * time.Second
 )
 
 var nodeResource = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
@@ -27,8 +31,10 @@ var nodeResource = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 type Drained struct{ Asked, Ended int }
 
 // Drain asks all pods to end, with their own grace period but no more than
-// grace, and lets no new ones start. It returns when all have ended, or with
-// the context. A grace below a second counts as one second.
+// grace, and lets no new ones be scheduled. It returns when the pods that it asked
+// have ended or are overdue, or with the context. Pods that ignore the scheduler,
+// such as a DaemonSet's, are replaced at once, and their successors run on. A grace
+// below a second counts as one second.
 func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error) {
 	var drained Drained
 	nodes, err := c.dynamic.Resource(nodeResource).List(ctx, metav1.ListOptions{})
@@ -41,9 +47,11 @@ func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error
 			return drained, fmt.Errorf("close node %s to new pods: %w", node.GetName(), err)
 		}
 	}
-	if drained.Asked, err = c.deletePods(ctx, max(1, int64(grace/time.Second))); err != nil {
+	asked, longest, err := c.deletePods(ctx, max(1, int64(grace/time.Second)))
+	if drained.Asked = len(asked); err != nil {
 		return drained, err
 	}
+	overdue := time.After(longest + endMargin)
 	ticker := time.NewTicker(drainPoll)
 	defer ticker.Stop()
 	for {
@@ -51,32 +59,43 @@ func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error
 		if err != nil {
 			return drained, err
 		}
-		if drained.Ended = max(0, drained.Asked-len(running)); len(running) == 0 {
+		left := 0
+		for _, pod := range running {
+			if asked[pod.GetUID()] {
+				left++
+			}
+		}
+		if drained.Ended = drained.Asked - left; left == 0 {
 			return drained, nil
 		}
 		select {
 		case <-ctx.Done():
 			return drained, context.Cause(ctx)
+		case <-overdue:
+			return drained, nil
 		case <-ticker.C:
 		}
 	}
 }
 
-// deletePods deletes all running pods, with a grace period of at most longest
-// seconds, and returns their number.
-func (c *Client) deletePods(ctx context.Context, longest int64) (int, error) {
+// deletePods deletes all running pods, with a grace period of at most limit
+// seconds. It returns their UIDs and their longest grace period.
+func (c *Client) deletePods(ctx context.Context, limit int64) (asked map[types.UID]bool, longest time.Duration, err error) {
 	pods, err := c.runningPods(ctx)
 	if err != nil {
-		return 0, err
+		return nil, 0, err
 	}
+	asked = map[types.UID]bool{}
 	deletes, ctx := errgroup.WithContext(ctx)
 	deletes.SetLimit(drainDeletes)
 	for _, pod := range pods {
+		seconds, set, _ := unstructured.NestedInt64(pod.Object, "spec", "terminationGracePeriodSeconds")
+		if !set || seconds > limit {
+			seconds = limit
+		}
+		asked[pod.GetUID()] = true
+		longest = max(longest, time.Duration(seconds)*time.Second)
 		deletes.Go(func() error {
-			seconds, set, _ := unstructured.NestedInt64(pod.Object, "spec", "terminationGracePeriodSeconds")
-			if !set || seconds > longest {
-				seconds = longest
-			}
 			err := c.dynamic.Resource(podResource).Namespace(pod.GetNamespace()).Delete(ctx, pod.GetName(), metav1.DeleteOptions{GracePeriodSeconds: &seconds})
 			if err != nil && !apierrors.IsNotFound(err) {
 				return fmt.Errorf("delete pod %s/%s: %w", pod.GetNamespace(), pod.GetName(), err)
@@ -84,7 +103,7 @@ func (c *Client) deletePods(ctx context.Context, longest int64) (int, error) {
 			return nil
 		})
 	}
-	return len(pods), deletes.Wait()
+	return asked, longest, deletes.Wait()
 }
 
 // runningPods returns the pods that have been started on a node and have not

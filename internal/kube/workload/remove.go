@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -21,8 +22,9 @@ func runsOnce(object Object) bool {
 }
 
 // Remove deletes the objects that Apply created, in reverse order, and waits until
-// they and their pods are gone. If ctx ends, it still deletes the rest, but does
-// not wait.
+// they and their pods are gone. It waits no longer than their pods have to end, for a
+// finalizer may keep an object for good. If ctx ends, it still deletes the rest, but
+// does not wait.
 func (c *Client) Remove(ctx context.Context, objects []Object) error {
 	var created []Object
 	for _, object := range slices.Backward(objects) {
@@ -39,6 +41,12 @@ func (c *Client) Remove(ctx context.Context, objects []Object) error {
 			problems = append(problems, fmt.Errorf("delete %s: %w", object.Name(), err))
 		}
 	}
+	longest := int64(corev1.DefaultTerminationGracePeriodSeconds)
+	for _, object := range created {
+		longest = max(longest, longestGrace(object.Object))
+	}
+	ctx, stop := context.WithTimeout(ctx, time.Duration(longest)*time.Second+endMargin)
+	defer stop()
 	for _, object := range created {
 		if err := c.awaitGone(ctx, object); err != nil {
 			problems = append(problems, err)
@@ -46,6 +54,23 @@ func (c *Client) Remove(ctx context.Context, objects []Object) error {
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// longestGrace returns the longest grace period of pods in an object, in seconds. A
+// custom resource can have pod templates anywhere.
+func longestGrace(value any) (seconds int64) {
+	switch value := value.(type) {
+	case map[string]any:
+		seconds, _ = value["terminationGracePeriodSeconds"].(int64)
+		for _, field := range value {
+			seconds = max(seconds, longestGrace(field))
+		}
+	case []any:
+		for _, item := range value {
+			seconds = max(seconds, longestGrace(item))
+		}
+	}
+	return seconds
 }
 
 func (c *Client) remove(ctx context.Context, object Object) error {

@@ -11,10 +11,18 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery/cached/memory"
+	fakediscovery "k8s.io/client-go/discovery/fake"
+	"k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/restmapper"
+	clienttesting "k8s.io/client-go/testing"
 
 	"berth.dev/berth/internal/base/pki"
 )
@@ -107,4 +115,28 @@ func TestRemoveDeletesWithoutWaiting(t *testing.T) {
 	if err == nil || len(s.deleted) != 2 {
 		t.Errorf("deleted %v, %v", s.deleted, err)
 	}
+}
+
+// A finalizer that nobody removes keeps an object for good.
+func TestRemoveDoesNotWaitForGood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		controller := object("JobSet", "default", "stuck", map[string]any{"spec": map[string]any{"replicatedJobs": []any{
+			map[string]any{"template": map[string]any{"spec": map[string]any{"terminationGracePeriodSeconds": int64(100)}}},
+		}}})
+		controller.SetAPIVersion("jobset.x-k8s.io/v1")
+		resource := schema.GroupVersionResource{Group: "jobset.x-k8s.io", Version: "v1", Resource: "jobsets"}
+		api := fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(), map[schema.GroupVersionResource]string{resource: "JobSetList"}, controller)
+		api.PrependReactor("delete", "jobsets", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, nil })
+		kinds := &fakediscovery.FakeDiscovery{Fake: &clienttesting.Fake{Resources: []*metav1.APIResourceList{
+			{GroupVersion: "jobset.x-k8s.io/v1", APIResources: []metav1.APIResource{{Name: "jobsets", Kind: "JobSet", Namespaced: true}}},
+		}}}
+		client := &Client{dynamic: api, mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(kinds))}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		began := time.Now()
+		err := client.Remove(ctx, []Object{{Unstructured: controller, Created: true}})
+		if took := time.Since(began); err == nil || took != 100*time.Second+endMargin {
+			t.Errorf("waited %s: %v", took, err)
+		}
+	})
 }
