@@ -7,8 +7,8 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// launcher selects how MPI programs are started in a plain job. In pods it is
-// always mpirun, but both kinds of records have this parameter.
+// launcher returns the parameter that selects how MPI programs are started in a plain
+// job. Records of trials in pods have it too, although pods always use mpirun.
 func launcher() plan.Parameter {
 	return plan.Parameter{Name: "hosts-launcher", Default: "srun", Help: "srun (by PMIx) or mpirun, in a plain job; in pods it is mpirun", Check: plan.OneOf("srun", "mpirun")}
 }
@@ -29,7 +29,7 @@ func mpiCase(kind plan.Kind, job, cluster string, more ...plan.Parameter) Case {
 	}
 }
 
-// mpiInit measures the lower half of figure 2 of the pcocc paper.
+// mpiInit returns the case for the lower half of figure 2 of the pcocc paper.
 func mpiInit() Case {
 	return mpiCase(plan.Kind{
 		Name: "mpi-init", Summary: "steps of a program that does MPI_Init, one after the other: on the hosts or in pods",
@@ -37,19 +37,19 @@ func mpiInit() Case {
 	}, sequence.MPISteps, sequence.MPIPods, plan.Parameter{Name: "steps", Default: "50", Help: "in one trial", Check: positive})
 }
 
-// hpl measures figure 3 of the pcocc paper.
+// hpl returns the case for figure 3 of the pcocc paper.
 func hpl() Case {
 	return mpiCase(plan.Kind{
 		Name: "hpl", Summary: "HPL by Debian's hpcc, one process on each node; STREAM, PTRANS and FFT of hpcc stand for HPCG",
 		Seconds: func(p map[string]string) float64 {
 			n := number(p, "size") / 1000
-			return 1 + n*n*n // all of hpcc grows as HPL does
+			return 1 + n*n*n // the time of all hpcc tests grows like HPL's
 		},
 	}, sequence.HPCCJob, sequence.HPCCPods, plan.Parameter{Name: "size", Default: "2000", Help: "of the matrix", Check: positive})
 }
 
-// steps measures the cost of a step, next to a step without the system's
-// feature.
+// steps returns the case for the time of a job step. It also measures steps in a second
+// job, which does not use the system under test.
 func steps() Case {
 	return Case{
 		Kind: plan.Kind{

@@ -10,14 +10,15 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// hosts returns the parameter for the number of a case's hosts.
-func hosts(otherwise string) plan.Parameter {
-	return plan.Parameter{Name: "nodes", Default: otherwise, Help: "hosts", Check: positive}
+// hosts returns the parameter "nodes", the number of hosts of a case, with a default.
+func hosts(standard string) plan.Parameter {
+	return plan.Parameter{Name: "nodes", Default: standard, Help: "hosts", Check: positive}
 }
 
+// hostsFor returns the number of hosts in a case's parameters.
 func hostsFor(p map[string]string) int { return int(number(p, "nodes")) }
 
-// requirements checks RQ1 to RQ3 of the KSI paper.
+// requirements returns the case that checks RQ1 to RQ3 of the KSI paper.
 func requirements() Case {
 	return Case{
 		Kind: plan.Kind{
@@ -35,10 +36,10 @@ func requirements() Case {
 	}
 }
 
-// readSequence reads the result of a sequence beside a cluster.
+// readSequence returns the result that a sequence has printed.
 func readSequence(out system.Output) (r sequence.Result, err error) {
 	if err := json.Unmarshal([]byte(out.Stdout), &r); err != nil {
-		return r, fmt.Errorf("read what was done beside: %w", err)
+		return r, fmt.Errorf("read the result of the sequence: %w", err)
 	}
 	return r, nil
 }

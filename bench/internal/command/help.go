@@ -8,16 +8,15 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Columns of help, as in the other commands of berth, whose code is in another
-// module.
+// Columns of the help text. The other commands of berth have the same, but their code is in
+// another module.
 const (
 	helpWidth     = 80
 	optionIndent  = 30
 	commandIndent = 16
 )
 
-// writeHelp prints the help of a command in the format of the other commands of
-// berth.
+// writeHelp prints the help of a command in the same format as the other commands of berth.
 func writeHelp(command *cobra.Command, _ []string) {
 	fmt.Fprint(command.OutOrStdout(), helpText(command))
 }
@@ -66,7 +65,8 @@ func helpText(command *cobra.Command) string {
 	return text.String()
 }
 
-// writeEntry writes a name and its wrapped description beside it.
+// writeEntry writes a name, and beside it the description, wrapped at helpWidth. A name
+// that is too long for the indent has its own line.
 func writeEntry(text *strings.Builder, name, description string, indent int) {
 	line := fmt.Sprintf("%-*s", indent, "  "+name)
 	if len(line) > indent || !strings.HasSuffix(line, "  ") {

@@ -10,28 +10,30 @@ import (
 	"berth.dev/berth/bench/internal/window"
 )
 
-// Usage returns the CPU time in seconds of the user's processes on this machine,
-// including their reaped children. It does not count the bench.
+// Usage returns the CPU time in seconds that the user's processes on this machine have
+// used, including their reaped children. It omits processes of the bench itself. It returns
+// an error if /proc cannot be listed.
 func Usage() (total float64, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return 0, err
 	}
-	const longest = 15 // the kernel cuts names off here
+	const longest = 15 // bytes of a process name that the kernel keeps
 	own := filepath.Base(self)
 	own = own[:min(longest, len(own))]
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return 0, fmt.Errorf("look at the processes: %w", err)
+		return 0, fmt.Errorf("list the processes: %w", err)
 	}
 	for _, entry := range entries {
 		if _, err := strconv.Atoi(entry.Name()); err != nil {
 			continue
 		}
-		// The owner of the folder is no help: it is root if the process may not be traced.
+		// Read the status instead of the folder's owner, which is root for a process that
+		// may not be traced.
 		status, err := os.ReadFile("/proc/" + entry.Name() + "/status")
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		if uid, ok := readOwner(string(status)); !ok || uid != os.Getuid() {
 			continue
@@ -47,7 +49,7 @@ func Usage() (total float64, err error) {
 	return total, nil
 }
 
-// readOwner returns the real user id in /proc/PID/status.
+// readOwner returns the real user ID in the text of /proc/PID/status.
 func readOwner(text string) (int, bool) {
 	for line := range strings.Lines(text) {
 		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "Uid:" {
@@ -58,15 +60,16 @@ func readOwner(text string) (int, bool) {
 	return 0, false
 }
 
-// readStat reads the name and fields 14 to 17 of /proc/PID/stat: the CPU time of the
-// process and of its reaped children. The name may contain any characters.
+// readStat returns the name in the text of /proc/PID/stat, and the sum of fields 14 to 17 in
+// seconds: the CPU time of the process and of its reaped children. ok is false if the text
+// has another format. The name may contain any characters.
 func readStat(text string) (name string, seconds float64, ok bool) {
 	start, end := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
 	if start < 0 || end < start {
 		return "", 0, false
 	}
 	fields := strings.Fields(text[end+1:])
-	const first, last = 11, 15
+	const first, last = 11, 15 // fields 14 to 17: fields[0] is field 3
 	if len(fields) < last {
 		return "", 0, false
 	}

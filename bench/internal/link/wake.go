@@ -9,12 +9,14 @@ import (
 	"berth.dev/berth/bench/profiles"
 )
 
-// wakeFile sets the longest time in µs that a processor of this machine may take to wake
-// up. The setting ends when the file is closed (Linux, pm_qos_interface.rst).
+// wakeFile limits the time that a processor of this machine may take to wake up. A
+// process writes the limit in µs as a 32-bit integer, which applies until it closes the
+// file (Linux, pm_qos_interface.rst).
 const wakeFile = "/dev/cpu_dma_latency"
 
-// holdAwake sets the wake-up time of the link's profile until the file is closed. It
-// returns nil if the profile sets none.
+// holdAwake sets the wake-up limit of the link's profile. It applies until the caller closes
+// the returned file. The file is nil if the profile has no limit. holdAwake returns an error
+// if the profile cannot be read or the file at path cannot be written.
 func holdAwake(l plan.Link, path string) (*os.File, error) {
 	if l.Profile == "" {
 		return nil, nil
@@ -31,7 +33,7 @@ func holdAwake(l plan.Link, path string) (*os.File, error) {
 	binary.NativeEndian.PutUint32(text[:], *profile.Wake)
 	if _, err := held.Write(text[:]); err != nil {
 		held.Close()
-		return nil, fmt.Errorf("ask for %d µs: %w", *profile.Wake, err)
+		return nil, fmt.Errorf("limit the wake-up time to %d µs: %w", *profile.Wake, err)
 	}
 	return held, nil
 }

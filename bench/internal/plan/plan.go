@@ -16,22 +16,24 @@ import (
 	"berth.dev/berth/bench/profiles"
 )
 
-// Kind is a case or a driver that a plan may name.
+// Kind is a case or a driver that a plan can use, by its name.
 type Kind struct {
 	Name       string
 	Summary    string
 	Parameters []Parameter
 	// Hosts is the number of machines for one trial.
 	Hosts int
-	// HostsFor returns the number if it depends on parameters; otherwise nil.
+	// HostsFor returns the number of machines. It is nil if the number does not depend
+	// on parameters.
 	HostsFor func(parameters map[string]string) int
-	// Seconds estimates how long one trial takes; for a driver, how much it adds.
+	// Seconds estimates the duration of one trial, or for a driver the time that it
+	// adds.
 	Seconds func(parameters map[string]string) float64
-	// Images is set for cases that deliver images. Packing is the additional time of a
-	// driver for these.
+	// Images is set for cases that deliver images. Packing is the time in seconds that a
+	// driver adds for these cases.
 	Images  bool
 	Packing float64
-	// Together is set if a driver adds its time once for several cases.
+	// Together is set if a driver adds its time only once for several cases.
 	Together bool
 }
 
@@ -54,7 +56,7 @@ func OneOf(words ...string) func(string) error {
 // Catalogue lists the known cases and drivers by name.
 type Catalogue struct{ Cases, Drivers map[string]Kind }
 
-// Plan is a file that was read. Every field has its value, defaults included.
+// Plan is the content of a plan file, with defaults for what the file omits.
 type Plan struct {
 	Text        string
 	Name        string
@@ -62,7 +64,7 @@ type Plan struct {
 	Seed        uint64
 	Repetitions int
 	WarmUps     int
-	// CPUs and MemoryMB are each trial's share of each host.
+	// CPUs and MemoryMB limit a trial on each host.
 	CPUs     int
 	MemoryMB int
 	// Timeout limits the duration of a trial.
@@ -70,42 +72,43 @@ type Plan struct {
 	// Together makes the cases of a system follow one another in each round. A system
 	// that supports it runs them in one container or cluster.
 	Together bool
-	// Links describes, by name, how an operator sets up the network between the
-	// hosts.
+	// Links holds, by name, the setups of the network between the hosts. An operator
+	// sets them up.
 	Links map[string]Link
-	// Link is the name of the link that is set up; see Under.
-	Link      string
+	// Link is the name of the link that is set up now; see Under.
+	Link string
+	// Reference is the name of the system that the others are compared with.
 	Reference string
 	Baseline  Baseline
 	Systems   []System
 	Cases     []Case
 
-	// rounds is the maximum number of repetitions of the plan's cases, including
-	// skipped cases.
+	// rounds is the largest number of repetitions of a case of the plan, including
+	// cases that Only or Under removed.
 	rounds int
 }
 
-// Link is a setup of the network between the hosts and of the hosts. 'berth
-// bench link' applies the fields other than Is.
+// Link is a setup of the hosts and of the network between them. 'berth bench link'
+// applies all fields except Is.
 type Link struct {
 	// Is describes the link in words.
 	Is string `yaml:"is"`
-	// MTU, Offloads, Rate and Loss have the values of ip, ethtool and tc; empty keeps
-	// the current ones. Offloads stands for tso and gso. With "off" it includes gro,
-	// which "on" leaves unchanged.
+	// MTU, Offloads, Rate and Loss have the values of ip, ethtool and tc. An empty value
+	// keeps the current setting. Offloads sets tso and gso, and "off" also sets gro.
 	MTU      int    `yaml:"mtu"`
 	Offloads string `yaml:"offloads"`
 	Rate     string `yaml:"rate"`
 	Loss     string `yaml:"loss"`
-	// Profile is a tuning profile.
+	// Profile is the name of a tuning profile (package profiles).
 	Profile string `yaml:"profile"`
-	// SameHost: client and server are on the first host.
+	// SameHost places client and server on the first host.
 	SameHost bool `yaml:"same-host"`
 
+	// unknown holds keys in the file that have no field.
 	unknown []string
 }
 
-// String describes the link.
+// String describes the link in one line.
 func (l Link) String() string {
 	var words []string
 	add := func(is bool, format string, values ...any) {
@@ -123,8 +126,9 @@ func (l Link) String() string {
 	return strings.Join(words, "; ")
 }
 
-// Wanted returns the settings of a link under the names that records use. A rate is a
-// part of a queue's description.
+// Wanted returns the settings of a link by the names that records use. It omits the rate,
+// which records only have as a part of a queue's description. It returns an error if the
+// profile cannot be read.
 func (l Link) Wanted() (map[string]string, error) {
 	all := map[string]string{}
 	if l.Profile != "" {
@@ -149,7 +153,7 @@ func (l Link) Wanted() (map[string]string, error) {
 	return all, nil
 }
 
-// UnmarshalYAML reads a link, which may consist of words only.
+// UnmarshalYAML reads a link: either a mapping, or a text for Is.
 func (l *Link) UnmarshalYAML(node *yaml.Node) error {
 	if node.Kind == yaml.ScalarNode {
 		return node.Decode(&l.Is)
@@ -164,22 +168,24 @@ func (l *Link) UnmarshalYAML(node *yaml.Node) error {
 }
 
 // Baseline is the case that is measured on the reference at the start, in the
-// middle and at the end, to see whether the machine stayed the same. Without a
-// name there is none.
+// middle and at the end of a run, to see whether the machine stayed the same.
 type Baseline struct {
-	Case        string  `yaml:"case"`
-	Repetitions int     `yaml:"repetitions"`
-	Drift       float64 `yaml:"drift"`
+	// Case is the name of the case. If it is empty, there is no baseline.
+	Case        string `yaml:"case"`
+	Repetitions int    `yaml:"repetitions"`
+	// Drift is the relative change of the median above which a report warns.
+	Drift float64 `yaml:"drift"`
 }
 
-// System is a driver with its options, under the name that figures have.
+// System is a driver with its options. Name is the name in figures.
 type System struct {
 	Name    string
 	Driver  string
 	Options map[string]string
 }
 
-// Case is a case with all of its parameters, under the name that figures have.
+// Case is a case with all of its parameters. Name is the name in figures, and Kind the
+// name in the Catalogue.
 type Case struct {
 	Name        string
 	Kind        string
@@ -187,19 +193,22 @@ type Case struct {
 	Repetitions int
 	WarmUps     int
 	Parameters  map[string]string
-	// Base is the name without what a matrix or a link adds.
+	// Base is the name without the suffixes of a matrix or a link.
 	Base string
 	// Link is the name of the link between the hosts, if the plan has links.
 	Link string
-	// Against is the case whose figures of the reference are compared with this one's;
-	// empty for this case itself.
+	// Against is the name of another case, whose figures of the reference this case is
+	// compared with. If it is empty, the comparison is with this case's own figures of
+	// the reference.
 	Against string
 
+	// against is the name in the file, without a suffix of a matrix or a link.
 	against string
+	// variant holds the parameters that a matrix has set.
 	variant map[string]string
 }
 
-// Hosts returns the number of machines that the plan needs at a time.
+// Hosts returns the number of machines that the plan needs at the same time.
 func (p *Plan) Hosts(known Catalogue) int {
 	hosts := 1
 	for _, c := range p.Cases {
@@ -212,7 +221,7 @@ func (p *Plan) Hosts(known Catalogue) int {
 	return hosts
 }
 
-// Case returns the case with a name.
+// Case returns the case with a name, and whether there is one.
 func (p *Plan) Case(name string) (Case, bool) {
 	for _, c := range p.Cases {
 		if c.Name == name {
@@ -222,22 +231,23 @@ func (p *Plan) Case(name string) (Case, bool) {
 	return Case{}, false
 }
 
-// NoCaseError is the error if a plan has no case with a name.
+// NoCaseError is the error of Only for a name that no case has.
 type NoCaseError struct{ Plan, Case string }
 
 func (e NoCaseError) Error() string {
 	return fmt.Sprintf("the plan %s has no case %q: 'berth bench plan' lists its cases", e.Plan, e.Case)
 }
 
-// named reports whether a case, its kind, or its name without the matrix has the name.
+// named reports whether name is the case's name, its kind, or its Base.
 func (c Case) named(name string) bool { return c.Name == name || c.Kind == name || c.Base == name }
 
-// Has reports whether the plan has a case that Only would keep.
+// Has reports whether the plan has a case that Only would keep for this name.
 func (p *Plan) Has(name string) bool {
 	return slices.ContainsFunc(p.Cases, func(c Case) bool { return c.named(name) })
 }
 
-// Only keeps the cases with these names, or whose kinds have them.
+// Only keeps the cases with one of the names, which may also be a kind or a Base. If there
+// are no names, it keeps all cases. It returns NoCaseError for a name without a case.
 func (p *Plan) Only(names []string) error {
 	if len(names) == 0 {
 		return nil
@@ -261,17 +271,18 @@ func (p *Plan) Only(names []string) error {
 	return nil
 }
 
-// Under keeps the cases that are measured with a link. An operator must have set the
-// link up, because the bench runs without root.
+// Under keeps the cases that are measured with a link. An operator must have set up the
+// link, because the bench runs without root. Under returns an error if the plan does not
+// have the link.
 func (p *Plan) Under(link string) error {
 	known := strings.Join(slices.Sorted(maps.Keys(p.Links)), ", ")
 	switch _, ok := p.Links[link]; {
 	case len(p.Links) == 0 && link == "":
 		return nil
 	case len(p.Links) == 0:
-		return fmt.Errorf("the plan %s has no links between the hosts: leave out --link", p.Name)
+		return fmt.Errorf("the plan %s has no links between the hosts: omit --link", p.Name)
 	case link == "":
-		return fmt.Errorf("the plan %s has links between the hosts (%s): say with --link which one is set up", p.Name, known)
+		return fmt.Errorf("the plan %s has links between the hosts (%s): give the one that is set up with --link", p.Name, known)
 	case !ok:
 		return fmt.Errorf("the plan %s has no link %q: it has %s", p.Name, link, known)
 	}
@@ -280,8 +291,8 @@ func (p *Plan) Under(link string) error {
 	return nil
 }
 
-// links returns the names of the links for the trials; without links, one empty
-// name.
+// links returns the names of the links for the trials: the one that is set up, or all. If
+// the plan has no links, it returns one empty name.
 func (p *Plan) links() []string {
 	switch {
 	case p.Link != "":

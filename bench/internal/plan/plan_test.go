@@ -212,7 +212,7 @@ func TestLinks(t *testing.T) {
 	if err := p.Only([]string{"pods"}); err != nil || len(p.Cases) != 2 || p.Baseline.Case != "" {
 		t.Errorf("by the name without link and matrix: %+v, %v", p.Cases, err)
 	}
-	if err := (&Plan{Name: "a"}).Under("slow"); err == nil || !strings.Contains(err.Error(), "leave out --link") {
+	if err := (&Plan{Name: "a"}).Under("slow"); err == nil || !strings.Contains(err.Error(), "omit --link") {
 		t.Errorf("a plan without links: %v", err)
 	}
 }

@@ -1,10 +1,11 @@
 package record
 
-// firstSchema called berth with --fast-path off "berth", and berth as users have it,
-// with the fast path, "berth-fast". Since then "berth" is the product's default.
+// firstSchema is the first version of records. There, "berth" means berth with --fast-path
+// off, and "berth-fast" means berth with the fast path. In later versions, "berth" means
+// berth with its default options.
 const firstSchema = 1
 
-// currentName returns the name that a system of the first schema has now.
+// currentName returns the present name of a system in a record of the first schema.
 func currentName(system string) string {
 	switch system {
 	case "berth":
@@ -15,8 +16,8 @@ func currentName(system string) string {
 	return system
 }
 
-// renameSystems gives the systems of a line of the first schema their current names.
-// The text of a plan stays as it was written.
+// renameSystems replaces the names of systems in a line of the first schema by their
+// present names. It does not change the text of the plan.
 func (l *Line) renameSystems() {
 	if s := l.Session; s != nil {
 		s.Reference, s.name = currentName(s.Reference), currentName
@@ -29,11 +30,11 @@ func (l *Line) renameSystems() {
 	}
 }
 
-// Renamed reports whether systems have other names in the session's plan than in its
-// records.
+// Renamed reports whether the names of systems in the session's plan differ from the names
+// in its records.
 func (s *Session) Renamed() bool { return s.name != nil }
 
-// System returns the name in records of a system of the session's plan.
+// System returns the name that records use for a system of the session's plan.
 func (s *Session) System(inPlan string) string {
 	if s.name == nil {
 		return inPlan

@@ -16,8 +16,8 @@ import (
 //go:embed amounts.yaml
 var amountsFile []byte //nolint:gochecknoglobals // the only way to embed
 
-// amountOf lists the parameters of each kind of case that set the size of a run:
-// how long, how large, how many.
+// amountOf lists the parameters of each kind of case that define the amounts of a run:
+// durations, sizes and numbers.
 var amountOf = map[string][]string{ //nolint:gochecknoglobals // a constant
 	"bandwidth":     {"seconds", "length", "streams"},
 	"cpu":           {"seconds"},
@@ -30,13 +30,13 @@ var amountOf = map[string][]string{ //nolint:gochecknoglobals // a constant
 	"storage":       {"size", "on"},
 }
 
-// ofRuns is the name of the number of trials among amounts.
-const ofRuns = "runs"
+// runsAmount is the amount that holds the number of trials.
+const runsAmount = "runs"
 
-// inPapers holds the papers' amounts, by paper and case.
-type inPapers map[[2]string]map[string]string
+// paperAmounts holds the amounts that the papers state, by paper and case.
+type paperAmounts map[[2]string]map[string]string
 
-func readAmounts() (inPapers, error) {
+func readAmounts() (paperAmounts, error) {
 	var list []struct {
 		Paper   string            `yaml:"paper"`
 		Case    string            `yaml:"case"`
@@ -45,33 +45,35 @@ func readAmounts() (inPapers, error) {
 	if err := yaml.Unmarshal(amountsFile, &list); err != nil {
 		return nil, fmt.Errorf("read the papers' amounts: %w", err)
 	}
-	all := inPapers{}
+	all := paperAmounts{}
 	for _, one := range list {
 		all[[2]string{one.Paper, one.Case}] = one.Amounts
 	}
 	return all, nil
 }
 
-// has describes the trials in the records for a paper's figure.
-type has struct {
+// recordedAmounts holds the amounts of the recorded trials for one figure of a paper.
+type recordedAmounts struct {
 	systems []string
-	names   []string
-	// cells holds the amounts of the trials of a system under a link.
-	cells map[cellOf]map[string]map[string]bool
+	// names holds the names of the amounts.
+	names []string
+	// cells holds the values of each amount by its name, for a system under a link.
+	cells map[linkedSystem]map[string]map[string]bool
 	// runs counts the trials, by system, case and link.
 	runs map[[3]string]int
 }
 
-// cellOf is a system under a link.
-type cellOf struct{ system, link string }
+// linkedSystem is a system under a link.
+type linkedSystem struct{ system, link string }
 
-func (h *has) add(p Paper, t *record.Trial, link string) {
-	once(&h.systems, t.System)
+// add adds the amounts of a trial that counts for the paper's figure.
+func (h *recordedAmounts) add(p Paper, t *record.Trial, link string) {
+	addOnce(&h.systems, t.System)
 	if h.runs == nil {
-		h.runs, h.cells = map[[3]string]int{}, map[cellOf]map[string]map[string]bool{}
+		h.runs, h.cells = map[[3]string]int{}, map[linkedSystem]map[string]map[string]bool{}
 	}
 	h.runs[[3]string{t.System, t.Case, link}]++
-	at := cellOf{t.System, link}
+	at := linkedSystem{t.System, link}
 	if h.cells[at] == nil {
 		h.cells[at] = map[string]map[string]bool{}
 	}
@@ -79,7 +81,7 @@ func (h *has) add(p Paper, t *record.Trial, link string) {
 		if t.Parameters[name] == "" || p.Parameters[name] != "" {
 			continue
 		}
-		once(&h.names, name)
+		addOnce(&h.names, name)
 		if h.cells[at][name] == nil {
 			h.cells[at][name] = map[string]bool{}
 		}
@@ -87,16 +89,17 @@ func (h *has) add(p Paper, t *record.Trial, link string) {
 	}
 }
 
-func once(all *[]string, one string) {
+// addOnce appends a text that is neither empty nor in the list yet.
+func addOnce(all *[]string, one string) {
 	if one != "" && !slices.Contains(*all, one) {
 		*all = append(*all, one)
 	}
 }
 
-// words describes the trials, and each amount that differs from the paper's.
-// differ reports whether the paper has other amounts. It names systems and links
-// with the same amounts together, so that every named combination has a trial.
-func (h *has) words(paper map[string]string) (text string, differ bool) {
+// describe returns the amounts of the trials as text, with the paper's amount beside each
+// that differs. differ reports whether there is such an amount. Systems and links share an
+// entry if they have the same amounts, so that each combination in the text has a trial.
+func (h *recordedAmounts) describe(paper map[string]string) (text string, differ bool) {
 	if h.runs == nil {
 		return "", false
 	}
@@ -112,7 +115,7 @@ func (h *has) words(paper map[string]string) (text string, differ bool) {
 			return " (in the paper: " + of + ")"
 		}
 	}
-	// Systems by amounts and link, and then links by amounts and systems.
+	// systems has the keys amounts and link, and links has the keys amounts and systems.
 	systems, links := map[[2]string][]string{}, map[[2]string][]string{}
 	for at := range h.cells {
 		var amounts []string
@@ -152,5 +155,5 @@ func (h *has) words(paper map[string]string) (text string, differ bool) {
 	if runs == "1" {
 		word = " run"
 	}
-	return strings.Join(append(parts, runs+word+beside(ofRuns, runs)), "; "), differ
+	return strings.Join(append(parts, runs+word+beside(runsAmount, runs)), "; "), differ
 }

@@ -14,7 +14,7 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// Report holds the content that all forms of a report show.
+// Report holds the content that a report shows in all its formats.
 type Report struct {
 	Title     string
 	Name      string
@@ -28,15 +28,17 @@ type Report struct {
 	Plan      string
 	Systems   []string
 	Groups    []Group
-	// Overview holds the figures that the plan wants first, or nil if it names
-	// none.
+	// Overview holds the figures that the plan lists for the first page. It is nil if
+	// the plan lists none.
 	Overview *Overview
 	Links    []Link
-	// Shared: the hosts are one machine.
+	// Shared reports whether several hosts are one machine.
 	Shared bool
 	Noise  []Noise
-	Drift  float64
-	// Disturbed: others used the machine just before.
+	// Drift is the relative change of the baseline above which a report warns.
+	Drift float64
+	// Disturbed holds the hosts that were busy with other programs when a session
+	// began.
 	Disturbed []Disturbed
 	// CutOff counts the lines that a crash left unfinished; their content is
 	// unknown.
@@ -45,24 +47,24 @@ type Report struct {
 	Papers  []Paper
 	// Renamed reports whether the plan's text has earlier names of systems.
 	Renamed bool
-	// Curves holds the figures by number of nodes.
+	// Curves holds the figures as functions of the number of nodes.
 	Curves []Curve
-	// Answers holds the answers to questions, and Rubric the questions for
-	// persons. Both are nil if no question was asked.
+	// Answers holds the systems' answers to questions, and Rubric the rules for people
+	// who grade the answers. Both are nil if no question was asked.
 	Answers []Answer
 	Rubric  *Rubric
 	// Before is the command that ran on each host before images were delivered.
 	Before string
 	// fast holds the systems that have the fast path, according to the plan.
 	fast map[string]bool
-	// memory is a job's memory on a host, in bytes.
+	// memory is the memory of a job on each host, in bytes.
 	memory float64
 	// cases holds the conditions under which each case was measured.
 	cases map[string]pooled
 }
 
-// Link describes the link between the hosts in a session: the plan's description,
-// and the settings in effect, by host.
+// Link describes the network link between the hosts in a session: the plan's
+// description (Is), and the settings in effect on each host.
 type Link struct {
 	Name, Is string
 	Hosts    []HostLink
@@ -75,7 +77,8 @@ type HostLink struct{ Host, Settings string }
 type Group struct {
 	Name, Kind, Anchor string
 	Parameters         string
-	// Against is the case whose figures of the reference the ratios use.
+	// Against is the case that the ratios compare with: its figures of the reference.
+	// It is empty for the case itself.
 	Against string
 	// Beware is a warning about all figures of the case, or "".
 	Beware  string
@@ -97,17 +100,17 @@ type Row struct {
 	Summary
 	Ratio    Ratio
 	HasRatio bool
-	// Verdict is the meaning of the ratio in a word.
+	// Verdict is the meaning of the ratio in a few words.
 	Verdict string
-	// Share is the share of connections that the hosts made by the fast path: the
-	// median of the trials, and the smallest. It is empty where there is no fast
-	// path.
+	// Share is the percentage of connections that used the fast path: the median of
+	// the trials, and the smallest. It is empty if the system has no fast path.
 	Share string
-	// Overlay: in a trial the share was too small for figures of the fast path.
+	// Overlay reports whether the share was so small in one of the trials that the row
+	// does not describe the fast path.
 	Overlay bool
 }
 
-// Label returns a short name of the row.
+// Label returns the name of the row's system, marked if its figures are the overlay's.
 func (r Row) Label() string {
 	if r.Overlay {
 		return r.System + " (overlay)"
@@ -119,18 +122,23 @@ func (r Row) Label() string {
 // overlay.
 const leastShare = 99
 
-// Noise is the baseline at one time.
+// Noise holds the medians of a figure of the baseline at the start, in the middle and at
+// the end of a run.
 type Noise struct {
-	Name, Unit           string
-	Start, Middle, End   float64
-	Change               float64
+	Name, Unit         string
+	Start, Middle, End float64
+	// Change is the relative difference between the largest and the smallest.
+	Change float64
+	// Drifted reports whether Change exceeds Report.Drift, and Interrupted whether one of
+	// the medians is missing.
 	Drifted, Interrupted bool
 }
 
 // Missing names a case that was not measured, and the reason.
 type Missing struct{ System, Case, Reason string }
 
-// model makes the content of a report from the lines of records.
+// model returns the content of a report about the lines of records. It returns an error
+// if there are no sessions, or if their trials cannot be compared.
 func model(lines []record.Line) (Report, error) {
 	r := Report{Versions: map[string]string{}}
 	c := newCollector(&r)
@@ -167,6 +175,7 @@ func model(lines []record.Line) (Report, error) {
 // dateForm is the layout of dates.
 const dateForm = "2 January 2006, 15:04 UTC"
 
+// session adds a session to the report. It returns an error if it cannot parse the plan.
 func (r *Report) session(line record.Line) error {
 	s := line.Session
 	if err := r.readPlan(s); err != nil {
@@ -196,7 +205,7 @@ func (r *Report) session(line record.Line) error {
 	return nil
 }
 
-// link adds a session's link to the report, once.
+// link adds a session's link to the report, unless the report has it.
 func (r *Report) link(s *record.Session) {
 	if s.Link == nil {
 		return
@@ -210,8 +219,8 @@ func (r *Report) link(s *record.Session) {
 	}
 }
 
-// inEffect lists a host's settings of its interfaces, and the other settings that
-// the link wants. It marks each setting that differs from the wanted one.
+// inEffect describes a host's settings of its network interfaces, and of everything else
+// that the link defines (wanted). It adds the wanted value to each setting that differs.
 func inEffect(settings, wanted map[string]string) (parts []string) {
 	wanted = maps.Clone(wanted)
 	say := func(what, is, wants string) {
@@ -234,8 +243,8 @@ func inEffect(settings, wanted map[string]string) (parts []string) {
 	return parts
 }
 
-// share sets the share of connections that the hosts made. One trial over the
-// overlay is enough for Overlay: its figures are among the others'.
+// share sets Share and Overlay from the percentages of the trials. One trial over the
+// overlay sets Overlay, because its results are part of the row's figures.
 func (r *Row) share(values []float64) {
 	if len(values) == 0 {
 		return
@@ -248,7 +257,7 @@ func (r *Row) share(values []float64) {
 	for i, v := range values {
 		values[i] = max(0, v)
 	}
-	// Not rounded up: 99.97 % is not all.
+	// Round down, so that only 100 % is shown as 100 %.
 	text := func(v float64) string { return strconv.FormatFloat(math.Floor(10*v)/10, 'f', -1, 64) + " %" }
 	s := summarise(values)
 	r.Overlay = s.Smallest < leastShare
@@ -258,8 +267,9 @@ func (r *Row) share(values []float64) {
 	}
 }
 
-// rows returns the systems in a figure, beside the reference. The reference
-// itself has a ratio if the figure is compared with another case.
+// rows returns the row of each system that has values of a figure. reference holds the
+// values to compare with. The reference system itself has a ratio only if they are from
+// another case, against.
 func (r *Report) rows(f record.Value, against string, reference []float64, of func(system string) []float64) (rows []Row) {
 	for _, system := range r.Systems {
 		values := of(system)
@@ -276,10 +286,11 @@ func (r *Report) rows(f record.Value, against string, reference []float64, of fu
 	return rows
 }
 
-// verdict returns the meaning of a ratio, or "" if there is none.
-func verdict(r Ratio, is bool, better string) string {
+// verdict returns the meaning of a ratio, or "" if there is no ratio. better is "higher",
+// "lower" or "".
+func verdict(r Ratio, exists bool, better string) string {
 	switch {
-	case !is:
+	case !exists:
 		return ""
 	case !r.HasInterval():
 		return "too few runs to tell"
@@ -293,7 +304,8 @@ func verdict(r Ratio, is bool, better string) string {
 	return "worse"
 }
 
-// noise compares the reference with itself over the run.
+// noise adds the medians of the baseline, which show how much the machine itself changed
+// during the run.
 func (r *Report) noise(baseline map[string]map[record.Phase][]float64, units map[string]string) {
 	for _, name := range slices.Sorted(maps.Keys(baseline)) {
 		median := func(phase record.Phase) float64 {
@@ -315,7 +327,8 @@ func (r *Report) noise(baseline map[string]map[record.Phase][]float64, units map
 	}
 }
 
-// missing lists the skipped and the failed cases, each once.
+// missing adds the skipped and the failed cases to the report, each once. under holds the
+// systems and links that have trials.
 func (r *Report) missing(unmeasured []leftOut, under map[underLink]bool, measured map[Missing]int, failed map[Missing][]string) {
 	add := func(m Missing) {
 		if !slices.Contains(r.Missing, m) {
@@ -323,9 +336,8 @@ func (r *Report) missing(unmeasured []leftOut, under map[underLink]bool, measure
 		}
 	}
 	for _, u := range unmeasured {
-		// A later session may have had what was missing. It must have the same
-		// link, as each link has a separate session. The names of cases include
-		// the link.
+		// A later session may have measured the case. If a whole system was skipped,
+		// that session must have the same link. The name of a case includes the link.
 		if u.Case == "" && under[underLink{u.System, u.link}] || u.Case != "" && measured[Missing{System: u.System, Case: u.Case}] > 0 {
 			continue
 		}
@@ -346,6 +358,7 @@ func (r *Report) missing(unmeasured []leftOut, under map[underLink]bool, measure
 	}
 }
 
+// parameters returns the parameters that are not empty as text, sorted by name.
 func parameters(all map[string]string) string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -356,7 +369,7 @@ func parameters(all map[string]string) string {
 	return strings.Join(parts, ", ")
 }
 
-// anchor makes a name fit for a link.
+// anchor returns a name as the fragment of a URL.
 func anchor(name string) string {
 	return strings.Map(func(c rune) rune {
 		if c >= 'a' && c <= 'z' || c >= '0' && c <= '9' {

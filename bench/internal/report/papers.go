@@ -73,14 +73,14 @@ func papers(lines []record.Line) (all []Paper, err error) {
 	if err := yaml.Unmarshal(papersFile, &all); err != nil {
 		return nil, fmt.Errorf("read the list of the papers' figures: %w", err)
 	}
-	inPapers, err := readAmounts()
+	stated, err := readAmounts()
 	if err != nil {
 		return nil, err
 	}
 	plans, tunings := map[string]bool{}, readTunings(lines)
 	for i, p := range all {
 		var now record.Link
-		of, has, reasons := kindOf(nil), has{}, map[string]string{}
+		of, recorded, reasons := kindOf(nil), recordedAmounts{}, map[string]string{}
 		var tuned profileState
 		planned := false
 		for _, line := range lines {
@@ -96,20 +96,20 @@ func papers(lines []record.Line) (all []Paper, err error) {
 			}
 			if t := line.Trial; t != nil && p.under(now) && p.counts(t) {
 				all[i].At = cmp.Or(all[i].At, anchor(t.Case))
-				has.add(p, t, now.Name)
+				recorded.add(p, t, now.Name)
 				tuned = tunings[now.Name]
 			}
 			if u := line.Unmeasured; u != nil && (u.Case == "" || of.of(u.Case) == p.Case) {
 				reasons[u.System] = u.Reason
 			}
 		}
-		without := p.without(has.systems, reasons)
-		amounts, differ := has.words(inPapers[[2]string{p.Paper, p.Case}])
+		without := p.without(recorded.systems, reasons)
+		amounts, differ := recorded.describe(stated[[2]string{p.Paper, p.Case}])
 		switch {
-		case len(p.Systems) > 1 && slices.Equal(has.systems, []string{"bare"}):
+		case len(p.Systems) > 1 && slices.Equal(recorded.systems, []string{"bare"}):
 			all[i].At, all[i].Reason = "", "bare metal alone was; "+without
 		case all[i].At != "":
-			all[i].Coverage = p.judge(has.systems, differ, tuned)
+			all[i].Coverage = p.judge(recorded.systems, differ, tuned)
 			all[i].Has = joined(amounts, tuned.words(p.Parameters["protocol"]), without)
 		case p.Reason == "" && reasons[p.System] != "":
 			all[i].Reason = reasons[p.System]

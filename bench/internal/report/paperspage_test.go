@@ -86,7 +86,7 @@ func recorded(runs []Run, each [][]Paper, row int) (is, what string) {
 			has = append(has, link+": "+cell(p.Has))
 			best = min(best, p.Coverage)
 		case static.Case != "" && !p.Elsewhere:
-			once(&reasons, link+": "+cell(p.Reason))
+			addOnce(&reasons, link+": "+cell(p.Reason))
 		}
 	}
 	note := cell(static.Note)
