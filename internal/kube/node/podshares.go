@@ -60,11 +60,18 @@ func trackedSetting(name string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
-// run returns when ctx ends, or when the kernel lacks what shares need. Pods work
-// without them.
+// run returns when ctx ends, or when the kernel lacks what shares of conntrack need. Pods
+// work without shares and bounds.
 func (s *podShares) run(ctx context.Context) {
-	if err := s.load(ctx, nil); err != nil {
-		s.log.Warn("Pods have no shares of conntrack and of connections to the name server", "error", err)
+	rules := s.rules(nil)
+	if err := s.load(ctx, "streams", rules.Streams()); err != nil {
+		s.log.Warn("Pods have no bound of TCP connections to the name server", "error", err)
+	}
+	if err := s.load(ctx, "floods", rules.Floods()); err != nil {
+		s.log.Warn("Floods of queries to the name server are not dropped", "error", err)
+	}
+	if err := s.load(ctx, "shares", rules.Connections()); err != nil {
+		s.log.Warn("Pods have no shares of conntrack", "error", err)
 		return
 	}
 	for pause, logged := sharesPeriod, ""; ; {
@@ -111,7 +118,7 @@ func (s *podShares) look(ctx context.Context) error {
 			s.notice(fmt.Sprintf("delayed new connections of pod %v: it has its share of the %d that the kernel remembers", pod, limit))
 		}
 	}
-	if err := s.load(ctx, full); err != nil {
+	if err := s.load(ctx, "shares", s.rules(full).Connections()); err != nil {
 		return err
 	}
 	s.full = full
@@ -132,10 +139,13 @@ func (s *podShares) over(counts map[netip.Addr]int, limit int) []netip.Addr {
 	return policy.OverShare(ofPod, others, limit)
 }
 
-func (s *podShares) load(ctx context.Context, full []netip.Addr) error {
-	rules := policy.Shares{Links: []string{cluster.PodBridge, cluster.OverlayLink}, Names: streamsToDNS, Queries: queriesToDNS, Full: full}
-	path := filepath.Join(s.plan.Paths.Run, "shares.nft")
-	if err := os.WriteFile(path, []byte(rules.Ruleset()), 0o600); err != nil {
+func (s *podShares) rules(full []netip.Addr) policy.Shares {
+	return policy.Shares{Links: []string{cluster.PodBridge, cluster.OverlayLink}, Names: streamsToDNS, Queries: queriesToDNS, Full: full}
+}
+
+func (s *podShares) load(ctx context.Context, name, script string) error {
+	path := filepath.Join(s.plan.Paths.Run, name+".nft")
+	if err := os.WriteFile(path, []byte(script), 0o600); err != nil {
 		return fmt.Errorf("write rules for shares: %w", err)
 	}
 	return s.nft(ctx, path)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/notify"
 )
 
 // A pod that has its share of conntrack is named once, and has further connections after
@@ -79,5 +80,30 @@ func TestPodWithItsShareOfConntrackIsNamed(t *testing.T) {
 	s.setting = func(string) (int, error) { return 0, errors.ErrUnsupported }
 	if err := s.look(t.Context()); err == nil {
 		t.Error("no error of a file that cannot be read")
+	}
+}
+
+// A kernel may lack an expression that one of the scripts needs. The others are loaded.
+func TestSharesDoNotNeedConnlimit(t *testing.T) {
+	var loaded, said strings.Builder
+	s := newPodShares(cluster.Plan{Paths: cluster.Paths{Run: t.TempDir()}}, Options{Log: slog.New(slog.NewTextHandler(&said, nil)), Notifier: &notify.Notifier{}})
+	s.nft = func(_ context.Context, path string) error {
+		text, err := os.ReadFile(path)
+		if strings.Contains(string(text), "ct count") {
+			return errors.ErrUnsupported
+		}
+		loaded.Write(text)
+		return err
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // run returns after it has loaded the scripts
+	s.run(ctx)
+	for _, rule := range []string{"@full-ip drop", "limit rate over"} {
+		if !strings.Contains(loaded.String(), rule) {
+			t.Errorf("no rule with %q", rule)
+		}
+	}
+	if strings.Count(said.String(), "\n") != 1 || !strings.Contains(said.String(), "Pods have no bound of TCP connections to the name server") {
+		t.Errorf("said %q", said.String())
 	}
 }

@@ -38,44 +38,78 @@ const sharesTable = "berth-shares"
 // floodSeconds bounds how long a pod counts as a flood after its last query above the bound.
 const floodSeconds = 5
 
-// Ruleset returns a script for nft(8). It may be loaded again while loaded, and keeps the
-// counts. The kernel needs the expression connlimit (CONFIG_NFT_CONNLIMIT).
-//
-// Connections in general are not counted by this expression: with 24,000 open ones of a pod,
-// a new one takes 0.15 ms instead of 0.01 ms, because the kernel looks each of them up.
-func (s Shares) Ruleset() string {
-	var out strings.Builder
-	line := func(format string, args ...any) { fmt.Fprintf(&out, format+"\n", args...) }
-	line("add table inet %s", sharesTable)
+// Each of the three methods below returns a script for nft(8), which may be loaded again
+// while loaded, and keeps the counts. They are separate because a kernel may lack what one
+// of them needs.
+
+// Connections holds back the pods in Full. Connections in general are not counted by the
+// expression connlimit: with 24,000 open ones of a pod, a new one takes 0.15 ms instead of
+// 0.01 ms, because the kernel looks each of them up.
+func (s Shares) Connections() string {
+	var script sharesScript
 	for _, hook := range []string{"input", "forward"} {
-		// After the policies: a packet that they drop opens no connection.
-		line("add chain inet %s %s { type filter hook %[2]s priority 5; policy accept; }", sharesTable, hook)
-		line("flush chain inet %s %s", sharesTable, hook)
+		script.chain(hook, hook)
 	}
-	links := strings.Join(s.Links, ", ")
-	for _, f := range []struct{ name, key string }{{"ip", "ipv4_addr"}, {"ip6", "ipv6_addr"}} {
-		line("add set inet %s full-%s { type %s; }", sharesTable, f.name, f.key)
-		line("flush set inet %s full-%s", sharesTable, f.name)
+	for _, f := range setTypes {
+		script.line("add set inet %s full-%s { type %s; }", sharesTable, f.name, f.key)
+		script.line("flush set inet %s full-%s", sharesTable, f.name)
 		for _, pod := range s.Full {
 			if pod.Is4() == (f.name == "ip") {
-				line("add element inet %s full-%s { %s }", sharesTable, f.name, pod)
+				script.line("add element inet %s full-%s { %s }", sharesTable, f.name, pod)
 			}
 		}
 		for _, hook := range []string{"input", "forward"} {
-			line("add rule inet %s %s iifname { %s } ct state new %s saddr @full-%[4]s drop", sharesTable, hook, links, f.name)
+			script.line("add rule inet %s %s iifname { %s } ct state new %s saddr @full-%[4]s drop", sharesTable, hook, s.links(), f.name)
 		}
-		line("add set inet %s names-%s { type %s; flags dynamic; size 65535; }", sharesTable, f.name, f.key)
-		line("add rule inet %s input iifname { %s } tcp dport 53 ct state new add @names-%s { %[3]s saddr ct count over %d } reject with tcp reset",
-			sharesTable, links, f.name, s.Names)
-		for _, set := range []string{"queries", "floods", "slow"} {
-			line("add set inet %s %s-%s { type %s; flags dynamic,timeout; timeout %ds; size 65535; }", sharesTable, set, f.name, f.key, floodSeconds)
-		}
-		query := fmt.Sprintf("add rule inet %s input iifname { %s } udp dport 53", sharesTable, links)
-		line("%s update @queries-%s { %[2]s saddr limit rate over %d/second burst %d packets } update @floods-%[2]s { %[2]s saddr } drop",
-			query, f.name, s.Queries, max(1, s.Queries/10))
-		line("%s %s saddr @floods-%[2]s update @slow-%[2]s { %[2]s saddr limit rate over %d/second } drop", query, f.name, max(1, s.Queries/20))
 	}
-	return out.String()
+	return script.String()
+}
+
+// Streams bounds the TCP connections to the name server. The kernel needs the expression
+// connlimit (CONFIG_NFT_CONNLIMIT).
+func (s Shares) Streams() string {
+	var script sharesScript
+	script.chain("names", "input")
+	for _, f := range setTypes {
+		script.line("add set inet %s names-%s { type %s; flags dynamic; size 65535; }", sharesTable, f.name, f.key)
+		script.line("add rule inet %s names iifname { %s } tcp dport 53 ct state new add @names-%s { %[3]s saddr ct count over %d } reject with tcp reset",
+			sharesTable, s.links(), f.name, s.Names)
+	}
+	return script.String()
+}
+
+// Floods drops most queries of a flood. The kernel needs the expression limit
+// (CONFIG_NFT_LIMIT).
+func (s Shares) Floods() string {
+	var script sharesScript
+	script.chain("floods", "input")
+	for _, f := range setTypes {
+		for _, set := range []string{"queries", "floods", "slow"} {
+			script.line("add set inet %s %s-%s { type %s; flags dynamic,timeout; timeout %ds; size 65535; }", sharesTable, set, f.name, f.key, floodSeconds)
+		}
+		query := fmt.Sprintf("add rule inet %s floods iifname { %s } udp dport 53", sharesTable, s.links())
+		script.line("%s update @queries-%s { %[2]s saddr limit rate over %d/second burst %d packets } update @floods-%[2]s { %[2]s saddr } drop",
+			query, f.name, s.Queries, max(1, s.Queries/10))
+		script.line("%s %s saddr @floods-%[2]s update @slow-%[2]s { %[2]s saddr limit rate over %d/second } drop", query, f.name, max(1, s.Queries/20))
+	}
+	return script.String()
+}
+
+func (s Shares) links() string { return strings.Join(s.Links, ", ") }
+
+// setTypes holds the IP versions of nftables and the types of their addresses.
+var setTypes = []struct{ name, key string }{{"ip", "ipv4_addr"}, {"ip6", "ipv6_addr"}}
+
+type sharesScript struct{ strings.Builder }
+
+func (s *sharesScript) line(format string, args ...any) { fmt.Fprintf(s, format+"\n", args...) }
+
+// chain begins an empty chain after the policies: a packet that they drop opens no
+// connection.
+func (s *sharesScript) chain(name, hook string) {
+	s.line("add table inet %s", sharesTable)
+	s.line("add chain inet %s %s { type filter hook %s priority 5; policy accept; }", sharesTable, name, hook)
+	s.line("flush chain inet %s %s", sharesTable, name)
 }
 
 // OverShare returns the pods that have their share of a table for limit connections, in

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -19,11 +20,22 @@ func sharesOf(full ...netip.Addr) Shares {
 	return Shares{Links: []string{"lab0", "lab1"}, Names: 3, Queries: 20, Full: full}
 }
 
+// loadShares loads each script before and after the others: none removes what another one
+// has loaded.
+func loadShares(t *testing.T, s Shares) {
+	t.Helper()
+	for range 2 {
+		for _, script := range []string{s.Floods(), s.Streams(), s.Connections()} {
+			nft(t, script)
+		}
+	}
+}
+
 // A pod that has its share of conntrack gets no further connection, and another pod does.
 func TestOnePodCannotFillConntrack(t *testing.T) {
 	l := newLab(t, []string{xa, waIPv6}, []string{xb, zaIPv6})
 	// Without rules that need it, the kernel remembers no connection.
-	nft(t, sharesOf().Ruleset())
+	loadShares(t, sharesOf())
 	l.must(netlink.ConntrackTableFlush(netlink.ConntrackTable)) // of other tests
 	defer nft(t, "delete table inet "+sharesTable+"\n")
 	for _, pods := range [][2]string{{xa, xb}, {waIPv6, zaIPv6}} {
@@ -49,14 +61,14 @@ func TestOnePodCannotFillConntrack(t *testing.T) {
 			t.Fatalf("counted %v, want 15 of %v and 1 of %v", counts, hostile, other)
 		}
 		over := OverShare(map[netip.Addr]int{hostile: counts[hostile], other: counts[other]}, 0, limit)
-		nft(t, sharesOf(over...).Ruleset())
+		loadShares(t, sharesOf(over...))
 		if passes(hostile, other) {
 			t.Errorf("%v has more connections than its share", hostile)
 		}
 		if !passes(other, hostile) {
 			t.Errorf("%v has no connection beside %v", other, hostile)
 		}
-		nft(t, sharesOf().Ruleset())
+		loadShares(t, sharesOf())
 		if !passes(hostile, other) {
 			t.Errorf("%v has no connection after it had its share", hostile)
 		}
@@ -95,7 +107,7 @@ func TestOverShare(t *testing.T) {
 // a further one when it has closed one. Another pod has one meanwhile.
 func TestOnePodCannotTakeAllConnectionsToNameServer(t *testing.T) {
 	l := newLab(t, []string{xa}, []string{xb})
-	nft(t, sharesOf().Ruleset())
+	loadShares(t, sharesOf())
 	defer nft(t, "delete table inet "+sharesTable+"\n")
 	server := netip.AddrPortFrom(netip.MustParseAddr(dns), 53)
 	listener, err := net.Listen("tcp", server.String())
@@ -116,7 +128,7 @@ func TestOnePodCannotTakeAllConnectionsToNameServer(t *testing.T) {
 		defer conn.Close()
 		open = append(open, conn)
 	}
-	nft(t, sharesOf().Ruleset())
+	loadShares(t, sharesOf())
 	if conn, err := connect(xa); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("connection above the bound: %v, want a refusal", err)
 		if err == nil {
@@ -143,24 +155,28 @@ func TestOnePodCannotTakeAllConnectionsToNameServer(t *testing.T) {
 // server reads them. The query of another pod arrives.
 func TestFloodOfQueriesIsDropped(t *testing.T) {
 	l := newLab(t, []string{xa}, []string{xb})
-	nft(t, sharesOf().Ruleset())
+	shares := sharesOf()
+	shares.Queries = 2 // a busy machine may take seconds to send all
+	loadShares(t, shares)
 	defer nft(t, "delete table inet "+sharesTable+"\n")
 	server := netip.AddrPortFrom(netip.MustParseAddr(dns), 53)
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(server))
 	l.must(err)
 	defer conn.Close()
+	l.must(conn.SetReadDeadline(time.Now().Add(time.Minute)))
+	hostile, other := netip.MustParseAddr(xa), netip.MustParseAddr(xb)
 	for range 100 {
-		l.send(t, UDP, netip.MustParseAddr(xa), server)
+		l.send(t, UDP, hostile, server)
 	}
-	l.send(t, UDP, netip.MustParseAddr(xb), server)
+	l.send(t, UDP, other, server)
 	of := map[netip.Addr]int{}
-	for of[netip.MustParseAddr(xb)] == 0 {
+	for of[other] == 0 {
 		_, from, err := conn.ReadFromUDPAddrPort(make([]byte, 512))
 		l.must(err)
 		of[from.Addr().Unmap()]++
 	}
-	// A flood has one query a second, and a slow machine may take seconds.
-	if got := of[netip.MustParseAddr(xa)]; got < 2 || got > 50 {
-		t.Errorf("%d of 100 queries arrived, want 2 and few more", got)
+	// A flood has one query a second.
+	if got := of[hostile]; got < 1 || got > 50 {
+		t.Errorf("%d of 100 queries arrived, want at least 1 and few more", got)
 	}
 }
