@@ -166,7 +166,7 @@ var bombs = map[string]bomb{
 	}, readArchive, "MB of manifests and configurations"},
 	"layer in an archive":       {saved(1 << 40), readArchive, "import image docker.io/library/app:1 from "},
 	"layer in a packed archive": {gzipped(saved(1 << 40)), readArchive, "bring layer sha256:"},
-	"layers together":           {saved(1<<30, 1<<30+1, 1<<30+2, 1<<30+3), readArchive, "MB in all layers of the image, unpacked from"},
+	"layers together":           {saved(1<<30, 1<<30+1, 1<<30+2, 1<<30+3), readArchive, "MB in all layers of the image or archive, unpacked from"},
 	"sparse file of a SIF file": {sif, readSIF, "MB, unpacked from"},
 	"SIF file as an archive":    {sif, readArchive, "MB, unpacked from"},
 	"layers of docker save": {func(w io.Writer) error {

@@ -60,7 +60,7 @@ func (l *Layer) Drop() {
 func (l *Layer) addFile() error {
 	l.files++
 	if l.image.files.Add(1) > l.of(files) {
-		return l.exceeded("%d files in all layers of the image", l.of(files))
+		return l.exceeded("%d files in all layers of the image or archive", l.of(files))
 	}
 	return nil
 }
@@ -70,7 +70,7 @@ func (l *Layer) keep(bytes int64) error {
 	l.kept += bytes
 	most := l.scaled(leastKept, 1, mostKept, l.image.keepable.Load())
 	if l.image.kept.Add(bytes) > most {
-		return l.exceeded("%d MB of names, links and attributes in all layers of the image, in %d packed bytes", most>>20, l.image.packed.Load())
+		return l.exceeded("%d MB of names, links and attributes in all layers of the image or archive, in %d packed bytes", most>>20, l.image.packed.Load())
 	}
 	return nil
 }
@@ -80,7 +80,7 @@ func (l *Layer) unpackedOf(sum *atomic.Int64, bytes int64) error {
 	packed := l.image.packed.Load()
 	most := l.scaled(leastContent, contentRatio, mostContent, packed)
 	if all := sum.Add(bytes); all > most {
-		return l.exceededBy((all-1)/(most/l.of(1))+1, "%d MB in all layers of the image, unpacked from %d bytes", most>>20, packed)
+		return l.exceededBy((all-1)/(most/l.of(1))+1, "%d MB in all layers of the image or archive, unpacked from %d bytes", most>>20, packed)
 	}
 	return nil
 }
@@ -91,7 +91,7 @@ func (l *Layer) headersOf(bytes int64) error {
 	packed := l.image.packed.Load()
 	most := l.scaled(leastHeaders, headersRatio, mostHeaders, packed)
 	if l.image.headed.Add(bytes) > most {
-		return l.exceeded("%d MB of headers in all layers of the image, unpacked from %d bytes", most>>20, packed)
+		return l.exceeded("%d MB of headers in all layers of the image or archive, unpacked from %d bytes", most>>20, packed)
 	}
 	return nil
 }
@@ -100,7 +100,7 @@ func (l *Layer) headersOf(bytes int64) error {
 func (l *Layer) step() error {
 	l.steps++
 	if l.image.steps.Add(1) > l.of(steps) {
-		return l.exceeded("%d names in the paths of all layers of the image", l.of(steps))
+		return l.exceeded("%d names in the paths of all layers of the image or archive", l.of(steps))
 	}
 	return nil
 }

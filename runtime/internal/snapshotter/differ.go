@@ -108,7 +108,8 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 }
 
 // count returns the count for a layer of a packed size. Layers that are applied under one
-// lease belong to one image: each pull, and each import of an archive, has a lease.
+// lease count together: each pull of an image has a lease, and each import of an archive,
+// whose images count as one.
 func (d Differ) count(ctx context.Context, packed int64) *budget.Layer {
 	most := d.Budget.Layer(packed)
 	if lease, found := leases.FromContext(ctx); found && d.Images != nil {
