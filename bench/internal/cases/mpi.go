@@ -53,12 +53,12 @@ func hpl() Case {
 func steps() Case {
 	return Case{
 		Kind: plan.Kind{
-			Name: "steps", Summary: "srun of a short program, in a job of the system's and in another one in turn, for systems of the driver job",
+			Name: "steps", Summary: "srun of a short program, alternately in a job of the system and in one without it, for systems of the driver job",
 			Hosts: 1, HostsFor: hostsFor,
 			Parameters: []plan.Parameter{
 				hosts("2"),
-				{Name: "pairs", Default: "50", Help: "of a step in each of the two jobs", Check: positive},
-				{Name: "program", Default: "true", Help: "what a step runs, with blanks between its words", Check: given},
+				{Name: "pairs", Default: "50", Help: "number of pairs: a step in each of the two jobs", Check: positive},
+				{Name: "program", Default: "true", Help: "the command of a step, its words separated by blanks", Check: given},
 			},
 			Seconds: func(p map[string]string) float64 { return 1 + 0.08*number(p, "pairs") },
 		},

@@ -22,7 +22,7 @@ func hostsFor(p map[string]string) int { return int(number(p, "nodes")) }
 func requirements() Case {
 	return Case{
 		Kind: plan.Kind{
-			Name: "requirements", Summary: "RQ1 to RQ3 of the KSI paper as checks that are executed: kubectl, no root, several machines", Hosts: 1,
+			Name: "requirements", Summary: "checks of RQ1 to RQ3 of the KSI paper: kubectl, no root, several machines", Hosts: 1,
 			HostsFor: hostsFor, Parameters: []plan.Parameter{hosts("2")},
 			Seconds: func(map[string]string) float64 { return 5 },
 		},
