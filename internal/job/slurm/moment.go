@@ -2,9 +2,11 @@ package slurm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -12,17 +14,69 @@ import (
 type Moment struct {
 	// Running is true if the job runs and nothing has begun to end it.
 	Running bool
-	// End is the end of the job's time, or zero if nothing limits it. Preemption
-	// with a grace time brings it forward.
+	// End is the end of the job's time, or of the step's if that is earlier, or zero
+	// if nothing limits them. Preemption with a grace time brings it forward.
 	End time.Time
 	// Returns is true if the job is preempted and will start again: it has a
 	// script, its owner permits it, and its partition's settings require it.
 	Returns bool
 }
 
-// Now queries the state of the job. If it returns an error, the Moment still holds
-// what is known.
+// Now queries the state of the job, and in a task the end of its step. If it returns
+// an error, the Moment still holds what is known. Its End is zero then if the end of
+// the job or of the step is unknown.
 func Now(ctx context.Context, job Job, ask Ask) (Moment, error) {
+	var (
+		asking  sync.WaitGroup
+		stepEnd time.Time
+		stepErr error
+	)
+	if job.Place == PlaceTask {
+		asking.Go(func() { stepEnd, stepErr = endOfStep(ctx, job, ask) })
+	}
+	moment, err := jobNow(ctx, job, ask)
+	asking.Wait()
+	switch {
+	case stepErr != nil:
+		moment.End, err = time.Time{}, errors.Join(err, stepErr)
+	case err == nil || !moment.End.IsZero():
+		moment.End = earlier(moment.End, stepEnd)
+	}
+	return moment, err
+}
+
+// earlier returns the first of two ends. The zero time is no end.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// endOfStep returns the end of a step that has its own time limit (srun --time,
+// SLURM_TIMELIMIT), or zero for other steps. slurmd kills such a step KillWait after
+// its SIGTERM, while the job goes on (22.05).
+func endOfStep(ctx context.Context, job Job, ask Ask) (time.Time, error) {
+	step := fmt.Sprintf("%s.%d", job.ID, job.StepID)
+	// Without --all, steps in a hidden partition are not shown.
+	said, err := ask(ctx, "scontrol", "--all", "--oneliner", "show", "step", step)
+	if err != nil {
+		return time.Time{}, err
+	}
+	limit, _ := field(string(said), "TimeLimit")
+	if limit == "UNLIMITED" {
+		return time.Time{}, nil
+	}
+	value, _ := field(string(said), "StartTime")
+	start, err := readTime(value)
+	span, ok := parseSpan(limit)
+	if err != nil || start.IsZero() || !ok {
+		return time.Time{}, fmt.Errorf("read the end of step %s from scontrol: it starts at %q and has the limit %q", step, value, limit)
+	}
+	return start.Add(span), nil
+}
+
+func jobNow(ctx context.Context, job Job, ask Ask) (Moment, error) {
 	said, err := showJob(ctx, job, ask)
 	if err != nil {
 		return Moment{}, err

@@ -138,17 +138,17 @@ func (a *Allocation) GraceNow(ctx context.Context, signal syscall.Signal) time.D
 	if err != nil {
 		a.log.Debug("how the job is, is not known whole: " + err.Error())
 	}
+	if moment.Running && moment.Returns { // a later answer may not hold this any more
+		a.mu.Lock()
+		a.preempted = true
+		a.mu.Unlock()
+	}
 	left := max(0, over.Sub(a.now()))
 	switch {
 	case !moment.Running || err != nil && moment.End.IsZero():
 		return left
 	case moment.End.IsZero():
 		return noLimit
-	}
-	if err == nil { // otherwise whether the job starts again is not known
-		a.mu.Lock()
-		a.preempted = moment.Returns
-		a.mu.Unlock()
 	}
 	return max(left, moment.End.Sub(a.now())-takeDownTime)
 }

@@ -112,6 +112,45 @@ func TestGraceBeforeEnd(t *testing.T) {
 	}
 }
 
+// At the step's own limit, slurmd kills it KillWait after SIGTERM, while the job goes on.
+func TestGraceBeforeEndOfStep(t *testing.T) {
+	const unlimited = "JobState=RUNNING EndTime=Unknown PreemptTime=None"
+	for _, test := range []struct {
+		name, step, job string
+		want            time.Duration
+		preempted       bool
+	}{
+		{"no limit", "StartTime=2026-01-01T11:00:00 TimeLimit=UNLIMITED", unlimited, noLimit, false},
+		{"its limit is over", "StartTime=2026-01-01T11:58:00 TimeLimit=00:02:00", unlimited, 2 * time.Second, false},
+		{"signalled ahead", "StartTime=2025-12-31T11:01:00 TimeLimit=1-01:00:00", unlimited, 59 * time.Second, false},
+		{"the job ends before", "StartTime=2026-01-01T11:58:00 TimeLimit=01:00:00", "JobState=RUNNING EndTime=2026-01-01T12:01:00 PreemptTime=None", 59 * time.Second, false},
+		{"the job ends later", "StartTime=2026-01-01T11:58:00 TimeLimit=00:03:00", "JobState=RUNNING EndTime=2026-01-01T13:00:00 PreemptTime=None", 59 * time.Second, false},
+		{"cancelled", "StartTime=2026-01-01T11:58:00 TimeLimit=01:00:00", "JobState=COMPLETING EndTime=2026-01-01T12:00:00", 2 * time.Second, false},
+		{"preempted from a partition that is not known", "StartTime=2026-01-01T11:58:00 TimeLimit=01:00:00", "JobState=RUNNING EndTime=Unknown PreemptTime=2026-01-01T11:59:59 Partition=hidden", 2 * time.Second, false},
+		{"not known", "", unlimited, 2 * time.Second, false},
+		{"without its limit", "StartTime=2026-01-01T11:58:00", unlimited, 2 * time.Second, false},
+		{"not known, and preempted", "", "JobState=RUNNING EndTime=2026-01-01T12:00:10 PreemptTime=2026-01-01T12:00:00 Requeue=1 BatchFlag=1 Partition=low", 2 * time.Second, true},
+	} {
+		a := newAllocation("")
+		a.killWait = 3 * time.Second
+		a.Job.Place, a.Job.StepID = slurm.PlaceTask, 2
+		a.Ask = func(_ context.Context, command ...string) ([]byte, error) {
+			switch {
+			case slices.Contains(command, "hidden"), slices.Contains(command, "7.2") && test.step == "":
+				return nil, errors.New("no answer within 3s")
+			case slices.Contains(command, "7.2"):
+				return []byte("StepId=7.2 UserId=1000 " + test.step + " State=RUNNING Partition=main NodeList=n1\n"), nil
+			case slices.Contains(command, "partition"):
+				return []byte("PartitionName=low GraceTime=10 PreemptMode=REQUEUE\n"), nil
+			}
+			return []byte("JobId=7 " + test.job + "\n"), nil
+		}
+		if got := a.GraceNow(t.Context(), syscall.SIGTERM); got != test.want || a.preempted != test.preempted {
+			t.Errorf("%s: %s, requeued %v; want %s, %v", test.name, got, a.preempted, test.want, test.preempted)
+		}
+	}
+}
+
 // The time for Slurm's answer is a part of KillWait.
 func TestGraceAfterSlowAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
