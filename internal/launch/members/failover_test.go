@@ -8,7 +8,9 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -100,6 +102,25 @@ func TestRunEndsWithControlPlaneMajority(t *testing.T) {
 	if err := context.Cause(ctx); err == nil || !strings.Contains(err.Error(), "n2 and n3") {
 		t.Errorf("without a majority the run goes on, or ends with %v", err)
 	}
+}
+
+// A head that is cut off ends before it gives up its lease, so that its message names the
+// nodes.
+func TestSilentMajorityEndsTheRunAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		a := &Monitor{
+			Members:       testMembers("n1", nil),
+			lost:          map[string]bool{"n2": true},
+			MonitorConfig: MonitorConfig{GiveUp: cancel, Replicas: []string{"n1", "n2", "n3"}},
+		}
+		began := time.Now()
+		a.takeOutOfService(ctx, &member{name: "n3", node: "n3"}, &rendezvous.LostError{Cause: syscall.ETIMEDOUT})
+		if err := context.Cause(ctx); err == nil || !strings.Contains(err.Error(), "n2 and n3") || time.Since(began) > 0 {
+			t.Errorf("after %s the run ends with %v", time.Since(began), err)
+		}
+	})
 }
 
 // silent is an API server that gives no answer before the run ends.

@@ -179,7 +179,11 @@ func (m *Monitor) takeOutOfService(ctx context.Context, w *member, why error) {
 	gone := slices.Sorted(maps.Keys(m.lost))
 	m.mu.Unlock()
 	if left := len(m.Replicas) - len(gone); len(gone) > 0 && left <= len(m.Replicas)/2 {
-		settle(ctx)
+		// No end of the step is silent. A moment later this node would give up its lease,
+		// and its last message would not name the nodes.
+		if lost := (*rendezvous.LostError)(nil); !errors.As(why, &lost) || !lost.Silent() {
+			settle(ctx)
+		}
 		m.GiveUp(exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("%w; %s are lost, and the cluster cannot go on with %d of %d control planes",
 			why, strings.Join(gone, " and "), left, len(m.Replicas))))
 		return
