@@ -23,7 +23,7 @@ const (
 )
 
 // incoming is a connection for a listener of a pod. A connection of the overlay begins in
-// inDelivering: it is parked only when its caller was interrupted.
+// inDelivering, and is parked only if its caller was interrupted.
 type incoming struct {
 	in    *inbound
 	fd    int

@@ -27,25 +27,25 @@ type kind uint32
 
 const (
 	kindFree kind = iota
-	// kindFDHolder: fd refers to the descriptor holder.
+	// kindFDHolder describes the process that holds the descriptors. fd is its process ID.
 	kindFDHolder
-	// kindContainer: fd is a filter's listener, local its pod's address of IPv4,
-	// peer that of IPv6, :: where it has none.
+	// kindContainer describes a container. fd is the listener of its filter, local the pod's
+	// IPv4 address, and peer its IPv6 address, or :: if it has none.
 	kindContainer
-	// kindCall: call waits for an answer on the listener fd.
+	// kindCall describes a call that waits for an answer on the listener fd.
 	kindCall
-	// kindParked: fd is a connection for the pod's listener at local, from peer,
-	// and bell the connection that makes it accept.
+	// kindParked describes a parked connection. fd is the connection from peer to the pod's
+	// listener at local, and bell the connection that makes the pod accept.
 	kindParked
-	// kindSwitched: a switched socket, known by its cookie. local and peer are
-	// its addresses in the pod, hostLocal and hostPeer in the host. target is the pod
-	// behind peer, which may be a Service.
+	// kindSwitched describes a switched socket by its cookie. local and peer are the
+	// addresses that the pod sees, hostLocal and hostPeer the real ones. If peer is a
+	// Service, target is the pod behind it.
 	kindSwitched
-	// kindSticky: connections of local to the Service peer lead to target, until
-	// the time in cookie.
+	// kindSticky describes a session affinity. Connections from local to the Service peer
+	// lead to target until the time in cookie.
 	kindSticky
-	// kindSteered: a socket of a pod's own, known by its cookie, that is connected
-	// from hostLocal to the pod target of the Service peer.
+	// kindSteered describes a pod's own socket by its cookie. It is connected from
+	// hostLocal to target, a pod of the Service peer.
 	kindSteered
 )
 
@@ -54,19 +54,19 @@ type stage uint32
 
 const (
 	stageBegun stage = iota
-	// stageAsking: bell is a connection, and asked was sent on it. answer holds the
+	// stageAsking means that asked was sent on the connection bell. answer holds the
 	// answer once it has arrived.
 	stageAsking
-	// stageReplacing: as stageAsking, but bell, which has the cookie, may be the
-	// caller's socket already.
+	// stageReplacing means that bell, which has the cookie, may already be the caller's
+	// socket.
 	stageReplacing
-	// stageAccepted: bell is a connection that was accepted for the caller.
+	// stageAccepted means that the connection bell was accepted for the caller.
 	stageAccepted
-	// stageDelivering: bell is a connection that the caller may have already.
+	// stageDelivering means that the caller may already have the connection bell.
 	stageDelivering
-	// stageSteering: the caller's socket may be one that must not wait, and was not.
+	// stageSteering means that the caller's socket may have been made non-blocking.
 	stageSteering
-	// stageRinging, of a parked connection: the other node was not answered yet.
+	// stageRinging means that the other node has no answer about a parked connection yet.
 	stageRinging
 )
 
