@@ -60,8 +60,8 @@ type section struct {
 // entry is an option or a command, and its description.
 type entry struct{ name, text string }
 
-// Columns: the width of a terminal of unknown size, and where the text beside
-// options and commands begins.
+// helpWidth is the number of columns of a terminal of unknown size. The indents are the
+// columns where the text beside options and commands begins.
 const (
 	helpWidth     = 80
 	optionIndent  = 30

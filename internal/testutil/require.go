@@ -16,15 +16,15 @@ import (
 type Need string
 
 const (
-	// UserNS: the user may make user and network namespaces.
+	// UserNS means that the user may create user and network namespaces.
 	UserNS Need = "userns"
-	// TUN: the user may open /dev/net/tun.
+	// TUN means that the user may open /dev/net/tun.
 	TUN Need = "tun"
-	// Cgroup2: the user may make version 2 control groups.
+	// Cgroup2 means that the user may create control groups of version 2.
 	Cgroup2 Need = "cgroup2"
-	// Root: the test runs as root, to start processes of other users.
+	// Root means that the test runs as root, to start processes of other users.
 	Root Need = "root"
-	// Munge: munge and its daemon are installed; no daemon need run.
+	// Munge means that munge and its daemon are installed. The daemon need not run.
 	Munge Need = "munge"
 )
 

@@ -20,11 +20,12 @@ const (
 type Reach string
 
 const (
-	// Nowhere: its kernel has no IPv6.
+	// Nowhere means that the host's kernel has no IPv6.
 	Nowhere Reach = ""
-	// ToNodes: pods and nodes can have addresses, but the host has no way to
-	// the outside.
-	ToNodes   Reach = "nodes"
+	// ToNodes means that pods and nodes can have IPv6 addresses, but the host has no
+	// route to the outside.
+	ToNodes Reach = "nodes"
+	// ToOutside means that the host reaches the outside.
 	ToOutside Reach = "outside"
 )
 

@@ -51,7 +51,7 @@ type container struct {
 	unread time.Time
 
 	watching sync.Mutex // taken before Watcher.mu
-	// armed: the directory is also watched for writes.
+	// armed reports whether the directory is also watched for writes.
 	armed bool
 	// setEvents sets the events that the directory is watched for. It reports
 	// whether the watch is new.

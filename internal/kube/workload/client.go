@@ -22,7 +22,7 @@ type Client struct {
 	dynamic dynamic.Interface
 	rest    rest.Interface
 	mapper  *restmapper.DeferredDiscoveryRESTMapper
-	// shared: others apply workloads to the same cluster.
+	// shared reports whether others apply workloads to the same cluster.
 	shared bool
 }
 

@@ -67,7 +67,7 @@ type follower struct {
 	logs    *logs
 	stuck   *stuckPods
 	pulls   *pullReports
-	// endless: no target ends by itself.
+	// endless reports whether no target ends by itself.
 	endless bool
 	result  Result
 	// lists counts the first lists of pods and Jobs that have not come yet, and asked

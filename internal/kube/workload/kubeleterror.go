@@ -13,11 +13,12 @@ import (
 // container's output.
 type kubeletError struct {
 	begin string
-	// following: the error is only about a log that is followed.
+	// following is set if the kubelet has this error only while it follows a log.
 	following bool
-	// opening: if no output comes before the text, the kubelet has not opened the log.
+	// opening is set if the text without output before it means that the kubelet has not
+	// opened the log.
 	opening bool
-	// place is in the text too: the log's folder or the container's id.
+	// place returns what the text also contains: the log's folder or the container's ID.
 	place func(*stream) string
 }
 

@@ -31,8 +31,8 @@ const (
 type logs struct {
 	client  *Client
 	streams Streams
-	// plain: exactly one container runs at a time, so its bytes pass as they
-	// are. Otherwise whole lines carry the container's name.
+	// plain reports whether exactly one container runs at a time. Then its output is
+	// copied unchanged; otherwise each line begins with the container's name.
 	plain bool
 	pause time.Duration // resumePause
 	// These are the constants of the same names.

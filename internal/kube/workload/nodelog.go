@@ -73,12 +73,13 @@ type nodeStream struct {
 	node                      string
 	prefix                    []byte // of each line; nil where bytes pass as they are
 	done                      chan struct{}
-	// podGone: the pod was deleted before this process could see it.
+	// podGone reports whether the pod was deleted before this process could see it.
 	podGone bool
 	// turn is closed when the output may be written; nil where lines have a prefix.
 	turn chan struct{}
 	// created is the time of the pod, or of its container's start if podGone; zero if
-	// that is unknown. begun: the other process has written some of the output.
+	// that is unknown. begun reports whether another process has already written a part
+	// of the output.
 	created time.Time
 	begun   bool
 	// lost is output that was lost after the mark. It belongs to run.
@@ -87,11 +88,11 @@ type nodeStream struct {
 	mu sync.Mutex
 	// ended is when the container was known to have ended for good.
 	ended time.Time
-	// unseen: nobody saw the end of its container; the node may be lost.
+	// unseen reports whether the end of the container was not seen. The node may be lost.
 	unseen bool
 	// stop ends the request that follows.
 	stop context.CancelFunc
-	// absent: the node cannot serve logs this way; the API server's is used.
+	// absent reports whether the node cannot serve logs. Then the API server does.
 	absent bool
 	mark   Mark
 }

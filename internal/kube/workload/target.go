@@ -24,10 +24,11 @@ type target struct {
 	selector labels.Selector
 	// template is the specification of its pods.
 	template corev1.PodSpec
-	// single: its pods run one after the other, with one container each.
+	// single reports whether the pods run one after the other, with one container each.
 	single bool
 	done   bool
-	// seen: the API server has shown it. gone: it has not, and the object does not exist.
+	// seen reports whether the API server has sent the object, and gone whether it has not
+	// because the object does not exist.
 	seen, gone bool
 	// state is the last known state of a Job.
 	state *batchv1.Job

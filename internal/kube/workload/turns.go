@@ -7,7 +7,7 @@ import "slices"
 type turns struct {
 	// queue holds the streams that have not ended, in the order of their turns.
 	queue []*nodeStream
-	// unordered: none has its turn until the queue is sorted.
+	// unordered reports whether the queue must be sorted before the next turn.
 	unordered bool
 	// writes reports whether more output of a stream that its node does not serve comes
 	// in another way.

@@ -39,17 +39,17 @@ type EventKind string
 
 // The kinds of events.
 const (
-	// Ready: the namespaces are set up. The event carries these files: the API
+	// Ready means that the namespaces are set up. The event carries these files: the API
 	// listener, the queues of the overlay, the listener at Config.Socket if one is
 	// configured, and the egress device if it could be opened.
 	Ready EventKind = "ready"
-	// Failed: the setup, or the start of the named command, failed.
+	// Failed means that the setup, or the start of the named command, failed.
 	Failed EventKind = "failed"
-	// Started: the named command runs.
+	// Started means that the named command runs.
 	Started EventKind = "started"
-	// Exited: the named command ended.
+	// Exited means that the named command ended.
 	Exited EventKind = "exited"
-	// Stopped: a signal (SIGSTOP) had stopped the named command, and init
+	// Stopped means that a signal (SIGSTOP) had stopped the named command, and init has
 	// continued it.
 	Stopped EventKind = "stopped"
 )
