@@ -9,11 +9,11 @@ import (
 	"strconv"
 )
 
-// optOuts keeps which jobs on this node want no network.
+// optOuts records the jobs on this node that want no network.
 type optOuts struct {
 	// dir has a file for each such job.
 	dir string
-	// allowed: the site permits it.
+	// allowed reports whether the site permits that.
 	allowed bool
 	log     *slog.Logger
 }

@@ -42,11 +42,13 @@ type localPod struct {
 	problem error
 	// failed is the last error of the plugins, if their last call failed.
 	failed error
-	// pending: plugins are running for it; again: they must be called once more.
+	// pending reports whether plugins are running for the pod, and again whether they must
+	// be called once more.
 	pending, again bool
 	// published is its address in etcd. Steps run only if that is the current address.
 	published netip.Addr
-	// loaded: a previous daemon made it, and this one has not yet seen it connected.
+	// loaded reports whether a previous daemon created the pod, and this daemon has not seen
+	// it connected yet.
 	loaded bool
 }
 

@@ -38,7 +38,7 @@ type watch struct {
 	log   *slog.Logger
 
 	mu sync.Mutex
-	// started: followers run. Before that, only their users are counted.
+	// started reports whether followers run. Before that, only their users are counted.
 	started bool
 	// networks holds the followers of networks, by owner.
 	networks map[string]*follower

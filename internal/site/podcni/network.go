@@ -127,16 +127,17 @@ type attachment struct {
 
 // Outcome is the state of a pod after Apply.
 type Outcome struct {
-	// Pending: plugins are still running, and no other field is set.
+	// Pending reports whether plugins are still running. Then no other field is set.
 	Pending bool
 	// Address is the pod's address if Err is nil.
 	Address netip.Addr
-	// Changed: plugins have just connected the pod.
+	// Changed reports whether plugins have just connected the pod.
 	Changed bool
-	// Checked: plugins were asked whether the connection still exists.
+	// Checked reports whether plugins were asked if the connection still exists.
 	Checked bool
 	Err     error
-	// Gone: the attempt failed, and any earlier connection of the pod was undone.
+	// Gone reports whether the attempt failed and an earlier connection of the pod was
+	// removed.
 	Gone bool
 }
 

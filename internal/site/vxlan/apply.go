@@ -30,13 +30,15 @@ type Kernel struct {
 	mu sync.Mutex
 	// last holds the rules that were loaded last. They are in force unless someone removed them.
 	last string
-	// counting: this Kernel loaded the rules that count connections of pods, if there are any.
+	// counting reports whether this Kernel has loaded the rules that count connections of
+	// pods.
 	counting bool
 	// logged holds the subnets whose routers were logged.
 	logged map[netip.Prefix]bool
 	// port is the port of existing tunnels, 0 before the first look at them.
 	port uint16
-	// interfacesCleared: no interface to pods has this node's addresses any longer.
+	// interfacesCleared reports whether this node's addresses were removed from all
+	// interfaces to pods.
 	interfacesCleared bool
 	// applied is the state that was applied last, nil if that failed.
 	applied *State
