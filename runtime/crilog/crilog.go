@@ -47,7 +47,7 @@ type Logger struct {
 	// out holds records to be written, records counts them.
 	out     []byte
 	records int
-	// torn: the log ends in the middle of a record.
+	// torn reports whether the log ends in the middle of a record.
 	torn bool
 }
 

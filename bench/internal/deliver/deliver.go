@@ -27,9 +27,9 @@ type Work string
 
 // The kinds of work.
 const (
-	// Workers: all nodes get the image, and then run a worker each.
+	// Workers delivers the image to all nodes, and then runs a worker on each.
 	Workers Work = "workers"
-	// Pipeline: one container runs the pipeline with its checkpoints.
+	// Pipeline runs the pipeline with its checkpoints in one container.
 	Pipeline Work = "pipeline"
 )
 

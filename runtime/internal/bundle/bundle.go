@@ -57,12 +57,11 @@ type Container struct {
 	// Network is the network namespace of the pod, for its first container;
 	// empty for others, and where the pod uses the node's.
 	Network string
-	// Overlay: the pod's connections stay on the network between the nodes, by
-	// its own wish.
+	// Overlay is true if the pod has asked to keep its connections on the overlay.
 	Overlay bool
 	// Listens is true if its seccomp profile has a listener.
 	Listens bool
-	// OwnListener: programs of the pod install a listener, as its annotation says.
+	// OwnListener is true if the pod's annotation says that its programs install a listener.
 	OwnListener bool
 	// Pinned is true where the container has to stay root.
 	Pinned bool
