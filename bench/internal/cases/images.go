@@ -14,7 +14,7 @@ import (
 
 const megabit = 1e6 // in bits
 
-// registryLine returns the parameters of the connection to the registry.
+// registryLine returns the parameters for the connection to the registry: its rate and delay.
 func registryLine() []plan.Parameter {
 	return []plan.Parameter{
 		{Name: "rate", Default: "200", Help: "of the line to the registry, for all hosts together, in Mbit/s; 0: no limit", Check: integer},
@@ -22,7 +22,7 @@ func registryLine() []plan.Parameter {
 	}
 }
 
-// patchMB is the size in megabytes of an image that has versions.
+// patchMB is the size in megabytes of the image whose versions are delivered.
 const patchMB = 258
 
 // onLine estimates the time in seconds to transfer and unpack an image.
@@ -52,8 +52,8 @@ func delivered(p map[string]string, work deliver.Work, on int, names ...string) 
 	}
 }
 
-// patchTuesday measures figure 2 of the paper on image delivery: two nodes get versions
-// that differ in their last layer, and run a worker.
+// patchTuesday returns the case for figure 2 of the paper on image delivery: two nodes
+// receive versions of an image that differ in their last layer, and run a worker.
 func patchTuesday() Case {
 	return versioned(plan.Kind{
 		Name: "patch-tuesday", Summary: "versions of an image come to two nodes one after the other, and work there", Hosts: 2,
@@ -64,8 +64,8 @@ func patchTuesday() Case {
 	}, false)
 }
 
-// coldNode delivers a version to empty nodes after all versions have been there before.
-// It measures what a folder that runs share saves.
+// coldNode returns the case that delivers a version to empty nodes of a later run. It
+// measures the time that a folder of layers saves, which runs share.
 func coldNode() Case {
 	return versioned(plan.Kind{
 		Name: "cold-node", Summary: "each version comes to nodes that have nothing, where runs share what they can", Hosts: 2,
@@ -74,8 +74,8 @@ func coldNode() Case {
 	}, true)
 }
 
-// fourNodes delivers an image to four nodes at once, and counts how often the registry
-// sends it.
+// fourNodes returns the case that delivers an image to four nodes at once, and counts how
+// often the registry sends it.
 func fourNodes() Case {
 	return versioned(plan.Kind{
 		Name: "four-nodes", Summary: "an image comes to four nodes that have nothing, at the same time", Hosts: 4,
@@ -84,8 +84,8 @@ func fourNodes() Case {
 	}, false)
 }
 
-// versioned returns a case that delivers versions to all its hosts; fresh empties the
-// hosts first.
+// versioned returns a case that delivers versions of an image to all its hosts. If fresh is
+// set, the hosts are emptied first.
 func versioned(kind plan.Kind, fresh bool) Case {
 	kind.Parameters, kind.Images = append(registryLine(), kind.Parameters...), true
 	return Case{
@@ -105,9 +105,9 @@ func versioned(kind plan.Kind, fresh bool) Case {
 	}
 }
 
-// lazyPull measures figure 3 of that paper: the time from submission until a pipeline
-// reaches its checkpoints, which are plain Python, a library, and an asset that is most
-// of the image.
+// lazyPull returns the case for figure 3 of the same paper: the time from submission until
+// a pipeline reaches its checkpoints. These are plain Python, a library, and a file that is
+// most of the image.
 func lazyPull() Case {
 	return Case{
 		Kind: plan.Kind{

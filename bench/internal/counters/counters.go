@@ -1,5 +1,5 @@
-// Package counters parses the page of a node's metrics that counts which connections of
-// pods the hosts made (the fast path), and which use the overlay. Callers fetch the page.
+// Package counters parses the counters of connections on a node's page of metrics: those
+// that the hosts made (the fast path), and those on the overlay. Callers fetch the page.
 package counters
 
 import (
@@ -14,8 +14,8 @@ import (
 // Family begins the counters on a node's page of metrics.
 const Family = "berth_fastpath_total{"
 
-// Elsewhere is the reason for a connection that stays within the node, such as the
-// one to the page itself.
+// Elsewhere is the reason for a connection whose peer is no pod of another node, such as
+// the connection that fetches the page.
 const Elsewhere = "the address is no other node's pod"
 
 // Counts holds the numbers of connections that a node's pods have made.
@@ -26,8 +26,8 @@ type Counts struct {
 	Left map[string]float64
 }
 
-// Read parses a page. A page without counters belongs to a node that has made no
-// connection, or has no fast path.
+// Read parses a page. It returns no counts for a node that has made no connection or has no
+// fast path, and an error for a counter that is not a number.
 func Read(page string) (Counts, error) {
 	c := Counts{Left: map[string]float64{}}
 	for line := range strings.Lines(page) {
@@ -52,9 +52,9 @@ func Read(page string) (Counts, error) {
 	return c, nil
 }
 
-// Since returns the connections after an earlier reading by a pod of the node. They
-// include the connection of the first reading, and possibly that of the second. So
-// other programs made some of them if there are three or more.
+// Since returns the counts minus the counts that a pod of the node has read earlier. The
+// difference includes the connection of the earlier reading, and possibly the one of this
+// reading. So three or more mean that another program has made connections.
 func (c Counts) Since(earlier Counts) Counts {
 	d := Counts{Made: c.Made - earlier.Made, Left: maps.Clone(c.Left)}
 	for reason := range d.Left {
@@ -78,9 +78,9 @@ func (c *Counts) Add(other Counts) {
 	}
 }
 
-// Share returns the share of connections that the hosts made, not counting
-// connections left for some reasons. If nothing was counted, the fast path is not
-// proven.
+// Share returns the share of connections that the hosts made, in %. It omits connections on
+// the overlay with one of the reasons. Without any connection the share is 0, because nothing
+// proves the fast path.
 func (c Counts) Share(but ...string) []record.Value {
 	part := 0.0
 	if c.Made > 0 {

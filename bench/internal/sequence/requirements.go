@@ -22,14 +22,14 @@ func podTimeout(ctx context.Context) string {
 	if deadline, ok := ctx.Deadline(); ok {
 		limit = min(limit, time.Until(deadline)/3)
 	}
-	return max(limit.Round(time.Second), time.Second).String() // none is no limit to kubectl
+	return max(limit.Round(time.Second), time.Second).String() // kubectl takes 0 as no limit
 }
 
-// removeLimit bounds the removal of all objects. It is shorter than the time that
-// a command gets to end.
+// removeLimit bounds the removal of all objects. It is shorter than the grace period of
+// a command.
 const removeLimit = 10 * time.Second
 
-// requirements executes the functional requirements of the KSI paper, RQ1 to RQ3.
+// requirements checks the functional requirements of the KSI paper, RQ1 to RQ3.
 // Each part does what a user would do, and reports whether it worked. A part that
 // fails is a result, not a failure of the trial.
 func requirements(ctx context.Context, s Spec) (Result, error) {
@@ -171,8 +171,8 @@ func (s Spec) service(ctx context.Context, mark string) (string, error) {
 	return want(rest, err, "it answers")
 }
 
-// spread looks once, so that what it finds runs at the same time, and asks each pod
-// for a sign of life.
+// spread checks that pods run on all nodes at the same time, and that each answers. It lists
+// the pods only once, so that all of them run at that moment.
 func (s Spec) spread(ctx context.Context, mark string) (string, error) {
 	out, err := s.kubectl(ctx, "", "get", "pods", "-l", "app="+mark, "--field-selector", "status.phase=Running",
 		"-o", `jsonpath={range .items[*]}{.spec.nodeName}{" "}{.metadata.name}{"\n"}{end}`)
@@ -228,10 +228,10 @@ func inJob(mark string) (string, error) {
 		dir := filepath.Dir(path)
 		p, err := look(dir)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		if p.uid != os.Getuid() {
-			return "", fmt.Errorf("%w: %s is of uid %d", errNo, dir, p.uid)
+			return "", fmt.Errorf("%w: %s belongs to user %d", errNo, dir, p.uid)
 		}
 		if how = ofJob(p, job); how == "" {
 			return "", fmt.Errorf("%w: %s is in no part of job %s", errNo, dir, job)
@@ -244,7 +244,7 @@ func inJob(mark string) (string, error) {
 	return how, nil
 }
 
-// ofJob returns the reason why a process belongs to a job; empty if it does not.
+// ofJob returns the reason why a process belongs to a job, or "" if it does not.
 func ofJob(p process, job string) string {
 	if strings.Contains(p.cgroup, "/job_"+job+"/") {
 		return "by their cgroup"
@@ -295,7 +295,7 @@ func unprivileged() error {
 	p, err := look("/proc/self")
 	switch {
 	case err != nil:
-		return fmt.Errorf("look at this process: %w", err)
+		return fmt.Errorf("read the status of this process: %w", err)
 	case p.uid == 0:
 		return errors.New("this is root")
 	case p.capable:

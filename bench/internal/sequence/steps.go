@@ -19,9 +19,9 @@ const (
 	stepTimes = "step, times one outside"
 )
 
-// steps measures the steps of a short program in two alternating jobs, submitted
-// from here: one has the system's network or image, the other has not. In two
-// pairs, each job goes first once.
+// steps measures job steps with a short program, alternately in two jobs that it submits.
+// One job has the system's network or image, the other does not. The order of the two
+// changes from pair to pair.
 func steps(ctx context.Context, s Spec) (r Result, err error) {
 	pairs, err := strconv.Atoi(s.Parameters["pairs"])
 	if err != nil {
@@ -40,7 +40,7 @@ func steps(ctx context.Context, s Spec) (r Result, err error) {
 			return r, wrong
 		}
 		if i == 0 {
-			// Another host may be faster.
+			// Both jobs need the same hosts, because another host may be faster.
 			hosts, err := run(ctx, "", "squeue", "--noheader", "--jobs="+id, "--format=%N")
 			if err != nil {
 				return r, err
@@ -72,8 +72,8 @@ func steps(ctx context.Context, s Spec) (r Result, err error) {
 	return r, nil
 }
 
-// hold submits a job that does nothing, and waits until it runs. It also returns the id
-// of a job if there is an error.
+// hold submits a job that does nothing, waits until it runs, and returns its ID. After an
+// error, it returns the ID too if the job was submitted.
 func (s Spec) hold(ctx context.Context, options []string) (id string, err error) {
 	// Both jobs share the same cores, if the site allows it. Each gets half of the trial's
 	// memory on a host.
@@ -105,7 +105,8 @@ func (s Spec) hold(ctx context.Context, options []string) (id string, err error)
 	}
 }
 
-// release ends jobs, and waits until they are gone, even after an interruption.
+// release cancels jobs, and waits until they are gone. An interruption of the bench does not
+// end the wait.
 func release(ids []string) error {
 	if ids == nil {
 		return nil

@@ -19,8 +19,8 @@ import (
 )
 
 // Switch answers the trapped calls of a node's pods. Its parts hold the state: outbound and
-// inbound the connections that are being made, listeners the accepts that wait, sockets what
-// is known of switched sockets, and control what nodes and policy say.
+// inbound the connections in progress, listeners the waiting calls of accept, sockets the
+// switched sockets, and control the state of nodes and policies.
 type Switch struct {
 	*shared
 	config    Config
@@ -48,8 +48,9 @@ type Switch struct {
 	tidied time.Time
 }
 
-// New makes a Switch in the current network namespace, which must be the host's. It takes
-// over from a predecessor with the same state.
+// New returns a Switch in the current network namespace, which must be the host's. It takes
+// over from a predecessor that had the same Config.State. It returns an error if the
+// configuration is invalid or the kernel lacks something.
 func New(c Config) (*Switch, error) { return newSwitch(c, enforced{}) }
 
 func newSwitch(c Config, with checks) (*Switch, error) {
@@ -96,7 +97,7 @@ func (s *Switch) openState() (err error) {
 	return err
 }
 
-// warnOfShare names a pod that has its share of the records, once.
+// warnOfShare warns once for each pod that has used up its share of the records.
 func (s *Switch) warnOfShare(k kind, pod netip.Addr) {
 	text := fmt.Sprintf("left connections of pod %v to the overlay: it has its share of the fast path", pod)
 	if k == kindCall {
@@ -107,7 +108,7 @@ func (s *Switch) warnOfShare(k kind, pod netip.Addr) {
 	}
 }
 
-// makeParts makes the parts that hold the state.
+// makeParts creates the parts that hold the state.
 func (s *Switch) makeParts() (err error) {
 	if s.control, err = newControl(s.config, s.checks); err != nil {
 		return err
