@@ -19,6 +19,9 @@ import (
 const (
 	// absentTimeout bounds a request about an object that was never seen.
 	absentTimeout = 5 * time.Second
+	// eventsTimeout bounds the repetition of requests for events after an error.
+	// Without them, the result of an object that was never seen is not known.
+	eventsTimeout = time.Minute
 	// These are reasons of events of a Job and of a pod. The message of jobMadePod is
 	// madePod and a name.
 	jobCompleted     = "Completed"
@@ -55,7 +58,7 @@ func (f *follower) askForAbsent(ctx context.Context) {
 		}
 		namespace := t.object.GetNamespace()
 		if _, read := events[namespace]; !read {
-			if events[namespace], err = f.client.events(ctx, namespace); err != nil {
+			if events[namespace], err = f.listEvents(ctx, namespace); err != nil {
 				return
 			}
 		}
@@ -64,9 +67,25 @@ func (f *follower) askForAbsent(ctx context.Context) {
 	f.asked = known
 }
 
+// listEvents returns the events of a namespace. After errors for eventsTimeout, it returns
+// no events and no error.
+func (f *follower) listEvents(ctx context.Context, namespace string) ([]corev1.Event, error) {
+	events, err := f.client.events(ctx, namespace)
+	switch {
+	case err == nil:
+		f.noEvents = time.Time{}
+	case f.noEvents.IsZero():
+		f.noEvents = time.Now()
+	case time.Since(f.noEvents) > eventsTimeout:
+		return nil, nil
+	}
+	return events, err
+}
+
 // handleAbsent ends a target that was deleted unseen. A Job ends as its events say, and
-// the logs of its pods are followed. handleAbsent returns false if there is no such event
-// yet. Of a Job with more than about 20 pods, the controller may not send it.
+// the logs of its pods are followed. A pod has such an event if it exceeded its deadline.
+// handleAbsent returns false if a Job has none yet. Of a Job with more than about 20 pods,
+// the controller may not send it.
 func (f *follower) handleAbsent(ctx context.Context, t *target, events []corev1.Event) (known bool) {
 	name := t.object.GetName()
 	end := endInEvents(t.object.GetUID(), events)
@@ -77,7 +96,12 @@ func (f *follower) handleAbsent(ctx context.Context, t *target, events []corev1.
 	if t.job {
 		f.followUnseen(ctx, t, events)
 	}
-	if end == nil {
+	switch {
+	case t.pod && end != nil && end.Type == batchv1.JobFailed:
+		f.fail(1, fmt.Sprintf("pod %s failed: %s: %s", name, end.Reason, end.Message))
+		f.end(t)
+		return true
+	case t.pod || end == nil:
 		f.fail(1, fmt.Sprintf("%s %s was deleted before its result was seen, so it is not known whether it succeeded", strings.ToLower(t.object.GetKind()), name))
 		f.end(t)
 		return true
@@ -90,7 +114,8 @@ func (f *follower) handleAbsent(ctx context.Context, t *target, events []corev1.
 	return true
 }
 
-// endInEvents returns the condition that ended a Job, or nil if no event tells it.
+// endInEvents returns the condition that ended a Job, or nil if no event tells it. The
+// event of a pod has the reason of a Job.
 func endInEvents(uid types.UID, events []corev1.Event) *batchv1.JobCondition {
 	for _, event := range events {
 		switch {
@@ -111,9 +136,9 @@ func (f *follower) followUnseen(ctx context.Context, t *target, events []corev1.
 	if !f.streams.Logs.includes(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: labels}}, true) {
 		return
 	}
-	made := podsOfJob(t.object, events)
+	made := f.podsOfJob(t, events)
 	for _, event := range events {
-		if event.InvolvedObject.Kind != "Pod" || event.Reason != containerStarted || !made(event.InvolvedObject.Name) {
+		if event.InvolvedObject.Kind != "Pod" || event.Reason != containerStarted || !made(event.InvolvedObject) {
 			continue
 		}
 		pod := event.InvolvedObject
@@ -126,23 +151,66 @@ func (f *follower) followUnseen(ctx context.Context, t *target, events []corev1.
 	}
 }
 
-// podsOfJob returns a function that reports whether a Job has made a pod. The controller
-// combines its events after the first ten, so that they name no more pods, and the form
-// of the name decides.
-func podsOfJob(job Object, events []corev1.Event) func(pod string) bool {
-	named := map[string]bool{}
-	var form *regexp.Regexp
-	for _, event := range events {
-		if event.InvolvedObject.UID != job.GetUID() || event.Reason != jobMadePod {
-			continue
-		}
-		if name, single := strings.CutPrefix(event.Message, madePod); single {
-			named[name] = true
-		} else {
-			form = regexp.MustCompile("^" + regexp.QuoteMeta(job.GetName()) + `-(\d+-)?[a-z0-9]{5}$`)
+// podsOfJob returns a function that reports whether a Job has made a pod that was deleted.
+// The controller combines its events after the first ten, so that they name no more pods.
+// Then the form of the name decides, unless another object may have made the pod as well.
+func (f *follower) podsOfJob(t *target, events []corev1.Event) func(pod corev1.ObjectReference) bool {
+	named := map[string]bool{} // whether the Job has made the pod
+	combined := false
+	var others []*regexp.Regexp
+	for _, other := range f.targets {
+		if other != t && other.object.GetNamespace() == t.object.GetNamespace() {
+			others = append(others, podForm(other.object.GetKind(), other.object.GetName()))
 		}
 	}
-	return func(pod string) bool { return named[pod] || form != nil && form.MatchString(pod) }
+	for _, event := range events {
+		if event.Reason != jobMadePod {
+			continue
+		}
+		maker := event.InvolvedObject
+		name, single := strings.CutPrefix(event.Message, madePod)
+		switch {
+		case single:
+			named[name] = named[name] || maker.UID == t.object.GetUID()
+		case maker.UID == t.object.GetUID():
+			combined = true
+		}
+		if maker.UID != t.object.GetUID() {
+			others = append(others, podForm(maker.Kind, maker.Name))
+		}
+	}
+	mode, _, _ := unstructured.NestedString(t.object.Object, "spec", "completionMode")
+	form := podForm(mode, t.object.GetName())
+	return func(pod corev1.ObjectReference) bool {
+		if made, known := named[pod.Name]; known {
+			return made
+		}
+		// The pods that still exist have an owner, and their logs are followed if it is the Job.
+		return combined && !f.shown[pod.UID] && form.MatchString(pod.Name) &&
+			!slices.ContainsFunc(others, func(other *regexp.Regexp) bool { return other.MatchString(pod.Name) })
+	}
+}
+
+// podForm returns the form of the names of pods that an object of a kind makes, or a Job of
+// a completion mode.
+func podForm(kind, name string) *regexp.Regexp {
+	const random, number = `-[a-z0-9]{5}`, `-\d+`
+	form := random
+	switch kind {
+	case "Pod":
+		form = ""
+	case string(batchv1.IndexedCompletion):
+		form = number + random
+	case "Job":
+		form = "(" + number + ")?" + random
+	case "Deployment":
+		form = `-[a-z0-9]+` + random
+	case "StatefulSet":
+		form = number
+	case "CronJob":
+		form = number + "(" + number + ")?" + random
+	}
+	return regexp.MustCompile("^" + regexp.QuoteMeta(name) + form + "$")
 }
 
 // has reports whether the object of a target exists.

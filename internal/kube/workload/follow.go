@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/tools/cache"
 
@@ -74,6 +75,10 @@ type follower struct {
 	// is set when the targets that are in none of them were asked for.
 	lists int
 	asked bool
+	// shown holds the pods that a watch has shown before that. noEvents is since when
+	// events cannot be listed, or zero.
+	shown    map[types.UID]bool
+	noEvents time.Time
 }
 
 // Follow streams the logs of the pods that the objects run, and returns when
@@ -91,6 +96,7 @@ func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) 
 		logs:  newLogs(c, streams, streams.Logs.plain(found)),
 		stuck: newStuckPods(streams.NoPull),
 		pulls: newPullReports(time.Now(), streams.Inform),
+		shown: map[types.UID]bool{},
 	}
 	f.stuck.others, f.stuck.ids = slices.ContainsFunc(objects, makesPods), streams.IDs
 	if absent := streams.Logs.unknown(found); len(absent) > 0 {
@@ -308,6 +314,9 @@ func (f *follower) handle(ctx context.Context, object *unstructured.Unstructured
 		pod, err := readPod(object)
 		if err != nil {
 			return err
+		}
+		if !f.asked {
+			f.shown[pod.UID] = true
 		}
 		f.stuck.updatePod(pod, time.Now())
 		f.handlePod(ctx, pod)

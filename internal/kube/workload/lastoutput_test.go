@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	"berth.dev/berth/internal/kube/containerlog"
 )
@@ -108,6 +109,7 @@ func TestOutputBesidePodThatNeverStarts(t *testing.T) {
 	f := &follower{
 		client: client, targets: found, streams: streams,
 		logs: newLogs(client, streams, false), stuck: newStuckPods(false), pulls: newPullReports(time.Now(), streams.Inform),
+		shown: map[types.UID]bool{},
 	}
 	f.resume()
 	_, err = f.run(ctx)

@@ -5,32 +5,38 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	"berth.dev/berth/internal/kube/containerlog"
 )
 
-// goneJob serves empty lists: the Job and its pods were deleted.
+// goneJob serves lists without the Job and its pods, which were deleted.
 type goneJob struct {
 	*node
+	other any // a pod
 	// instead holds the answers to requests for the Job before the true one.
 	instead chan int
 	// events holds the answers to requests for events; the last one stays.
 	events chan []any
 }
 
-func newGoneJob(t *testing.T) goneJob {
-	return goneJob{newNode(t, "default_p_u"), make(chan int, 1), make(chan []any, 2)}
+func newGoneJob(t *testing.T, pod string) goneJob {
+	return goneJob{node: newNode(t, "default_"+pod+"_u"), instead: make(chan int, 1), events: make(chan []any, 2)}
 }
 
 func (g goneJob) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.URL.Query().Get("watch") == "true":
+		if g.other != nil && strings.HasSuffix(r.URL.Path, "/pods") {
+			writeJSON(w, map[string]any{"type": "ADDED", "object": g.other})
+		}
 		endInitialEvents(w)
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
@@ -113,7 +119,7 @@ func TestJobThatIsGoneEndsTheRun(t *testing.T) {
 			Result{Code: 1, Reason: unknown}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			gone := newGoneJob(t)
+			gone := newGoneJob(t, "p")
 			if test.instead != 0 {
 				gone.instead <- test.instead
 			}
@@ -131,7 +137,7 @@ func TestJobThatIsGoneEndsTheRun(t *testing.T) {
 // The pod of a log that was not complete is gone with the Job, but its node still has
 // the log.
 func TestLogOfDeletedPodIsFollowedToItsEnd(t *testing.T) {
-	gone := newGoneJob(t)
+	gone := newGoneJob(t, "p")
 	want := gone.writeLog(t, "0.log", 0, 1000)
 	var out syncBuffer
 	streams := Streams{Out: &out, Err: io.Discard, Progress: &Progress{}, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }}
@@ -151,19 +157,26 @@ func TestLogOfDeletedPodIsFollowedToItsEnd(t *testing.T) {
 // A pod may begin and end while no process follows it. Events tell its node, which still
 // has the log, also of a Job whose pods are too many to be named.
 func TestLogOfUnseenPodIsFollowed(t *testing.T) {
-	started := event("Started", "Container started", map[string]any{"kind": "Pod", "name": "p", "uid": "u", "fieldPath": "spec.containers{main}"})
+	started := event("Started", "Container started", map[string]any{"kind": "Pod", "name": "train-abcde", "uid": "u", "fieldPath": "spec.containers{main}"})
+	other := endedPod("Succeeded", 0)
+	other["metadata"].(map[string]any)["uid"] = "u"
+	const combined = "(combined from similar events): Created pod: train-other"
 	for name, test := range map[string]struct {
 		logs   []string
 		made   string
+		other  any
 		output bool
 	}{
-		"named":          {nil, "Created pod: p", true},
-		"not of the Job": {nil, "Created pod: q", false},
-		"selected":       {[]string{"job/train"}, "Created pod: p", true},
-		"not selected":   {[]string{"none"}, "Created pod: p", false},
+		"named":                            {nil, "Created pod: train-abcde", nil, true},
+		"not of the Job":                   {nil, "Created pod: train-other", nil, false},
+		"selected":                         {[]string{"job/train"}, "Created pod: train-abcde", nil, true},
+		"not selected":                     {[]string{"none"}, "Created pod: train-abcde", nil, false},
+		"not named":                        {nil, combined, nil, true},
+		"not named, and of another object": {nil, combined, other, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			gone := newGoneJob(t)
+			gone := newGoneJob(t, "train-abcde")
+			gone.other = test.other
 			want := gone.writeLog(t, "0.log", 0, 1000)
 			gone.events <- []any{jobEvent("SuccessfulCreate", test.made), started, jobEvent("Completed", "Job completed")}
 			selection, err := NewSelection(test.logs)
@@ -182,19 +195,94 @@ func TestLogOfUnseenPodIsFollowed(t *testing.T) {
 	}
 }
 
+// The form of a pod's name tells whose it is only if no other object makes such pods.
 func TestPodsOfJob(t *testing.T) {
-	job := Object{Unstructured: &unstructured.Unstructured{Object: jobObject(nil)}}
-	about := func(message string) corev1.Event {
-		return corev1.Event{Reason: jobMadePod, Message: message, InvolvedObject: corev1.ObjectReference{UID: "j1"}}
+	about := func(uid types.UID, kind, name, message string) corev1.Event {
+		return corev1.Event{Reason: jobMadePod, Message: message, InvolvedObject: corev1.ObjectReference{Kind: kind, Name: name, UID: uid}}
 	}
-	few := podsOfJob(job, []corev1.Event{about("Created pod: train-abcde")})
-	many := podsOfJob(job, []corev1.Event{about("Created pod: train-abcde"), about("(combined from similar events): Created pod: train-fghij")})
-	for pod, made := range map[string][2]bool{
-		"train-abcde": {true, true}, "train-vwxyz": {false, true}, "train-12-vwxyz": {false, true},
-		"trainer-abcde": {}, "train-set-abcde": {}, "": {},
+	applied := func(kind, name string) *target {
+		return &target{object: Object{Unstructured: &unstructured.Unstructured{Object: map[string]any{
+			"kind": kind, "metadata": map[string]any{"name": name, "namespace": "default"},
+		}}}}
+	}
+	const combined = "(combined from similar events): Created pod: x"
+	own := []corev1.Event{about("j1", "Job", "train", "Created pod: train-named")}
+	many := append(own, about("j1", "Job", "train", combined))
+	for name, test := range map[string]struct {
+		mode   string
+		events []corev1.Event
+		others []*target
+		want   []string
+	}{
+		"few pods":            {events: own, want: []string{"train-named"}},
+		"many pods":           {events: many, want: []string{"train-named", "train-abcde", "train-other"}},
+		"many, with an index": {mode: "Indexed", events: many, want: []string{"train-named", "train-1-abcde", "train-12-abcde"}},
+		"pods of another": {events: append(slices.Clone(many), about("r", "ReplicaSet", "t", "Created pod: train-other")),
+			want: []string{"train-named", "train-abcde"}},
+		"a ReplicaSet of the name": {events: append(slices.Clone(many), about("r", "ReplicaSet", "train", combined)), want: []string{"train-named"}},
+		"a followed ReplicaSet":    {events: many, others: []*target{applied("ReplicaSet", "train")}, want: []string{"train-named"}},
+		"a followed Pod":           {events: many, others: []*target{applied("Pod", "train-other")}, want: []string{"train-named", "train-abcde"}},
+		"a followed Deployment":    {events: many, others: []*target{applied("Deployment", "train")}, want: []string{"train-named", "train-abcde", "train-other"}},
+		"a Job with a number": {mode: "Indexed", events: append(slices.Clone(many), about("j2", "Job", "train-1", combined)),
+			want: []string{"train-named", "train-12-abcde"}},
 	} {
-		if got := [2]bool{few(pod), many(pod)}; got != made {
-			t.Errorf("%q: %v, want %v", pod, got, made)
+		job := applied("Job", "train")
+		job.object.SetUID("j1")
+		job.object.Object["spec"] = map[string]any{"completionMode": test.mode}
+		f := &follower{targets: append(test.others, job), shown: map[types.UID]bool{"shown": true}}
+		made := f.podsOfJob(job, test.events)
+		var got []string
+		for _, pod := range []string{"train-named", "train-abcde", "train-other", "train-1-abcde", "train-12-abcde", "trainer-abcde", "train-set-abcde", ""} {
+			if made(corev1.ObjectReference{Name: pod}) {
+				got = append(got, pod)
+			}
 		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+		if made(corev1.ObjectReference{Name: "train-abcde", UID: "shown"}) {
+			t.Errorf("%s: a pod that exists is one of the Job's that were deleted", name)
+		}
+	}
+}
+
+func TestPodThatIsGoneEndsTheRun(t *testing.T) {
+	const unknown = "pod train was deleted before its result was seen, so it is not known whether it succeeded"
+	about := map[string]any{"kind": "Pod", "name": "train", "uid": "p1"}
+	for name, test := range map[string]struct {
+		event any
+		want  string
+	}{
+		"no event of its end": {event("Killing", "Stopping container c", about), unknown},
+		"deadline":            {event("DeadlineExceeded", "Pod was active too long", about), "pod train failed: DeadlineExceeded: Pod was active too long"},
+		"no answer":           {nil, unknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if test.event == nil || !strings.HasSuffix(r.URL.Path, "/events") {
+					http.Error(w, "no", http.StatusNotFound)
+					return
+				}
+				writeJSON(w, map[string]any{"apiVersion": "v1", "kind": "EventList", "items": []any{test.event}})
+			}))
+			defer server.Close()
+			pod := map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": "train", "namespace": "default", "uid": "p1"}}
+			f := &follower{
+				client:  testClient(t, server.URL),
+				targets: []*target{{object: Object{Unstructured: &unstructured.Unstructured{Object: pod}}, pod: true, finite: true}},
+				streams: Streams{Progress: &Progress{}},
+			}
+			f.askForAbsent(t.Context())
+			if test.event == nil {
+				if f.asked || f.remaining() != 1 {
+					t.Error("events were not asked for again")
+				}
+				f.noEvents = f.noEvents.Add(-2 * eventsTimeout)
+				f.askForAbsent(t.Context())
+			}
+			if want := (Result{Code: 1, Reason: test.want}); f.result != want || !f.asked || f.remaining() != 0 {
+				t.Errorf("%+v, want %+v; %d targets remain", f.result, want, f.remaining())
+			}
+		})
 	}
 }
