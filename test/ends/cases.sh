@@ -429,6 +429,16 @@ scancel_in_grace() {
 		left=$(check) || fail "left behind: $(head -n 20 <<<"$left")"
 	done
 }
+
+# The end of a run does not wait for pods that take the place of those it has asked.
+replaced_pods() {
+	berth a -f $here/replaced.yaml --image $image
+	says a 'main] started'
+	says a 'daemon started'
+	scancel_job -s TERM
+	says a 'ended in order'
+	ends a 143
+}
 scancel_job() { "$bed" run --user alice login scancel "$@" "$(job)"; }
 
 # A command has all the time of the job. A second signal ends it at once.
@@ -587,6 +597,17 @@ time_limit() {
 	node rm /home/alice/limit.out
 	begin b alice n1 berth cleanup
 	ends b 0
+}
+
+# At its step's limit berth has KillWait, though the job has no limit and goes on.
+step_time_limit() {
+	timeout=250
+	begin a alice login sbatch -W -o /home/alice/limit.out --mem=1500 --wrap "srun --time=1 env PATH=$PATH /srv/ends/dist/bin/berth run -f $here/stubborn.yaml --image $image"
+	ends a 143
+	node cat /home/alice/limit.out >"$out/a"
+	says a started
+	says a 'the workload has 2s to end'
+	node rm /home/alice/limit.out
 }
 last_job() { "$bed" run ctl scontrol -o show job | grep -o 'JobId=[0-9]*' | tail -n 1 | cut -d= -f2; }
 
