@@ -430,7 +430,7 @@ scancel_in_grace() {
 	done
 }
 
-# The end of a run does not wait for pods that take the place of those it has asked.
+# A run ends when the pods it has asked have ended, though other pods took their place.
 replaced_pods() {
 	berth a -f $here/replaced.yaml --image $image
 	says a 'main] started'
