@@ -21,7 +21,7 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// inARow is the number of failures of one case after which a system is skipped.
+// inARow is the number of consecutive failures after which a case is skipped on a system.
 const inARow = 2
 
 // Campaign is one execution of a plan.
@@ -37,9 +37,11 @@ type Campaign struct {
 
 	drivers map[string]system.Driver
 	// gone holds the systems, and the cases on systems, that are not measured.
-	gone    map[pair]bool
-	failed  map[pair]int
-	clock   clock
+	gone map[pair]bool
+	// failed counts the consecutive failures of each case on each system.
+	failed map[pair]int
+	clock  clock
+	// skipped counts the trials that gone has excluded.
 	skipped int
 }
 
@@ -49,7 +51,8 @@ type pair struct{ system, caseName string }
 // Known returns the names that plans can use.
 func Known() plan.Catalogue { return plan.Catalogue{Cases: cases.Kinds(), Drivers: system.Kinds()} }
 
-// Run runs the trials without a record.
+// Run runs the trials that have no record yet, and adds their records. It returns an error
+// if the run cannot begin or continue; the failure of a trial is only recorded.
 func (c *Campaign) Run(ctx context.Context) (err error) {
 	c.gone, c.failed = map[pair]bool{}, map[pair]int{}
 	c.clock = newClock(c.Plan, Known(), c.Before)
@@ -215,6 +218,7 @@ func sameMachines(now []record.Machine, before []record.Line) error {
 	return nil
 }
 
+// slurm returns the Slurm job of this process, or nil outside a job.
 func slurm(getenv func(string) string) *record.Slurm {
 	if getenv("SLURM_JOB_ID") == "" {
 		return nil
@@ -235,7 +239,8 @@ func (c *Campaign) close(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
-// leave records that a system or case is not measured, and why.
+// leave excludes a system, or a case on a system, from the rest of the run, and records the
+// reason.
 func (c *Campaign) leave(u record.Unmeasured) error {
 	c.gone[pair{u.System, u.Case}] = true
 	of := u.Case
@@ -246,7 +251,7 @@ func (c *Campaign) leave(u record.Unmeasured) error {
 	return c.Records.Add(record.Line{Unmeasured: &u})
 }
 
-// made is a finished trial before its record is written.
+// made is a trial whose record is not written yet, with the case that it measures.
 type made struct {
 	measured cases.Case
 	trial    record.Trial
@@ -321,8 +326,8 @@ func (c *Campaign) trials(ctx context.Context, ids []record.ID) error {
 	return nil
 }
 
-// finish writes the record of a trial, which has the trial's own error. The returned
-// error ends the campaign.
+// finish writes the record of a trial, including the trial's own error. An error that
+// finish returns ends the campaign.
 func (c *Campaign) finish(ctx context.Context, m made, r system.Result) error {
 	trial, out, err := m.trial, r.Output, r.Err
 	if unsupported, ok := errors.AsType[*system.Unsupported](err); ok {

@@ -9,7 +9,7 @@ import (
 )
 
 // clock estimates the duration of trials from earlier trials, or from the estimates of
-// their case and driver.
+// their case and driver. Its times are in seconds.
 type clock struct {
 	guess map[pair]float64
 	seen  map[pair][]float64
@@ -47,12 +47,13 @@ func casesOn(p *plan.Plan, system, link string) (n int) {
 	return max(n, 1)
 }
 
+// took adds the duration of a finished trial.
 func (c clock) took(id record.ID, seconds float64) {
 	at := pair{id.System, id.Case}
 	c.seen[at] = append(c.seen[at], seconds)
 }
 
-// of returns the total duration of the trials, not counting skipped ones.
+// of estimates the total duration of the trials. It skips a trial if out returns true.
 func (c clock) of(trials []record.ID, out func(record.ID) bool) time.Duration {
 	total := 0.0
 	for _, id := range trials {
@@ -69,8 +70,8 @@ func (c clock) of(trials []record.ID, out func(record.ID) bool) time.Duration {
 	return time.Duration(total * float64(time.Second))
 }
 
-// Estimate returns the number and the total duration of a plan's remaining
-// trials.
+// Estimate returns the number of a plan's remaining trials, and estimates their total
+// duration.
 func Estimate(p *plan.Plan, before []record.Line) (trials int, long time.Duration) {
 	left := plan.Remaining(p.Schedule(), before)
 	return len(left), newClock(p, Known(), before).of(left, func(record.ID) bool { return false })

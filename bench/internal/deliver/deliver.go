@@ -43,12 +43,14 @@ type Spec struct {
 	Images []string
 	Work   Work
 	Nodes  int
-	// MemoryMB is a worker's memory request; it also requests one core.
+	// MemoryMB is the memory request of a worker, which also requests one core. If it is
+	// 0, no workers run.
 	MemoryMB int
 	// Usage is a command that prints the CPU seconds of each host. Before is a command
 	// to run before the first image. Both may be empty.
 	Usage, Before []string
-	Timeout       time.Duration
+	// Timeout limits the whole delivery.
+	Timeout time.Duration
 }
 
 // Inside is the mount point of a trial's folder in containers.
@@ -59,37 +61,40 @@ type Result struct {
 	Images []Image `json:"images"`
 }
 
-// Image holds the times of one image, in seconds since it was requested.
+// Image holds the times of one image, in seconds. First, Fetched and Checkpoints count
+// from the request of the image.
 type Image struct {
 	Name string `json:"name"`
 	// First holds the times of the containers' first instructions, one for each node.
 	First []float64 `json:"first,omitempty"`
-	// Pull holds the pull times that the kubelets report.
+	// Pull holds the pull times that the kubelets report, or the time to make a SIF file.
 	Pull []float64 `json:"pull,omitempty"`
-	// Fetched is the time when the registry had sent the last byte of a layer; 0 if it
-	// sent none.
+	// Fetched is the time when the registry had sent the last byte of a layer or a
+	// configuration; 0 if it sent none.
 	Fetched float64 `json:"fetched,omitempty"`
 	// Bytes counts the bytes of layers and configurations that the registry sent.
 	Bytes int64 `json:"bytes"`
 	// Size is the size of the image in the registry, in bytes.
 	Size int64 `json:"size,omitempty"`
-	// CPU is the CPU time on all hosts, in seconds.
+	// CPU is the CPU time that the roll-out used on all hosts.
 	CPU float64 `json:"cpu,omitempty"`
 	// Sandbox and Packing are the times of the two parts of making a SIF file.
 	Sandbox float64 `json:"sandbox,omitempty"`
 	Packing float64 `json:"packing,omitempty"`
-	// Run is the total time of the workers.
+	// Run is the time from the start of the workers until all have finished.
 	Run float64 `json:"run,omitempty"`
 	// Checkpoints holds the times of the pipeline's checkpoints.
 	Checkpoints []float64 `json:"checkpoints,omitempty"`
 }
 
 const (
+	// poll is the time between two reads of await's folder.
 	poll = 5 * time.Millisecond
 	// settle is the pause between the start of a cluster and the first image.
 	settle = 3 * time.Second
-	// look is the interval of the checks on failed Jobs and pulls, which start
-	// late, when most have ended. lookRarely replaces it if CPU time is measured.
+	// look is the time between two checks of unlessFailed for failed Jobs and pulls. Most
+	// waits end before the first check. A roll-out, whose CPU time is measured, uses
+	// lookRarely instead.
 	look, lookRarely = 20 * time.Second, time.Minute
 )
 
@@ -117,7 +122,7 @@ func (s Spec) deliver(ctx context.Context) (result Result, err error) {
 	}
 	if len(s.Before) > 0 {
 		if _, err := output(ctx, s.Before, ""); err != nil {
-			return result, fmt.Errorf("call what is to be done before: %w", err)
+			return result, fmt.Errorf("run the command before the first image: %w", err)
 		}
 	}
 	for n, name := range s.Images {
@@ -202,8 +207,8 @@ func (s Spec) workers(ctx context.Context, n int, image *Image) error {
 		}
 		image.Run = time.Since(start).Seconds()
 	}
-	// Wait until its containers have ended, which would otherwise count for the next
-	// version.
+	// Wait until the containers of the roll-out have ended. Otherwise their CPU time would
+	// count for the next image.
 	if _, err = kubectl(ctx, "", "delete", "daemonset/"+name, "--cascade=foreground", "--timeout=2m"); err != nil {
 		return fmt.Errorf("end the roll-out: %w", err)
 	}
@@ -294,12 +299,13 @@ func (s Spec) usage(ctx context.Context) (total float64, err error) {
 	return total, nil
 }
 
-// pulled matches a kubelet's report of a pull time, without and with the wait
-// for other pulls. A pod waits for both.
+// pulled matches a kubelet's report of a pull time, without and with the wait for other
+// pulls. readPulls takes the second, which is the time that the pod waited.
 var pulled = regexp.MustCompile(`in ([0-9.a-zµ]+) \(([0-9.a-zµ]+) including waiting\)`) //nolint:gochecknoglobals // a constant
 
-// pulls returns the pull times from the events of a roll-out's pods. The events
-// arrive late.
+// pulls returns the pull times, in seconds, from the events of a roll-out's pods. It
+// polls, because the events arrive late, and returns an error if some are missing after
+// the timeout.
 func (s Spec) pulls(ctx context.Context, name string, timeout time.Duration) ([]float64, error) {
 	for deadline := time.Now().Add(timeout); ; {
 		text, err := kubectl(ctx, "", "get", "events", "--field-selector=reason=Pulled", "-o", `jsonpath={range .items[*]}{.involvedObject.name}{"\t"}{.message}{"\n"}{end}`)
@@ -349,8 +355,8 @@ func (s Spec) events(ctx context.Context) string {
 	return strings.Join(lines[max(0, len(lines)-few):], " | ")
 }
 
-// await waits until so many files with a prefix are in a folder, and returns the
-// times in them, in the order of their names.
+// await waits until a folder has count files whose names begin with prefix. It returns the
+// times in these files, in the order of the names.
 func await(ctx context.Context, folder, prefix string, count int) ([]time.Time, error) {
 	for {
 		entries, err := os.ReadDir(folder)
@@ -381,11 +387,11 @@ func await(ctx context.Context, folder, prefix string, count int) ([]time.Time, 
 	}
 }
 
-// clock matches times as date and Python print them: seconds, with or without a
-// fraction.
+// clock matches times as date and Python print them: seconds since 1970, with or without
+// a fraction.
 var clock = regexp.MustCompile(`^([0-9]+)(?:\.([0-9]{1,9}))?$`) //nolint:gochecknoglobals // a constant
 
-// ReadTime reads the seconds that a container has printed.
+// ReadTime parses a time that a container has printed, in seconds since 1970.
 func ReadTime(text string) (time.Time, error) {
 	text = strings.TrimSpace(text)
 	match := clock.FindStringSubmatch(text)
@@ -408,13 +414,15 @@ func since(start time.Time, times []time.Time) (seconds []float64) {
 	return seconds
 }
 
-// Begin makes a registry begin to count.
+// Begin makes the registry at a URL read an image into the page cache and count the bytes
+// that it sends, starting from 0.
 func Begin(ctx context.Context, at, image string) error {
 	_, err := get(ctx, at+registry.BeginPath+url.QueryEscape(image))
 	return err
 }
 
-// Sent asks a registry how much of an image it has sent since Begin.
+// Sent asks a registry what it has sent since Begin, and sets the image's Bytes, Size and
+// Fetched. start is the time of the image's request.
 func Sent(ctx context.Context, at string, start time.Time, image *Image) error {
 	content, err := get(ctx, at+registry.SentPath)
 	if err != nil {

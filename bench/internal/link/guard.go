@@ -17,7 +17,7 @@ import (
 	"berth.dev/berth/bench/internal/plan"
 )
 
-// GuardArg is the argument that makes the program the guard.
+// GuardArg is the argument that makes this program run Guard.
 const GuardArg = "link-guard"
 
 // guard is a separate process that undoes changes when the pipe to it closes,
@@ -60,17 +60,18 @@ func (g *guard) record(u Undo) error {
 	return err
 }
 
-// end makes the guard undo all changes, and waits for that.
+// end makes the guard undo all changes, and waits until it has done so.
 func (g *guard) end() error {
 	err := g.pipe.Close()
 	if wrong := g.command.Wait(); wrong != nil {
-		err = errors.Join(err, fmt.Errorf("take changes back: %w", wrong))
+		err = errors.Join(err, fmt.Errorf("undo the changes of the link: %w", wrong))
 	}
 	return err
 }
 
-// Guard runs the guard process. It reads an Undo per line from standard input. At
-// end-of-file it runs them in reverse order.
+// Guard runs the guard process. It prints a line to the writer to when it is ready, and
+// reads one Undo on each line of from. At end-of-file it undoes the changes in reverse
+// order. It returns an error for each that it cannot undo, unless the interface is gone.
 func Guard(from io.Reader, to io.Writer) error {
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE)
 	fmt.Fprintln(to, "ready")
@@ -117,10 +118,11 @@ func (u Undo) gone(ctx context.Context) bool {
 	return err == nil
 }
 
-// For runs a command while a link is set up, and returns its exit code. The command
-// ends with this process. pids selects the hosts: the network namespaces of these
-// processes, which may end before the guard has undone everything. Without pids it is
-// this process's namespace.
+// For runs a command while a link is set up, and returns the command's exit code. The
+// command ends with this process. pids selects the hosts: each is the network namespace of
+// one of these processes, which may end before the guard has undone everything. Without
+// pids, the only host is this process's namespace. warn receives each setting that could
+// not be made.
 func For(ctx context.Context, self string, l plan.Link, device string, pids, argv []string, warn func(string)) (code int, err error) {
 	var namespaces []*os.File
 	defer func() {
@@ -155,7 +157,7 @@ func For(ctx context.Context, self string, l plan.Link, device string, pids, arg
 	if err != nil {
 		warn(fmt.Sprintf("not set: %s: %v", wakeFile, err))
 	}
-	defer held.Close() // nil reports the failure
+	defer held.Close() // on a nil file it only returns an error
 	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }

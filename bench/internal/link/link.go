@@ -28,10 +28,10 @@ type setting struct {
 	// machine is set if the setting belongs to the whole machine, even if a host is
 	// only a namespace.
 	machine bool
-	// device names the interface that has the setting, if any. The setting ends
-	// with it.
+	// device names the interface that has the setting, if any. The setting disappears
+	// with the interface.
 	device string
-	// absent is set if the setting may not exist yet.
+	// absent is set if the setting may not exist before up makes it.
 	absent bool
 }
 
@@ -157,14 +157,15 @@ func queueing(l plan.Link) string {
 	if l.Rate == "" {
 		return ""
 	}
-	// 2 MB pass 10 Gbit/s in 1.6 ms, and timers may be late by that.
+	// At 10 Gbit/s a burst of 2 MB takes 1.6 ms, so a timer may be that late without a loss
+	// of rate.
 	return "tbf rate " + l.Rate + " burst 2mb latency 10ms"
 }
 
-// rootQueue returns the end of a script that reads tc's description of a device. It
-// prints "nothing" for the kernel's own queue, which comes back when another is
-// removed. A queue that somebody else has set would not come back: it is an error,
-// and stays.
+// rootQueue returns the end of a script that reads tc's description of a device. The
+// script prints queue if the device has a queue of that rate. It prints nothing for the
+// kernel's default queue, which comes back when another is removed. It fails for any other
+// queue, because that would not come back.
 func rootQueue(queue, rate string) string {
 	return `awk -v queue=` + quote(queue) + ` -v wanted=` + quote(rate) + ` '
 		function bits(text, unit) {
@@ -186,7 +187,8 @@ func rootQueue(queue, rate string) string {
 // parts is the denominator of a loss ratio.
 const parts = 100000
 
-// lost parses a loss ratio, and returns how many of parts packets are lost.
+// lost parses a loss in percent, such as 0.1%, and returns how many of parts packets it
+// is, at least 1.
 func lost(loss string) (int, error) {
 	percent, err := strconv.ParseFloat(strings.TrimSuffix(loss, "%"), 64)
 	if err != nil || percent <= 0 || percent > 100 {
@@ -226,7 +228,7 @@ func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + 
 // namespace at a path.
 type Host struct{ Namespace string }
 
-// command returns the command line that runs a shell script there.
+// command returns the command line that runs a shell script on the host.
 func (h Host) command(script string, args ...string) []string {
 	argv := append([]string{"sh", "-c", script, "sh"}, args...)
 	if h.Namespace == "" {
@@ -235,6 +237,7 @@ func (h Host) command(script string, args ...string) []string {
 	return append([]string{"nsenter", "--net=" + h.Namespace, "--"}, argv...)
 }
 
+// ask runs a command and returns its standard output without the space around it.
 func ask(ctx context.Context, argv []string) (string, error) {
 	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	var said strings.Builder
@@ -249,8 +252,8 @@ func ask(ctx context.Context, argv []string) (string, error) {
 // Undo holds the commands that undo a change.
 type Undo struct {
 	// Get prints the value, Before is the former value, and Set restores it. Gone
-	// succeeds when the setting's interface no longer exists, and the setting
-	// with it; it is empty if the setting has no interface.
+	// succeeds if the setting's interface no longer exists, so that nothing is left to
+	// undo. Gone is empty if the setting belongs to no interface.
 	Get, Set, Gone []string
 	Before         string
 }
@@ -282,7 +285,7 @@ func up(ctx context.Context, l plan.Link, device string, hosts []Host, record fu
 		}
 		for _, s := range all {
 			if done[s.what] {
-				continue // on the machine, for all
+				continue // set on the machine, for all hosts
 			}
 			tried++
 			err := s.make(ctx, host, record)
@@ -308,8 +311,11 @@ func up(ctx context.Context, l plan.Link, device string, hosts []Host, record fu
 
 // errUndo is the error of a change that could not be recorded, and would never be
 // undone.
-var errUndo = errors.New("note what takes it back") //nolint:gochecknoglobals // a constant
+var errUndo = errors.New("record how to undo the change") //nolint:gochecknoglobals // a constant
 
+// make makes a setting on a host, unless it has the wanted value already. Before the
+// change, record receives its Undo; make returns errUndo if that fails. It returns an error
+// if the value differs after the change.
 func (s setting) make(ctx context.Context, host Host, record func(Undo) error) error {
 	before, err := ask(ctx, host.command(s.get))
 	if err != nil {
@@ -319,7 +325,7 @@ func (s setting) make(ctx context.Context, host Host, record func(Undo) error) e
 		return nil
 	}
 	if before == "" && !s.absent {
-		return errors.New("this machine has no such thing")
+		return errors.New("this machine has no such setting")
 	}
 	undo := Undo{Get: host.command(s.get), Before: before, Set: host.command(s.set, before)}
 	if s.device != "" {

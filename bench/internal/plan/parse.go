@@ -67,7 +67,7 @@ var plain = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`) //nolint:goche
 // typeOf matches the YAML library's mention of Go types.
 var typeOf = regexp.MustCompile(` (not found in type|into) \S+$`) //nolint:gochecknoglobals // a constant
 
-// reader collects all mistakes, with their lines.
+// reader reads one plan, and collects all mistakes in it with their lines.
 type reader struct {
 	path   string
 	root   *yaml.Node
@@ -75,7 +75,8 @@ type reader struct {
 	faults []error
 }
 
-// Parse reads a plan. The error has all of its mistakes.
+// Parse parses the text of a plan, whose errors name the file path. The error joins all
+// mistakes in the plan.
 func Parse(path string, text []byte, known Catalogue) (*Plan, error) {
 	r := &reader{path: path, known: known, root: &yaml.Node{}}
 	var f file
@@ -240,7 +241,7 @@ func (r *reader) against(p *Plan) {
 		if slices.Contains(c.Systems, p.Reference) {
 			under += ", or another one alone,"
 			if found == nil {
-				found = elsewhere // a job with a separate network, beside one without
+				found = elsewhere // the reference with this link, compared with another link
 			}
 		}
 		if len(found) != 1 {
@@ -301,7 +302,8 @@ func (r *reader) systems(p *Plan, systems []fileSystem) {
 	}
 }
 
-// addCase adds a case, or one for each combination of a matrix.
+// addCase adds a case of the file to the plan: one Case for each combination of its links
+// and the values of its matrix.
 func (r *reader) addCase(p *Plan, c fileCase, at []any) {
 	kind, ok := r.known.Cases[c.Case]
 	if !ok {
@@ -372,7 +374,8 @@ func (r *reader) addCase(p *Plan, c fileCase, at []any) {
 	}
 }
 
-// linksOf returns the links that a case is measured with.
+// linksOf returns the names of the links that a case is measured with. If there are none,
+// it returns one empty name.
 func (r *reader) linksOf(p *Plan, c fileCase, at []any) []string {
 	for _, name := range c.Links {
 		if _, ok := p.Links[name]; !ok {

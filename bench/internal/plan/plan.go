@@ -26,8 +26,8 @@ type Kind struct {
 	// HostsFor returns the number of machines. It is nil if the number does not depend
 	// on parameters.
 	HostsFor func(parameters map[string]string) int
-	// Seconds estimates the duration of one trial, or for a driver the time that it
-	// adds.
+	// Seconds estimates the duration of one trial in seconds, or for a driver the time
+	// that it adds to a trial.
 	Seconds func(parameters map[string]string) float64
 	// Images is set for cases that deliver images. Packing is the time in seconds that a
 	// driver adds for these cases.
@@ -64,7 +64,7 @@ type Plan struct {
 	Seed        uint64
 	Repetitions int
 	WarmUps     int
-	// CPUs and MemoryMB limit a trial on each host.
+	// CPUs and MemoryMB limit the cores and the memory of a trial on each host.
 	CPUs     int
 	MemoryMB int
 	// Timeout limits the duration of a trial.
@@ -197,8 +197,8 @@ type Case struct {
 	Base string
 	// Link is the name of the link between the hosts, if the plan has links.
 	Link string
-	// Against is the name of another case, whose figures of the reference this case is
-	// compared with. If it is empty, the comparison is with this case's own figures of
+	// Against is the name of another case. This case is compared with that case's figures
+	// on the reference. If it is empty, the comparison is with this case's own figures on
 	// the reference.
 	Against string
 
@@ -221,7 +221,7 @@ func (p *Plan) Hosts(known Catalogue) int {
 	return hosts
 }
 
-// Case returns the case with a name, and whether there is one.
+// Case returns the case with a name, and reports whether there is one.
 func (p *Plan) Case(name string) (Case, bool) {
 	for _, c := range p.Cases {
 		if c.Name == name {

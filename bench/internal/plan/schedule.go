@@ -8,12 +8,11 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// Schedule returns the order of all trials. It depends only on the plan: in each
-// round every case is measured once on every system, in an order that the seed
-// decides. So changes of the machine over time affect all systems equally. Cases
-// with fewer repetitions are spread over the rounds of the whole run. Warm-ups
-// are rounds before the first. With links, all trials of one link come before
-// the trials of the next.
+// Schedule returns the order of all trials, which depends only on the plan. In each round
+// every case is measured once on each of its systems, in an order that the seed decides. So
+// changes of the machine over time affect all systems equally. Cases with fewer
+// repetitions are spread over the rounds of the whole run. Warm-ups are rounds before the
+// first. With links, all trials of one link come before the trials of the next.
 func (p *Plan) Schedule() (order []record.ID) {
 	for _, link := range p.links() {
 		order = append(order, p.schedule(link)...)
@@ -65,8 +64,8 @@ func (p *Plan) schedule(link string) []record.ID {
 	return append(with, p.baseline(record.BaselineEnd, link)...)
 }
 
-// spread reports whether the n-th of so many rounds is one of the repetitions,
-// which lie in the middle of equal parts of the rounds.
+// spread reports whether a case is measured in the n-th round, counting from 1. It divides
+// the rounds into equal parts, one for each repetition, and selects the middle of each.
 func spread(n, repetitions, rounds int) bool {
 	before := func(n int) int { return (2*n*repetitions + rounds) / (2 * rounds) }
 	return before(n) > before(n-1)
@@ -84,7 +83,8 @@ func bySystem(round []record.ID) {
 	slices.SortStableFunc(round, func(a, b record.ID) int { return cmp.Compare(first[a.System], first[b.System]) })
 }
 
-// baselineCase returns the case of the baseline with a link.
+// baselineCase returns the case of the baseline with a link, and reports whether there is
+// one.
 func (p *Plan) baselineCase(link string) (Case, bool) {
 	if link == "" {
 		return p.Case(p.Baseline.Case)
@@ -96,6 +96,7 @@ func (p *Plan) baselineCase(link string) (Case, bool) {
 	return p.Cases[i], true
 }
 
+// baseline returns the trials of the baseline in one phase.
 func (p *Plan) baseline(phase record.Phase, link string) (trials []record.ID) {
 	c, _ := p.baselineCase(link)
 	for n := range p.Baseline.Repetitions {
@@ -104,7 +105,7 @@ func (p *Plan) baseline(phase record.Phase, link string) (trials []record.ID) {
 	return trials
 }
 
-// Remaining returns the trials of a schedule without a record. A failed trial
+// Remaining returns the trials of a schedule that have no record, in order. A failed trial
 // has a record, because the failure is a result.
 func Remaining(schedule []record.ID, lines []record.Line) (left []record.ID) {
 	made := map[record.ID]bool{}

@@ -1,6 +1,6 @@
 // Package registry serves the images of a folder with an OCI layout over a
 // connection of a given rate, and counts the bytes sent. It accepts no images
-// and has no users.
+// and requires no authentication.
 package registry
 
 import (
@@ -25,25 +25,26 @@ const refName = "org.opencontainers.image.ref.name"
 
 // Paths for the bench, in addition to the registry's own.
 const (
-	// BeginPath reads an image once, so that it is in the page cache, and begins to
-	// count.
+	// BeginPath, followed by an image's name, reads the image into the page cache and
+	// resets the counts.
 	BeginPath = "/bench/begin?image="
-	// SentPath returns what was sent since.
+	// SentPath returns the counts since then, as Sent in JSON.
 	SentPath = "/bench/sent"
 )
 
-// Sent counts the bytes that a registry has sent.
+// Sent counts the bytes of layers and configurations that a registry has sent.
 type Sent struct {
 	Bytes int64 `json:"bytes"`
-	// Image is the size of the image of BeginPath: of its layers and configuration.
+	// Image is the size of BeginPath's image in bytes: its layers and its configuration.
 	Image int64 `json:"image"`
-	// Last is the time when the last byte of a layer was sent; zero if none was.
+	// Last is the time when the last of these bytes was sent; zero if none was.
 	Last time.Time `json:"last"`
 }
 
 // Registry is a running server.
 type Registry struct {
-	// Address is a port, on all addresses of this machine.
+	// Address is the host and port that the registry listens on: a free port, on all
+	// addresses of this machine.
 	Address string
 
 	folder string
@@ -77,8 +78,8 @@ func Names(folder string) (map[string]bool, error) {
 	return names, nil
 }
 
-// Digest returns the digest of a folder's index, which identifies its images; empty
-// without an index.
+// Digest returns the beginning of the SHA-256 digest of a folder's index in hexadecimal. It
+// identifies the images. It is empty if the index cannot be read.
 func Digest(folder string) string {
 	content, err := os.ReadFile(filepath.Join(folder, "index.json"))
 	if err != nil {
@@ -106,7 +107,7 @@ func read(folder string) (map[string]descriptor, error) {
 }
 
 // Serve starts a registry. bitsPerSecond limits the rate to all clients together; 0 is
-// no limit. delay is the delay of each connection and request.
+// no limit. delay is added to each connection and to each request of the registry's API.
 func Serve(folder string, bitsPerSecond float64, delay time.Duration) (*Registry, error) {
 	names, err := read(folder)
 	if err != nil {
@@ -127,7 +128,7 @@ func Serve(folder string, bitsPerSecond float64, delay time.Duration) (*Registry
 	return r, nil
 }
 
-// Port returns the port of the address.
+// Port returns the port of Address.
 func (r *Registry) Port() string {
 	_, port, err := net.SplitHostPort(r.Address)
 	if err != nil {
@@ -210,7 +211,7 @@ func (r *Registry) blob(w http.ResponseWriter, q *http.Request, digest, kind str
 	http.ServeContent(w, q, "", time.Time{}, file)
 }
 
-// begin reads all of an image.
+// begin reads all of an image, and resets the counts.
 func (r *Registry) begin(w http.ResponseWriter, name string) {
 	d, ok := r.names[name]
 	if !ok {
@@ -227,6 +228,8 @@ func (r *Registry) begin(w http.ResponseWriter, name string) {
 	r.sent = Sent{Image: size}
 }
 
+// warm reads the layers and the configuration of an image, so that they are in the page
+// cache. It returns their size in bytes.
 func (r *Registry) warm(digest string) (size int64, err error) {
 	file, err := r.open(digest)
 	if err != nil {

@@ -62,9 +62,9 @@ const hpccShell = `set -e; dir=$1; input=$2; shift 2; cd "$dir"; printf '%s' "$i
 
 // hpccFigures lists the figures to take from the summary: HPL, and substitutes
 // for HPCG, which Debian lacks: the speed of memory, and of an exchange between
-// all processes. Some mean nothing below a size of the matrix. The size then
-// excludes them for all trials, because only the slower trials of a case would
-// be a biased sample.
+// all processes. Some are meaningless for a small matrix. readHPCC omits these by
+// the size, and so for all trials of a case. To keep only the trials that were
+// slow enough to measure would bias the figures.
 var hpccFigures = []struct{ key, name, unit string }{ //nolint:gochecknoglobals // a constant
 	{"HPL_Tflops", "HPL", "Gflop/s"},
 	{triad, "STREAM triad of each process", "GB/s"},
@@ -74,10 +74,10 @@ var hpccFigures = []struct{ key, name, unit string }{ //nolint:gochecknoglobals 
 
 const (
 	triad, ptrans = "StarSTREAM_Triad", "PTRANS_GBs"
-	// timed is the smallest matrix size that takes PTRANS longer than the resolution
-	// of hpcc's clock.
+	// timed is the smallest matrix size whose PTRANS takes longer than the resolution of
+	// hpcc's clock.
 	timed = 4000
-	// fits is the minimum size of a STREAM vector in multiples of the last cache,
+	// fits is the minimum size of a STREAM vector in multiples of the last-level cache,
 	// by STREAM's own rule. A smaller vector measures the cache.
 	fits = 4
 	// otherCache is the assumed cache size, in bytes, of a machine that does not
@@ -85,8 +85,9 @@ const (
 	otherCache = 64 << 20
 )
 
-// means reports whether a figure means something for a matrix of that size. hpcc
-// uses the matrix's memory for STREAM's three vectors.
+// means reports whether a figure means something for a matrix of size rows and columns, and
+// a cache of that many bytes. hpcc uses a process's part of the matrix's memory for
+// STREAM's three vectors.
 func (s Spec) means(key string, size, cache int) bool {
 	switch key {
 	case triad:
@@ -98,7 +99,8 @@ func (s Spec) means(key string, size, cache int) bool {
 	return true
 }
 
-// lastCache returns the size in bytes of the largest processor cache of this machine.
+// lastCache returns the size in bytes of the largest processor cache of this machine, or
+// otherCache if the kernel reports none.
 func lastCache() int {
 	found := 0
 	sizes, err := filepath.Glob("/sys/devices/system/cpu/cpu0/cache/index*/size")
@@ -185,6 +187,8 @@ func hpccPods(ctx context.Context, s Spec) (Result, error) {
 	return r, err
 }
 
+// readHPCC reads the figures from hpcc's summary. It returns an error if hpcc did not find
+// its results right, or if a figure is missing.
 func (s Spec) readHPCC(text string, cache int) (r Result, err error) {
 	size, err := strconv.Atoi(s.Parameters["size"])
 	if err != nil {
@@ -199,7 +203,7 @@ func (s Spec) readHPCC(text string, cache int) (r Result, err error) {
 			return r, errors.Join(fmt.Errorf("hpcc's summary has no figure %s", f.key), err)
 		}
 		if !s.means(f.key, size, cache) || values[0] == 0 && f.key != "HPL_Tflops" {
-			continue // 0: it was over before hpcc's clock had gone on
+			continue // 0: it took less than the resolution of hpcc's clock
 		}
 		if strings.HasSuffix(f.key, "Tflops") {
 			values[0] *= 1000

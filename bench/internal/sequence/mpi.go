@@ -16,8 +16,8 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// initProgram measures only MPI_Init, like osu_init. It prints the slowest
-// rank's time.
+// initProgram measures only MPI_Init, like osu_init. It prints the slowest rank's time in
+// seconds.
 const initProgram = `import time, mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
@@ -41,19 +41,19 @@ for _ in range(int(sys.argv[1])):
 
 const python = "/usr/bin/python3"
 
-// yield makes waiting ranks release the processor, on hosts and in pods, because
-// hosts of a bed share cores.
+// yield is the parameter of OpenMPI that makes waiting ranks release the processor. It is
+// set on hosts and in pods, because hosts of a bed share cores.
 const yield = "mpi_yield_when_idle"
 
-// launch starts one copy of a program on each node of the job, with the cores
-// that pods would have there.
+// launch returns the command that starts one copy of a program on each node of the job,
+// with the cores that pods would have there.
 func (s Spec) launch() ([]string, error) {
 	switch s.Parameters["hosts-launcher"] {
 	case "srun":
 		return slices.Concat([]string{"env", "OMPI_MCA_" + yield + "=1", "srun", "--quiet", "--overlap", "--kill-on-bad-exit", "--mpi=pmix"}, Sized(s.Nodes, s.CPUs), s.Step, s.Through), nil
 	case "mpirun":
 		if len(s.Step) > 0 {
-			return nil, errors.New("mpirun starts no steps, which would have options: give srun as the launcher")
+			return nil, errors.New("mpirun starts no job steps, so options of steps have no effect: set hosts-launcher to srun")
 		}
 		// By default mpirun starts a daemon on every host of the job.
 		return append([]string{"mpirun", "--host", strings.Join(s.Hosts, ",")}, s.ranks()...), nil
@@ -61,21 +61,23 @@ func (s Spec) launch() ([]string, error) {
 	return nil, fmt.Errorf("there is no launcher %q", s.Parameters["hosts-launcher"])
 }
 
-// Sized returns the options of srun and sbatch for one task on each of some nodes.
+// Sized returns the options of srun and sbatch for one task of that many CPUs on each of
+// that many nodes.
 func Sized(nodes, cpus int) []string {
 	n := strconv.Itoa(nodes)
 	return []string{"-N" + n, "-n" + n, "--ntasks-per-node=1", "-c" + strconv.Itoa(cpus)}
 }
 
-// ranks holds mpirun's options for one process on each node. By default mpirun would
-// bind two processes to a core each, which on a bed's hosts is the same core.
+// ranks returns mpirun's options for one process on each node. By default mpirun would bind
+// each of two processes to a core, which on the hosts of a bed is the same core.
 func (s Spec) ranks() []string {
 	return []string{"--map-by", "node", "--bind-to", "none", "--mca", yield, "1", "-n", strconv.Itoa(s.Nodes)}
 }
 
-// jobMPI returns the MPI of a plain job's programs, as its mpirun reports it, and podMPI
-// the MPI of pods; empty if mpirun reports nothing, which does not affect the figures.
-// They run after the measurement, so that they fill no cache before it.
+// jobMPI returns the implementation and version of MPI in a plain job, as its mpirun
+// reports it. podMPI returns the same for pods. Both return "" if mpirun fails, because
+// that does not affect the figures. They run after the measurement, so that they fill no
+// cache before it.
 func (s Spec) jobMPI(ctx context.Context) string {
 	argv := []string{"mpirun", "--version"}
 	if s.Parameters["hosts-launcher"] == "srun" {
@@ -114,7 +116,7 @@ func mpiSteps(ctx context.Context, s Spec) (Result, error) {
 	return r, err
 }
 
-// mpiPods measures the same between pods, one on each node, by mpirun.
+// mpiPods measures the same steps between pods, one on each node, which mpirun starts.
 func mpiPods(ctx context.Context, s Spec) (Result, error) {
 	first, err := s.mpiWorkers(ctx)
 	if err != nil {
@@ -138,7 +140,7 @@ var (
 	tookInit = regexp.MustCompile(`(?m)^MPI_Init took ([0-9.e-]+)$`) //nolint:gochecknoglobals // a constant
 )
 
-// readSteps makes figures from the output of the programs.
+// readSteps reads the figures from the output of stepsProgram and initProgram.
 func readSteps(text string) (r Result, err error) {
 	for _, figure := range []struct {
 		name    string
@@ -146,14 +148,15 @@ func readSteps(text string) (r Result, err error) {
 	}{{"step", tookStep}, {"MPI_Init of the slowest rank", tookInit}} {
 		values, err := floats(figure.pattern, text)
 		if err != nil || len(values) == 0 {
-			return r, errors.Join(fmt.Errorf("there is no time of %s in what was said", figure.name), err)
+			return r, errors.Join(fmt.Errorf("there is no time of %s in the output", figure.name), err)
 		}
 		r.Values = append(r.Values, spread(figure.name, values)...)
 	}
 	return r, nil
 }
 
-// spread returns the figures for several times, which it sorts.
+// spread returns the median, the shortest and the longest of several times in seconds. It
+// sorts values.
 func spread(name string, values []float64) (all []record.Value) {
 	middle := median(values)
 	for _, v := range []struct {
@@ -165,13 +168,14 @@ func spread(name string, values []float64) (all []record.Value) {
 	return all
 }
 
-// median sorts values and returns the middle one.
+// median sorts values and returns their median.
 func median(values []float64) float64 {
 	slices.Sort(values)
 	n := len(values)
 	return (values[(n-1)/2] + values[n/2]) / 2
 }
 
+// floats returns the number in each match of a pattern, which is its first group.
 func floats(pattern *regexp.Regexp, text string) (values []float64, err error) {
 	for _, match := range pattern.FindAllStringSubmatch(text, -1) {
 		v, err := strconv.ParseFloat(match[1], 64)
@@ -186,8 +190,8 @@ func floats(pattern *regexp.Regexp, text string) (values []float64, err error) {
 // workers is the name of the MPI pods.
 const workers = "mpi"
 
-// mpirun returns the command that starts a program once in each pod, from a
-// separate pod. A worker cannot start them, because it would have two names.
+// mpirun returns the command that starts a program once in each worker. It runs in a
+// separate pod, because a worker would have two names: its own and that in --host.
 func (s Spec) mpirun() []string {
 	var hosts []string
 	for n := range s.Nodes {
@@ -196,9 +200,9 @@ func (s Spec) mpirun() []string {
 	return append([]string{"mpirun", "--allow-run-as-root", "--host", strings.Join(hosts, ",")}, s.ranks()...)
 }
 
-// mpiWorkers makes a pod with an ssh server on each node, waits until all reach
-// each other, and returns the pod that starts programs. Only this cluster uses
-// the keys.
+// mpiWorkers creates a pod with an ssh server on each node, and a pod that starts programs
+// there. It waits until mpirun reaches all workers, and returns the name of the second pod.
+// Only this cluster uses the ssh keys.
 func (s Spec) mpiWorkers(ctx context.Context) (first string, err error) {
 	dir, err := os.MkdirTemp("", "berth-bench-keys-")
 	if err != nil {
@@ -239,9 +243,9 @@ func (s Spec) mpiWorkers(ctx context.Context) (first string, err error) {
 	return first, s.answer(ctx, first, time.Minute)
 }
 
-// answer waits until mpirun in the first pod reaches all others: DNS knows their
-// names a little later than the pods start. It returns the error of the last call,
-// not that of the time limit.
+// answer waits until mpirun in the pod first reaches all workers: DNS knows their names
+// a little later than the pods start. After the limit it returns an error that includes
+// the last error of mpirun, but not that of the call that the limit interrupted.
 func (s Spec) answer(ctx context.Context, first string, limit time.Duration) (last error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("pods have not come to reach each other within %s", limit))
 	defer cancel()

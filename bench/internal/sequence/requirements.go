@@ -15,8 +15,9 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// podTimeout returns the time that pods of a running cluster may take to start. It
-// is a part of the time left, so that later checks run, too.
+// podTimeout returns the time that pods of a running cluster may take to start, in the
+// format of kubectl's --timeout. It is at most a third of the time left, so that later
+// checks can run, too.
 func podTimeout(ctx context.Context) string {
 	limit := 2 * time.Minute
 	if deadline, ok := ctx.Deadline(); ok {
@@ -25,8 +26,8 @@ func podTimeout(ctx context.Context) string {
 	return max(limit.Round(time.Second), time.Second).String() // kubectl takes 0 as no limit
 }
 
-// removeLimit bounds the removal of all objects. It is shorter than the grace period of
-// a command.
+// removeLimit limits the time to remove all objects. It is shorter than the time that this
+// program has to end after SIGTERM (endLimit in package system).
 const removeLimit = 10 * time.Second
 
 // requirements checks the functional requirements of the KSI paper, RQ1 to RQ3.
@@ -124,7 +125,8 @@ func (s Spec) exec(ctx context.Context, mark string) (string, error) {
 	return want(strings.TrimSpace(out), err, "it answers")
 }
 
-// want returns a program's output, and an error if the output is not the wanted one.
+// want returns err, or an error if a program's output is not the wanted one. The text is
+// always empty: such a check has no detail.
 func want(got string, err error, wanted string) (string, error) {
 	if err == nil && got != wanted {
 		err = fmt.Errorf("%w: %q instead of %q", errNo, got, wanted)
@@ -201,12 +203,14 @@ func (s Spec) spread(ctx context.Context, mark string) (string, error) {
 type process struct {
 	uid, parent int
 	cgroup      string
-	capable     bool
+	// capable reports whether the process has effective capabilities.
+	capable bool
 }
 
-// inJob checks that a pod's processes run on this machine, as the user, and in
-// this program's job: by their cgroup, or, if Slurm makes none, as descendants
-// of a process with the job's number.
+// inJob checks that a pod's processes run on this machine, as the user, and in this
+// program's job. It returns how they belong to the job: by their cgroup, or, if Slurm
+// makes none, as descendants of a process with the job's number. It returns an error that
+// wraps errNo if a process does not belong to the job, or if there is none.
 func inJob(mark string) (string, error) {
 	job := os.Getenv("SLURM_JOB_ID")
 	if job == "" {
@@ -244,7 +248,7 @@ func inJob(mark string) (string, error) {
 	return how, nil
 }
 
-// ofJob returns the reason why a process belongs to a job, or "" if it does not.
+// ofJob returns how a process belongs to a job, or "" if it does not.
 func ofJob(p process, job string) string {
 	if strings.Contains(p.cgroup, "/job_"+job+"/") {
 		return "by their cgroup"
@@ -262,6 +266,7 @@ func ofJob(p process, job string) string {
 	return ""
 }
 
+// look describes the process of a folder in /proc.
 func look(dir string) (p process, err error) {
 	status, err := os.ReadFile(dir + "/status")
 	if err != nil {
@@ -273,13 +278,13 @@ func look(dir string) (p process, err error) {
 	return p, err
 }
 
-// readStatus reads /proc/PID/status.
+// readStatus parses the text of /proc/PID/status.
 func readStatus(text string) (p process) {
 	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(line, ":")
 		switch value = strings.TrimSpace(value); name {
 		case "PPid":
-			_, _ = fmt.Sscan(value, &p.parent) // 0 where it is none
+			_, _ = fmt.Sscan(value, &p.parent) // stays 0 if it is not a number
 		case "Uid":
 			_, _ = fmt.Sscan(value, &p.uid)
 		case "CapEff":
@@ -289,8 +294,9 @@ func readStatus(text string) (p process) {
 	return p
 }
 
-// unprivileged checks that the process that started the cluster, and this one, have only
-// a user's rights. In a given cluster the starting process is unknown.
+// unprivileged returns an error if this process is root or has capabilities. berth, which
+// started the cluster, started this process, too. The process that started a given cluster
+// is unknown.
 func unprivileged() error {
 	p, err := look("/proc/self")
 	switch {

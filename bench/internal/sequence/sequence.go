@@ -40,7 +40,8 @@ type Spec struct {
 	Through []string
 	// Given is set if the cluster existed before, so that its owner is unknown.
 	Given bool
-	// Counted makes the result include who makes the connections between pods.
+	// Counted makes the result include the share of the connections between pods that
+	// used the fast path.
 	Counted    bool
 	Parameters map[string]string
 	// Job and Outside are sbatch's options for the measured job, and for the job whose
@@ -69,17 +70,18 @@ type Result struct {
 	At int64 `json:"at,omitempty"`
 	// Left counts the connections that the fast path left to the overlay, by reason.
 	Left map[string]float64 `json:"left_to_overlay,omitempty"`
-	// MPI is the MPI of the programs, as their mpirun reports it.
+	// MPI is the implementation and version of MPI, as mpirun reports it.
 	MPI string `json:"mpi,omitempty"`
 }
 
-// Main runs the sequence of a spec and prints the result.
+// Main runs the sequence of a Spec, which text holds in JSON, and prints the Result in
+// JSON.
 func Main(ctx context.Context, text string) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer stop()
 	var s Spec
 	if err := json.Unmarshal([]byte(text), &s); err != nil {
-		return fmt.Errorf("read what to do: %w", err)
+		return fmt.Errorf("parse the spec of the sequence: %w", err)
 	}
 	if len(s.Kubectl) == 0 {
 		s.Kubectl = []string{"kubectl"}
@@ -90,7 +92,7 @@ func Main(ctx context.Context, text string) error {
 		Requirements: requirements, Nodes: nodes, MPISteps: mpiSteps, MPIPods: mpiPods, HPCCJob: hpccJob, HPCCPods: hpccPods, Program: program, Steps: steps,
 	}[s.What]
 	if does == nil {
-		return fmt.Errorf("there is no %q", s.What)
+		return fmt.Errorf("there is no sequence %q", s.What)
 	}
 	result, err := does(ctx, s)
 	if err != nil {
@@ -107,7 +109,8 @@ func (s Spec) kubectl(ctx context.Context, stdin string, args ...string) (string
 	return run(ctx, stdin, append(slices.Clone(s.Kubectl), args...)...)
 }
 
-// run runs a program and returns what it printed.
+// run runs a program and returns its standard output. An error includes its standard
+// error.
 func run(ctx context.Context, stdin string, argv ...string) (string, error) {
 	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	command.Stdin = strings.NewReader(stdin)
@@ -122,5 +125,5 @@ func run(ctx context.Context, stdin string, argv ...string) (string, error) {
 	return string(out), nil
 }
 
-// errNo is the error of a check whose result is wrong.
+// errNo is the error of a check that was made and whose answer is no.
 var errNo = errors.New("no") //nolint:gochecknoglobals // a constant

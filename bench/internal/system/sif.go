@@ -14,7 +14,7 @@ import (
 )
 
 // deliver makes a SIF file of each image on the first host, in the folder that all hosts
-// see, and runs it.
+// see. Then it runs the file on all hosts.
 func (a *apptainer) deliver(ctx context.Context, images Images) (Output, error) {
 	if images.Fresh {
 		return Output{}, &Unsupported{"a SIF file has no layers that runs could share"}
@@ -22,7 +22,7 @@ func (a *apptainer) deliver(ctx context.Context, images Images) (Output, error) 
 	return a.place.deliver(ctx, images, func(d *delivery) (Output, error) {
 		if before := d.before(); before != nil {
 			if out, err := a.place.run(ctx, before, ""); err != nil {
-				return out, fmt.Errorf("call what is to be done before: %w", err)
+				return out, fmt.Errorf("run the command before the first image: %w", err)
 			}
 		}
 		all := Output{Submitted: time.Now()}
@@ -51,7 +51,7 @@ trap 'code=$?; set +e; [ -z "$child" ] || { kill -- "-$child" 2>/dev/null || kil
 trap 'exit 143' TERM INT HUP
 `
 
-// pullScript makes a SIF file, and prints when packing begins and ends.
+// pullScript makes a SIF file, and prints two times: when packing begins, and when it ends.
 const pullScript = withFolder + `export APPTAINER_TMPDIR="$own/tmp" APPTAINER_CACHEDIR="$2/cache"
 mkdir "$own/tmp"; mkfifo "$own/said"
 setsid "$1" pull --no-https "$2/$3" "docker://$4" >"$own/said" 2>&1 & child=$!
@@ -64,12 +64,13 @@ wait
 date +%s.%N
 test -s "$2/$3"`
 
-// pipelineScript runs the pipeline and prints its times.
+// pipelineScript runs the pipeline and prints the times of its checkpoints.
 const pipelineScript = withFolder + `setsid "$1" exec --bind "$own:/out" "$2" python3 /opt/pipeline.py /out & child=$!
 wait $child
 child=
 cat "$own/cp1" "$own/cp2" "$own/cp3"`
 
+// image delivers one image, runs its work, and returns the times.
 func (a *apptainer) image(ctx context.Context, d *delivery, name string) (image deliver.Image, err error) {
 	image.Name = name
 	at := "http://" + d.address
@@ -127,12 +128,13 @@ func (a *apptainer) image(ctx context.Context, d *delivery, name string) (image 
 	return image, err
 }
 
-// exec runs a script on all hosts, with the program, the SIF file and the folder.
+// exec runs a script on all hosts. The script's arguments are Apptainer's program, the SIF
+// file and the folder that all hosts see.
 func (a *apptainer) exec(ctx context.Context, d *delivery, place Place, sif, script string) (Output, error) {
 	return a.place.run(ctx, place.step(d.hosts(), []string{"sh", "-c", script, "sh", a.program, sif, d.folder}), "")
 }
 
-// readTimes reads lines of seconds.
+// readTimes parses one time on each line, in seconds since 1970.
 func readTimes(text string) (times []time.Time, err error) {
 	for line := range strings.Lines(text) {
 		t, err := deliver.ReadTime(line)
