@@ -7,7 +7,7 @@
 // and site and access may import job.
 //
 // None of these packages imports launch:
-//   - allocation is the Slurm job and the end of a run by signals;
+//   - allocation describes the Slurm job, and ends a run on signals;
 //   - archive finds image files, and sends them to other nodes;
 //   - hostnet opens the sockets between the hosts;
 //   - identity makes the keys;

@@ -24,29 +24,30 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// maxFollowers bounds the number of starts of the process in one run.
+// maxFollowers bounds how often a run starts the process that follows its workload.
 const maxFollowers = 4
 
 const (
-	// quietOutput is the time without output after which none is in transit.
+	// quietOutput is the time without output after which none is assumed to be in
+	// transit.
 	quietOutput = 100 * time.Millisecond
 	// lastOutput bounds the wait for output in transit when a signal or the time limit
 	// ends the run.
 	lastOutput = time.Second
-	// keptUp is the time after which all output has come that was in transit, if no node
-	// has more than it sends: a container goes on writing. It is as long as what nodes said
-	// earlier may be on its way to a slow reader.
+	// keptUp ends the wait for containers that go on writing. If no node has reported
+	// unsent output for so long, the output that was in transit has arrived. A report
+	// can take that long to get past a slow reader.
 	keptUp = 5 * time.Second
-	// stoppedOutput is the time without output after which nobody reads it, or its node
-	// does not answer.
+	// stoppedOutput is the time without output after which the wait ends: nobody reads
+	// the output, or its node does not answer.
 	stoppedOutput = 5 * time.Second
 	// outputBesideStuck bounds the wait when a pod that can never start ends the run.
 	outputBesideStuck = time.Minute
 )
 
 // followApart follows a workload in another process, so that a defect there does
-// not end the cluster. A mark follows each piece of output, so another process
-// can continue after the last mark if one ends.
+// not end the cluster. A mark follows each piece of output. If the process dies, a new
+// one continues after the last mark.
 func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []workload.Object, streams workload.Streams, giveUp context.CancelCauseFunc) (workload.Result, error) {
 	config := followConfig{Kubeconfig: kubeconfig, NoPull: streams.NoPull, IDs: streams.IDs, Logs: o.Spec.Logs}
 	for _, object := range objects {
@@ -78,7 +79,7 @@ func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []w
 	}
 }
 
-// followProcess is the supervisor's side.
+// followProcess is the supervisor's view of the process that follows the workload.
 type followProcess struct {
 	streams workload.Streams
 	last    followEvent
@@ -88,7 +89,8 @@ type followProcess struct {
 	// output. changed is the time of the last change.
 	held    int64
 	changed time.Time
-	// waiting holds what is known of the output that was not received, by container.
+	// waiting maps a container to the size of its output that was not received, as its
+	// last mark reported it.
 	waiting map[string]waitingOutput
 	// refused is set if the output cannot be written any more.
 	refused bool
@@ -96,15 +98,16 @@ type followProcess struct {
 	stuck chan struct{}
 }
 
-// waitingOutput counts the bytes of a container that its node has and has not sent, and
-// the bytes of a line without an end.
+// waitingOutput counts the bytes of a container that its node has not sent, and the
+// bytes of an unfinished line.
 type waitingOutput struct{ onNode, ofLine int64 }
 
 func newFollowProcess(streams workload.Streams) *followProcess {
 	return &followProcess{streams: streams, waiting: map[string]waitingOutput{}, stuck: make(chan struct{})}
 }
 
-// result returns what the process sent in the end.
+// result returns the result that the process reported, with the lost output, and the
+// error that it reported.
 func (f *followProcess) result() (workload.Result, error) {
 	result := *f.last.Result
 	losses := f.streams.Progress.Followed().Losses
@@ -130,15 +133,16 @@ func (f *followProcess) unread() int64 {
 	return sum
 }
 
-// countUnread reports the output that is known to exist and was not passed on.
+// countUnread reports as lost the output that is known to exist and was not passed on.
 func (f *followProcess) countUnread() {
 	if unread := f.unread(); unread > 0 && !f.refused {
 		f.streams.Lose(fmt.Sprintf("output of containers is lost (at least %d bytes): the run was ended before it was passed on", unread), containerlog.Loss{Bytes: unread})
 	}
 }
 
-// awaitOutput returns true when no output is in transit, or none but that of containers
-// that go on writing. It returns false at the limit, and when output has stopped coming.
+// awaitOutput waits for the output that is in transit and reports whether it has
+// arrived. Containers may go on writing. It returns false when limit is closed, and when
+// output has stopped coming.
 func (f *followProcess) awaitOutput(limit <-chan struct{}) bool {
 	began := time.Now()
 	for behind := began; ; {
@@ -219,7 +223,8 @@ func (f *followProcess) run(ctx context.Context, config followConfig) error {
 		problem = group.Wait()
 		close(read)
 	}()
-	// end ends the process after its last output. Perhaps nobody reads that.
+	// end waits for the last output, at most until bound or the end of ctx, and kills
+	// the process. It returns the cause of ctx.
 	end := func(ctx context.Context, bound time.Duration) error {
 		limit, stop := context.WithTimeout(ctx, bound)
 		defer stop()

@@ -49,16 +49,18 @@ type host struct {
 	ids  probe.IDMap
 	cpus probe.CPUs
 	// cpuSet lists the CPUs of this node. It is empty if they are unknown.
-	cpuSet  string
-	memory  probe.Memory
-	state   probe.Candidate
+	cpuSet string
+	memory probe.Memory
+	// state is the chosen parent directory of the run's files.
+	state probe.Candidate
+	// ipv6 is the reach of IPv6 packets from here.
 	ipv6    cluster.Reach
 	libexec string
 	// refusedIPv6 is the reason why nftables accepts no IPv6 rules here. It is
 	// empty unless such rules are needed.
 	refusedIPv6 string
 	runID       string
-	// podCapacity contains the number of pods that the kernel allows this user here.
+	// podCapacity holds the number of pods that the kernel allows this user here.
 	podCapacity probe.PodCapacity
 	// roles is the memory that berth itself needs here, in bytes.
 	roles uint64
@@ -70,8 +72,8 @@ type host struct {
 	devices devices.Found
 }
 
-// inspect collects what the machine offers to the cluster, and refuses early what
-// cannot work.
+// inspect collects what the machine offers to the cluster. It returns an error if no
+// node can work here, before anything starts.
 func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string, job *allocation.Allocation, roles uint64) (host, error) {
 	machine := probe.Local()
 	h := host{
@@ -169,7 +171,8 @@ func findLibexec() (string, error) {
 	return libexec, nil
 }
 
-// reach converts the results of the probe.
+// reach converts the results of probe.Host.IPv6: whether the kernel has IPv6, and the
+// source address of packets to the outside, if there is a route.
 func reach(kernel bool, source netip.Addr) cluster.Reach {
 	switch {
 	case !kernel:

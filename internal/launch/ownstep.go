@@ -46,8 +46,8 @@ type ownStep struct {
 	ended chan struct{}
 }
 
-// ownStepName returns a step name that is unique in the job. The step is found by
-// it when it must end.
+// ownStepName returns a step name that is unique in the job. end finds the step by
+// this name.
 func ownStepName() string { return fmt.Sprintf("berth-run-%d", os.Getpid()) }
 
 // newStep returns a step in a job. end finds the step by its name.
@@ -110,9 +110,10 @@ func (s *ownStep) run(ctx context.Context, srun string, command, env []string) (
 	return code, nil
 }
 
-// passOutput passes what comes from a pipe on. The function that it returns closes the
-// pipe's other end, and waits until all has been passed on. If ctx has ended, it does not
-// wait long for a reader.
+// passOutput starts to copy the output in the pipe from to the reader of to. The
+// returned function closes end, the writing end of the pipe, and waits until all output
+// is copied. When ctx has ended, it waits at most unreadWait. It returns errUnread if
+// nobody read the output.
 func passOutput(ctx context.Context, to output, from, end *os.File) func() error {
 	o := &stepOutput{output: to, ending: ctx.Done()}
 	done := make(chan struct{})
@@ -139,13 +140,14 @@ func passOutput(ctx context.Context, to output, from, end *os.File) func() error
 	}
 }
 
-// stepOutput passes srun's standard output on, also while the step ends. srun itself
-// drops without a word what it cannot write, and its step goes on. After an error,
-// which ends the step, the rest is read and dropped here.
+// stepOutput passes on srun's standard output, also while the step ends. srun itself
+// silently drops what it cannot write, and its step continues. A write error ends the
+// step. After that, stepOutput accepts and drops the rest.
 type stepOutput struct {
 	output
 	ending <-chan struct{}
-	// failed is set after an error, and unread if nobody reads while the step ends.
+	// failed is set after a write error. unread is set if nobody reads while the step
+	// ends.
 	failed, unread bool
 }
 
@@ -186,8 +188,9 @@ func closeInput() {
 	_ = unix.Dup3(int(null.Fd()), 0, 0)
 }
 
-// watch ends the step when ctx ends, and again at a second signal. After Ctrl-C
-// it also limits the time, because somebody waits at the terminal.
+// watch ends the step when ctx ends, and again at each further signal. After Ctrl-C it
+// also does so when LocalGrace is over, because somebody waits at the terminal.
+// It returns when srun has ended, or the error of end.
 func (s *ownStep) watch(ctx context.Context) error {
 	select {
 	case <-s.ended:
@@ -220,8 +223,8 @@ func (s *ownStep) watch(ctx context.Context) error {
 	}
 }
 
-// end has Slurm send SIGTERM to the step. If that fails, it sends SIGINT to srun,
-// which passes it on.
+// end has Slurm send SIGTERM to the step. If that fails, end interrupts srun, which
+// sends the step SIGINT, and returns an error.
 func (s *ownStep) end() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

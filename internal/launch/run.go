@@ -29,8 +29,8 @@ const signalDelay = 100 * time.Millisecond
 
 // Run starts a cluster, runs the workload on it and takes everything down. It
 // returns the workload's exit code. An error explains why the workload has no
-// result, and exitcode.Of returns its code. The end of ctx ends the run, and its
-// cause is the reason.
+// result, and exitcode.Of returns its code. The end of ctx ends the run; the error
+// is then the cause of ctx.
 func Run(ctx context.Context, options Options) (code int, err error) {
 	began := newPhases()
 	job, inJob := slurm.Here()
@@ -257,7 +257,7 @@ func explainFamilies(log *slog.Logger, addresses cluster.Addresses, offers []clu
 		log.Warn("pods have IPv6 addresses, but do not reach the outside from them: " + without)
 	case slices.ContainsFunc(offers, refused):
 		log.Warn("pods have only IPv4 addresses: " + without)
-	default: // IPv6 that the host does not have either
+	default: // the host has no IPv6 either
 		log.Debug("pods have only IPv4 addresses: " + without)
 	}
 }
@@ -291,7 +291,8 @@ func (r *run) applyObjects(ctx context.Context) error {
 }
 
 // runWorkload runs the workload until its end. When ctx ends, the workload gets time
-// to end; when node ends, runWorkload stops following it.
+// to end. When the context node ends, runWorkload stops following the workload and
+// returns the cause of node.
 func (r *run) runWorkload(ctx, node context.Context) (code int, err error) {
 	work, end := allocation.WithGrace(ctx, r.askToEnd)
 	work, cut := context.WithCancelCause(work)

@@ -30,7 +30,7 @@ type ClosedError struct {
 	Node string
 	// Reason is the argument of Close.
 	Reason string
-	// Here means that this side closed it.
+	// Here is set if this side closed the connection.
 	Here bool
 }
 
@@ -75,8 +75,8 @@ type Peer struct {
 	leave    sync.Once
 	running  sync.WaitGroup
 
-	received atomic.Uint64 // counts the received bytes
-	stalled  atomic.Bool   // the reader waits for Receive, not for the peer
+	received atomic.Uint64 // counts the reads that returned data
+	stalled  atomic.Bool   // set while the reader waits for Receive, not for the peer
 }
 
 // newPeer takes over an authenticated connection. It sends the greeting, if any,
@@ -189,7 +189,7 @@ func (p *Peer) Receive(ctx context.Context, into any) error {
 
 // Close sends the reason to the other side, and ends the connection once earlier
 // messages have been sent. It reports whether the other side has received the
-// reason. It takes at most a few seconds, and may be called twice.
+// reason; a second call always returns false. It takes at most a few seconds.
 func (p *Peer) Close(reason string) (received bool) {
 	p.leave.Do(func() {
 		p.farewell = &ClosedError{Node: p.name, Reason: reason, Here: true}
@@ -277,7 +277,8 @@ func (p *Peer) ended(err error) error {
 	return &LostError{p.name, fmt.Errorf("the connection broke (%w): its processes or its node died", err)}
 }
 
-// countingReader counts received bytes, even in the middle of a long message.
+// countingReader counts reads that return data. So a long message shows that the peer
+// is alive even before its last byte has arrived.
 type countingReader struct{ *Peer }
 
 func (r *countingReader) Read(into []byte) (int, error) {
@@ -288,7 +289,8 @@ func (r *countingReader) Read(into []byte) (int, error) {
 	return n, err
 }
 
-// beat sends heartbeats. None is needed during another write.
+// beat sends heartbeats. It omits one while a message is being written, which is as
+// good a sign of life.
 func (p *Peer) beat() {
 	ticker := time.NewTicker(p.cfg.Loss / beatsPerLoss)
 	defer ticker.Stop()
@@ -316,9 +318,9 @@ func (p *Peer) beat() {
 
 var errSilent = errors.New("silent")
 
-// watch ends the connection after too long a silence. It counts only time during
-// which this process ran. When Slurm suspends a job, all tasks stop and continue
-// together, and a deadline by the clock would end all connections.
+// watch ends the connection when the peer has been silent for Config.Loss. It counts
+// only time during which this process ran. When Slurm suspends a job, all tasks stop
+// and continue together, and a deadline by the clock would end all connections.
 func (p *Peer) watch() {
 	interval := p.cfg.Loss / ticksPerLoss
 	ticker := time.NewTicker(interval)

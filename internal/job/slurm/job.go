@@ -43,8 +43,8 @@ type Job struct {
 	// Components is the number of components of a heterogeneous job, and 1 for
 	// any other job. Outside a step, Nodes lists only one component's nodes.
 	Components int
-	// Topology is this node's place in the network: the nearest "switch" and
-	// "block". It is empty if Slurm does not know.
+	// Topology maps "switch" and "block" to the name of the one nearest to this
+	// node in the network. It is empty if Slurm does not report it.
 	Topology map[string]string
 	// NodeID is the index of this node in Nodes; -1 in a shell.
 	NodeID int
@@ -55,7 +55,7 @@ type Job struct {
 	// node (1 outside of a step).
 	Tasks, TasksOnNode int
 	// CPUsOnNode is the number of CPUs of this node that the step may use;
-	// AllocatedCPUs is the number that the job has here.
+	// AllocatedCPUs is the number of this node's CPUs allocated to the job.
 	CPUsOnNode, AllocatedCPUs int
 	// MemoryBytes is the memory requested on this node. It is 0 if the job may use
 	// all of it, or if Slurm reports none.
@@ -100,7 +100,7 @@ func here(getenv func(string) string, readFile func(string) ([]byte, error)) (Jo
 // false outside of a job. If the host list is invalid, Nodes has only this node.
 //
 // An ssh session that pam_slurm_adopt has put into a job gets only the job's number
-// (Slurm 22.05). That is not enough to start a step.
+// (Slurm 22.05). That is not enough to start a step, so ok is false there.
 func FromEnv(getenv func(string) string) (job Job, ok bool) {
 	first := func(names ...string) string {
 		for _, name := range names {
@@ -169,13 +169,13 @@ func FromEnv(getenv func(string) string) (job Job, ok bool) {
 	return job, true
 }
 
-// FirstSpecialStep is the lowest number that does not belong to a numbered step:
-// the batch script, the extern step, or the shell of salloc (slurm.h,
+// FirstSpecialStep bounds the IDs of steps that srun started. Greater IDs belong to
+// the batch script, the extern step and the shell of salloc (slurm.h,
 // SLURM_MAX_NORMAL_STEP_ID).
 const FirstSpecialStep = 0xfffffff0
 
 // place distinguishes a task, a batch script, and a shell of salloc on another
-// host: the node's name comes from slurmd, and srun's address from srun.
+// host: slurmd sets the node's name, and only a step has its own list of nodes.
 func place(getenv func(string) string, job Job) Place {
 	switch {
 	case job.NodeName == "" && getenv("SLURM_PROCID") == "":
@@ -193,8 +193,8 @@ func InScript(job Job, getenv func(string) string) bool {
 	return job.Place == PlaceBatch && getenv("ENVIRONMENT") == "BATCH"
 }
 
-// IsScript reports whether a process in the step of a batch script is the script
-// itself (exec), and not a program that the script's shell runs.
+// IsScript reports whether a process in the step of a batch script has replaced the
+// script's shell (exec), instead of being a child of that shell.
 func IsScript(getenv func(string) string, pid int) bool {
 	return getenv("SLURM_TASK_PID") == strconv.Itoa(pid)
 }
@@ -225,8 +225,8 @@ func topology(address, pattern string) map[string]string {
 	return nearest
 }
 
-// allocatedIndex returns this node's place in the allocation, which need not be its
-// place in the step.
+// allocatedIndex returns this node's index in AllocatedNodes, which can differ from
+// NodeID, its index in the step.
 func (j Job) allocatedIndex() int {
 	for i, node := range j.AllocatedNodes {
 		if node == j.NodeName {
@@ -236,8 +236,8 @@ func (j Job) allocatedIndex() int {
 	return max(0, j.NodeID)
 }
 
-// nth returns an element of a compressed list of numbers as Slurm writes it,
-// "4(x2),2".
+// nth returns the number at index in a list that Slurm compressed, such as
+// "4(x2),2" for 4, 4, 2. It returns otherwise if the list is invalid or too short.
 func nth(list string, index, otherwise int) int {
 	position := 0
 	for item := range strings.SplitSeq(list, ",") {
@@ -288,7 +288,8 @@ func StepSmallerThanAllocation(job Job, cpus int, memory uint64) string {
 	if job.AllocatedCPUs > 0 && cpus > 0 && cpus < job.AllocatedCPUs {
 		less = append(less, fmt.Sprintf("%d of %d CPUs", cpus, job.AllocatedCPUs))
 	}
-	// Slurm rounds limits to pages and leaves itself a little.
+	// A limit up to 5% below the request is ignored: Slurm rounds limits to pages
+	// and reserves a little memory for itself.
 	if job.MemoryBytes > 0 && memory > 0 && memory+memory/20 < job.MemoryBytes {
 		less = append(less, fmt.Sprintf("%d of %d MiB of memory", memory>>20, job.MemoryBytes>>20))
 	}

@@ -11,8 +11,8 @@ import (
 
 // Queued is a job as squeue shows it.
 type Queued struct {
-	// ID is Slurm's number of the job. Name is the users' name, which differs for
-	// elements of arrays (12_3) and components (12+1).
+	// ID is Slurm's number of the job. Name is the ID that users see. It differs from
+	// ID for elements of arrays (12_3) and components (12+1).
 	ID, Name string
 	// State is Slurm's word, such as RUNNING; Reason is why a job waits.
 	State, Reason string
@@ -45,11 +45,10 @@ func StateOf(word string) string {
 	return word
 }
 
-// queueFormat has what may contain the separator at its end.
+// queueFormat has the job's name at its end, because it may contain the separator.
 const queueFormat = "%A|%i|%T|%U|%D|%N|%M|%L|%r|%j"
 
-// Queue returns the jobs of a user that are not over. It is one question to
-// the controller.
+// Queue returns the jobs of a user that are not over. It asks the controller once.
 func Queue(ctx context.Context, uid int, ask Ask) ([]Queued, error) {
 	return queue(ctx, ask, "--user="+strconv.Itoa(uid))
 }
@@ -67,8 +66,8 @@ func QueuedJob(ctx context.Context, id string, ask Ask) (job Queued, ok bool, er
 	return jobs[0], true, nil
 }
 
-// StepNodes returns the first nodes of each of a job's steps, at most so many,
-// no node twice.
+// StepNodes returns the first nodes of each step of a job, at most most nodes of each.
+// No node appears twice.
 func StepNodes(ctx context.Context, job string, most int, ask Ask) ([]string, error) {
 	output, err := ask(ctx, "squeue", "--noheader", "--steps", "--jobs="+job, "--format=%N")
 	if err != nil {
@@ -89,9 +88,9 @@ func StepNodes(ctx context.Context, job string, most int, ask Ask) ([]string, er
 	return first, nil
 }
 
-// StepNamed returns the ID, such as 12.0, and the first remaining node of a job's
-// step with a name. Both are empty if there is no such step. Slurm still lists
-// nodes that the job has lost, and StepNamed skips them.
+// StepNamed finds the step of a job with the given name. It returns the step's ID,
+// such as 12.0, and its first node. Both are empty if there is no such step. Slurm
+// still lists nodes that the job has lost; StepNamed skips them.
 //
 // One element of an array has the ID of the array, and Slurm then lists the steps of
 // all elements.
@@ -130,7 +129,7 @@ func StepNamed(ctx context.Context, job, name string, ask Ask) (id, head string,
 }
 
 // elementName returns the name, such as 12_3, of the array element with an ID. It
-// returns a name unchanged, and so the ID of an element that has ended.
+// returns job unchanged if that is a name already, or if squeue does not list it.
 func elementName(ctx context.Context, job string, ask Ask) (string, error) {
 	if strings.Contains(job, "_") {
 		return job, nil
@@ -151,8 +150,8 @@ func elementName(ctx context.Context, job string, ask Ask) (string, error) {
 // ESLURM_ALREADY_DONE and ESLURM_INVALID_JOB_ID (slurm_errno.c).
 var alreadyEnding = []string{"already completing or completed", "Invalid job id specified"}
 
-// TerminateStep has Slurm send SIGTERM to a step. A step that already ends is not
-// an error: Slurm has sent the signal.
+// TerminateStep has Slurm send SIGTERM to the step with an ID. It returns nil if the
+// step is already ending, because Slurm has then sent the signal.
 func TerminateStep(ctx context.Context, id string, ask Ask) error {
 	_, err := ask(ctx, "scancel", "--signal=TERM", id)
 	for _, text := range alreadyEnding {
@@ -163,8 +162,8 @@ func TerminateStep(ctx context.Context, id string, ask Ask) error {
 	return err
 }
 
-// remaining returns the nodes of a step that its job still has; if there are
-// none, all nodes of the step.
+// remaining returns the nodes of a step that its job still has. It returns all nodes
+// of the step if none is left, and with an error.
 func remaining(ctx context.Context, job string, nodes []string, ask Ask) ([]string, error) {
 	has, err := JobNodes(ctx, job, ask)
 	if err != nil {
@@ -184,8 +183,7 @@ func HasComponents(ctx context.Context, job string, ask Ask) (bool, error) {
 	return strings.Contains(string(output), "+"), err
 }
 
-// JobNodes returns the nodes that a job has now: one that was lost is not among
-// them.
+// JobNodes returns the nodes that a job has now, without the nodes that it has lost.
 func JobNodes(ctx context.Context, job string, ask Ask) ([]string, error) {
 	output, err := ask(ctx, "squeue", "--noheader", "--jobs="+job, "--format=%N")
 	if err != nil {
@@ -251,7 +249,8 @@ func FormatSpan(span time.Duration) string {
 }
 
 // parseSpan parses a time of squeue: days-hours:minutes:seconds, where the first
-// parts may be missing. UNLIMITED and INVALID are no times.
+// parts may be missing. It returns false for any other text, such as UNLIMITED and
+// INVALID.
 func parseSpan(text string) (time.Duration, bool) {
 	var span time.Duration
 	if days, rest, ok := strings.Cut(text, "-"); ok {

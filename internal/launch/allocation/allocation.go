@@ -60,7 +60,7 @@ func (a *Allocation) Check() error {
 const askAgain = 30 * time.Second
 
 // Inquire asks Slurm's commands for what the environment does not contain. They
-// can take seconds, so nothing waits for them. inquire calls giveUp if the answer
+// can take seconds, so nothing waits for them. Inquire calls giveUp if the answer
 // shows that the run cannot succeed, or when --grace ends the run.
 func (a *Allocation) Inquire(ctx context.Context, giveUp context.CancelCauseFunc) {
 	for !a.learn(ctx) {
@@ -77,7 +77,7 @@ func (a *Allocation) Inquire(ctx context.Context, giveUp context.CancelCauseFunc
 }
 
 // learn asks for the end of the job and for Slurm's KillWait. It reports whether
-// to stop asking, because both are known or Slurm is missing.
+// to stop asking, because both are known or Slurm's commands are missing.
 func (a *Allocation) learn(ctx context.Context) bool {
 	end, endErr := slurm.EndTime(ctx, a.Job, a.Ask)
 	if endErr != nil {
@@ -101,8 +101,9 @@ func (t *TimeUp) Error() string {
 	return fmt.Sprintf("the job's time is over in %s, which the workload has to end (--grace)", t.Grace)
 }
 
-// endEarly ends the run when the job's remaining time is the time that the
-// workload needs to end. The job's limit may change in the meantime.
+// endEarly calls giveUp with a *TimeUp when the job's remaining time is only Early and
+// the time to take the cluster down. It asks Slurm for the end again before that,
+// because the job's limit may change.
 func (a *Allocation) endEarly(ctx context.Context, giveUp context.CancelCauseFunc) {
 	for a.Early > 0 && !a.KnownEnd().IsZero() {
 		wait := a.KnownEnd().Sub(a.now()) - a.Early - takeDownTime
@@ -123,9 +124,10 @@ func (a *Allocation) endEarly(ctx context.Context, giveUp context.CancelCauseFun
 	}
 }
 
-// GraceNow returns grace, or more if the job continues after the signal. Slurm
-// sends such a signal ahead of the end (--signal, or preemption with a grace
-// time). The question to Slurm takes at most half of the grace, and is part of it.
+// GraceNow returns the time for a workload to end after a signal: that of grace, or
+// more if the job continues after the signal. Slurm sends such a signal before the
+// end of the job (--signal, or preemption with a grace time). GraceNow asks Slurm for
+// at most half of the time, and subtracts how long that took.
 func (a *Allocation) GraceNow(ctx context.Context, signal syscall.Signal) time.Duration {
 	grace := a.grace(signal)
 	if a == nil || signal != syscall.SIGTERM {
@@ -136,9 +138,9 @@ func (a *Allocation) GraceNow(ctx context.Context, signal syscall.Signal) time.D
 	defer cancel()
 	moment, err := slurm.Now(ctx, a.Job, a.Ask)
 	if err != nil {
-		a.log.Debug("how the job is, is not known whole: " + err.Error())
+		a.log.Debug("the state of the job is not fully known: " + err.Error())
 	}
-	if moment.Running && moment.Returns { // a later answer may not hold this any more
+	if moment.Running && moment.Returns { // remember it: a later answer may omit it
 		a.mu.Lock()
 		a.preempted = true
 		a.mu.Unlock()
@@ -228,8 +230,8 @@ func (a *Allocation) Reason(cause error) error {
 	return &exitcode.Error{Code: exitcode.TimeLimit, Err: fmt.Errorf("the time limit of job %s was over before the workload ended: ask Slurm for more with --time", a.Job.ID)}
 }
 
-// Warnings returns a warning if the step is smaller than the allocation, given
-// what the process may really use.
+// Warnings returns the warning of slurm.StepSmallerThanAllocation. It is empty if
+// there is none, and outside Slurm.
 func (a *Allocation) Warnings(cpus int, memory uint64) string {
 	if a == nil {
 		return ""

@@ -25,17 +25,17 @@ const ParentArg = "command-parent"
 
 // Names of the files of the command's parent.
 const (
-	fdEnd    = "end"    // receives the times for the command to end, in lines; end of file is an order, too
+	fdEnd    = "end"    // carries grace periods, one a line; at end of file, OrphanGrace applies
 	fdResult = "result" // carries an outcome
 )
 
 const (
-	// OrphanGrace is the time to end for a command whose supervisor died, and for
+	// OrphanGrace is the grace period of a command whose supervisor died, and of
 	// processes that a command left in the background.
 	OrphanGrace = time.Second
-	// killedGrace is the longest time to end for the processes of a command that
-	// SIGTERM has killed. A shell without a trap dies at once, while its program
-	// saves its work.
+	// killedGrace bounds the grace period of the processes that a command leaves when
+	// a signal has killed it. A shell without a trap dies of SIGTERM at once, while
+	// its program saves its work.
 	killedGrace = time.Hour
 	// killPoll is the interval between two attempts to kill the remaining
 	// processes, which may have started others.
@@ -59,9 +59,9 @@ type outcome struct {
 }
 
 // Parent is the supervisor's view of the process between it and the user's
-// command. Whatever the command leaves behind becomes a child of that process. So
-// it can be distinguished from the parts of the cluster, and it ends with the run
-// even if the supervisor is killed.
+// command. Processes that the command leaves behind become children of that process.
+// So they can be distinguished from the parts of the cluster, and they end with the
+// run even if the supervisor is killed.
 type Parent struct {
 	process *exec.Cmd
 	end     *os.File
@@ -118,19 +118,20 @@ func (p *Parent) End(grace time.Duration) {
 // Ended returns a channel that is closed when the command has ended.
 func (p *Parent) Ended() <-chan struct{} { return p.ended }
 
-// Wait ends the command and returns when all its descendants have ended. There is
-// nothing to wait for on nil.
+// Wait ends the command within OrphanGrace and returns when its descendants have
+// ended. It does nothing if p is nil.
 func (p *Parent) Wait() {
 	if p == nil {
 		return
 	}
 	p.End(OrphanGrace)
 	linux.Resume(p.process.Process.Pid)
-	_ = p.process.Wait() // if it was killed, the supervisor does its work
+	_ = p.process.Wait() // if it was killed, EndOrphans does its work
 	p.end.Close()
 }
 
-// ParentMain runs the command's parent, and returns the exit status.
+// ParentMain runs the command's parent, and returns the exit status of that parent.
+// The outcome of the command goes to the supervisor.
 func ParentMain() int {
 	// The supervisor orders the end. Ignored signals stay ignored, for the
 	// command.
@@ -177,8 +178,8 @@ func ParentMain() int {
 	return 0
 }
 
-// readGraces sends each time that the supervisor leaves the command to end, and
-// OrphanGrace when the supervisor is gone.
+// readGraces sends each grace period that the supervisor orders, and OrphanGrace when
+// the supervisor is gone.
 func readGraces(end io.Reader, ordered chan<- time.Duration) {
 	for lines := bufio.NewScanner(end); lines.Scan(); {
 		grace, err := time.ParseDuration(lines.Text())
@@ -190,8 +191,8 @@ func readGraces(end io.Reader, ordered chan<- time.Duration) {
 	ordered <- OrphanGrace
 }
 
-// reapAll waits for every child. A subreaper without children has no descendants.
-// Then reapAll closes none.
+// reapAll waits for every child, and sends the status of the command to ended. It
+// closes none when no child is left: a subreaper without children has no descendants.
 func reapAll(command int, ended chan<- unix.WaitStatus, none chan<- struct{}) {
 	defer close(none)
 	for {
@@ -253,9 +254,9 @@ func signalDescendants(signal syscall.Signal) {
 	}
 }
 
-// EndOrphans ends processes that became children of the supervisor because their
-// parent was killed. Call it after all other children but except have been waited
-// for.
+// EndOrphans kills and reaps the descendants of the supervisor, except the process
+// except. They became its children because their parent was killed. Call it when no
+// other child is left to be waited for.
 func EndOrphans(except int) {
 	for deadline := time.Now().Add(killLimit); time.Now().Before(deadline); time.Sleep(killPoll) {
 		orphans, err := linux.Descendants(os.Getpid())

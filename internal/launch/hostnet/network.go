@@ -18,23 +18,24 @@ import (
 )
 
 // numSwitchPorts is the number of listening ports of a Switch. A host has 28,000
-// local ports for connections to each of them, and keeps a used port for a
-// minute.
+// local ports for connections to each of them (net.ipv4.ip_local_port_range), and
+// a port stays in TIME_WAIT for a minute after its connection.
 const numSwitchPorts = 2
 
 // headPorts counts the TCP ports of the head without its Switch: for the
 // rendezvous, for streams of packets, and for archives.
 const headPorts = 3
 
-// maxQueues bounds the number of cores of a node that carry packets between
-// nodes.
+// maxQueues bounds the number of sockets for packets of a node, and so the cores
+// that carry packets between nodes.
 const maxQueues = 4
 
 // Network is the host's side of the network between the nodes.
 type Network struct {
 	Ports rendezvous.PortRange
-	// Address belongs to the interface that the user names. MTU is the size of
-	// the largest packet of a pod there. Both are zero if the user names none.
+	// Address belongs to the interface that the user names, or is the loopback if
+	// all nodes are on one host. MTU is the size in bytes of the largest packet of a
+	// pod there. Otherwise both are zero.
 	Address netip.Addr
 	MTU     int
 	// Fast reports whether the host has a Switch, which makes connections of
@@ -84,7 +85,7 @@ type Sockets struct {
 	Ports    Ports
 }
 
-// ReachesItself returns this host's address for its own sockets.
+// ReachesItself returns this host's address for its connections to its own sockets.
 func (d Network) ReachesItself() netip.Addr {
 	if d.Address.IsValid() {
 		return d.Address
@@ -109,8 +110,9 @@ type Ports struct {
 	Switches []uint16
 }
 
-// Open creates the sockets. Their address family is that of the other nodes'
-// addresses.
+// Open creates the sockets, with one socket for packets per CPU up to maxQueues. If
+// d has no Address, they are bound to all addresses, with IPv6 if another node has
+// an IPv6 address. After an error, s holds the sockets created so far.
 func (d Network) Open(cpus int, others ...netip.Addr) (s Sockets, err error) {
 	bind := d.Address
 	if !bind.IsValid() {
@@ -163,8 +165,9 @@ func (s *Sockets) openSwitches(bind netip.Addr, ports rendezvous.PortRange) erro
 	return nil
 }
 
-// Hold duplicates a descriptor that another process serves, outside Go's poller.
-// The poller would wake this process for each packet.
+// Hold duplicates the descriptor of a socket that another process serves, and closes
+// original. The duplicate is not in Go's poller, which would wake this process for
+// each packet.
 func Hold(original interface {
 	syscall.Conn
 	io.Closer
@@ -176,6 +179,7 @@ func Hold(original interface {
 // files returns the descriptors for the process that serves the sockets.
 func (s Sockets) files() []*os.File { return append(slices.Clone(s.Packets), s.Streams) }
 
+// Close closes all sockets.
 func (s Sockets) Close() {
 	for _, file := range append(s.files(), s.Switches...) {
 		if file != nil {
@@ -203,6 +207,8 @@ func (p Ports) SwitchesAt(host netip.Addr) []netip.AddrPort {
 	return all
 }
 
+// HostOf returns the IP address in a TCP address, and the zero Addr for any other
+// address.
 func HostOf(address net.Addr) netip.Addr {
 	if tcp, ok := address.(*net.TCPAddr); ok {
 		return tcp.AddrPort().Addr().Unmap()
@@ -210,20 +216,22 @@ func HostOf(address net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// listenUDP and listenTCP listen on a free port of a range.
+// listenUDP opens a UDP socket on a free port of a range.
 func listenUDP(bind netip.Addr, ports rendezvous.PortRange) (*net.UDPConn, error) {
 	return takePort("UDP", ports, func(port uint16) (*net.UDPConn, error) {
 		return net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(bind, port)))
 	})
 }
 
+// ListenTCP listens on a free port of a range.
 func ListenTCP(bind netip.Addr, ports rendezvous.PortRange) (*net.TCPListener, error) {
 	return takePort("TCP", ports, func(port uint16) (*net.TCPListener, error) {
 		return net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(bind, port)))
 	})
 }
 
-// takePort tries all ports of a range, from a random one, until one is free.
+// takePort calls listen with the ports of a range, from a random one on, until one is
+// not in use. It returns any other error of listen.
 func takePort[T any](protocol string, ports rendezvous.PortRange, listen func(uint16) (T, error)) (none T, err error) {
 	size := int(ports.Last) - int(ports.First) + 1
 	start := rand.IntN(size)

@@ -169,9 +169,9 @@ func (m *Members) withdraw(ctx context.Context, why error) (int, error) {
 	return farewell(head, why)
 }
 
-// farewell closes the connection to the head with a reason. If the head receives
-// the reason, it reports it to the user, and farewell returns no error, so that
-// the user sees it once.
+// farewell closes the connection to the head with a reason. A head that receives the
+// reason reports it to the user. Then farewell returns only its exit code, so that
+// the user sees the reason once. Otherwise it returns why.
 func farewell(head *rendezvous.Peer, why error) (int, error) {
 	if head.Close(why.Error()) {
 		return exitcode.Of(why), nil

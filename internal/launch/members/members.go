@@ -59,7 +59,8 @@ type Members struct {
 	// itself: on the head when it sends the plans, on another node when it joins.
 	introduced bool
 
-	mu   sync.Mutex
+	mu sync.Mutex
+	// gone is set when this node has closed its connections.
 	gone bool
 	// endMonitor ends the monitor of the other nodes; nil where there is none.
 	endMonitor context.CancelFunc
@@ -70,7 +71,8 @@ type member struct {
 	// name identifies the node in the rendezvous, node in Kubernetes.
 	name, node string
 	hello      hello
-	// peer is guarded by the mutex of members. It changes when the node returns.
+	// peer is the connection to the node, guarded by Members.mu. A node that
+	// returns has a new one.
 	peer *rendezvous.Peer
 	// ready is set when the node has reported that it is ready.
 	ready bool
@@ -82,8 +84,8 @@ type member struct {
 type hello struct {
 	Version string
 	Offer   cluster.Offer
-	// Address is the destination of packets for the node's pods. If it is
-	// invalid, they go to the remote address of the connection.
+	// Address is the destination of packets for the node's pods. If it is the zero
+	// Addr, the packets go to the remote address of the connection.
 	Address netip.Addr
 	Ports   hostnet.Ports
 	// Returning is set if the node is already a part of the cluster and had lost
@@ -123,8 +125,8 @@ type Options struct {
 	Log    *slog.Logger
 }
 
-// New returns the members of a run. On the first node of a host it completes the
-// configuration for the host's other nodes.
+// New returns the members of a run. On the first node of a host it also completes o,
+// which the host's other nodes receive.
 func New(ctx context.Context, job slurm.Job, options Options, o *LocalConfig) (*Members, error) {
 	spec := options.Spec.Network
 	ports := rendezvous.DefaultPorts()
@@ -200,12 +202,14 @@ func New(ctx context.Context, job slurm.Job, options Options, o *LocalConfig) (*
 // SetLog replaces the log.
 func (m *Members) SetLog(log *slog.Logger) { m.log = log }
 
-// waiting bounds how long the nodes wait for each other.
+// waiting returns a context that ends when the nodes have waited for each other as
+// long as the options allow.
 func (m *Members) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
 	return proof.WaitFor(ctx, m.wait)
 }
 
-// forgetKeys removes this node's key from the folder. The head removes all keys.
+// forgetKeys removes this node's key from the folder, or all keys on the head, and
+// closes the folder.
 func (m *Members) forgetKeys() {
 	switch {
 	case m.folder == nil:
@@ -258,9 +262,9 @@ func (m *Members) disconnect(end func(*rendezvous.Peer)) {
 // Own returns the kubeconfig of a node that may lead after the head, or nil.
 func (m *Members) Own() []byte { return m.own }
 
-// Farewell ends the connection to the head with a reason. If the head receives the
-// reason, it reports it to the user, and Farewell returns no error, so that the
-// user sees it once.
+// Farewell ends the connection to the head with a reason. A head that receives the
+// reason reports it to the user. Then Farewell returns only its exit code, so that
+// the user sees the reason once. Otherwise it returns why.
 func (m *Members) Farewell(why error) (int, error) {
 	defer m.Leave(why.Error())
 	return farewell(m.head(), why)

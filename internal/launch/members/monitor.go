@@ -32,8 +32,8 @@ type MonitorConfig struct {
 	FailFast bool
 	// GiveUp ends the run.
 	GiveUp context.CancelCauseFunc
-	// Ending reports whether the workload was asked to end. The other nodes are
-	// needed until it has. It may be nil.
+	// Ending reports whether the workload was asked to end. Even then the other
+	// nodes are needed until the workload has ended. Ending may be nil.
 	Ending func() bool
 	// Replicas names the nodes with a control plane if there are several.
 	Replicas []string
@@ -43,11 +43,12 @@ type MonitorConfig struct {
 type Monitor struct {
 	*Members
 	MonitorConfig
-	// lost holds the lost nodes among Replicas. The mutex of members guards it.
+	// lost holds the lost nodes among Replicas. Members.mu guards it.
 	lost map[string]bool
 	// complete is set when all nodes have been ready. A node that dies earlier
-	// ends the run, which has not begun.
-	complete       atomic.Bool
+	// ends the run, because no workload has begun.
+	complete atomic.Bool
+	// ready receives one value from each node that has become ready.
 	ready          chan struct{}
 	importRequests importRequests
 	// expected counts the nodes that a new head waits for.
@@ -84,7 +85,8 @@ func (m *Members) untilLeaving(ctx context.Context) context.Context {
 // ending reports whether the workload was asked to end.
 func (m *Monitor) ending() bool { return m.Ending != nil && m.Ending() }
 
-// Await returns when all other nodes are ready.
+// Await waits until all other nodes are ready. It returns the cause of ctx if that
+// ends earlier.
 func (m *Monitor) Await(ctx context.Context) error {
 	for range m.others {
 		select {
@@ -160,8 +162,9 @@ func (m *Monitor) handleLoss(ctx context.Context, w *member, err error) *rendezv
 // settleTime bounds the delay between two nodes in noticing the end of the step.
 const settleTime = 500 * time.Millisecond
 
-// settle waits in case the end of another node is that of the whole step. Slurm
-// kills the step's processes on all nodes, but not at the same instant.
+// settle waits until settleTime is over or ctx ends. Slurm kills a step's processes on
+// all nodes, but not at the same instant: a node that seems lost may be the first to
+// end with the whole step.
 func settle(ctx context.Context) {
 	select {
 	case <-time.After(settleTime):
@@ -169,8 +172,8 @@ func settle(ctx context.Context) {
 	}
 }
 
-// takeOutOfService continues without a node, unless too few control planes are
-// left.
+// takeOutOfService continues without a node and reports it to the API server. It ends
+// the run if too few control planes are left.
 func (m *Monitor) takeOutOfService(ctx context.Context, w *member, why error) {
 	m.mu.Lock()
 	if slices.Contains(m.Replicas, w.node) {
@@ -179,8 +182,8 @@ func (m *Monitor) takeOutOfService(ctx context.Context, w *member, why error) {
 	gone := slices.Sorted(maps.Keys(m.lost))
 	m.mu.Unlock()
 	if left := len(m.Replicas) - len(gone); len(gone) > 0 && left <= len(m.Replicas)/2 {
-		// No end of the step is silent. A moment later this node would give up its lease,
-		// and its last message would not name the nodes.
+		// Do not wait for a node that fell silent: it did not end with the step. Soon
+		// this node gives up its lease, and its last message would not name the nodes.
 		if lost := (*rendezvous.LostError)(nil); !errors.As(why, &lost) || !lost.Silent() {
 			settle(ctx)
 		}
@@ -221,8 +224,8 @@ func (m *Monitor) returnToService(ctx context.Context, w *member) {
 	m.warn(ctx, m.Reporter.Regain(ctx, w.node))
 }
 
-// AwaitExpected returns when a new head expects no more nodes: each one has
-// connected or is lost.
+// AwaitExpected waits until each node that a new head expects has connected or is lost.
+// It returns the cause of ctx if that ends earlier.
 func (m *Monitor) AwaitExpected(ctx context.Context) error {
 	complete := make(chan struct{})
 	go func() {

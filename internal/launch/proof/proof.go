@@ -174,7 +174,8 @@ func NewKey() ([]byte, error) {
 	return key, err
 }
 
-// WaitFor bounds a wait for other nodes.
+// WaitFor returns a context that bounds the wait for other nodes. Its cause names the
+// option that changes the bound.
 func WaitFor(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, wait, fmt.Errorf("%s is the longest wait; --node-wait sets another", wait))
 }

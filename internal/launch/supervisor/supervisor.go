@@ -112,7 +112,8 @@ type Supervisor struct {
 	mu       sync.Mutex
 	roles    map[string]*Role
 	stopping bool
-	// once holds the commands that end by themselves.
+	// once maps the names of the running commands of RunOnce to the channels for
+	// their statuses.
 	once map[string]chan<- sandbox.Status
 	// outside counts the goroutines that wait for processes outside the sandbox.
 	outside sync.WaitGroup
@@ -183,7 +184,7 @@ func (r *Role) Arguments() []string {
 // listen reads the events that one life of a role sends.
 func (s *Supervisor) listen(r *Role, life int, reader *os.File) {
 	defer reader.Close()
-	// The pipe ends with the process. Ended learns its status.
+	// The pipe is closed when the process ends. Ended receives the exit status.
 	_ = notify.Read(reader, func(event notify.Event) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -211,7 +212,8 @@ func (s *Supervisor) listen(r *Role, life int, reader *os.File) {
 	})
 }
 
-// Await returns when the role is ready for the first time, or ctx ends.
+// Await waits until a role, which must have been added, is ready for the first
+// time. It returns nil then, or the cause of ctx if that ends earlier.
 func (s *Supervisor) Await(ctx context.Context, name string) error {
 	s.mu.Lock()
 	r := s.roles[name]
@@ -224,8 +226,9 @@ func (s *Supervisor) Await(ctx context.Context, name string) error {
 	}
 }
 
-// Ended records that the process of a role has ended, and starts it again unless
-// it failed for good.
+// Ended records that a process in the sandbox or a role outside it has ended. It
+// starts a role again unless the role failed for good, and passes the status of a
+// command to the caller of RunOnce.
 func (s *Supervisor) Ended(name string, status sandbox.Status) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -271,7 +274,8 @@ func (s *Supervisor) failRole(r *Role, what string) {
 	s.GiveUp(failedCode(s.FailedError(r.Name, what, r.Log)))
 }
 
-// Failed records that the process of a role could not be started.
+// Failed records that the process of a role or a command of RunOnce could not be
+// started. The status of such a command has the exit code 127.
 func (s *Supervisor) Failed(name, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -311,8 +315,8 @@ func (s *Supervisor) Watch(ctx context.Context) {
 	}
 }
 
-// look resumes stopped roles and replaces hung ones. last is the time of the last
-// call. It returns the current time.
+// look resumes stopped roles and replaces hung ones. last is the time of the
+// previous call. It returns the current time, for the next call.
 func (s *Supervisor) look(last time.Time) time.Time {
 	now := s.now()
 	// If this process itself was stopped, it has not read any heartbeats, and
@@ -372,7 +376,8 @@ func (s *Supervisor) IgnoreExits() {
 	s.stopping = true
 }
 
-// Go starts wait, which waits for a process outside the sandbox.
+// Go calls wait in a new goroutine. wait returns when a process outside the sandbox
+// has ended; EndOutside waits for that.
 func (s *Supervisor) Go(wait func()) { s.outside.Go(wait) }
 
 // EndOutside kills the roles outside the sandbox and returns when they have ended.
@@ -390,7 +395,7 @@ func (s *Supervisor) EndOutside() {
 	s.outside.Wait()
 }
 
-// InSandbox makes r a process of the sandbox.
+// InSandbox sets Start and Kill of r so that it runs in the sandbox, and returns r.
 func InSandbox(box *sandbox.Sandbox, r *Role) *Role {
 	r.Start = func(r *Role, files []*os.File) error {
 		return box.Run(sandbox.Command{Name: r.Name, Path: r.Path, Args: r.Arguments(), Env: r.Env, Log: r.Log, Files: files})
@@ -402,8 +407,9 @@ func InSandbox(box *sandbox.Sandbox, r *Role) *Role {
 	return r
 }
 
-// RunOnce starts a command that ends by itself, and sends its status on the
-// returned channel.
+// RunOnce starts a command in the sandbox, which is not restarted, and returns a
+// channel that receives its exit status. The error says that the sandbox did not
+// accept the command.
 func (s *Supervisor) RunOnce(box *sandbox.Sandbox, command sandbox.Command) (<-chan sandbox.Status, error) {
 	status := make(chan sandbox.Status, 1)
 	s.mu.Lock()
@@ -444,7 +450,7 @@ func sumCounts(earlier, now map[string]uint64) map[string]uint64 {
 	return sum
 }
 
-// Status converts the status of a process that is not in the sandbox.
+// Status converts the exit status of a process that is not in the sandbox.
 func Status(state *os.ProcessState) sandbox.Status {
 	status, ok := state.Sys().(syscall.WaitStatus)
 	if ok && status.Signaled() {
@@ -454,8 +460,8 @@ func Status(state *os.ProcessState) sandbox.Status {
 }
 
 // ReapFDHolders reaps the descriptor holders of an outside role that has just
-// died, once they end: they have become children of this process. argument is
-// the last one of their command lines. EndOutside waits for them.
+// died, once they end: they have become children of this process. It finds them by
+// argument, the last argument of their command lines. EndOutside waits for them.
 func (s *Supervisor) ReapFDHolders(argument string) {
 	children, err := linux.Children(os.Getpid())
 	if err != nil {

@@ -138,7 +138,7 @@ func delegatedGroup(path string) string {
 }
 
 // restoreGroup undoes what the first run did to the delegated group, unless
-// another run still uses it. Its lock is held.
+// another run still uses it. The caller holds the lock of parent.
 func restoreGroup(parent string) error {
 	runs, err := filepath.Glob(filepath.Join(parent, runPrefix+"*"))
 	if err != nil || len(runs) > 0 {
@@ -151,7 +151,7 @@ func restoreGroup(parent string) error {
 	// One write each: a write with several controllers fails as a whole.
 	for _, controller := range readWords(parent, "cgroup.subtree_control") {
 		if err := writeGroup(parent, "cgroup.subtree_control", "-"+controller); err != nil {
-			return fmt.Errorf("take the controller %s back: %w", controller, err)
+			return fmt.Errorf("disable the controller %s: %w", controller, err)
 		}
 	}
 	if err := moveProcesses(host, parent); err != nil {
@@ -160,7 +160,7 @@ func restoreGroup(parent string) error {
 	return removeGroup(host)
 }
 
-// handOn enables the controllers of a group for the groups below it.
+// handOn enables the controllers that pods use for the groups below a group.
 func handOn(path string) error {
 	available := readWords(path, "cgroup.controllers")
 	for _, controller := range handedOn {
@@ -168,15 +168,16 @@ func handOn(path string) error {
 			continue
 		}
 		if err := writeGroup(path, "cgroup.subtree_control", "+"+controller); err != nil {
-			return fmt.Errorf("hand the controller %s on: %w", controller, err)
+			return fmt.Errorf("enable the controller %s: %w", controller, err)
 		}
 	}
 	return nil
 }
 
-// settleGroups empties the run's group of processes: the janitor, which was
-// there only to make it the namespace's root, leaves it, and init moves to a
-// leaf. The process ids belong to this PID namespace.
+// settleGroups moves all processes out of the run's group, so that it can enable
+// controllers: the janitor to berth-host, and init to the roles' group. Both started
+// in the run's group to make it the root of the cgroup namespace. The process ids
+// belong to the caller's PID namespace.
 func settleGroups(path string, janitor, init int) error {
 	if path == "" {
 		return nil
@@ -202,8 +203,8 @@ func leaveGroup(path string) error {
 	return moveProcess(filepath.Join(filepath.Dir(path), hostGroup), os.Getpid())
 }
 
-// holdGroup keeps others from taking the run's group for a leftover, as long
-// as this process lives.
+// holdGroup locks the run's group until this process ends, so that other runs do not
+// remove the group as a leftover. It leaves the descriptor open.
 func holdGroup(path string) error {
 	if path == "" {
 		return nil
@@ -218,8 +219,8 @@ func holdGroup(path string) error {
 	return nil
 }
 
-// moveRounds bounds how often the processes of a group are listed again,
-// because one of them forked before it was moved.
+// moveRounds bounds how often moveProcesses lists the processes of a group. It must
+// list them again because a process can fork before it is moved.
 const moveRounds = 100
 
 // moveProcesses moves all processes of one group to another.
@@ -265,8 +266,8 @@ func staleGroups(parent string) (stale []string) {
 	return stale
 }
 
-// lockGroup locks a group's directory itself, as a control group can hold no lock
-// file.
+// lockGroup locks the directory of a group with flock, because a cgroup file system
+// cannot hold a lock file. The lock ends when the returned file is closed.
 func lockGroup(path string, how int) (*os.File, error) {
 	directory, err := os.Open(path)
 	if err != nil {
@@ -335,6 +336,7 @@ func killGroup(path string) {
 	})
 }
 
+// readWords returns the words in a file of a group, or nil if it is unreadable.
 func readWords(group, file string) []string {
 	content, err := os.ReadFile(filepath.Join(group, file))
 	if err != nil {

@@ -17,7 +17,7 @@ const (
 
 // Descriptors that the janitor and init inherit.
 const (
-	lifelineFD = 3 // janitor: end-of-file when the supervisor is gone
+	lifelineFD = 3 // janitor: a byte when the id maps are written, end of file when the supervisor is gone
 	configFD   = 4 // memory file with a Config
 	controlFD  = 5 // packet socket to the supervisor
 	lockFD     = 6 // the run directory's lock, held until the janitor ends

@@ -20,7 +20,9 @@ import (
 // mappedEnv marks the janitor's second execution, as user 0.
 const mappedEnv = "BERTH_SANDBOX_MAPPED"
 
-// Janitor runs the janitor process, and returns its exit status.
+// Janitor runs the janitor process, and returns its exit status. The janitor starts
+// init, ends it when the supervisor is gone, and then removes the run's files and its
+// control group.
 func Janitor() int {
 	OutliveSignals()
 	lifeline := os.NewFile(lifelineFD, "lifeline")
@@ -170,9 +172,9 @@ func reportFailed(control *os.File, failure error) error {
 	return linux.SendPacket(conn, Event{Kind: Failed, Error: failure.Error()})
 }
 
-// leaveKeys keeps the user's keys, such as Kerberos tickets, from everything
-// inside. The sandbox gets its own session keyring instead of the user's, and a
-// filter against the calls on keys, which reach the user's other keys by number.
+// leaveKeys hides the user's keys, such as Kerberos tickets, from all processes of the
+// sandbox. They get their own session keyring instead of the user's. A seccomp filter
+// denies them the system calls on keys, which could name the user's other keys by number.
 // It acts on the calling thread, which then starts init. The user's command has
 // another parent and keeps its keys.
 func leaveKeys() error {
