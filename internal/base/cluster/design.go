@@ -11,23 +11,22 @@ import (
 // Offer describes one node that joins a cluster.
 type Offer struct {
 	Node Node
-	// Host is the name of the machine, as Slurm has it, for messages.
+	// Host is the name of the machine in Slurm's configuration, for messages.
 	Host string
 	// RunID is Plan.RunID of this node.
 	RunID string
 	Paths Paths
-	// Used are the destinations that the host has routes for.
+	// Used lists the destinations of the host's routes.
 	Used []netip.Prefix
 	// OneUID, CgroupsDelegated and Snapshotter are as in Plan.
 	OneUID, CgroupsDelegated bool
 	Snapshotter              string
-	// ImageCache is the folder of the cache of images as this node has it; empty for
-	// none.
+	// ImageCache is the path of the image cache on this node; empty if it has none.
 	ImageCache string
-	// SubIDs describes how ids of containers map to ids of the machine. Two nodes
-	// with the same text have the same mapping.
+	// SubIDs describes the mapping of user and group ids in containers to ids of the
+	// machine. Two nodes with the same text have the same mapping.
 	SubIDs string
-	// FastPath is true where this node has a Switch.
+	// FastPath is true if this node has a Switch.
 	FastPath bool
 	// OverlayMTU is the size in bytes of the largest packet that this node can send
 	// to another node; 0 on a single node.
@@ -43,12 +42,12 @@ type Offer struct {
 
 // Member is one node of a cluster as all others know it.
 type Member struct {
-	// Name is the Kubernetes node name, Host the machine's.
+	// Name is the Kubernetes node name. Host is the name of the machine.
 	Name, Host string
-	// Address is the node's.
+	// Address is the node's IPv4 address.
 	Address netip.Addr
-	// Prefixes are all that lead to the node: its addresses, and the parts of
-	// the pod ranges that are its own.
+	// Prefixes lists the destinations of the routes to the node: for each IP family,
+	// the range of its pods and its own address.
 	Prefixes []netip.Prefix
 }
 
@@ -60,14 +59,16 @@ const maxNodes = 1 << (nodeBits - blockBits - 1)
 // of one: with three, two are a majority.
 const ControlNodes = 3
 
-// ErrTooFewNodes says that there is no majority without one of the nodes.
+// ErrTooFewNodes is the error for a run with --ha on fewer than ControlNodes nodes.
 var ErrTooFewNodes = fmt.Errorf("--ha needs %d nodes, because %d must continue when one is lost; request them from Slurm with -N%[1]d, or try it on one machine with --nodes-per-host %[1]d", ControlNodes, ControlNodes-1)
 
-// errNoAddresses says that no range of addresses is free on all nodes.
+// errNoAddresses is the error if no IPv4 block is free on all nodes.
 var errNoAddresses = errors.New("choose addresses for pods and Services: the routes of the nodes cover every private range; name a range that nobody uses with --address-block PREFIX/14")
 
-// Design makes the plan of every node of a cluster. The first node is the
-// head, which runs the control plane.
+// Design makes the plan of every node of a cluster, in the order of the offers. The
+// first node is the head, which runs a control plane. Design returns an error if
+// there are too many or too few nodes, or if no range of addresses is free on all
+// of them.
 func Design(spec Spec, offers []Offer) ([]Plan, error) {
 	if len(offers) > maxNodes {
 		return nil, fmt.Errorf("design a cluster of %d nodes: %d is the most", len(offers), maxNodes)
@@ -129,8 +130,9 @@ func Design(spec Spec, offers []Offer) ([]Plan, error) {
 	return plans, nil
 }
 
-// UnlikeOwners names the nodes where files of shared volumes have other owners
-// than on the head. It returns "" if there are none.
+// UnlikeOwners returns a warning about the nodes whose subordinate ids differ from the
+// head's, because files of shared volumes then have other owners there. It returns ""
+// if there are no such nodes, or no shared volumes.
 func UnlikeOwners(spec Spec, offers []Offer) string {
 	var unlike []string
 	for _, offer := range offers[1:] {
@@ -141,13 +143,13 @@ func UnlikeOwners(spec Spec, offers []Offer) string {
 	if len(unlike) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%s: other subordinate ids than on %s, so what pods there write to shared volumes as another user than root belongs to another one on the other nodes; "+
-		"the same lines of /etc/subuid and /etc/subgid on all nodes, or --one-uid, mend it", strings.Join(unlike, ", "), offers[0].Host)
+	return fmt.Sprintf("%s: other subordinate ids than on %s, so files that non-root users of pods there write to shared volumes have another owner on the other nodes; "+
+		"make the user's lines in /etc/subuid and /etc/subgid the same on all nodes, or use --one-uid", strings.Join(unlike, ", "), offers[0].Host)
 }
 
-// chooseBlock finds a block that clashes with no route of any node. A default
-// route is not in use. What the user names is taken: a route may cover more
-// than its site uses.
+// chooseBlock returns an IPv4 block that overlaps no route of any node. Default
+// routes do not count. It accepts any block that the user names, even one that
+// overlaps a route: a route may cover addresses that the site does not use.
 func chooseBlock(spec Spec, offers []Offer) (netip.Prefix, error) {
 	if spec.AddressBlock != "" {
 		return parseBlock(spec.AddressBlock)
@@ -164,7 +166,7 @@ func chooseBlock(spec Spec, offers []Offer) (netip.Prefix, error) {
 	return blocks[i], nil
 }
 
-// prefixesTo returns all prefixes that lead to the node with these addresses.
+// prefixesTo returns the destinations of the routes to the node with these addresses.
 func prefixesTo(addresses Addresses) []netip.Prefix {
 	var all []netip.Prefix
 	for _, f := range addresses.Families() {
@@ -173,9 +175,9 @@ func prefixesTo(addresses Addresses) []netip.Prefix {
 	return all
 }
 
-// LocalMTU is the largest packet between pods of one node. Nothing below a
-// bridge of veth pairs is smaller, and one large packet costs what a small one
-// does. 16 bytes under the maximum, so that it stays a multiple of 8.
+// LocalMTU is the size of the largest packet between pods of one node, in bytes. A
+// bridge of veth pairs sets no lower limit, and a large packet costs no more than a
+// small one. It is a multiple of 8 below the maximum of 65535.
 const LocalMTU = 65520
 
 // podMTU returns the smallest MTU of all nodes, so that no packet is fragmented.
@@ -198,23 +200,22 @@ func parseBlock(value string) (netip.Prefix, error) {
 	return block, nil
 }
 
-// imageCacheOf returns a node's image cache. Nodes of a run, and runs on
-// different hosts, share a cache folder and record separately what they use of
-// it.
+// imageCacheOf returns a node's image cache. The nodes of a run, and runs on different
+// hosts, may share the folder. Each node records the layers that it uses under its
+// own ImageCache.Job.
 func imageCacheOf(spec Spec, offer Offer) ImageCache {
 	if offer.ImageCache == "" || offer.Snapshotter != EROFS {
 		return ImageCache{}
 	}
-	bytes, _ := spec.ImageCacheBytes() // looked at in Validate
+	bytes, _ := spec.ImageCacheBytes() // checked by Validate
 	return ImageCache{
 		Folder: offer.ImageCache, Job: offer.RunID + "-" + offer.Host, Bytes: bytes,
-		// They may have been brought with a limit that is larger.
+		// An earlier run may have added the named images with a larger limit.
 		KeepNamed: spec.ImageCacheLimit == "",
 	}
 }
 
-// registriesOf returns the registries of the command line, which has been
-// validated.
+// registriesOf returns the registries of a Spec that has been validated.
 func registriesOf(spec Spec) Registries {
 	servers := map[string]string{}
 	for _, registry := range spec.Registries {

@@ -16,7 +16,7 @@ const (
 	DualStack  = "dual"
 )
 
-// Reach is the distance that a host's IPv6 packets get.
+// Reach tells how far IPv6 packets from a host get.
 type Reach string
 
 const (
@@ -88,8 +88,8 @@ func ulaBlock(run string, try int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16(bytes), ulaBits)
 }
 
-// ipv6In lays a block out: the subnets 0 to ff are the nodes' parts of the pod
-// range, 100 is for Services, 200 for nodes.
+// ipv6In returns the addresses of the node with an index, in a /48 block. The subnets
+// 0 to ff are the nodes' parts of the pod range, 100 is for Services, 200 for nodes.
 func ipv6In(block netip.Prefix, index int) *Family {
 	at := func(subnet, host uint16) netip.Addr {
 		bytes := block.Addr().As16()

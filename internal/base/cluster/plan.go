@@ -8,8 +8,8 @@ import (
 )
 
 // Plan describes one node of a cluster. The supervisor makes it once, before
-// anything starts, and every role reads it as JSON (Sandbox.PlanFile). It contains
-// no secrets: keys have their own files.
+// anything starts, and every role reads it as JSON from Paths.Plan. It contains no
+// secrets: keys have their own files.
 type Plan struct {
 	// RunID identifies this cluster among all that ever ran on the node:
 	// "job-4711-0" under Slurm, "local-<pid>-<start>" otherwise.
@@ -39,7 +39,8 @@ type Plan struct {
 	// leave unsegmented, in bytes, so that the network between nodes takes it in
 	// one piece. It is 0 if there is no such network.
 	PodSuperPacket int
-	// FastPath is true if a Switch makes connections of pods to other nodes.
+	// FastPath is true if this node has a Switch, which gives pods sockets of the
+	// host's network for connections to other nodes and to the outside.
 	FastPath bool
 	// Snapshotter is the snapshotter of containerd: Overlay, EROFS, or Native if
 	// overlayfs cannot write to the file system of the run's files.
@@ -101,9 +102,9 @@ func (p Plan) Replicas() []Member { return p.Members[:p.Controls] }
 type Addresses struct {
 	// Family is the IPv4 family, which every cluster has.
 	Family
-	// IPv6 is nil if the cluster has only IPv4. WithoutIPv6 is the reason, or the
-	// reason why IPv6 does not reach the outside. It is empty if the user asked
-	// for IPv4, or if IPv6 reaches the outside.
+	// IPv6 is nil if the cluster has only IPv4. WithoutIPv6 says why the cluster has
+	// only IPv4, or why IPv6 does not reach the outside. It is empty if the user
+	// asked for IPv4, or if IPv6 reaches the outside.
 	IPv6        *Family
 	WithoutIPv6 string
 	// APIService is the first address of Services (Service
@@ -127,7 +128,8 @@ type Addresses struct {
 
 // Family holds the addresses of one IP family.
 type Family struct {
-	// Pods is the range of all pods of the cluster. NodePods is this node's part.
+	// Pods is the range of all pods of the cluster. NodePods is the part of it for
+	// the pods of this node.
 	Pods, NodePods netip.Prefix
 	// Services is the ClusterIP range.
 	Services netip.Prefix
@@ -187,7 +189,8 @@ func (p Plan) Peers() []string {
 	return all
 }
 
-// List joins one string per family with commas, as the components expect.
+// List calls of for each family, IPv4 first, and joins the results with commas, as
+// the options of Kubernetes' components expect.
 func (a Addresses) List(of func(Family) string) string {
 	var all []string
 	for _, family := range a.Families() {
@@ -266,7 +269,7 @@ type Paths struct {
 	Cgroup string
 }
 
-// The files and sockets of a node, relative to its Paths.
+// PKI and the methods below return the absolute paths of a node's files and sockets.
 func (p Paths) PKI(name string) string        { return filepath.Join(p.Run, "pki", name) }
 func (p Paths) Kubeconfig(user string) string { return filepath.Join(p.Run, "kubeconfig", user) }
 func (p Paths) Etcd() string                  { return filepath.Join(p.Run, "etcd") }
@@ -368,6 +371,6 @@ func (a Addresses) HostAPIServerURL() string {
 const KubernetesVersion = "v1.36.3"
 
 // SplitLogsGate is the feature gate (alpha in v1.36) that lets a client read a
-// container's log as two streams, so that a workload's standard error reaches
-// the user's. The API server and the kubelet both need it.
+// container's log as two streams, so that berth can pass a workload's
+// standard error on to its own. The API server and the kubelet both need it.
 const SplitLogsGate = "PodLogsQuerySplitStreams"

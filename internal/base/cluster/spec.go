@@ -20,13 +20,13 @@ type Spec struct {
 	// Manifests are files with Kubernetes objects; "-" is standard input.
 	Manifests []string
 	// Images are archives to import: PATH, or NAME=PATH for an archive that
-	// carries no name.
+	// contains no name of an image.
 	Images []string
 	// Command runs on the host beside the cluster. If it is empty, the run
 	// follows the workload of the manifests.
 	Command []string
 	// Logs selects the objects whose output is followed, such as "job/main",
-	// "app=web" or "none"; empty for the default.
+	// "app=web" or "none"; empty selects the objects that end by themselves.
 	Logs []string
 	// NoPull disables image pulls from the network.
 	NoPull bool
@@ -126,9 +126,9 @@ type Network struct {
 	// Carrier is the protocol that carries packets of pods between nodes: "udp",
 	// "tcp", or empty for whichever gets through.
 	Carrier string
-	// FastPath selects whether hosts make the connections of pods to other nodes
-	// and to the outside: FastPathAuto, which is the default, does so where
-	// possible; FastPathOff never does.
+	// FastPath selects whether pods use sockets of the host's network to reach other
+	// nodes and the outside. With FastPathAuto, which is the default, they do where
+	// possible. With FastPathOff they never do.
 	FastPath string
 	// Folder is a folder that all nodes see. They use it to authenticate
 	// themselves to each other where nothing better exists; empty for none.
@@ -150,7 +150,7 @@ const (
 	FastPathOff  = "off"
 )
 
-// Validate returns everything that is wrong with a Spec at once.
+// Validate returns all errors in a Spec, joined, or nil if there are none.
 func (s Spec) Validate() error {
 	var problems []error
 	if len(s.Manifests) == 0 && len(s.Command) == 0 && !s.Stay {
@@ -187,7 +187,7 @@ func (s Spec) checkInputs() (problems []error) {
 	for _, value := range s.Mounts {
 		mount, err := ParseMount(value)
 		if err == nil && targets[mount.Target] {
-			err = fmt.Errorf("mount %q: %s is taken by another one", value, mount.Target)
+			err = fmt.Errorf("mount %q: %s is the target of another mount", value, mount.Target)
 		}
 		targets[mount.Target] = true
 		if err != nil {
@@ -228,7 +228,8 @@ func (s Spec) checkLayers() (problems []error) {
 	return problems
 }
 
-// checkNetwork checks the network, and the times and the state of the cluster.
+// checkNetwork checks the options of the network, the number of nodes, the timeouts
+// and the saved state.
 func (s Spec) checkNetwork() (problems []error) {
 	if s.AddressBlock != "" {
 		if _, err := parseBlock(s.AddressBlock); err != nil {
@@ -309,11 +310,12 @@ func NamesNoFolder(word string) bool { return word == noImageCache || word == "n
 // NamesImageCache reports whether the user names a folder for the image cache.
 func (s Spec) NamesImageCache() bool { return s.ImageCache != "" && !NamesNoFolder(s.ImageCache) }
 
-// minCacheBytes is the lowest permitted limit of the image cache: a smaller one
-// would hold no image.
+// minCacheBytes is the smallest permitted limit of the image cache, in bytes. A
+// smaller cache would hold no image.
 const minCacheBytes = 1e6
 
-// ImageCacheBytes returns the size limit of the image cache.
+// ImageCacheBytes returns the size limit of the image cache in bytes. It returns an
+// error if ImageCacheLimit is not a size of at least minCacheBytes.
 func (s Spec) ImageCacheBytes() (int64, error) {
 	if s.ImageCacheLimit == "" {
 		return ImageCacheBytes, nil
@@ -325,10 +327,12 @@ func (s Spec) ImageCacheBytes() (int64, error) {
 	return bytes, nil
 }
 
-// maxImageBudget is the highest multiple of the limits on images that the runtime takes.
+// maxImageBudget is the largest multiple of the limits on images that the runtime
+// accepts.
 const maxImageBudget = 1000
 
-// parseBytes reads a number of bytes with a decimal suffix.
+// parseBytes parses a size in bytes, such as 500M or 20GB. The suffixes k, M, G and T
+// are powers of 1000.
 func parseBytes(text string) (int64, error) {
 	factor := 1e0
 	text = strings.TrimSuffix(text, "B")
@@ -346,8 +350,8 @@ func parseBytes(text string) (int64, error) {
 }
 
 // SplitImage splits an --image value into the name given to the image, if any,
-// and the archive's path. A path may contain '=', so text before it that begins
-// like a path is not a name.
+// and the archive's path. A path may contain '=', so text before the first '='
+// that begins with '/' or '.' is not a name.
 func SplitImage(value string) (name, path string, named bool) {
 	before, after, found := strings.Cut(value, "=")
 	if !found || strings.HasPrefix(before, "/") || strings.HasPrefix(before, ".") {
@@ -357,7 +361,7 @@ func SplitImage(value string) (name, path string, named bool) {
 }
 
 // splitRegistry splits a --registry value into the registry's name, as in image
-// references, and the URL of its mirror.
+// references, and the URL of its mirror without a final slash.
 func splitRegistry(value string) (name, server string, err error) {
 	name, server, _ = strings.Cut(value, "=")
 	parsed, err := url.Parse(server)
