@@ -13,8 +13,8 @@ import (
 // the logs may be writable for a pod, which could place any file there.
 const maxUnpacked = DefaultSpool
 
-// openCompressed prepares a segment for a file that the kubelet has compressed.
-// It reads only the beginning: unpack does the rest once a client needs it.
+// openCompressed sets stamp and length of a segment whose open file is compressed. It
+// decompresses only the beginning: unpack does the rest once a client needs it.
 func (s *segment) openCompressed() error {
 	var head [64]byte
 	n, err := io.ReadFull(s.contents(), head[:])
@@ -45,10 +45,10 @@ type failingReader struct{ err error }
 
 func (r failingReader) Read([]byte) (int, error) { return 0, r.err }
 
-// unpack replaces a compressed file by a decompressed one without a name, which
-// is pruned like any other deleted file. It drops the segment if it fails.
+// unpack replaces the compressed file of a segment by a decompressed one without a name,
+// which prune drops like any other deleted file. If that fails, unpack drops the segment.
 func (c *container) unpack(s *segment) {
-	s.unpacking.Lock() // of other readers; c.mu would hold up the Watcher
+	s.unpacking.Lock() // excludes other readers; c.mu would block the Watcher
 	defer s.unpacking.Unlock()
 	c.mu.Lock()
 	packed := s.file
@@ -61,7 +61,7 @@ func (c *container) unpack(s *segment) {
 	plain, err := c.copyNameless(contents)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	dropped := s.file != packed // meanwhile
+	dropped := s.file != packed // the Watcher may have pruned it meanwhile
 	if err == nil && !dropped {
 		err = s.take(plain)
 	}
@@ -83,7 +83,7 @@ func (c *container) unpack(s *segment) {
 // copyNameless copies contents to a file without a name beside the pods' logs.
 func (c *container) copyNameless(contents io.Reader) (*os.File, error) {
 	name := ".unpacked-" + strings.ReplaceAll(c.path, "/", "_")
-	_ = c.root.Remove(name) // of an earlier life
+	_ = c.root.Remove(name) // a killed process may have left it
 	file, err := c.root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err

@@ -13,10 +13,10 @@ import (
 	"syscall"
 )
 
-// logName matches the files in a container's directory. The runtime writes N.log
-// in the container's Nth run, and the kubelet renames it to N.log.TIME. When it
-// rotates the next one, it compresses that to N.log.TIME.gz. The Watcher has it
-// open by then, unless the process was started again.
+// logName matches the log files in a container's directory. The runtime writes to N.log
+// after the container's Nth restart. The kubelet rotates the file by renaming it to
+// N.log.TIME. At the next rotation, it compresses N.log.TIME to N.log.TIME.gz. By then
+// the Watcher has opened the original, unless the Watcher's process was restarted.
 var logName = regexp.MustCompile(`^(\d+)\.log(?:\.(\d{8}-\d{6})(\.gz)?)?$`)
 
 // errUnseen is the cause of the loss of a file that was deleted too soon.
@@ -28,7 +28,7 @@ type container struct {
 	path string // relative to root
 
 	mu sync.Mutex
-	// segments are sorted by the time of their writing.
+	// segments is sorted by the time when the files were written.
 	segments []*segment
 	// changed is closed when there may be more to read.
 	changed chan struct{}
@@ -47,11 +47,11 @@ type container struct {
 	readTimeout time.Duration
 
 	readers int
-	// unread is the time when the last reader left.
+	// unread is the time when the last reader ended.
 	unread time.Time
 
 	watching sync.Mutex // taken before Watcher.mu
-	// armed reports whether the directory is also watched for writes.
+	// armed reports whether the watch of the directory includes writeEvents.
 	armed bool
 	// setEvents sets the events that the directory is watched for. It reports
 	// whether the watch is new.
@@ -62,7 +62,8 @@ func newContainer(root *os.Root, path string, setEvents func(mask uint32) (bool,
 	return &container{root: root, path: path, changed: make(chan struct{}), unread: time.Now(), setEvents: setEvents, readTimeout: readTimeout}
 }
 
-// watch watches the directory.
+// watch starts or updates the watch of the directory. If the watch is new, it also scans
+// the directory.
 func (c *container) watch() error {
 	c.watching.Lock()
 	defer c.watching.Unlock()
@@ -84,8 +85,8 @@ func (c *container) watchLocked() error {
 	return err
 }
 
-// arm requests an event for the next write to a log. It reports whether the caller
-// has to look once more, because earlier writes cause no event.
+// arm requests an event for the next write to a log. It reports whether the caller must
+// read once more before it waits, because earlier writes caused no event.
 //
 // With an event for each write, a line of a log would cost the runtime 3.3
 // microseconds instead of 1.0 (measured with Linux 6.18).
@@ -103,7 +104,7 @@ func (c *container) arm() (look bool, err error) {
 	return true, nil
 }
 
-// disarm ends the events for writes. The next reader that waits arms again.
+// disarm ends the events for writes. The next reader that waits calls arm again.
 func (c *container) disarm() {
 	c.watching.Lock()
 	defer c.watching.Unlock()
@@ -113,14 +114,14 @@ func (c *container) disarm() {
 	}
 }
 
-// unwatched notes that the directory has lost its watch.
+// unwatched records that the kernel has removed the watch of the directory.
 func (c *container) unwatched() {
 	c.watching.Lock()
 	defer c.watching.Unlock()
 	c.armed = false
 }
 
-// wake lets the readers look again.
+// wake makes the readers read again.
 func (c *container) wake() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -128,7 +129,7 @@ func (c *container) wake() {
 	c.changed = make(chan struct{})
 }
 
-// end lets the readers end with the log.
+// end records that the container has ended, so that the readers end with its log.
 func (c *container) end() {
 	c.mu.Lock()
 	c.ended = true
@@ -136,7 +137,7 @@ func (c *container) end() {
 	c.wake()
 }
 
-// scan opens files that are new, and notes new names.
+// scan opens new files, and records the new names of renamed ones.
 func (c *container) scan() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -192,7 +193,7 @@ func (c *container) deleted(name string) {
 	defer c.mu.Unlock()
 	opened := func(s *segment) bool {
 		_, linked := s.size()
-		unseen := s.rotated == "" && s.file != nil && !linked // renamed since
+		unseen := s.rotated == "" && s.file != nil && !linked // its renaming was not seen
 		return s.generation == lost.generation && (s.rotated == lost.rotated || unseen)
 	}
 	if compressed || slices.ContainsFunc(c.segments, opened) {
@@ -276,21 +277,21 @@ func unlessGone(err error) error {
 	return err
 }
 
-// wants reports whether a compressed file is to be opened. A reader counts
-// segments, so none may be put before its own.
+// wants reports whether a compressed file must be opened. While there is a reader, it
+// must not, because a reader holds the index of its segment.
 func (c *container) wants(compressed *segment) bool {
 	known := func(s *segment) bool { return s.generation == compressed.generation && s.rotated == compressed.rotated }
 	return c.readers == 0 && !slices.ContainsFunc(c.segments, known)
 }
 
-// has reports whether the original of a compressed file is known. It was renamed
-// unseen if its name is not.
+// has reports whether the original of a compressed file is open. It compares time stamps,
+// because the original may have been renamed unseen.
 func (c *container) has(s *segment) bool {
 	return slices.ContainsFunc(c.segments, func(other *segment) bool { return other.generation == s.generation && other.stamp == s.stamp })
 }
 
-// start returns the index of the segment to read at a position, and the offset
-// in it. lost says that the position's file is not there any more.
+// start returns the index and the offset at which to read on after a position. lost
+// reports whether the position's file no longer exists.
 func (c *container) start(p Position) (index int, offset int64, lost bool) {
 	if p == (Position{}) {
 		return 0, 0, false
@@ -311,7 +312,8 @@ func (c *container) start(p Position) (index int, offset int64, lost bool) {
 	return index, 0, true
 }
 
-// behind counts the bytes after an offset of a segment.
+// behind returns the number of bytes after an offset of a segment, including the segments
+// after it.
 func (c *container) behind(index int, offset int64) int64 {
 	total := -offset
 	for _, s := range c.segments[min(index, len(c.segments)):] {
@@ -321,8 +323,8 @@ func (c *container) behind(index int, offset int64) int64 {
 	return max(0, total)
 }
 
-// prune drops deleted files that nobody is going to read. They were read longer
-// than grace ago, or have had no reader for as long.
+// prune drops deleted files that nobody is going to read: a client has received them to
+// their end more than grace ago, or the container has had no reader for longer than grace.
 func (c *container) prune(now time.Time, grace time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -342,7 +344,8 @@ func (c *container) prune(now time.Time, grace time.Duration) {
 	}
 }
 
-// finished reports whether nothing of the container is left to keep.
+// finished reports whether the Watcher can forget the container: its directory was deleted,
+// no file is open, and it has had no reader for 10 times grace.
 func (c *container) finished(now time.Time, grace time.Duration) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

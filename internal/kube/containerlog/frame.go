@@ -11,8 +11,9 @@ import (
 // Kind is the type of a frame.
 type Kind byte
 
-// Kinds of frames. A client that has received a KindPosition owns everything
-// before it; what came after the last one is sent again on the next connection.
+// Kinds of frames. A KindPosition acknowledges the frames before it: a client that
+// continues at its position does not receive them again. Frames after the last
+// KindPosition are sent again on the next connection.
 const (
 	KindStdout   Kind = 'o' // bytes of the container's standard output
 	KindStderr   Kind = 'e' // bytes of its standard error
@@ -40,7 +41,7 @@ type Position struct {
 	// Segment is the first time stamp of a file. It identifies the file
 	// before and after its rotation; empty means the first file.
 	Segment string `json:"s,omitempty"`
-	// Offset is in bytes of the file.
+	// Offset is the offset in the file, in bytes.
 	Offset int64 `json:"o,omitempty"`
 }
 
@@ -56,8 +57,8 @@ type Progress struct {
 
 // Loss is the size of a lost part.
 type Loss struct {
-	// Lines and Bytes count the lost output of the container. Both are 0 where
-	// the amount is unknown.
+	// Lines and Bytes count the lost output of the container. Both are 0 if the amount
+	// is unknown.
 	Lines int64 `json:"lines,omitempty"`
 	Bytes int64 `json:"bytes,omitempty"`
 }
@@ -65,7 +66,7 @@ type Loss struct {
 // LostPart is the payload of KindLoss.
 type LostPart struct {
 	Loss
-	// Cause is empty where the client was too slow.
+	// Cause is empty if the client was too slow.
 	Cause string `json:"cause,omitempty"`
 }
 
@@ -90,7 +91,8 @@ func WriteJSON(w io.Writer, kind Kind, value any) error {
 	return Frame{kind, encoded}.Write(w)
 }
 
-// ReadFrame reads one frame. The error is io.EOF where r ends before it.
+// ReadFrame reads one frame. It returns io.EOF if r ends before the frame, and an error
+// that wraps io.ErrUnexpectedEOF if r ends in its payload.
 func ReadFrame(r *bufio.Reader) (Frame, error) {
 	var head [5]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {

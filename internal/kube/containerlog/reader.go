@@ -13,13 +13,13 @@ import (
 const (
 	// chunk is the size of one read of a file, in bytes.
 	chunk = 256 << 10
-	// batchDelay is a reader's pause after it has sent everything, and after an
-	// event. Without the pause, each line of the container would wake the reader.
+	// batchDelay is a reader's pause after it has sent everything, and after an event.
+	// Without it, the reader would send each line of the container separately.
 	batchDelay = 3 * time.Millisecond
 	// alivePeriod is the time between two KindAlive frames of an idle stream.
 	alivePeriod = 5 * time.Second
-	// writerPoll is the time between two checks whether the runtime still has a
-	// file open whose content has all been sent.
+	// writerPoll is the interval of the checks whether the runtime still has a file open
+	// whose content was sent completely.
 	writerPoll = 20 * time.Millisecond
 	// retryPeriod is the time between two attempts to read or open a file.
 	retryPeriod = 200 * time.Millisecond
@@ -46,13 +46,13 @@ type reader struct {
 	last    Position  // the last one that was sent
 	index   int       // of the current file in container.segments
 	lines   lines     // the state of the decoder
-	recent  bool      // something was sent since the last pause
-	spoke   time.Time // when something was last sent to the client
-	counted time.Time // when unwrittenFile was last checked
+	recent  bool      // output was sent since the last pause
+	spoke   time.Time // time of the last frame to the client
+	counted time.Time // time of the last check of unwrittenFile
 	failing time.Time // when reads of the current file began to fail; zero if they succeed
 	// unreadable is the last file with an unreadable part that was reported as lost.
 	unreadable *segment
-	// blocked is the container's blockedSince when a loss was last reported for it.
+	// blocked is the value of container.blockedSince for which a loss was last reported.
 	blocked time.Time
 	buffers *sync.Pool
 }
@@ -326,9 +326,9 @@ func (r *reader) skip(s *segment) error {
 	return r.flush()
 }
 
-// send sends the complete records in data, and reports whether there were any. If the
-// file was dropped meanwhile, the records are already counted as lost, and it sends nothing.
-// With flush, it also sends an incomplete last record.
+// send sends the complete records in data, and reports whether there were any. With flush,
+// it also sends an incomplete last record. It sends nothing if the file was dropped
+// meanwhile, because drop has counted the records as lost.
 func (r *reader) send(s *segment, data []byte, flush bool) (bool, error) {
 	b := r.lines.decode(data, flush)
 	if b.size == 0 {
@@ -353,7 +353,7 @@ func (r *reader) send(s *segment, data []byte, flush bool) (bool, error) {
 	return true, r.pass(s, r.at.Offset+b.size)
 }
 
-// pass sends the position after the bytes of a segment that the client now has.
+// pass sends the position at an offset of a segment, after the output before it.
 func (r *reader) pass(s *segment, offset int64) error {
 	r.c.mu.Lock()
 	s.readStamp()
@@ -387,7 +387,7 @@ func (r *reader) awaitWrite(ctx context.Context, changed <-chan struct{}) error 
 	return r.wait(ctx, changed, alivePeriod)
 }
 
-// pause waits for a time, or returns the cause if ctx ends before.
+// pause returns nil after a time, or the cause of ctx if ctx ends before.
 func pause(ctx context.Context, length time.Duration) error {
 	select {
 	case <-ctx.Done():
@@ -397,8 +397,9 @@ func pause(ctx context.Context, length time.Duration) error {
 	}
 }
 
-// wait returns when there may be more to read, or after limit. It sends KindAlive if it
-// has sent nothing else for alivePeriod.
+// wait returns when there may be more to read, or after limit. Then it sends KindAlive if
+// the client has received no frame for alivePeriod. It returns the cause of ctx when ctx
+// ends, or the error of a write to the client.
 func (r *reader) wait(ctx context.Context, changed <-chan struct{}, limit time.Duration) error {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()

@@ -5,7 +5,7 @@ import "bytes"
 // batch holds the records of one reading of a file.
 type batch struct {
 	frames []Frame
-	// size counts the bytes of the file that the frames stand for.
+	// size is the number of bytes of the file that the frames were decoded from.
 	size int64
 }
 
@@ -13,17 +13,19 @@ type batch struct {
 //
 //	2026-11-24T17:40:04.123456789Z stdout F text
 //
-// A record with the tag P instead of F is a part of a line that goes on in the
+// A record with the tag P instead of F is a part of a line that continues in the
 // stream's next record. The format is that of kubernetes/design-proposals
 // node/kubelet-cri-logging.md.
 type lines struct {
-	// openOut and openErr: the stream's last record was a part of a line.
+	// openOut and openErr report whether the last record of standard output and standard
+	// error was a part of a line.
 	openOut, openErr bool
 }
 
-// decode returns the records that data holds completely. Where it can, it ends
-// at the end of a line in both streams, so that a client that goes on from there
-// has whole lines. flush also decodes a last record that was cut short.
+// decode returns the complete records at the beginning of data. If possible, they end at
+// the end of a line in both streams, so that a client that continues there has whole
+// lines. With flush, it also decodes an incomplete last record. It skips lines that are
+// no records.
 func (l *lines) decode(data []byte, flush bool) batch {
 	var b batch
 	open := *l
@@ -78,7 +80,8 @@ func (b *batch) add(kind Kind, text []byte, full bool) {
 	}
 }
 
-// record takes a line of a log file apart.
+// record parses a line of a log file. full reports whether its tag is F. ok reports
+// whether the line is a record.
 func record(line []byte) (kind Kind, text []byte, full, ok bool) {
 	_, rest, found := bytes.Cut(line, space)
 	stream, rest, found2 := bytes.Cut(rest, space)

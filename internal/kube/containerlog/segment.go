@@ -13,31 +13,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// segment is one file of a container's log. The file stays open, so it can be
-// read after it was renamed and deleted.
+// segment is one file of a container's log. The file stays open, so that it can be read
+// after it was renamed or deleted.
 type segment struct {
-	generation int
-	// rotated is the suffix that the kubelet gave the file; empty for the one
-	// that the runtime writes to.
+	generation int // see Position.Generation
+	// rotated is the TIME in the file's name (see logName). It is empty for the file that
+	// the runtime writes to.
 	rotated     string
 	device, ino uint64
-	stamp       string // see Position.Segment; empty while the file is
+	stamp       string // see Position.Segment; empty while the file is empty
 
 	file *os.File // nil once it was dropped
-	// compressed means that file is a gzip file, of length decompressed bytes.
+	// compressed reports whether file is a gzip file. length is its decompressed size in
+	// bytes.
 	compressed bool
 	length     int64
 	unpacking  sync.Mutex
-	// complete means that nothing more will be written to the file.
+	// complete reports whether nothing more will be written to the file.
 	complete bool
-	// sent is the largest offset that was sent to a client. Records up to taken are
-	// being sent.
+	// sent is the largest offset up to which a client has received the file. Records up
+	// to the offset taken are being sent.
 	sent, taken int64
 	sentAt      time.Time
 	// deleted is the time when the file was found to have no name.
 	deleted time.Time
-	// lost counts the output in a dropped file after taken. cause is empty where the
-	// spool dropped it. uncounted means that more is lost than could be read.
+	// lost counts the output in a dropped file after taken. cause is empty if the file was
+	// dropped because a client was too slow. uncounted reports whether more is lost than
+	// lost counts, because the file could not be read.
 	lost      Loss
 	cause     string
 	uncounted bool
@@ -57,8 +59,8 @@ func (s *segment) open(dir *os.Root, name string) error {
 	return nil
 }
 
-// take makes an open file the segment's. The kernel may give the inode number of a
-// closed file to another one.
+// take sets the segment's file, with its device and inode number. It returns an error
+// unless file is a regular file.
 func (s *segment) take(file *os.File) error {
 	var stat unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &stat); err != nil {
@@ -71,14 +73,15 @@ func (s *segment) take(file *os.File) error {
 	return nil
 }
 
-// lose closes a file that cannot be read, if it is open.
+// lose records that the content of the segment is lost, by an unknown amount, and closes
+// the file if it is open.
 func (s *segment) lose(cause error) {
 	s.cause, s.uncounted, s.end = cause.Error(), true, 1
 	s.file.Close()
 	s.file = nil
 }
 
-// after reports whether s comes after the place that p names.
+// after reports whether s was written after the segment of p.
 func (s *segment) after(p Position) bool {
 	if s.generation != p.Generation {
 		return s.generation > p.Generation
@@ -86,7 +89,7 @@ func (s *segment) after(p Position) bool {
 	return s.stamp == "" || s.stamp > p.Segment
 }
 
-// readStamp reads the first time stamp of the file.
+// readStamp sets stamp to the first time stamp of the file, unless it is set.
 func (s *segment) readStamp() {
 	if s.stamp != "" || s.file == nil {
 		return
@@ -102,7 +105,8 @@ func (s *segment) setStamp(head []byte) {
 	}
 }
 
-// size returns the file's size, and whether it still has a name.
+// size returns the size of the file's decompressed content in bytes, and reports whether
+// the file still has a name. It returns zero values for a dropped file.
 func (s *segment) size() (bytes int64, named bool) {
 	var stat unix.Stat_t
 	if s.file == nil || unix.Fstat(int(s.file.Fd()), &stat) != nil {
@@ -139,7 +143,7 @@ func (s *segment) written() bool {
 // system without leases.
 const settled = 2 * time.Second
 
-// drop closes the file, and counts what no client has read.
+// drop closes the file, and counts its unread output as lost.
 func (s *segment) drop() {
 	if s.file == nil {
 		return
@@ -148,7 +152,7 @@ func (s *segment) drop() {
 	unread := io.Reader(io.NewSectionReader(s.file, s.taken, 1<<62))
 	if s.compressed {
 		unread = s.contents()
-		_, _ = io.CopyN(io.Discard, unread, s.taken) // countFrom meets the error again
+		_, _ = io.CopyN(io.Discard, unread, s.taken) // countFrom gets the same error
 	}
 	var err error
 	if s.lost, err = countFrom(unread); err != nil {
@@ -159,7 +163,7 @@ func (s *segment) drop() {
 	}
 	s.end, _ = s.size()
 	if s.uncounted {
-		s.end = max(s.end, s.taken+1) // so the position after the loss is another one
+		s.end = max(s.end, s.taken+1) // so that the position after the loss differs from the one before
 	}
 	s.file.Close()
 	s.file = nil
@@ -196,7 +200,7 @@ func (s *segment) order(other *segment) int {
 	switch {
 	case s.rotated == other.rotated && s.stamp != "" && other.stamp != "":
 		return strings.Compare(s.stamp, other.stamp)
-	case s.rotated == other.rotated: // of another directory with the same name; an empty file is the newer one
+	case s.rotated == other.rotated: // one of them is empty, so it is newer
 		return strings.Compare(other.stamp, s.stamp)
 	case s.rotated == "":
 		return 1

@@ -15,19 +15,19 @@ import (
 
 // Query parameters of a request for PATH/POD-DIRECTORY/CONTAINER.
 const (
-	// FromParam is the JSON of the Position to go on from.
+	// FromParam is the JSON of the Position to continue from; the beginning if absent.
 	FromParam = "from"
-	// FinalParam is there when the container has ended: the stream is to end
-	// with the log.
+	// FinalParam is set if the container has ended, so that the stream ends with the log.
 	FinalParam = "final"
-	// EndedParam is there in a request that asks for no log. It says that the
-	// container has ended: the streams of other requests are to end with the log.
+	// EndedParam is set in a request that receives no log. It reports that the container
+	// has ended, so that the streams of other requests end with the log.
 	EndedParam = "ended"
-	// UnwrittenParam is Progress.Unwritten, as far as the client knows it.
+	// UnwrittenParam is the last Progress.Unwritten that the client has received.
 	UnwrittenParam = "unwritten"
 )
 
-// ServeHTTP streams the log of one container in frames.
+// ServeHTTP streams the log of one container in frames. Without such a container, the
+// stream is one frame of KindUnknown.
 func (w *Watcher) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
 	dir := strings.Trim(request.URL.Path, "/")
 	if !filepath.IsLocal(dir) || depthOf(dir) != 2 || strings.Count(dir, "/") != 1 {
@@ -54,7 +54,7 @@ func (w *Watcher) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
 		return
 	}
 	if c == nil {
-		// Perhaps it is newer than the last event.
+		// The directory may be newer than the last inotify event.
 		info, err := w.root.Stat(dir)
 		if err := unlessGone(err); err != nil {
 			http.Error(answer, err.Error(), http.StatusServiceUnavailable)
@@ -79,11 +79,12 @@ func (w *Watcher) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
 	if w.Unwritten != "" {
 		r.unwrittenFile = filepath.Join(w.Unwritten, dir)
 	}
-	// The client sees the end of a stream that breaks off without KindEnd.
+	// On an error, the client notices that the stream ends without KindEnd.
 	_ = r.run(request.Context(), from)
 }
 
-// Serve serves the logs on a listener until ctx ends.
+// Serve serves the logs on a listener until ctx ends, and returns nil then. It returns
+// early if the listener fails.
 func (w *Watcher) Serve(ctx context.Context, listener net.Listener) error {
 	server := &http.Server{Handler: w, ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 	stop := context.AfterFunc(ctx, func() { server.Close() })

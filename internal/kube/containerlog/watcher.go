@@ -19,7 +19,7 @@ const (
 	// DefaultSpool bounds the deleted files that a node keeps for clients
 	// that have not read them yet, in bytes.
 	DefaultSpool = 1 << 30
-	// defaultGrace is the time that a deleted file without a reader stays.
+	// defaultGrace is the time that a deleted file without a reader stays open.
 	defaultGrace = time.Minute
 	// prunePeriod is the time between two calls of prune.
 	prunePeriod = time.Second
@@ -28,9 +28,9 @@ const (
 	scanPeriod = 200 * time.Millisecond
 )
 
-// Watcher opens the logs below a directory of the kubelet's, NAMESPACE_POD_UID/
-// CONTAINER/N.log, as soon as they appear. It needs one inotify instance, and a
-// watch for each pod and each container.
+// Watcher opens the log files NAMESPACE_POD_UID/CONTAINER/N.log below a directory of the
+// kubelet as soon as they appear, so that they can be read after their deletion. It uses
+// one inotify instance, with a watch for each pod and each container.
 type Watcher struct {
 	root *os.Root
 	log  *slog.Logger
@@ -38,23 +38,25 @@ type Watcher struct {
 	Spool int64
 	Grace time.Duration
 	// Unwritten is the directory of the files POD-DIRECTORY/CONTAINER. The length of
-	// each is the number of bytes that the runtime could not write to the log. Where
-	// Unwritten is empty, nothing is counted.
+	// each is the number of bytes that the runtime could not write to the log. If
+	// Unwritten is empty, the Watcher does not report them.
 	Unwritten string
 
-	inotify *os.File // nil where there is none
+	inotify *os.File // nil if the kernel refuses an instance
 
 	mu         sync.Mutex
 	containers map[string]*container
-	watched    map[int32]string // directories relative to root, by watch
+	watched    map[int32]string // directories relative to root, by watch descriptor
 	watches    map[string]int32
-	// blind means that some directory is not watched.
+	// blind reports whether the kernel refused to watch a directory. Then all directories
+	// are scanned periodically.
 	blind bool
 
 	buffers sync.Pool // of *[chunk]byte
 }
 
-// NewWatcher returns a Watcher of the logs below a directory, which has to exist.
+// NewWatcher returns a Watcher of the logs below a directory, after a first scan. It
+// returns an error if the directory does not exist.
 func NewWatcher(dir string, log *slog.Logger) (*Watcher, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -77,7 +79,8 @@ func NewWatcher(dir string, log *slog.Logger) (*Watcher, error) {
 	return w, nil
 }
 
-// Run looks for new logs until ctx ends.
+// Run watches for new logs until ctx ends, and returns nil then. It returns an error if
+// it cannot read inotify events.
 func (w *Watcher) Run(ctx context.Context) error {
 	defer w.close()
 	events := make(chan error, 1)
@@ -120,15 +123,17 @@ func (w *Watcher) close() {
 	w.root.Close()
 }
 
-// Events of a watch: new names in a directory, and in a container's directory
-// also old names. writeEvents are added while a reader waits (container.arm).
+// dirEvents are the events for new names in a directory. logEvents, for a container's
+// directory, add those for removed names. container.arm adds writeEvents while a reader
+// waits.
 const (
 	dirEvents   = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_ONLYDIR
 	logEvents   = dirEvents | unix.IN_MOVED_FROM | unix.IN_DELETE
 	writeEvents = unix.IN_MODIFY | unix.IN_CLOSE_WRITE
 )
 
-// watch watches a directory; depth counts from the root.
+// watch adds or updates the watch of a directory. depth is 0 for the root, 1 for a pod's
+// directory, and 2 for a container's.
 func (w *Watcher) watch(dir string, depth int) {
 	var err error
 	if depth == 2 {
@@ -150,7 +155,7 @@ func (w *Watcher) setEvents(dir string, mask uint32) (isNew bool, err error) {
 	if w.inotify == nil {
 		return false, unix.ENOSYS
 	}
-	// The lock keeps the order of two calls, and of the watch and its entry.
+	// The lock keeps watches and w.watches consistent if there are two calls at once.
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	wd, err := unix.InotifyAddWatch(int(w.inotify.Fd()), filepath.Join(w.root.Name(), dir), mask)
@@ -158,19 +163,19 @@ func (w *Watcher) setEvents(dir string, mask uint32) (isNew bool, err error) {
 		return false, err
 	}
 	before, known := w.watches[dir]
-	w.watched[int32(wd)], w.watches[dir] = dir, int32(wd) // of the directory that has the name now
+	w.watched[int32(wd)], w.watches[dir] = dir, int32(wd) // the watch of the directory that has the name now
 	return !known || before != int32(wd), nil
 }
 
-// scan looks at all directories.
+// scan watches and scans all directories.
 func (w *Watcher) scan() {
 	w.enter("", 0, true)
 }
 
-// enter watches a directory, and looks at what it holds: files may be older than the
-// watch. It also enters new directories below it, or all. A directory that was deleted
-// keeps its inode and its watch while a log of it is open, so the name of one that is
-// watched may belong to another by now.
+// enter watches a directory and scans it, because its files may be older than the watch.
+// It also enters the unwatched directories below it, or all of them if all is set. A
+// deleted directory keeps its watch while one of its files is open. Its name may belong
+// to a new directory by then, which only a call with all finds.
 func (w *Watcher) enter(dir string, depth int, all bool) {
 	w.watch(dir, depth)
 	if depth == 2 {
@@ -196,7 +201,7 @@ func (w *Watcher) enter(dir string, depth int, all bool) {
 	}
 }
 
-// container returns the container of a directory.
+// container returns the container of a directory, and adds it if it is new.
 func (w *Watcher) container(dir string) *container {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -216,7 +221,8 @@ func (w *Watcher) wakeAll() {
 	}
 }
 
-// readEvents handles events until the descriptor is closed.
+// readEvents handles events until the inotify descriptor is closed. It returns the error of
+// the read.
 func (w *Watcher) readEvents() error {
 	buffer := make([]byte, 64<<10)
 	for {
@@ -263,8 +269,8 @@ func (w *Watcher) readEvents() error {
 	}
 }
 
-// handle looks at the directory of a watch: at its names, or only at what was
-// written.
+// handle handles the events of a watch. names reports whether names in the directory have
+// changed; otherwise a file was written.
 func (w *Watcher) handle(wd int32, names bool) {
 	dir, depth, known := w.directory(wd)
 	if !known {
@@ -282,14 +288,14 @@ func (w *Watcher) handle(wd int32, names bool) {
 	}
 }
 
-// deleted handles the deletion of a file.
+// deleted handles the deletion of a file in the directory of a watch.
 func (w *Watcher) deleted(wd int32, name string) {
 	if dir, depth, known := w.directory(wd); known && depth == 2 {
 		w.container(dir).deleted(name)
 	}
 }
 
-// directory returns the directory of a watch, and its depth.
+// directory returns the directory of a watch relative to root, and its depth.
 func (w *Watcher) directory(wd int32) (dir string, depth int, known bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -307,8 +313,8 @@ func depthOf(dir string) int {
 	return 2
 }
 
-// ignored forgets a directory that was deleted. Another one may have its name, and a
-// watch.
+// ignored handles the kernel's removal of a watch, after the directory was deleted. A new
+// directory with the same name keeps its own watch.
 func (w *Watcher) ignored(wd int32) {
 	w.mu.Lock()
 	dir, known := w.watched[wd]
@@ -326,9 +332,9 @@ func (w *Watcher) ignored(wd int32) {
 	}
 }
 
-// prune drops files that nobody is going to read. If the remaining files are
-// larger than the spool, it drops more: first files of containers that nobody
-// reads, the oldest first.
+// prune drops deleted files that nobody is going to read. If the remaining deleted files
+// have more bytes than Spool, it drops more of them: first those of containers without a
+// reader, then the others, each in the order of their deletion.
 func (w *Watcher) prune(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
