@@ -23,23 +23,23 @@ import (
 // Streams holds the destinations of a workload's output.
 type Streams struct {
 	Out, Err io.Writer
-	// Warn receives what berth has to say about the workload, a line each.
+	// Warn receives berth's messages about the workload, each of one line.
 	Warn func(string)
-	// Lose receives a message about output that cannot be passed on, and how
-	// much it was. It may be nil, because Progress has both.
+	// Lose receives a message about output that is lost, and the size of the loss. It may
+	// be nil, because Progress records both.
 	Lose func(string, containerlog.Loss)
-	// Inform is Warn for messages that need no attention.
+	// Inform receives messages that need no attention.
 	Inform func(string)
 	// NeverStarts is called if waiting for a pod is of no use. After that, Follow only
 	// passes on the output of other pods, until its context ends.
 	NeverStarts func(*NeverStarts)
-	// NoPull says that no image can come from the network, so that waiting
-	// for one is of no use.
+	// NoPull reports whether the user has forbidden pulls. Then it is useless to wait for
+	// an image from the network.
 	NoPull bool
-	// Logs says whose output is followed.
+	// Logs selects the pods whose output is followed.
 	Logs Selection
-	// IDs are the user and group ids that the nodes have, such as "0 to 65536";
-	// empty where that is unknown.
+	// IDs describes the user and group IDs that the nodes have, such as "0 to 65536". It is
+	// empty if unknown.
 	IDs string
 	// Progress records how much of the logs has been passed on, before and during
 	// this run. It is nil if no one continues later.
@@ -50,7 +50,7 @@ type Streams struct {
 type Result struct {
 	// Code is 0, or the exit code of the container that failed.
 	Code int
-	// Reason says in words why Code is not 0.
+	// Reason is the explanation for the user if Code is not 0.
 	Reason string
 	// Lost describes the output that could not be passed on. It is empty for none.
 	Lost string
@@ -71,8 +71,8 @@ type follower struct {
 	// endless reports whether no target ends by itself.
 	endless bool
 	result  Result
-	// lists counts the first lists of pods and Jobs that have not come yet, and asked
-	// is set when the targets that are in none of them were asked for.
+	// lists counts the watches of pods and Jobs whose first list has not been handled yet.
+	// asked reports whether the targets that no list contained were requested one by one.
 	lists int
 	asked bool
 	// shown holds the pods that a watch has shown before that. noEvents is since when
@@ -81,9 +81,9 @@ type follower struct {
 	noEvents time.Time
 }
 
-// Follow streams the logs of the pods that the objects run, and returns when
-// all that end by themselves have ended. Where nothing ends by itself, or a pod can
-// never start, it returns with the context.
+// Follow streams the logs of the objects' pods. It returns the result when all objects
+// that end by themselves have ended. If there are no such objects, or a pod can never
+// start, Follow returns the cause of ctx when ctx ends.
 func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) (Result, error) {
 	found, err := targets(objects)
 	if err != nil {
@@ -207,7 +207,7 @@ func (f *follower) handleChange(ctx context.Context, c change) error {
 		return nil
 	}
 	if c.deleted && c.object.GetKind() == "Event" {
-		return nil // its message came an hour ago
+		return nil // the API server deletes each event an hour after it occurred
 	}
 	if err := f.handle(ctx, c.object); err != nil || !c.deleted {
 		return err
@@ -215,8 +215,8 @@ func (f *follower) handleChange(ctx context.Context, c change) error {
 	return f.handleDeletion(c.object)
 }
 
-// change is a state of an object, its last one if it has been deleted. Without an
-// object it is the end of a first list.
+// change reports a new state of an object, or its last state if deleted is set. If listed
+// is set, it has no object, and reports the end of a watch's first list.
 type change struct {
 	object          *unstructured.Unstructured
 	deleted, listed bool
@@ -259,10 +259,9 @@ func send(ctx context.Context, changes chan<- change, c change) {
 	}
 }
 
-// lookAtNodes asks for the nodes while a taint keeps a pod away, which the
-// scheduler does not name, or while no kubelet has answered for a pod. An answer
-// that does not come in time, perhaps because the API server is being restarted,
-// leaves things as they are.
+// lookAtNodes requests the nodes while a taint keeps a pod away, because the scheduler
+// does not name the taint, or while no kubelet has accepted a pod. It changes nothing if
+// the API server does not answer in time, perhaps because it is being restarted.
 func (f *follower) lookAtNodes(ctx context.Context) {
 	if !f.stuck.tainted() && len(f.stuck.unanswered(time.Now())) == 0 {
 		return
@@ -275,8 +274,8 @@ func (f *follower) lookAtNodes(ctx context.Context) {
 	}
 }
 
-// handleDeletion comes after the last state has been handled. Somebody, perhaps
-// a client of the user's, took away what was waited for.
+// handleDeletion handles the deletion of an object, after its last state. A target that
+// was deleted before it ended fails, whoever deleted it.
 func (f *follower) handleDeletion(object *unstructured.Unstructured) error {
 	f.stuck.forget(object.GetUID(), time.Now())
 	if object.GetKind() == "Pod" {
@@ -345,7 +344,7 @@ func (f *follower) handlePod(ctx context.Context, pod *corev1.Pod) {
 		if !t.finite && !f.endless {
 			f.logs.servers[pod.UID] = true
 		}
-		// Beside what ends, servers only serve; alone, they are the workload.
+		// By default, the output of servers is followed only if nothing ends by itself.
 		if f.streams.Logs.includes(t, pod, t.finite || f.endless) {
 			f.logs.follow(ctx, pod)
 		}
@@ -382,8 +381,8 @@ func (f *follower) handleJob(ctx context.Context, job *batchv1.Job) {
 	f.endJobs(ctx)
 }
 
-// endJobs ends the targets whose Job has ended and whose pods are known. Without an
-// answer of the API server it tries again later.
+// endJobs ends the targets whose Job has ended, once it has handled their pods. If the
+// API server does not answer, the next call tries again.
 func (f *follower) endJobs(ctx context.Context) {
 	for _, t := range f.targets {
 		if end := jobEnd(t.state); end != nil && !t.done && f.lookAtPods(ctx, t.state) {
@@ -402,7 +401,7 @@ func (f *follower) endJob(t *target, end *batchv1.JobCondition) {
 	f.end(t)
 }
 
-// jobEnd returns the condition that ends a Job, or nil while none does.
+// jobEnd returns the Complete or Failed condition of a Job that has ended, or nil.
 func jobEnd(job *batchv1.Job) *batchv1.JobCondition {
 	if job == nil {
 		return nil
@@ -415,8 +414,8 @@ func jobEnd(job *batchv1.Job) *batchv1.JobCondition {
 	return nil
 }
 
-// lookAtPods asks for the pods of a Job that has ended: their last states may still be
-// on their way, or the pods unknown. It reports whether there was an answer.
+// lookAtPods requests and handles the pods of a Job that has ended, because the watch may
+// not have delivered their last states yet. It reports whether the API server answered.
 func (f *follower) lookAtPods(ctx context.Context, job *batchv1.Job) bool {
 	brief, cancel := context.WithTimeout(ctx, stuckPeriod)
 	defer cancel()

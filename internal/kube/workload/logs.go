@@ -18,24 +18,26 @@ const (
 	// fallbackSilence bounds the time without a byte from the API server once all
 	// containers have ended.
 	fallbackSilence = 15 * time.Second
-	waitPeriod      = 200 * time.Millisecond
-	// Servers do not end. Once everything else has, the rest of their output is awaited
-	// until nothing has come for serverQuiet, and no longer than serverLast.
+	// waitPeriod is the interval of the checks in wait.
+	waitPeriod = 200 * time.Millisecond
+	// Servers do not end. Once everything else has ended, wait passes on their output
+	// until none has come for serverQuiet, but no longer than serverLast.
 	serverQuiet = 500 * time.Millisecond
 	serverLast  = 5 * time.Second
 )
 
-// logs copies the output of containers to the workload's streams. Each node
-// serves it from the runtime's files (nodelog.go); where one does not, the API
-// server gives each container's log once for each time it runs (stream.go).
+// logs copies the output of containers to the workload's streams. Each node serves
+// the output of its containers, over all their restarts, from the runtime's log files
+// (nodelog.go). If a node does not, the output comes from the API server, which has a
+// separate log for each run of a container (stream.go).
 type logs struct {
 	client  *Client
 	streams Streams
 	// plain reports whether exactly one container runs at a time. Then its output is
 	// copied unchanged; otherwise each line begins with the container's name.
 	plain bool
-	pause time.Duration // resumePause
-	// These are the constants of the same names.
+	pause time.Duration // resumePause, except in tests
+	// These three hold the constants with the same names, except in tests.
 	lostAfter, incompleteAfter, roleAbsent time.Duration
 	// nodes holds the streams from nodes by pod and container.
 	nodes map[string]*nodeStream
@@ -44,16 +46,16 @@ type logs struct {
 	pods map[string]*corev1.Pod
 	// servers holds the pods that do not end by themselves.
 	servers map[types.UID]bool
-	// followed holds the streams of a container from the API server, by its id.
+	// followed holds the streams from the API server by container ID.
 	followed map[string][]*stream
-	// latest holds the streams of the latest container for each pod and container
-	// name.
+	// latest holds the streams from the API server of the latest run of each container,
+	// by pod and container name.
 	latest map[string][]*stream
-	// running counts streams; ended receives when one ends.
+	// running counts the streams that have not ended. ended receives a value when one ends.
 	running atomic.Int64
 	ended   chan struct{}
-	// passed is when something was written last, in nanoseconds; busy while
-	// something is.
+	// passed is the time of the last write, in Unix nanoseconds. busy reports whether a
+	// write is in progress.
 	passed atomic.Int64
 	busy   atomic.Bool
 
@@ -74,14 +76,14 @@ func newLogs(client *Client, streams Streams, plain bool) *logs {
 	return l
 }
 
-// piece is output of one of the two streams.
+// piece is a part of a container's standard output or standard error.
 type piece struct {
 	kind containerlog.Kind
 	text []byte
 }
 
 // fallbackWrites reports whether more output of a stream that its node does not serve
-// comes from the API server. That may not have been asked yet.
+// will come from the API server, even if the log there has not been requested yet.
 func (l *logs) fallbackWrites(s *nodeStream) bool {
 	if pod := l.pods[string(s.uid)]; pod != nil {
 		for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
@@ -102,7 +104,8 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// deliver writes output, and makes the step that follows it.
+// deliver writes output to the workload's streams, and then applies step. It returns
+// the error of a write, without having applied step.
 func (l *logs) deliver(pieces []piece, step Step) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -125,8 +128,8 @@ func (l *logs) deliver(pieces []piece, step Step) error {
 	return nil
 }
 
-// follows makes a step after the output that was delivered before. It waits for the
-// reader of that output.
+// follows applies a step after the output that was delivered before. It blocks while
+// that output is being written.
 func (l *logs) follows(step Step) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -142,8 +145,8 @@ func (l *logs) apply(step Step) {
 	}
 }
 
-// follow starts the streams of each container of the pod that has started and
-// is not followed yet. It ends a stream whose container will not go on.
+// follow starts the streams of each container of the pod that has started and is not
+// followed yet. It ends the streams of containers that will not run again.
 func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
@@ -180,7 +183,7 @@ func started(status corev1.ContainerStatus) bool {
 }
 
 // hasLog reports whether the API server has a log of the container. While a container
-// waits for its restart, the id is that of its last run.
+// waits for its restart, status.ContainerID belongs to its last run.
 func hasLog(status corev1.ContainerStatus) bool {
 	last := status.LastTerminationState.Terminated
 	return status.ContainerID != "" && (started(status) || last != nil && last.ContainerID == status.ContainerID)
@@ -205,9 +208,10 @@ func (l *logs) startNodeStream(ctx context.Context, s *nodeStream) {
 	l.start(func() { s.run(ctx) })
 }
 
-// endStreams ends the streams of a pod that will not go on. Its last state may lack
-// their containers: a kubelet forgets the containers of a pod that it has evicted or,
-// after a restart, refused. A pod of a lost node fails while its containers run.
+// endStreams ends the streams from the node of a pod that has ended. The pod's last
+// state may not contain their containers: a kubelet forgets the containers of a pod that
+// it has evicted or, after a restart, refused. A pod on a lost node fails while its
+// containers still run.
 func (l *logs) endStreams(pod *corev1.Pod) {
 	statuses := slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
 	for _, s := range l.nodes {
@@ -220,7 +224,8 @@ func (l *logs) endStreams(pod *corev1.Pod) {
 	l.turns.pass()
 }
 
-// followThere follows a container by the API server.
+// followThere follows a container's log at the API server, after the mark of the
+// stream from its node.
 func (l *logs) followThere(ctx context.Context, pod *corev1.Pod, status corev1.ContainerStatus, from *nodeStream, podEnded bool) {
 	if l.followed[status.ContainerID] == nil {
 		mark := from.reached()
@@ -239,8 +244,9 @@ func (l *logs) followThere(ctx context.Context, pod *corev1.Pod, status corev1.C
 	}
 }
 
-// beginPrevious starts the streams of the run before the present one, where not all of
-// it was passed on. The kubelet serves no log of earlier runs.
+// beginPrevious starts the streams of the container's previous run, unless all of its
+// output was passed on. The kubelet serves no log of the runs before that one, so
+// beginPrevious reports their output as lost.
 func (l *logs) beginPrevious(ctx context.Context, pod *corev1.Pod, status corev1.ContainerStatus, mark Mark) {
 	missed := int(status.RestartCount) - mark.Generation
 	there, complete := l.streams.Progress.of(status.ContainerID + "/Stdout")
@@ -259,8 +265,9 @@ func (l *logs) beginPrevious(ctx context.Context, pod *corev1.Pod, status corev1
 	}
 }
 
-// begin starts the streams of a container, after the streams of the container
-// that it replaces. mark counts what was passed on of its present run.
+// begin starts the streams of one run of a container. They copy nothing before the
+// streams of the previous run have ended. mark counts the output of the present run
+// that was passed on before.
 func (l *logs) begin(ctx context.Context, pod *corev1.Pod, status corev1.ContainerStatus, mark Mark) {
 	name := string(pod.UID) + "/" + status.Name
 	before := l.latest[name]
@@ -282,15 +289,15 @@ func (l *logs) begin(ctx context.Context, pod *corev1.Pod, status corev1.Contain
 	l.followed[status.ContainerID], l.latest[name] = streams, streams
 }
 
-// containerEnded lets the streams of a container end with its log.
+// containerEnded tells the streams of a container that its log grows no more.
 func (l *logs) containerEnded(id string) {
 	for _, s := range l.followed[id] {
 		s.endContainer()
 	}
 }
 
-// retry turns to the API server for the pods whose node does not serve logs. It is
-// called whenever a stream has ended.
+// retry follows the logs of pods at the API server if their node does not serve them. It
+// is called whenever a stream has ended.
 func (l *logs) retry(ctx context.Context) {
 	for _, pod := range l.pods {
 		absent := func(status corev1.ContainerStatus) bool {
@@ -317,9 +324,11 @@ func (l *logs) abandon(pod *corev1.Pod) {
 	}
 }
 
-// wait returns when every stream has ended. It passes changes to handle meanwhile,
-// because the end of a pod ends a stream. Streams from nodes know themselves
-// when to give up; those from the API server are given up when they are silent.
+// wait returns nil when every stream has ended, or only those of servers are left and
+// silent. Meanwhile it passes changes to handle, because the end of a pod ends a stream.
+// Streams from nodes have their own timeouts. If only streams from the API server are
+// left, wait gives them up after fallbackSilence, and reports a loss. It returns the
+// cause of ctx when ctx ends, or the error of handle.
 func (l *logs) wait(ctx context.Context, changes <-chan change, handle func(change) error) error {
 	ticker := time.NewTicker(waitPeriod)
 	defer ticker.Stop()
@@ -351,7 +360,7 @@ func (l *logs) wait(ctx context.Context, changes <-chan change, handle func(chan
 	}
 }
 
-// nodesRun reports whether a node still gives a log.
+// nodesRun reports whether a stream from a node has not ended.
 func (l *logs) nodesRun() bool {
 	for _, s := range l.nodes {
 		if !isClosed(s.done) {
@@ -361,7 +370,8 @@ func (l *logs) nodesRun() bool {
 	return false
 }
 
-// onlyServersRun reports whether all streams that have not ended are of servers.
+// onlyServersRun reports whether all streams that have not ended come from nodes and
+// belong to servers.
 func (l *logs) onlyServersRun() bool {
 	running := int64(0)
 	for _, s := range l.nodes {
@@ -391,7 +401,8 @@ func (l *logs) start(run func()) {
 	}()
 }
 
-// lostOutput describes lost output of a container, or of all for an empty name.
+// lostOutput describes lost output of a container, or of unnamed containers if
+// container is empty.
 func lostOutput(pod, container string, loss containerlog.Loss, why string) []LostOutput {
 	text := fmt.Sprintf("output of containers is lost (%s): %s", describe(loss), why)
 	if container != "" {
@@ -407,14 +418,15 @@ type Losses struct {
 	Sum     containerlog.Loss `json:"sum"`
 }
 
-// Add adds a loss; the zero value is one of unknown size.
+// Add adds a loss. The zero value of loss stands for a loss of unknown size.
 func (l *Losses) Add(loss containerlog.Loss) {
 	l.Unknown = l.Unknown || loss == (containerlog.Loss{})
 	l.Sum.Lines += loss.Lines
 	l.Sum.Bytes += loss.Bytes
 }
 
-// String returns the empty string where nothing was lost.
+// String describes the lost output, such as "at least 3 lines, 120 bytes". It returns ""
+// if nothing was lost.
 func (l *Losses) String() string {
 	switch some := l.Sum != (containerlog.Loss{}); {
 	case !some && !l.Unknown:

@@ -34,7 +34,8 @@ const (
 	roleAbsent = 10 * time.Second
 	// endNotice bounds the request that tells a node of the end of a container.
 	endNotice = 5 * time.Second
-	// longLine is the length in bytes that lines with a container name are cut to.
+	// longLine is the length in bytes after which an unfinished line is written with a
+	// line break, if lines begin with the container's name.
 	longLine = 1 << 20
 )
 
@@ -45,11 +46,12 @@ type Mark struct {
 	// Out and Err are beginnings of lines that are not passed on yet.
 	Out []byte `json:"out,omitempty"`
 	Err []byte `json:"err,omitempty"`
-	// SentOut and SentErr are bytes of the container's present run.
+	// SentOut and SentErr count the bytes of the container's present run that the node
+	// has sent, including Out and Err.
 	SentOut int64 `json:"so,omitempty"`
 	SentErr int64 `json:"se,omitempty"`
-	// Behind counts the bytes of log files after the position, as the node said
-	// with it.
+	// Behind counts the bytes of log files after the position, as the node reported
+	// them together with it.
 	Behind int64 `json:"b,omitempty"`
 	// Unwritten counts the reported bytes that the runtime could not write, in all
 	// runs of the container.
@@ -64,8 +66,8 @@ type logPlace struct {
 	Node      string `json:"n,omitempty"`
 }
 
-// nodeStream copies the output of one container, over all its restarts, from the
-// log files of its node. The API server leads to the node.
+// nodeStream copies the output of one container, over all its restarts, from the log
+// files of its node. The API server proxies the requests to the node.
 type nodeStream struct {
 	logs                      *logs
 	namespace, pod, container string
@@ -75,10 +77,10 @@ type nodeStream struct {
 	done                      chan struct{}
 	// podGone reports whether the pod was deleted before this process could see it.
 	podGone bool
-	// turn is closed when the output may be written; nil where lines have a prefix.
+	// turn is closed when the output may be written. It is nil if lines have a prefix.
 	turn chan struct{}
-	// created is the time of the pod, or of its container's start if podGone; zero if
-	// that is unknown. begun reports whether another process has already written a part
+	// created is the time when the pod was created, or its container started if podGone.
+	// It is zero if unknown. begun reports whether another process has already written a part
 	// of the output.
 	created time.Time
 	begun   bool
@@ -86,11 +88,12 @@ type nodeStream struct {
 	lost []LostOutput
 
 	mu sync.Mutex
-	// ended is when the container was known to have ended for good.
+	// ended is the time when this process learned that the container has ended and does
+	// not restart. It is zero before.
 	ended time.Time
 	// unseen reports whether the end of the container was not seen. The node may be lost.
 	unseen bool
-	// stop ends the request that follows.
+	// stop cancels the request in progress.
 	stop context.CancelFunc
 	// absent reports whether the node cannot serve logs. Then the API server does.
 	absent bool
@@ -110,8 +113,8 @@ func newNodeStream(l *logs, place logPlace, uid types.UID, container string) *no
 
 func (s *nodeStream) key() string { return string(s.uid) + "/" + s.container }
 
-// end makes the stream end with its log. unseen says that the pod was deleted
-// before its container was seen to end.
+// end makes the stream end at the end of its log. unseen reports whether the pod has
+// ended or was deleted without a report that the container ended.
 func (s *nodeStream) end(unseen bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,9 +126,10 @@ func (s *nodeStream) end(unseen bool) {
 	}
 }
 
-// announceEnd lets the node end the request that follows. If it does not answer,
-// stop ends the request. Output that is on its way would then be sent again, and
-// nobody knows how much it was if the node has dropped the file since.
+// announceEnd tells the node that the container has ended, so that the node completes
+// its answer to the request in progress. Only if the node does not reply, announceEnd
+// calls stop: then the node sends output that is on its way a second time, and if it has
+// dropped the file since, the size of the loss is unknown.
 func (s *nodeStream) announceEnd(stop context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(context.Background(), endNotice)
 	defer cancel()
@@ -137,14 +141,15 @@ func (s *nodeStream) announceEnd(stop context.CancelFunc) {
 // request returns a request for the log.
 func (s *nodeStream) request() *rest.Request { return s.ask("containers") }
 
-// ask returns a request to the node for what it has of the container.
+// ask returns a request to the node about the container; what is a path of the node's
+// log role.
 func (s *nodeStream) ask(what string) *rest.Request {
 	return s.logs.client.rest.Get().
 		AbsPath("/api/v1/nodes", s.node, "proxy/logs", what, fmt.Sprintf("%s_%s_%s", s.namespace, s.pod, s.uid), s.container)
 }
 
-// reportUnwritten asks the node for the output that it could not write to the log, where
-// the API server has given the log. It is called after run.
+// reportUnwritten asks the node how many bytes it could not write to the log, and reports
+// them as lost. It is for logs that came from the API server, and is called after run.
 func (s *nodeStream) reportUnwritten(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, endNotice)
 	defer cancel()
@@ -154,12 +159,12 @@ func (s *nodeStream) reportUnwritten(ctx context.Context) {
 	}
 	mark := Mark{Unwritten: s.reached().Unwritten}
 	if bytes, err := strconv.ParseInt(string(text), 10, 64); err == nil && s.addUnwritten(&mark, bytes) {
-		_ = s.reach(mark) // whoever cannot take it ends the run
+		_ = s.reach(mark) // a failed write ends the run
 	}
 }
 
-// addUnwritten adds output that the node could not write to a mark, and reports whether
-// there was more than before.
+// addUnwritten sets the number of unwritten bytes in a mark, and notes the increase as a
+// loss. It reports whether the number has grown.
 func (s *nodeStream) addUnwritten(mark *Mark, bytes int64) bool {
 	more := bytes - mark.Unwritten
 	if more <= 0 {
@@ -170,7 +175,8 @@ func (s *nodeStream) addUnwritten(mark *Mark, bytes int64) bool {
 	return true
 }
 
-// endedAt returns when the container was known to have ended; zero before.
+// endedAt returns the time when this process learned that the container has ended, or the
+// zero time.
 func (s *nodeStream) endedAt() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -257,11 +263,13 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// errWriter says that what was copied cannot be passed on.
+// errWriter is the error of a failed write to the workload's streams.
 var errWriter = errors.New("pass the output on")
 
-// copyOnce asks the node for everything after the mark, and copies it. complete
-// says that this was all, got that the node answered.
+// copyOnce requests the log after the mark from the node, and copies it. final reports
+// whether the container has ended, so that the node ends its answer with the log. complete
+// reports whether the stream has the whole log, or has given up the rest as lost. got
+// reports whether the node has sent a frame.
 func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bool, err error) {
 	s.mu.Lock()
 	from, err := json.Marshal(s.mark.Position)
@@ -337,7 +345,8 @@ func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bo
 	}
 }
 
-// deliver passes a batch on, with the mark that follows it.
+// deliver passes on a batch of frames. position is the payload of the KindPosition frame
+// that followed them.
 func (s *nodeStream) deliver(batch []containerlog.Frame, position []byte) error {
 	var to containerlog.Progress
 	if err := json.Unmarshal(position, &to); err != nil {
@@ -369,14 +378,15 @@ func (s *nodeStream) deliver(batch []containerlog.Frame, position []byte) error 
 	return s.reach(mark, pieces...)
 }
 
-// reached returns the mark.
+// reached returns the mark up to which output was passed on.
 func (s *nodeStream) reached() Mark {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.mark
 }
 
-// reach passes on the output up to a mark, and the losses.
+// reach passes on the output up to a mark together with s.lost. It returns errWriter if a
+// write fails.
 func (s *nodeStream) reach(mark Mark, pieces ...piece) error {
 	if err := s.logs.deliver(pieces, Step{Key: s.key(), Mark: mark, Lost: s.lost}); err != nil {
 		return errors.Join(errWriter, err)
@@ -388,13 +398,14 @@ func (s *nodeStream) reach(mark Mark, pieces ...piece) error {
 	return nil
 }
 
-// lose adds to the losses that the next step has.
+// lose adds a loss to s.lost, which the next call of reach reports.
 func (s *nodeStream) lose(loss containerlog.Loss, why string) {
 	s.lost = append(s.lost, lostOutput(s.pod, s.container, loss, why)...)
 }
 
-// withPrefix puts prefix before each complete line of what begins with part, and
-// returns the lines and the part that is left.
+// withPrefix splits part followed by data into lines. It returns the complete lines with
+// prefix before each, and the incomplete last line. It completes that line itself if it
+// has longLine bytes or more.
 func withPrefix(prefix, part, data []byte) (text, left []byte) {
 	text = make([]byte, 0, len(data)+len(part)+(1+bytes.Count(data, newline))*len(prefix))
 	for len(data) > 0 {
@@ -415,7 +426,8 @@ func withPrefix(prefix, part, data []byte) (text, left []byte) {
 
 var newline = []byte("\n")
 
-// remainder takes lines that will not go on out of a mark.
+// remainder removes the incomplete lines from a mark, because no more of them follows.
+// It appends them to pieces as complete lines.
 func (s *nodeStream) remainder(mark *Mark, pieces []piece) []piece {
 	for kind, part := range map[containerlog.Kind]*[]byte{containerlog.KindStdout: &mark.Out, containerlog.KindStderr: &mark.Err} {
 		if len(*part) > 0 {
@@ -427,8 +439,8 @@ func (s *nodeStream) remainder(mark *Mark, pieces []piece) []piece {
 	return pieces
 }
 
-// complete passes on what no end of line follows. Nothing more will come, also not
-// to another process. Whoever cannot take it ends the run.
+// complete passes on the incomplete last lines, and records that the log is complete, so
+// that no later process follows it again. A failed write ends the run.
 func (s *nodeStream) complete() {
 	mark := s.reached()
 	_ = s.logs.deliver(s.remainder(&mark, nil), Step{Key: s.key(), Complete: true, Lost: s.lost})

@@ -33,7 +33,8 @@ type Followed struct {
 	// the API server gives the log.
 	Marks map[string]Mark `json:"marks,omitempty"`
 	// Complete holds the hashes of the keys of logs that were passed on as a whole, in
-	// the order of their ends. Ended holds the hashes of the UIDs of objects that ended.
+	// the order in which they ended. Ended holds the hashes of the UIDs of objects that
+	// ended.
 	Complete []string `json:"complete,omitempty"`
 	Ended    []string `json:"ended,omitempty"`
 	// Result has the first failure of an object in Ended.
@@ -43,21 +44,21 @@ type Followed struct {
 }
 
 // Step is a change of a Progress. Key is the UID of an object if Ended is set, and
-// otherwise belongs to a log.
+// otherwise the key of a log.
 type Step struct {
 	Key string `json:"key"`
 	// Mark is the place reached in the log.
 	Mark Mark `json:"mark"`
 	// Begun reports that following the log has begun.
 	Begun bool `json:"begun,omitempty"`
-	// Complete reports that nothing more of the log follows, Dropped that it is
-	// followed in another way.
+	// Complete reports that the log is complete. Dropped reports that its node does not
+	// serve it, so that it is followed at the API server.
 	Complete bool `json:"complete,omitempty"`
 	Dropped  bool `json:"dropped,omitempty"`
 	// Ended is the result of the workload so far.
 	Ended *Result `json:"ended,omitempty"`
-	// Lost holds the output that was lost since the last step of the log. A step
-	// without a Key has only that.
+	// Lost holds the output that was lost since the last step of the log. It is the only
+	// field of a step without a Key.
 	Lost []LostOutput `json:"lost,omitempty"`
 }
 
@@ -99,8 +100,8 @@ func (p *Progress) Followed() Followed {
 	return followed
 }
 
-// ReadProgress parses the output of Progress.String. Any other text is the
-// beginning of all logs.
+// ReadProgress returns the Progress that a text of Progress.String describes. For any
+// other text, it returns a Progress at the beginning of all logs.
 func ReadProgress(text string) *Progress {
 	p := &Progress{}
 	compressed, _ := base64.RawStdEncoding.DecodeString(text)
@@ -158,8 +159,8 @@ func (f *Followed) encode() string {
 	return base64.RawStdEncoding.EncodeToString(compressed.Bytes())
 }
 
-// hash returns 8 characters for a key. That two of 10,000 are the same has a
-// probability of 2e-7.
+// hash returns 8 characters, or 48 bits, for a key. Among 10,000 keys, two have the same
+// hash with a probability of 2e-7.
 func hash(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return base64.RawStdEncoding.EncodeToString(sum[:6])
@@ -182,7 +183,7 @@ func (f Followed) begun() bool {
 
 func (f Followed) hasEnded(uid types.UID) bool { return slices.Contains(f.Ended, hash(string(uid))) }
 
-// Apply makes a step.
+// Apply records a step, and passes it to the function given to NewProgress.
 func (p *Progress) Apply(step Step) {
 	if p == nil {
 		return
@@ -214,7 +215,7 @@ func (f *Followed) apply(step Step) {
 		f.Complete = append(f.Complete, hash(step.Key))
 		delete(f.Marks, step.Key)
 	case step.Dropped:
-		// The other way counts unwritten output, too.
+		// Unwritten output of the log that the API server serves counts from here.
 		if unwritten := f.Marks[step.Key].Unwritten; unwritten > 0 {
 			f.Marks[step.Key] = Mark{Unwritten: unwritten}
 		} else {

@@ -18,8 +18,8 @@ import (
 // need this time to make pods of them.
 const missingTimeout = 2 * time.Second
 
-// reference is an object of its namespace that a pod cannot start without, and
-// what has to be in it, if that is said.
+// reference names an object in the pod's namespace that the pod needs to start. key is the
+// entry that the object must have; empty for any.
 type reference struct {
 	resource, kind, name, key string
 }
@@ -99,8 +99,8 @@ func keysOf(items []corev1.KeyToPath) []string {
 	return keys
 }
 
-// lacking returns the pods and owners that wait for what may be an object that is
-// missing, as long as no pod is left that could create it.
+// lacking returns the pods and owners that may wait for a missing object. It returns none
+// while a pod is left that could create the object.
 func (s *stuckPods) lacking(now time.Time) []*waiting {
 	if !s.nothingLives() {
 		return nil
@@ -121,8 +121,8 @@ func (s *stuckPods) lacking(now time.Time) []*waiting {
 	return all
 }
 
-// lookAtReferences ends the wait for pods that lack an object, when that
-// is certain. An answer that does not come in time leaves things as they are.
+// lookAtReferences ends the wait for pods whose object certainly does not exist. It changes
+// nothing if the API server does not answer in time.
 func (f *follower) lookAtReferences(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, stuckPeriod)
 	defer cancel()

@@ -8,8 +8,8 @@ import (
 
 const loginRemedy = "log in to the registry (podman login, docker login)"
 
-// PullRemedy returns the remedy for an error of a pull that does not pass by
-// itself, and "" for others. The matched words are containerd's and Go's.
+// PullRemedy returns the remedy for a permanent error of an image pull, or "" for other
+// errors. It looks for words of containerd, berth and Go's standard library.
 func PullRemedy(message string) string {
 	for _, known := range []struct{ words, remedy string }{
 		{"server gave HTTP response to HTTPS client", "the registry has no TLS: allow that with --registry NAME=http://NAME"},
@@ -116,8 +116,8 @@ var remedies = []struct{ reasons, words, remedy string }{
 	{"SysctlForbidden", "", "leave this sysctl out of securityContext.sysctls"},
 }
 
-// outOfRange are the words of runc and the kubelet for ids that the user
-// namespace does not have.
+// outOfRange holds the words of runc and the kubelet for ids that the user namespace does
+// not map.
 const outOfRange = "cannot setuid to unmapped|cannot setgid to unmapped|setgroups: invalid argument|chown &: invalid argument"
 
 // remedy returns advice for the user.
@@ -136,7 +136,8 @@ func (d diagnosis) remedy(reason, message string) string {
 	return "correct the pod's specification"
 }
 
-// says reports whether a message has the words of one of the alternatives.
+// says reports whether a message contains one of the alternatives in words, which are
+// separated by |. An alternative may have several parts, separated by &, in any order.
 func says(message, words string) bool {
 	for alternative := range strings.SplitSeq(words, "|") {
 		if !slices.ContainsFunc(strings.Split(alternative, "&"), func(part string) bool { return !strings.Contains(message, part) }) {

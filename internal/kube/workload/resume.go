@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// resume takes over what another process has seen of the targets.
+// resume restores the result and the ended targets that another process has recorded.
 func (f *follower) resume() {
 	followed := f.streams.Progress.Followed()
 	f.result = Result{Code: followed.Result.Code, Reason: followed.Result.Reason}
@@ -21,14 +21,14 @@ func (f *follower) resume() {
 	f.stuck.expect(open)
 }
 
-// end notes that a target has ended. A failure is in f.result before.
+// end records that a target has ended. The caller calls fail before, if it failed.
 func (f *follower) end(t *target) {
 	t.done = true
 	result := f.result
 	f.streams.Progress.Apply(Step{Key: string(t.object.GetUID()), Ended: &result})
 }
 
-// handleList comes after the objects of a first list.
+// handleList handles the end of a watch's first list, after its objects.
 func (f *follower) handleList(ctx context.Context) {
 	if f.lists--; f.lists > 0 {
 		return

@@ -21,63 +21,65 @@ import (
 )
 
 const (
-	// logAttempts and logPause: the kubelet may report a container a moment
-	// before it can serve its log.
+	// logAttempts is the number of attempts to open a log, and logPause the time between
+	// two: the kubelet may report a container a moment before it can serve its log.
 	logAttempts = 20
 	logPause    = 50 * time.Millisecond
-	// resumePause is the longest delay between the end of a container's log and the
-	// notice that it has ended. It also spaces attempts at a restarting server.
+	// resumePause is the longest time to wait for the report that a container has ended,
+	// after its log has ended. It is also the time between attempts to reach a server that
+	// restarts.
 	resumePause = 500 * time.Millisecond
 	// foreignAttempts is the number of attempts to read a log that seems to be
 	// another container's. With the pauses they last longer than the 10 s that
 	// the kubelet may need to report a container after an outage.
 	foreignAttempts = 30
-	// rereadLimit is the largest log of an ended container that is read again from
-	// the start. A larger log is awaited, see stream.finish, or taken to be
-	// complete. The limit is well below the size of a log that the kubelet
-	// rotates.
+	// rereadLimit is the largest log of an ended container, in bytes, that is read again
+	// from the start. A larger log is followed until the kubelet ends it (see
+	// stream.finish), or is assumed to be complete. The limit is well below the size at
+	// which the kubelet rotates a log.
 	rereadLimit = 1 << 20
 )
 
-// errRotated says that a log no longer begins with what was copied from it.
+// errRotated is the error for a log that no longer begins with the bytes that were copied
+// from it.
 var errRotated = errors.New("the beginning of the log has been rotated away")
 
-// errForeign says that a log seems to be that of a later container of the same
-// name, which the API server does not know of yet.
+// errForeign is the error for a log that seems to belong to a later run of the container,
+// which the API server does not know yet.
 var errForeign = errors.New("the log begins too late")
 
-// errReplaced says that the server has no log of the container any more, but
-// one of a later container of the same name.
+// errReplaced is the error if the API server no longer has a log of the container, because
+// it was replaced by a later one with the same name.
 var errReplaced = errors.New("the container has been replaced")
 
 // cutByDeletion is the reason for the loss of the end of a log.
 const cutByDeletion = "its pod was deleted before it was read to the end"
 
-// stream copies one output stream of one container. A log that breaks off,
-// because a part of the cluster is restarted, is read again from its start and
-// continued where the copy ends; no line is lost or repeated.
+// stream copies one output stream of one run of a container from the API server. If the
+// log breaks off, because a part of the cluster restarts, stream reads it again from its
+// start, and continues after the bytes that it has copied. No line is lost or repeated.
 type stream struct {
 	logs                      *logs
 	namespace, pod, container string
 	podUID                    types.UID
 	containerID               string
 	name                      string // "Stdout" or "Stderr"
-	// cancel ends the following of the log, abandon everything.
+	// cancel ends the request that follows the log. abandon ends the stream.
 	cancel, abandon context.CancelFunc
 
-	// containerEnded is closed when the log can grow no more.
+	// containerEnded is closed when the container writes no more to its log.
 	containerEnded chan struct{}
 	endOnce        sync.Once
 	// done is closed when the stream has ended.
 	done chan struct{}
-	// node is the stream that this one replaces; nil for standard error.
+	// node is the stream that the node did not serve; nil for standard error.
 	node *nodeStream
 	turn <-chan struct{} // see nodeStream
 
 	mu       sync.Mutex
 	copied   int64 // bytes
 	ended    bool
-	replaced bool // by a later container's
+	replaced bool // a later run of the container has its own stream
 
 	// The rest belongs to run.
 	seen    maphash.Hash // of the copied bytes
@@ -85,10 +87,10 @@ type stream struct {
 	partial []byte       // of a line, where lines are kept whole
 	earlier int64        // bytes that another process has passed on
 	first   time.Time    // of the first copied byte
-	opened  bool         // the log has been, once
+	opened  bool         // the log was opened at least once
 	cut     bool         // the last reading of the log ended with an error
-	foreign int          // attempts that found a log that seems another's
-	broken  bool         // nobody reads what is written
+	foreign int          // attempts that returned errForeign
+	broken  bool         // a write to the workload's streams failed
 }
 
 func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name string) *stream {
@@ -102,15 +104,16 @@ func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name 
 	return s
 }
 
-// key names the stream among all of the workload.
+// key identifies the stream in a Progress.
 func (s *stream) key() string { return s.containerID + "/" + s.name }
 
-// start begins to copy once another stream, if there is one, has ended.
+// start starts to copy in a goroutine, after predecessor has ended. predecessor may be
+// nil.
 func (s *stream) start(run context.Context, predecessor *stream) {
 	ctx, abandon := context.WithCancel(run)
 	s.abandon = abandon
 	following, cancel := context.WithCancel(ctx)
-	s.cancel = cancel // abandon does it, too
+	s.cancel = cancel // abandon cancels the parent of this context
 	s.logs.start(func() {
 		defer close(s.done)
 		defer s.abandon()
@@ -131,7 +134,7 @@ func (s *stream) start(run context.Context, predecessor *stream) {
 	})
 }
 
-// replace makes the stream end, because a later container has replaced its own.
+// replace makes the stream end, because a later run of the container has begun.
 func (s *stream) replace() {
 	s.mu.Lock()
 	s.replaced = true
@@ -144,10 +147,10 @@ func (s *stream) endContainer() {
 	s.endOnce.Do(func() { close(s.containerEnded) })
 }
 
-// finish makes the stream end now that its container will write no more.
-// Followed to its end, a log ends up to a second after its container, which is
-// how often the kubelet looks; so what has not been copied yet is read at once
-// instead.
+// finish makes the stream end soon, because its container writes no more. The kubelet
+// ends a followed log up to a second after the container. So finish cancels the following
+// request, and run requests the rest of the log without following. It does so only below
+// rereadLimit.
 func (s *stream) finish() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,10 +187,11 @@ func (s *stream) lose(why string) {
 	s.logs.follows(Step{Lost: lostOutput(s.pod, s.container, containerlog.Loss{}, why)})
 }
 
-// copyToEnd copies what has not been copied yet: what there is or, following,
-// until the container has ended. That the log ended is believed of a reading
-// that began after the container's end only: when the kubelet dies, the API
-// server ends the log in order as well.
+// copyToEnd copies the rest of the log. With follow, it continues until the container has
+// ended; without, it copies what the log contains now. It takes the end of an answer for
+// the end of the log only if the container had ended before the request: when the kubelet
+// dies, the API server ends its answer without an error, too. copyToEnd returns nil if
+// ctx ends, or if it has reported the rest as lost.
 func (s *stream) copyToEnd(ctx context.Context, follow bool) error {
 	refused := 0
 	for {
@@ -210,7 +214,7 @@ func (s *stream) copyToEnd(ctx context.Context, follow bool) error {
 				if !apierrors.IsNotFound(err) {
 					return err
 				}
-				// The pod has been deleted. A log that ended in order was followed to its end.
+				// The pod was deleted. A log that ended without an error is complete.
 				switch {
 				case !s.opened:
 					s.lose("its pod was deleted before it was read")
@@ -252,8 +256,9 @@ func (s *stream) hasContainerEnded() bool {
 	}
 }
 
-// copyOnce opens the log and copies to its end. An error says that it broke
-// off before. Where unsure, the log is looked at whether it is the container's.
+// copyOnce opens the log and copies it to its end. It returns an error if the log breaks
+// off before. If unsure is set, it first checks that the log belongs to this run of the
+// container.
 func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
 	which := reading{follow: follow}
 	var err error
@@ -267,7 +272,8 @@ func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
 		return err
 	}
 	defer func() { _ = body.Close() }() // body is never nil
-	// Asked after the opening: a log that is the right one now was it then.
+	// Check after the log was opened: if the container has the right log now, it was the
+	// right one before, too.
 	if unsure && s.foreign < foreignAttempts {
 		if err := s.checkBeginning(ctx, which); err != nil {
 			return err
@@ -294,7 +300,8 @@ func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
 	return err
 }
 
-// skip reads over what has been copied already.
+// skip reads the bytes of body that have been copied already. It returns errRotated if
+// body begins with other bytes.
 func (s *stream) skip(body io.Reader) error {
 	if s.copied == 0 {
 		return s.skipEarlier(body)
@@ -308,7 +315,8 @@ func (s *stream) skip(body io.Reader) error {
 	return err
 }
 
-// skipEarlier reads over what another process has passed on, as if this one had.
+// skipEarlier reads the bytes that another process has passed on, and counts them as
+// copied. It returns errRotated if body has fewer bytes.
 func (s *stream) skipEarlier(body io.Reader) error {
 	var read maphash.Hash
 	skipped, err := io.CopyN(&read, body, s.earlier)
@@ -328,8 +336,8 @@ func (s *stream) skipEarlier(body io.Reader) error {
 	return nil
 }
 
-// isPrevious asks whose log there is under the container's name: its own, or
-// that of a later one. In the latter case its own is the previous.
+// isPrevious reports whether the log of this run is the container's previous log, because
+// a later run has begun. It returns errReplaced if the API server has neither of the two.
 func (s *stream) isPrevious(ctx context.Context) (bool, error) {
 	object, err := s.logs.client.dynamic.Resource(podResource).Namespace(s.namespace).Get(ctx, s.pod, metav1.GetOptions{})
 	if err != nil {
@@ -353,12 +361,12 @@ func (s *stream) isPrevious(ctx context.Context) (bool, error) {
 	return false, errReplaced
 }
 
-// checkBeginning compares the time of the log's first line with that of the
-// first byte that came from it. The kubelet may serve the log of a later
-// container before the API server knows of it.
+// checkBeginning returns errForeign if the log's first line is later than the first byte
+// that was copied. The kubelet may serve the log of a later run before the API server
+// knows about that run.
 func (s *stream) checkBeginning(ctx context.Context, which reading) error {
 	if s.copied == 0 {
-		return nil // of the two logs there is nothing yet to distinguish them by
+		return nil // nothing was copied that could tell the two logs apart
 	}
 	body, err := s.open(ctx, reading{previous: which.previous, beginning: true})
 	if err != nil {
@@ -407,8 +415,8 @@ func (s *stream) open(ctx context.Context, which reading) (io.ReadCloser, error)
 	return &kubeletReader{ReadCloser: body, stream: s, follow: which.follow}, nil
 }
 
-// Write passes bytes on: as they are, or in whole lines under the container's
-// name.
+// Write passes bytes on: unchanged if logs.plain is set, otherwise in whole lines that
+// begin with the container's name.
 func (s *stream) Write(data []byte) (int, error) {
 	s.mu.Lock()
 	s.copied += int64(len(data))

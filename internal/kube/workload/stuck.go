@@ -34,7 +34,7 @@ func (d diagnosis) neverStarts(object, reason, message string) *NeverStarts {
 // waiting is the state of an object that has not started: a pod, or an object whose
 // controller has created no pod.
 //
-// A pod's status and its events arrive on two watches, in any order. So it keeps
+// A pod's status and its events arrive on two watches, in any order. So waiting keeps
 // the troubles from both, and current chooses one by the stage that the pod has
 // reached.
 type waiting struct {
@@ -47,7 +47,7 @@ type waiting struct {
 	// received holds the time of the latest event of each component, because a list
 	// of events is not sorted.
 	received map[string]time.Time
-	// since is when the current class of trouble began.
+	// since is the time when the current class of trouble began.
 	since time.Time
 	class class
 	// repeated is the time of the latest event about the trouble. Kubernetes
@@ -63,7 +63,7 @@ type waiting struct {
 	// controller can do its work.
 	controller types.UID
 	replicated bool
-	// seen is when the pod was first seen.
+	// seen is the time when the pod was first seen.
 	seen time.Time
 	// node is the pod's node while the node's kubelet has not answered.
 	node string
@@ -80,7 +80,7 @@ func (w *waiting) current() *trouble {
 		status = nil // an event proves that the pod has been scheduled
 	}
 	if status != nil && status.class == classGate {
-		return status // nothing happens before it opens
+		return status // nothing happens before the scheduling gate is removed
 	}
 	if w.event != nil && (status == nil || w.stage < stageContainers) {
 		return w.event
@@ -99,7 +99,8 @@ func (w *waiting) settle(now time.Time) {
 	}
 }
 
-// stuckPods tracks the pods that wait, since when and why.
+// stuckPods tracks the pods and controllers that wait, with the reason and the start of
+// each wait.
 type stuckPods struct {
 	// pods holds all unfinished pods, followed or not.
 	pods map[types.UID]*waiting
@@ -118,10 +119,9 @@ type stuckPods struct {
 	working map[types.UID]bool
 	// others reports whether objects outside the workload may create more pods.
 	others bool
-	// idleSince is when the last pod of working ended. It is zero if there was none
-	// yet.
+	// idleSince is the time when a pod of working last ended. It is zero before.
 	idleSince time.Time
-	// served is when a server pod last began to run.
+	// served is the time when a server pod last began to run.
 	served time.Time
 	// reports holds messages for the user since the last takeReports.
 	reports []string
@@ -139,8 +139,9 @@ func (s *stuckPods) groups() []map[types.UID]*waiting {
 	return []map[types.UID]*waiting{s.pods, s.owners, s.attempts}
 }
 
-// overdue returns the error of the object that has waited too long. Of several, it
-// chooses the one that has waited longest.
+// overdue returns the error of the object that has waited too long, or nil. Of several, it
+// chooses the one that has waited longest. It adds a report for each late object that does
+// not end the run, and forgets events whose pods do not appear.
 func (s *stuckPods) overdue(now time.Time) *NeverStarts {
 	var worst *NeverStarts
 	var since time.Time
@@ -182,7 +183,7 @@ func (s *stuckPods) late(w *waiting, now time.Time) (time.Time, bool) {
 			return now, false
 		}
 		if s.idleSince.After(since) {
-			since = s.idleSince // from then on the scheduler had the present space
+			since = s.idleSince // the present space has been free since then
 		}
 		if s.serverLives() {
 			timeout = max(timeout, otherTimeout) // it may end other pods
@@ -352,8 +353,8 @@ func (s *stuckPods) updatePod(pod *corev1.Pod, now time.Time) {
 	w.settle(now)
 }
 
-// handleEvent records trouble that no status shows: with volumes, sandboxes and
-// controllers.
+// handleEvent records an event: troubles with volumes, sandboxes and controllers are in
+// no status. It also records progress.
 func (s *stuckPods) handleEvent(event *corev1.Event, now time.Time) {
 	object := event.InvolvedObject
 	if object.Kind != "Pod" {

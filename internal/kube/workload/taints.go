@@ -12,9 +12,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// pressureTimeout is the wait for a node that the workload's own pods have
-// exhausted: the kubelet takes 30 s (berth's setting) to report that the pressure
-// is over.
+// pressureTimeout limits the wait for a node under memory or disk pressure, after pods of
+// the workload have ended there: the kubelet takes 30 s (berth's setting) to report that
+// the pressure is over.
 const pressureTimeout = time.Minute
 
 // isTainted parses the scheduler's message, which does not name the taint.
@@ -60,8 +60,9 @@ func (s *stuckPods) handleUnknownNodes(nodes []corev1.Node, now time.Time) {
 	}
 }
 
-// handleTaints finds the node that will accept the pod soonest. If no taint of a
-// node keeps the pod away, the scheduler will notice that node.
+// handleTaints sets the pod's timeout to the longest time that is worth waiting for any
+// node, and its error to the taint of that node. It changes nothing if a node has no
+// taint against the pod, because the scheduler will notice that node.
 func (s *stuckPods) handleTaints(w *waiting, nodes []corev1.Node) {
 	pressure := otherTimeout
 	if !s.idleSince.IsZero() {
@@ -86,8 +87,8 @@ func (s *stuckPods) handleTaints(w *waiting, nodes []corev1.Node) {
 	}
 }
 
-// judgeNode returns the time to wait for a node, and names the taint that will stay
-// longest. pressure is the time to wait for the end of a pressure.
+// judgeNode returns the time to wait for a node, and an error about the taint that is least
+// likely to be removed. pressure is the time to wait until memory or disk pressure ends.
 func judgeNode(node string, against []corev1.Taint, pressure time.Duration) (time.Duration, *NeverStarts) {
 	var why *NeverStarts
 	var shortest time.Duration
@@ -106,7 +107,7 @@ func judgeNode(node string, against []corev1.Taint, pressure time.Duration) (tim
 func judgeTaint(node string, taint corev1.Taint, pressure time.Duration) (timeout time.Duration, remedy string) {
 	switch taint.Key {
 	case corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable, corev1.TaintNodeNetworkUnavailable:
-		// They stay a while after the node is ready, longer on a slow one.
+		// These taints stay for a while after the node is ready, longer on a slow host.
 		return otherTimeout, "look for the reason in the log of the node role, which --debug-dir DIR keeps"
 	case corev1.TaintNodeMemoryPressure:
 		return pressure, "ask Slurm for more memory (--mem)"

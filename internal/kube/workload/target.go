@@ -22,13 +22,13 @@ type target struct {
 	// pod is set for a bare pod, job for a Job; selector for the rest.
 	pod, job bool
 	selector labels.Selector
-	// template is the specification of its pods.
+	// template is the specification of a controller's pods.
 	template corev1.PodSpec
 	// single reports whether the pods run one after the other, with one container each.
 	single bool
 	done   bool
-	// seen reports whether the API server has sent the object, and gone whether it has not
-	// because the object does not exist.
+	// seen reports whether the API server has sent the object. gone reports whether the
+	// object does not exist.
 	seen, gone bool
 	// state is the last known state of a Job.
 	state *batchv1.Job
@@ -38,7 +38,8 @@ type target struct {
 	lastFailure string
 }
 
-// targets picks the objects that run something.
+// targets returns the targets among objects. It returns an error for an object that cannot
+// be decoded.
 func targets(objects []Object) ([]*target, error) {
 	var found []*target
 	for _, object := range objects {
@@ -71,7 +72,7 @@ func newTarget(object Object) (*target, error) {
 		return &target{object: object, job: true, finite: true, template: job.Spec.Template.Spec,
 			single: !parallel && containers(job.Spec.Template.Spec) == 1}, nil
 	case "apps/Deployment", "apps/StatefulSet", "apps/DaemonSet", "apps/ReplicaSet":
-		// All of them have these two in the same place.
+		// All four kinds have spec.selector and spec.template.
 		var replicas appsv1.ReplicaSet
 		fields, _, err := unstructured.NestedMap(object.Object, "spec")
 		if err != nil {

@@ -2,26 +2,26 @@ package workload
 
 import "slices"
 
-// turns lets the streams of plain output write one after the other, because that output
-// does not name its container.
+// turns orders the streams of plain output, which does not name its container: each
+// stream writes only after the ones before it have ended.
 type turns struct {
 	// queue holds the streams that have not ended, in the order of their turns.
 	queue []*nodeStream
 	// unordered reports whether the queue must be sorted before the next turn.
 	unordered bool
-	// writes reports whether more output of a stream that its node does not serve comes
-	// in another way.
+	// writes is logs.fallbackWrites.
 	writes func(*nodeStream) bool
 }
 
-// add makes a stream wait for the ends of the others.
+// add appends a stream to the queue.
 func (t *turns) add(s *nodeStream) {
 	s.turn = make(chan struct{})
 	t.queue = append(t.queue, s)
 	t.pass()
 }
 
-// sort puts the stream first whose turn it was in another process.
+// sort orders the queue: first the streams that another process has begun to write, then
+// by creation time.
 func (t *turns) sort() {
 	slices.SortStableFunc(t.queue, func(a, b *nodeStream) int {
 		if a.begun != b.begun {
@@ -48,7 +48,8 @@ func (t *turns) pass() {
 	}
 }
 
-// await returns when the turn has come. If the run ends before, so does the process.
+// await returns when turn is closed, or at once if it is nil. It takes no context, because
+// the process ends with the run.
 func await(turn <-chan struct{}) {
 	if turn != nil {
 		<-turn
