@@ -16,7 +16,7 @@ const (
 	DualStack  = "dual"
 )
 
-// Reach tells how far IPv6 packets from a host get.
+// Reach describes the farthest destinations that a host reaches by IPv6.
 type Reach string
 
 const (

@@ -102,9 +102,9 @@ func (p Plan) Replicas() []Member { return p.Members[:p.Controls] }
 type Addresses struct {
 	// Family is the IPv4 family, which every cluster has.
 	Family
-	// IPv6 is nil if the cluster has only IPv4. WithoutIPv6 says why the cluster has
-	// only IPv4, or why IPv6 does not reach the outside. It is empty if the user
-	// asked for IPv4, or if IPv6 reaches the outside.
+	// IPv6 is nil if the cluster has only IPv4. WithoutIPv6 is the reason for that, or
+	// the reason why IPv6 does not reach the outside. It is empty if the user asked
+	// for IPv4, or if IPv6 reaches the outside.
 	IPv6        *Family
 	WithoutIPv6 string
 	// APIService is the first address of Services (Service

@@ -290,7 +290,7 @@ func (c *container) has(s *segment) bool {
 	return slices.ContainsFunc(c.segments, func(other *segment) bool { return other.generation == s.generation && other.stamp == s.stamp })
 }
 
-// start returns the index and the offset at which to read on after a position. lost
+// start returns the segment and the offset of the next byte after a position. lost
 // reports whether the position's file no longer exists.
 func (c *container) start(p Position) (index int, offset int64, lost bool) {
 	if p == (Position{}) {

@@ -52,7 +52,7 @@ type reader struct {
 	failing time.Time // when reads of the current file began to fail; zero if they succeed
 	// unreadable is the last file with an unreadable part that was reported as lost.
 	unreadable *segment
-	// blocked is the value of container.blockedSince for which a loss was last reported.
+	// blocked is the container.blockedSince of the last reported loss.
 	blocked time.Time
 	buffers *sync.Pool
 }

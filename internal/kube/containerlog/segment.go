@@ -31,8 +31,8 @@ type segment struct {
 	unpacking  sync.Mutex
 	// complete reports whether nothing more will be written to the file.
 	complete bool
-	// sent is the largest offset up to which a client has received the file. Records up
-	// to the offset taken are being sent.
+	// sent is the end of the part of the file that a client has received, as an offset.
+	// Records up to the offset taken are being sent.
 	sent, taken int64
 	sentAt      time.Time
 	// deleted is the time when the file was found to have no name.

@@ -333,8 +333,8 @@ func (w *Watcher) ignored(wd int32) {
 }
 
 // prune drops deleted files that nobody is going to read. If the remaining deleted files
-// have more bytes than Spool, it drops more of them: first those of containers without a
-// reader, then the others, each in the order of their deletion.
+// have more bytes than Spool, it drops more of them: first files of containers
+// without a reader, then the others, each in the order of their deletion.
 func (w *Watcher) prune(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -324,8 +324,8 @@ func (l *logs) abandon(pod *corev1.Pod) {
 	}
 }
 
-// wait returns nil when every stream has ended, or only those of servers are left and
-// silent. Meanwhile it passes changes to handle, because the end of a pod ends a stream.
+// wait returns nil when every stream has ended, or only streams of servers are
+// left and silent. Meanwhile it passes changes to handle, because the end of a pod ends a stream.
 // Streams from nodes have their own timeouts. If only streams from the API server are
 // left, wait gives them up after fallbackSilence, and reports a loss. It returns the
 // cause of ctx when ctx ends, or the error of handle.

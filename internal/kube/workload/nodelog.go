@@ -378,7 +378,7 @@ func (s *nodeStream) deliver(batch []containerlog.Frame, position []byte) error 
 	return s.reach(mark, pieces...)
 }
 
-// reached returns the mark up to which output was passed on.
+// reached returns the mark after the output that was passed on.
 func (s *nodeStream) reached() Mark {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -33,7 +33,7 @@ type Followed struct {
 	// the API server gives the log.
 	Marks map[string]Mark `json:"marks,omitempty"`
 	// Complete holds the hashes of the keys of logs that were passed on as a whole, in
-	// the order in which they ended. Ended holds the hashes of the UIDs of objects that
+	// the order of their ends. Ended holds the hashes of the UIDs of objects that
 	// ended.
 	Complete []string `json:"complete,omitempty"`
 	Ended    []string `json:"ended,omitempty"`
