@@ -44,7 +44,7 @@ func PersistentParent(stderr io.Writer) int {
 	k := persistentParent{stderr: stderr}
 	files, err := linux.ReceiveFiles(&k.config, fdMessages)
 	if err != nil {
-		fmt.Fprintln(stderr, "berth: read the order:", err)
+		fmt.Fprintln(stderr, "berth: read the configuration of the cluster's parent:", err)
 		return exitcode.Internal
 	}
 	k.messages = files[fdMessages]
@@ -61,7 +61,8 @@ func PersistentParent(stderr io.Writer) int {
 	return code
 }
 
-// keep starts the cluster and returns its exit code when it has ended.
+// keep starts the cluster and returns its exit code when it has ended. The error is
+// fs.ErrExist if another parent already keeps the job's cluster.
 func (p *persistentParent) keep() (int, error) {
 	if !p.config.Inside {
 		memory := rundir.Memory(os.Getenv)
@@ -178,6 +179,6 @@ func (p *persistentParent) send(word parentMessage) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.messages != nil {
-		_ = json.NewEncoder(p.messages).Encode(word) // who has gone need not know
+		_ = json.NewEncoder(p.messages).Encode(word) // a command that has ended needs no message
 	}
 }

@@ -44,8 +44,10 @@ type stateSaver struct {
 	runID    string
 	// socket is the listener where the control role serves the objects.
 	socket *os.File
-	path   string
-	last   []savedstate.Record
+	// path is the path of the socket.
+	path string
+	// last holds the records of the last save.
+	last []savedstate.Record
 	// saving guards the folder. over is set when nothing may be saved any more.
 	saving sync.Mutex
 	over   bool
@@ -54,7 +56,8 @@ type stateSaver struct {
 }
 
 // openState acquires the folder for the state and reads its content. private is the
-// directory for the saver's socket.
+// directory for the saver's socket. openState returns nil if the run saves no state. A
+// saver that it returns with an error must be closed, too.
 func openState(ctx context.Context, o Options, job *allocation.Allocation, private string) (*stateSaver, error) {
 	if o.Spec.State == "" {
 		return nil, nil
@@ -95,7 +98,8 @@ func openState(ctx context.Context, o Options, job *allocation.Allocation, priva
 	return s, exitcode.Wrap(exitcode.Internal, err)
 }
 
-// restore prepares the objects in folder for the new cluster.
+// restore prepares the objects in saved for the new cluster. Messages name folder, where
+// they come from. It refuses objects of a newer Kubernetes.
 func (s *stateSaver) restore(saved savedstate.Snapshot, folder string) error {
 	if newer(saved.Facts.Kubernetes, cluster.KubernetesVersion) {
 		return exitcode.Wrap(exitcode.Config, fmt.Errorf("restore the cluster from %s: its objects are from Kubernetes %s, and this is %s: use the newer berth (%s)",
@@ -113,7 +117,8 @@ func (s *stateSaver) restore(saved savedstate.Snapshot, folder string) error {
 	return nil
 }
 
-// takeRestored returns the state of an earlier cluster once, since it may be large.
+// takeRestored returns the state of an earlier cluster and forgets it, since it may be
+// large. A further call returns nil.
 func (s *stateSaver) takeRestored() *sandbox.File {
 	if s == nil {
 		return nil
@@ -123,7 +128,7 @@ func (s *stateSaver) takeRestored() *sandbox.File {
 	return restored
 }
 
-// newer compares versions such as v1.36.3.
+// newer reports whether version a, such as v1.36.3, is newer than b.
 func newer(a, b string) bool {
 	return slices.Compare(numbers(a), numbers(b)) > 0
 }
@@ -286,7 +291,7 @@ func lives(ctx context.Context, own, o savedstate.Owner, job *allocation.Allocat
 	return savedstate.Dead
 }
 
-// processID returns the number in the name of a process.
+// processID returns the process id in a name that linux.ProcessName made, or 0.
 func processID(name string) int {
 	number, _, _ := strings.Cut(name, ":")
 	pid, _ := strconv.Atoi(number)

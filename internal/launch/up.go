@@ -25,7 +25,8 @@ import (
 const UpFlag = "foreground"
 
 // Up starts a persistent cluster and returns when it is ready. Messages of the
-// start go to standard error. args are the arguments of the command line.
+// start go to standard error. args are the arguments of the command line. If a cluster is
+// up already, Up returns its facts and ErrIsUp.
 func Up(ctx context.Context, options Options, args []string) (persistent.Facts, error) {
 	if err := errors.Join(options.Spec.Validate()); err != nil {
 		return persistent.Facts{}, exitcode.Wrap(exitcode.Usage, err)
@@ -45,7 +46,7 @@ func Up(ctx context.Context, options Options, args []string) (persistent.Facts, 
 		return persistent.Facts{}, err
 	}
 	defer said.Close()
-	// If the start is allocation.Interrupted, the cluster must end, too.
+	// If a signal interrupts this command, the cluster must end, too.
 	stop := context.AfterFunc(ctx, func() { _ = parent.Signal(syscall.SIGTERM) })
 	defer stop()
 	for words := json.NewDecoder(said); ; {
@@ -70,8 +71,9 @@ func Up(ctx context.Context, options Options, args []string) (persistent.Facts, 
 	}
 }
 
-// isUp looks for a cluster where a new one would start. If the cluster is on
-// other hosts, only its job is known.
+// isUp reports whether a cluster is up where a new one would start, and returns its facts.
+// It waits for a cluster that is starting. If the cluster is on other hosts, the facts
+// contain only its job.
 func isUp(ctx context.Context, options Options, job slurm.Job, inJob bool) (persistent.Facts, bool, error) {
 	facts := persistent.Facts{Job: jobOf(options.Getenv)}
 	cluster, ok := persistent.Find(rundir.MemoryPlaces(options.Getenv), facts.Job)

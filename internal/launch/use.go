@@ -32,13 +32,13 @@ const (
 // errKeepsNothing is the error of --keep for a cluster that ends with its run.
 var errKeepsNothing = errors.New("keep what the manifests have applied (--keep): the cluster of this run ends with it; start one that stays with 'berth up', or omit --keep")
 
-// hops returns how often this process was sent to another node.
+// hops returns how often this task was sent to another node.
 func (o Options) hops() int {
 	n, _ := strconv.Atoi(o.Getenv(useVariable))
 	return n
 }
 
-// hop returns the variable for a process that is sent to the next node.
+// hop returns the environment variable for a task that is sent to the next node.
 func (o Options) hop() string { return useVariable + "=" + strconv.Itoa(o.hops()+1) }
 
 // StepPersistent is reported by a run that uses a cluster that is up, instead of
@@ -95,9 +95,9 @@ func usePersistent(ctx context.Context, options Options, job slurm.Job, inJob bo
 	return true, code, err
 }
 
-// awaitHead returns the cluster when its head is one of the job's nodes. If the
-// head was lost, another node may lead the cluster some seconds later. ok is
-// false if the cluster ended instead.
+// awaitHead returns the cluster c once its head is one of the job's nodes. If the head was
+// lost, another node may lead the cluster some seconds later. ok is false if the cluster
+// ended instead. After persistentLimit, awaitHead returns c as it is.
 func awaitHead(ctx context.Context, options Options, job string, c persistent.Cluster) (found persistent.Cluster, ok bool) {
 	has, err := slurm.JobNodes(ctx, job, slurm.AskLong)
 	if err != nil || slices.Contains(has, c.Head) {
@@ -117,7 +117,8 @@ func awaitHead(ctx context.Context, options Options, job string, c persistent.Cl
 	return found, ok
 }
 
-// CheckUse refuses options that only the start of a cluster could consider.
+// CheckUse returns an error for invalid options, and for options that only the start of a
+// cluster could consider. Its exit code is Usage.
 func (o Options) CheckUse() error {
 	if err := o.Spec.Validate(); err != nil {
 		return exitcode.Wrap(exitcode.Usage, err)
@@ -159,7 +160,7 @@ type onHead struct{ persistent.Cluster }
 
 func (onHead) Reason() error { return persistent.ErrEnded }
 
-// user is a run on a persistent cluster.
+// user is a run that uses a persistent cluster.
 type user struct {
 	userWorkload
 	cluster usable
@@ -270,7 +271,8 @@ func (u *user) leave(ctx context.Context) error {
 	return nil
 }
 
-// leaveLimit is longer than the default grace period of a pod.
+// leaveLimit bounds the removal of a run's objects. It is longer than the default grace
+// period of a pod.
 const leaveLimit = allocation.MaxGrace + 5*time.Second
 
 // bringImages sends the archives of a run to the running cluster that it uses.

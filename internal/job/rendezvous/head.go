@@ -140,8 +140,9 @@ func (h *Head) accept() {
 	}
 }
 
-// admit registers a pending connection. If there are too many, it evicts a random
-// one of the address with the most. So a slow client cannot keep others out,
+// admit registers a pending connection. If its address already has a quarter of
+// MaxPending, admit evicts a random one of them. If there are MaxPending in all, it evicts
+// a random one of the address with the most. So a slow client cannot keep others out,
 // because nobody can predict which connection stays.
 func (h *Head) admit(from netip.Addr) (context.Context, *pending) {
 	ctx, cancel := context.WithTimeoutCause(h.ctx, h.cfg.Handshake, fmt.Errorf("it did not prove itself within %s", h.cfg.Handshake))

@@ -33,7 +33,8 @@ const (
 type Munge struct {
 	munge, unmunge, socket string
 	uid                    int
-	slots                  chan struct{}
+	// slots bounds the number of running programs.
+	slots chan struct{}
 }
 
 // NewMunge finds the programs munge and unmunge. With an empty socket they use
@@ -104,6 +105,8 @@ const (
 	mungeInvalid      = 14
 )
 
+// mungeRemedy returns the cause of an exit code of unmunge and its remedy, as the end of an
+// error, or an empty string.
 func mungeRemedy(status int, metadata map[string]string) string {
 	switch status {
 	case mungeExpired, mungeRewound:

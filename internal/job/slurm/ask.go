@@ -13,7 +13,8 @@ import (
 	"berth.dev/berth/internal/base/probe"
 )
 
-// askLimit bounds a request to the controller: a busy one can take minutes.
+// askLimit and longLimit bound a request to the controller. A busy controller can take
+// minutes to answer.
 const (
 	askLimit  = 3 * time.Second
 	longLimit = 30 * time.Second
@@ -23,7 +24,8 @@ const (
 // can replace it.
 type Ask func(ctx context.Context, command ...string) ([]byte, error)
 
-// AskSlurm runs the command, three seconds at most.
+// AskSlurm runs a Slurm command for at most three seconds. The error of a failed command
+// contains the first line of its standard error.
 func AskSlurm(ctx context.Context, command ...string) ([]byte, error) {
 	return askWithin(ctx, askLimit, command...)
 }
@@ -75,8 +77,9 @@ func EndTime(ctx context.Context, job Job, ask Ask) (time.Time, error) {
 // minTime is the time that a job must have left for a cluster to be of any use.
 const minTime = 5 * time.Second
 
-// Remaining returns how much time a job has left, in seconds, and whether that is enough
-// for a cluster. A job whose end is the zero time has no limit.
+// Remaining returns the time that a job has left, rounded to seconds, and reports whether
+// that is enough for a cluster. A job whose end is the zero time has no limit: then left is
+// 0 and enough is true.
 func Remaining(end, now time.Time) (left time.Duration, enough bool) {
 	left = max(0, end.Sub(now).Round(time.Second))
 	return left, end.IsZero() || left >= minTime
@@ -106,9 +109,9 @@ func readTime(value string) (time.Time, error) {
 	return time.ParseInLocation("2006-01-02T15:04:05", value, time.Local)
 }
 
-// nodeMemory returns the memory in bytes that the job has on each node, where
-// neither the kernel nor the environment has it: srun sets no variable for its own
-// --mem. 0 is all memory of the node.
+// nodeMemory asks scontrol for the memory in bytes that the job has on this node, and
+// returns 0 for all memory of the node. It is needed where neither the kernel nor the
+// environment has the number: srun sets no variable for its own --mem.
 func nodeMemory(ctx context.Context, job Job, ask Ask) (uint64, error) {
 	said, err := showJob(ctx, job, ask)
 	if err != nil {
@@ -124,9 +127,9 @@ func nodeMemory(ctx context.Context, job Job, ask Ask) (uint64, error) {
 	return 0, fmt.Errorf("read the memory of job %s from scontrol: none in its answer", job.ID)
 }
 
-// LimitMemory replaces a limit that nobody enforces, and that the environment does
-// not contain, by the memory that the job requested. On an error the limit is
-// unchanged.
+// LimitMemory lowers limit to the memory that the job requested, as scontrol reports it.
+// It returns limit unchanged, without asking, if the kernel enforces limit or if it is less
+// than the memory of the machine. On an error it returns limit unchanged, too.
 func LimitMemory(ctx context.Context, job Job, limit probe.Memory, ask Ask) (probe.Memory, error) {
 	if limit.Enforced || limit.Bytes < limit.Physical {
 		return limit, nil
@@ -152,7 +155,8 @@ func NodeAddress(ctx context.Context, node string, ask Ask) (string, error) {
 	return address, nil
 }
 
-// parseSize parses a size in Slurm's notation, such as 1500M, 2G or 0.
+// parseSize returns the bytes of a size in Slurm's notation, such as 1500M, 2G or 0. A
+// number without a unit counts MiB.
 func parseSize(text string) (uint64, error) {
 	unit := uint64(1) << 20
 	number := text

@@ -71,16 +71,16 @@ func WithGrace(ctx context.Context, ask func(ctx context.Context, cause error)) 
 	}
 }
 
-// InGrace calls do with the time that a signal leaves for the workload's end. A
-// second signal cuts it short.
+// InGrace calls do with the time that a signal leaves the workload to end. The context of
+// do ends after that time, or at a second signal.
 func (a *Allocation) InGrace(ctx context.Context, log *slog.Logger, reason *Interrupted, do func(context.Context, time.Duration)) {
 	ctx, end := a.listen(ctx, reason.Signal)
 	defer end()
 	within(ctx, log, reason.Notice(), a.GraceNow(ctx, reason.Signal), do)
 }
 
-// InTime calls do with the time that --grace leaves for the workload's end. A signal
-// cuts it short.
+// InTime calls do with the time that --grace leaves the workload to end. The context of do
+// ends after that time, or at a signal.
 func (a *Allocation) InTime(ctx context.Context, log *slog.Logger, over *TimeUp, do func(context.Context, time.Duration)) {
 	ctx, end := a.listen(ctx, 0)
 	defer end()
@@ -113,7 +113,8 @@ func (a *Allocation) listen(ctx context.Context, first syscall.Signal) (context.
 	}
 }
 
-// heed calls end at a second signal. It returns when ctx ends.
+// heed calls end at a second signal of the user, or when the time after a further SIGTERM
+// is over. It returns when ctx ends.
 func (a *Allocation) heed(ctx context.Context, end func(), first syscall.Signal, again <-chan os.Signal) {
 	began := time.Now()
 	second := secondSignal{jobMayEnd: a != nil && first == syscall.SIGINT}
@@ -134,8 +135,9 @@ func (a *Allocation) heed(ctx context.Context, end func(), first syscall.Signal,
 	}
 }
 
-// shorten calls end when the time after a further SIGTERM is over. It may be the same
-// signal again, or the job, which went on before, has been cancelled.
+// shorten calls end when the time after a further SIGTERM is over. That signal may be a
+// copy of the first one. Or Slurm sends it because the job, which was to continue after
+// the first one, has been cancelled.
 func (a *Allocation) shorten(ctx context.Context, end func()) {
 	over := time.After(a.GraceNow(ctx, syscall.SIGTERM))
 	select {
@@ -156,6 +158,8 @@ type secondSignal struct {
 	last time.Duration
 }
 
+// is reports whether a signal is a second one of the user. after is the time since the
+// first one.
 func (s *secondSignal) is(signal os.Signal, after time.Duration) bool {
 	if s.jobMayEnd && signal == syscall.SIGTERM {
 		s.jobMayEnd, s.last = false, after

@@ -32,15 +32,17 @@ type Relay struct {
 	port   uint16
 
 	mu sync.Mutex
-	// copies is indexed by the archives' numbers.
+	// copies maps the number of an archive to its copy.
 	copies map[int]*growing
 }
 
+// NewRelay returns a relay for the archives of source, which the head serves. The relay
+// listens on a free port of ports.
 func NewRelay(source Source, head netip.Addr, ports rendezvous.PortRange) *Relay {
 	return &Relay{source: source, head: head, ports: ports, copies: map[int]*growing{}}
 }
 
-// open prepares the relay when the first archive is missing.
+// open prepares the relay when the first archive is missing. Later calls do nothing.
 func (r *Relay) open() error {
 	if r.client != nil {
 		return nil
@@ -62,12 +64,12 @@ func (r *Relay) open() error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{archive}", r.give)
 	r.server = newHTTPServer(mux, config.Clone())           // net/http adds the server's protocols to it
-	go func() { _ = r.server.ServeTLS(listener, "", "") }() // until close
+	go func() { _ = r.server.ServeTLS(listener, "", "") }() // until Close
 	return nil
 }
 
 // Close accepts no further requests. A node that is receiving an archive still
-// gets the rest, even if the copy has no name any more.
+// gets the rest, even if the file of the copy has been removed.
 func (r *Relay) Close() {
 	if r.client != nil {
 		r.client.CloseIdleConnections()

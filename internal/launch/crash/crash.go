@@ -23,15 +23,17 @@ import (
 // crashed (reason)Lost; remedy".
 type Note struct {
 	Whose, Lost string
-	// Keep is the file for the stacks. Without it, the reporter prints one.
+	// Keep is the path of the file for the stacks. If it is empty, the reporter prints the
+	// first stack.
 	Keep string `json:",omitempty"`
 }
 
-// BeforeWorkload returns the note until the workload starts.
+// BeforeWorkload returns the note that applies until the workload starts.
 func BeforeWorkload() Note { return Note{Whose: "berth", Lost: " before it started the workload"} }
 
-// pipeBytes is the size of the pipe to the reporter, the smallest there is. All
-// stacks of a run are larger.
+// pipeBytes is the size of the pipe to the reporter, the smallest that Linux allows (one
+// page). The stacks of a run are larger, so that a process that panics waits for the
+// reporter.
 const pipeBytes = 4 << 10
 
 // Reporter is the process that reports a panic of this one. Its methods do nothing
@@ -54,8 +56,8 @@ func KeepStderr() {
 }
 
 // Start starts the reporter, which then reads what the runtime writes about a
-// panic. The process is aborted after a panic, because the code of an ordinary
-// panic, 2, could be the workload's. KeepStderr must have been called.
+// panic. A panic then ends the process with SIGABRT, because the exit code of an
+// ordinary panic, 2, could be the workload's. KeepStderr must have been called.
 func Start(note Note) (*Reporter, error) {
 	var ends [4]*os.File
 	defer func() {
@@ -123,7 +125,7 @@ func (r *Reporter) Close() error {
 		debug.SetTraceback("single")
 		r.closed = errors.Join(unix.Dup3(int(r.stderr.Fd()), 2, 0), r.notes.Close())
 		linux.Resume(r.process.Process.Pid)
-		_ = r.process.Wait() // who killed it has ended it
+		_ = r.process.Wait() // an error means that it was killed, and so has ended
 	})
 	return r.closed
 }

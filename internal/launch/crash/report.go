@@ -26,7 +26,7 @@ const (
 )
 
 const (
-	// stackBytes bounds the stack that is printed where none is kept.
+	// stackBytes bounds the size of the stack that is printed if no file keeps it.
 	stackBytes = 4 << 10
 	// searchedBytes bounds the output that is searched for a panic.
 	searchedBytes = 64 << 10
@@ -75,11 +75,11 @@ func lastNote(note Note, notes *os.File) Note {
 	return note
 }
 
-// report reads the output until the end of the process. If it is that of a panic,
-// report keeps it and notifies the user as soon as the first stack has come. The
-// process waits meanwhile, because the pipe is small: once it has ended, Slurm may end
-// its step and this process with it. It waits for readerWait at most, and report
-// returns once the reader of standard error has the sentence or is gone.
+// report reads the output until the end of the process. If it finds a panic, it keeps
+// the stacks and notifies the user as soon as the first stack has come. The process that
+// panics waits meanwhile, because the pipe is small: once it has ended, Slurm may end its
+// step and this process with it. It waits for readerWait at most. report returns when
+// the reader of standard error has the sentence or is gone.
 func report(output io.Reader, stderr io.Writer, lastNote func() Note) error {
 	text, reason, stack, found := awaitPanic(output)
 	if !found {
@@ -136,7 +136,8 @@ func findPanic(text []byte, ended bool) (reason, stack []byte, found bool) {
 	return reason, stack[:min(len(stack), stackBytes)], complete || ended || len(stack) >= stackBytes
 }
 
-// open returns the file for the stacks, with the first of them, or nil.
+// open creates the file for the stacks and writes text, the beginning, to it. It returns
+// nil if there is no such file, or if it cannot be written.
 func (n Note) open(text []byte) *os.File {
 	if n.Keep == "" {
 		return nil

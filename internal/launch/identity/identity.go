@@ -175,6 +175,8 @@ type Shared struct {
 	Pair      pki.Pair
 }
 
+// NewShared creates an authority, has it sign one certificate for the name, and discards
+// the authority's key.
 func NewShared(authorityName, name string) (made Shared, err error) {
 	authority, err := pki.NewAuthority(authorityName)
 	if err != nil {

@@ -24,8 +24,8 @@ import (
 const rejectLimit = 3 * time.Second
 
 // Gather waits for all other nodes and collects their offers. It returns one
-// offer for each node. The first offer is this node's and contains only the
-// largest packet that reaches the others.
+// offer for each node. The first offer is this node's. It contains only OverlayMTU, the
+// size of the largest packet that reaches the others.
 func (m *Members) Gather(ctx context.Context, cpus int) ([]cluster.Offer, error) {
 	if !m.Several() {
 		return make([]cluster.Offer, 1), nil

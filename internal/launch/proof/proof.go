@@ -34,7 +34,8 @@ type Proof struct {
 
 func (p Proof) private() ed25519.PrivateKey { return ed25519.NewKeyFromSeed(p.Seed) }
 
-// PublicKey returns the key that other hosts know this one by.
+// PublicKey returns this host's public key, for the other hosts. The proof must have a
+// Seed.
 func (p Proof) PublicKey() ed25519.PublicKey { return p.private().Public().(ed25519.PublicKey) }
 
 // Options holds the inputs of the choice between the ways to authenticate.
@@ -137,8 +138,9 @@ func UsePMI(ctx context.Context, job slurm.Job, folder string, getenv func(strin
 		slurm.HasPMI(getenv) && tryMunge(ctx) != nil
 }
 
-// Prover returns what creates and checks credentials for a step. hosts maps nodes
-// to hosts. If the hosts exchange their keys in a folder, Prover returns it, too.
+// Prover returns the prover that creates and checks the credentials of a step. hosts maps
+// nodes to hosts. If the hosts exchange their keys in a folder, exchange is that folder,
+// and nil otherwise.
 func (p Proof) Prover(step rendezvous.Step, folder string, hosts map[string]string) (prover rendezvous.Prover, exchange *rendezvous.Folder, err error) {
 	switch {
 	case p.Key != nil:

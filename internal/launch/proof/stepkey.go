@@ -80,7 +80,7 @@ func PassKey(spec cluster.Spec) error {
 		relay.Stdin, relay.Stdout, relay.Stderr = os.Stdin, writer, os.Stderr
 		relay.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		if err := relay.Start(); err != nil {
-			return fmt.Errorf("start what passes standard input on: %w", err)
+			return fmt.Errorf("start the relay of standard input: %w", err)
 		}
 	}
 	if err := unix.Dup3(int(reader.Fd()), 0, 0); err != nil {

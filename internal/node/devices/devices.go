@@ -40,7 +40,7 @@ type Wish struct {
 // Found holds the devices of a node.
 type Found struct {
 	Resources []cluster.Resource
-	// Specs are CDI specifications by the names of their files.
+	// Specs maps file names to CDI specifications.
 	Specs map[string][]byte
 	// Notices lists devices that are not offered, with reasons.
 	Notices []string
@@ -150,7 +150,7 @@ func (m Machine) usable(path string) bool {
 // isDevice accepts named pipes as devices, as CDI does.
 func isDevice(mode fs.FileMode) bool { return mode&(fs.ModeDevice|fs.ModeNamedPipe) != 0 }
 
-// nodes describes the usable paths.
+// nodes returns the CDI device nodes of the usable paths.
 func (m Machine) nodes(paths []string) []*cdi.DeviceNode {
 	var nodes []*cdi.DeviceNode
 	for _, path := range paths {

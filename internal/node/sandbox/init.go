@@ -17,7 +17,7 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// Init runs PID 1, and returns its exit status. When it returns, the kernel ends
+// Init runs PID 1 of the sandbox, and returns its exit status. When it returns, the kernel ends
 // everything else in the namespaces.
 func Init() int {
 	OutliveSignals()
@@ -48,8 +48,8 @@ func Init() int {
 	return newReaper(control).serve()
 }
 
-// setUp sets the sandbox up as configured and reports it ready, with the process
-// id of init outside.
+// setUp sets the sandbox up as configured and reports to the supervisor that it is ready.
+// outside is the process id of init in the supervisor's PID namespace.
 func setUp(config Config, control *net.UnixConn, outside int) error {
 	if err := unix.Sethostname([]byte(config.Hostname)); err != nil {
 		return fmt.Errorf("set host name %s: %w", config.Hostname, err)
@@ -96,7 +96,7 @@ func setUp(config Config, control *net.UnixConn, outside int) error {
 	return err
 }
 
-// listenAt listens on a unix socket that only root inside may use.
+// listenAt listens on a unix socket that only root in the sandbox may use.
 func listenAt(path string) (*os.File, error) {
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -110,8 +110,8 @@ func listenAt(path string) (*os.File, error) {
 	return listener.File()
 }
 
-// endLimit limits how long init waits for all other processes to end. After it,
-// the janitor kills init.
+// endLimit bounds how long init waits for all other processes to end. The janitor kills
+// init after the same time.
 const endLimit = time.Second
 
 // reaper starts commands and reaps every process of the namespace; orphans
@@ -176,6 +176,9 @@ func (r *reaper) start(command *Command, files []*os.File) {
 	r.report(Event{Kind: Started, Name: command.Name, PID: pid})
 }
 
+// forkCommand starts a command in its own session, with its log as output, and returns the
+// process id. files become its descriptors from 3 up; if HasStdout is set, the first is
+// standard output instead.
 func forkCommand(command *Command, files []*os.File) (int, error) {
 	log, err := openLog(command.Log)
 	if err != nil {
@@ -261,7 +264,7 @@ func (r *reaper) collect() {
 }
 
 // watchStopped continues processes that were stopped by a signal, as KeepRunning does.
-// A pod whose shim is stopped, or a runc of its shim, would wait without a word.
+// Otherwise a pod would hang silently while its shim, or a runc of the shim, is stopped.
 func (r *reaper) watchStopped() {
 	for range time.Tick(stopPoll) {
 		parents, err := linux.Parents()
@@ -282,11 +285,11 @@ func (r *reaper) watchStopped() {
 	}
 }
 
-// isPart reports whether a process belongs to the node, and not to a pod. Parts are the
-// commands and their children, the shims, whose parent is this process once containerd has
-// started them, and what a part starts from berth's own programs. A process that has been
-// forked and not become another program yet counts, too: its parent waits for that. It is
-// called with mu held.
+// isPart reports whether a process belongs to the node, and not to a pod. These belong to
+// the node: children of the commands; shims, whose parent is this process once containerd
+// has started them; and descendants of both that run a program from the same folder as their
+// parent, which only berth's own programs do. A process that was forked and has not executed
+// its program yet counts, too, because its parent waits for that. The caller holds mu.
 func (r *reaper) isPart(pid int, parents map[int]int) bool {
 	folder := programFolder(pid)
 	for {

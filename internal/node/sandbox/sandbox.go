@@ -37,7 +37,8 @@ type Sandbox struct {
 
 	sending sync.Mutex
 	closing sync.Once
-	closed  error
+	// closed is the error of Close.
+	closed error
 }
 
 // Start makes the namespaces and returns once init has set them up. The janitor
@@ -278,6 +279,7 @@ func Remove(ids IDMap, directories []string) error {
 	return nil
 }
 
+// openLog opens a log to append to it. An empty path selects the null device.
 func openLog(path string) (*os.File, error) {
 	if path == "" {
 		path = os.DevNull
