@@ -37,14 +37,15 @@ type Session struct {
 	Versions map[string]string `json:"versions"`
 	// Before is the command that ran on each host before images were delivered.
 	Before string `json:"before,omitempty"`
-	// Nodes lists the measured machines; without Slurm only this one.
+	// Nodes lists the measured machines; without Slurm, only the machine of the bench.
 	Nodes []Machine `json:"nodes"`
 	Slurm *Slurm    `json:"slurm,omitempty"`
 	// Link is the plan's link between the hosts. The settings in effect are part of the
 	// machines' settings.
 	Link *Link `json:"link,omitempty"`
 
-	// name returns the current name of a system of the plan, where they differ.
+	// name maps a system's name in the plan to its current name. It is nil if no names
+	// differ.
 	name func(string) string
 }
 
@@ -104,16 +105,16 @@ type Trial struct {
 	Case   string `json:"case"`
 	Kind   string `json:"kind"` // which of the bench's cases it is
 	System string `json:"system"`
-	// Against is the case whose figures of the reference are compared with these, if it
-	// is another case.
+	// Against is another case. This trial's figures are compared with that case's figures
+	// on the reference. It is empty if they are compared within one case.
 	Against string `json:"against,omitempty"`
 	Phase   Phase  `json:"phase"`
 	Number  int    `json:"number"`
 	// Parameters holds all parameters of the case, including defaults.
 	Parameters map[string]string `json:"parameters"`
-	// Start and Seconds belong to the trial. If several trials ran together, they share
-	// Start, and Seconds is their time divided by their number; the step's window then
-	// has the program's own time.
+	// Start is the start of the trial, and Seconds its duration. If several trials ran
+	// together, Together is their number. Then they share Start, Seconds is their total
+	// time divided by their number, and the step's window has the program's own time.
 	Start    time.Time `json:"start"`
 	Seconds  float64   `json:"seconds"`
 	Together int       `json:"together,omitempty"`
@@ -140,7 +141,7 @@ type Value struct {
 	Name  string  `json:"name"`
 	Unit  string  `json:"unit"`
 	Value float64 `json:"value"`
-	// Better is "higher" or "lower"; empty if neither is better.
+	// Better is "higher" or "lower", whichever is better, or empty if neither is.
 	Better string `json:"better,omitempty"`
 	// Detail is the evidence for the answer of a check.
 	Detail string `json:"detail,omitempty"`
@@ -149,8 +150,8 @@ type Value struct {
 // Check is the unit of a value that answers a question: 1 is yes.
 const Check = "yes or no"
 
-// Share is the name of the value for the hosts' share of a trial's connections
-// with the fast path.
+// Share is the name of a value: the percentage of a trial's connections that the hosts
+// made, which means over the fast path.
 const Share = "connections made by the hosts"
 
 // Step describes the process of a trial.
@@ -163,8 +164,8 @@ type Step struct {
 	Window     *Window `json:"window,omitempty"`
 	// Left counts the connections that the fast path left to the overlay, by reason.
 	Left map[string]float64 `json:"left_to_overlay,omitempty"`
-	// MPI is the MPI of the trial's programs, as its mpirun reports it. An image has its
-	// own.
+	// MPI is the implementation and version of MPI that the trial's mpirun reports. An
+	// image has its own MPI.
 	MPI string `json:"mpi,omitempty"`
 }
 
@@ -173,7 +174,7 @@ type Step struct {
 type Window struct {
 	Seconds    float64 `json:"seconds"`
 	Processors int     `json:"processors"`
-	// Busy is the total busy time of its processors in seconds.
+	// Busy is the total busy time of the machine's processors in seconds.
 	Busy float64 `json:"busy_seconds"`
 }
 

@@ -12,15 +12,16 @@ import (
 )
 
 // apptainer runs tasks with 'apptainer exec' of a SIF file, without root, as a scientist
-// does. It makes the file from the image before the first program, and one from each
-// delivered image.
+// does. It makes this file from the image before the first program runs, and another from
+// each delivered image.
 type apptainer struct {
 	place   Place
 	program string
-	// unpacks is set if programs are not run because each start would unpack the file,
-	// and has the reason.
+	// unpacks is the reason why programs are not run: each start would unpack the file. It
+	// is empty if Apptainer can mount the file.
 	unpacks string
-	// shared is a folder that all hosts see, with the MPI image; empty until it is made.
+	// shared is a folder that all hosts see, with the SIF file of the MPI image. It is
+	// empty until share makes the folder.
 	shared string
 }
 
@@ -41,8 +42,8 @@ const (
 	lookScript = `missing() { echo "$1 is missing: apt-get install $2" >&2; exit 1; }
 command -v mksquashfs >/dev/null || missing mksquashfs squashfs-tools
 "$apptainer" --version`
-	// buildScript makes the file "$2" of "$1", an archive. Apptainer cannot read
-	// an OCI archive that lists folders only by their files.
+	// buildScript makes the file "$2" from the archive "$1". Apptainer cannot read an OCI
+	// archive without entries for its folders, so the script unpacks it first.
 	buildScript = `mkdir -p -m 0700 "$home"
 [ -O "$home" ] || { echo "$home is somebody else's: remove it, or set TMPDIR" >&2; exit 1; }
 files=$(tar -tf "$1")
@@ -53,7 +54,8 @@ esac
 "$apptainer" --quiet build --force "$home/$2" "$from"
 rm -rf "$home/oci" "$home/cache"
 `
-	// triedScript starts a program in the file; the messages show how it is mounted.
+	// triedScript runs a program in the file. Apptainer's messages show whether it could
+	// mount the file.
 	triedScript  = `"$apptainer" exec "$home/"` + sif + ` true`
 	removeScript = `rm -rf "$home"`
 )
@@ -71,7 +73,7 @@ func execScript(options ...string) string {
 
 func (a *apptainer) Check(ctx context.Context) (map[string]string, error) {
 	if _, err := a.place.ask(ctx, "sh", "-c", `command -v "$0"`, a.program); err != nil {
-		return nil, fmt.Errorf("%s is missing: Debian 12 and 13 have no package apptainer: test/bench/apptainer FOLDER fetches that of a newer release into a folder", a.program)
+		return nil, fmt.Errorf("%s is missing, and Debian 12 and 13 have no package of it: test/bench/apptainer FOLDER fetches a newer release's package into a folder", a.program)
 	}
 	version, err := a.place.ask(ctx, a.script("", lookScript)...)
 	if err != nil {
@@ -80,8 +82,8 @@ func (a *apptainer) Check(ctx context.Context) (map[string]string, error) {
 	return map[string]string{"apptainer": strings.TrimPrefix(version, "apptainer version ")}, nil
 }
 
-// Prepare makes the file and tries it. If Apptainer cannot mount it, programs
-// are unsupported, and image cases continue.
+// Prepare makes the SIF file and tries it. If Apptainer cannot mount the file, Run refuses
+// programs, but still delivers images.
 func (a *apptainer) Prepare(ctx context.Context) error {
 	if _, err := a.place.ask(ctx, a.script("", buildScript, a.place.Archive, sif)...); err != nil {
 		return err
@@ -116,7 +118,7 @@ func (a *apptainer) Run(ctx context.Context, task Task) (Output, error) {
 		return Output{}, &Unsupported{"Apptainer has no claims"}
 	}
 	if task.Server != nil && task.Server.At != OnHost {
-		return Output{}, &Unsupported{"Apptainer has no pods, and the network of the host"}
+		return Output{}, &Unsupported{"Apptainer has no pods, and uses the network of the host"}
 	}
 	return a.place.withServer(ctx, task, func(args []string) (Output, error) {
 		return a.place.withFolder(ctx, task.Folder != NoFolder, func(folder string) (Output, error) {
@@ -173,7 +175,8 @@ func (a *apptainer) share(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("make a folder that all hosts see: %w; --shared names one", err)
 	}
-	// It is built on the host, as the folder may be on a network file system.
+	// The file is built on the host's disk, because the folder may be on a network file
+	// system.
 	if _, err = a.place.ask(ctx, a.script("", buildScript+`mv "$home/$2" "$3/`+sif+`"`, a.place.MPIArchive, "mpi.sif", folder)...); err != nil {
 		return errors.Join(err, os.RemoveAll(folder))
 	}

@@ -21,16 +21,16 @@ type attachment struct {
 	server  attached
 }
 
-// attached is a pod: a process in its namespaces, and its address.
+// attached is a pod: the PID of a process in its namespaces, and its IP address.
 type attached struct{ pid, address string }
 
-// enter returns the command that starts a user's program in a pod, whose user
-// namespace the user owns.
+// enter returns the beginning of a command that starts a program in the pod. The user owns
+// the pod's user namespace, so this needs no privileges.
 func (a attached) enter() []string {
 	return []string{"nsenter", "--target", a.pid, "--user", "--net", "--preserve-credentials", "--"}
 }
 
-// look reads the pods that root has set up on a host, from one file for each way.
+// look returns the pods that root has set up on a host. Each way has a file that lists them.
 func (a *attachment) look(ctx context.Context, hosts []string) (versions map[string]string, pods []attached, err error) {
 	text, err := a.place.askOn(ctx, hosts, "cat", fmt.Sprintf("/run/berth-bench-%s/%s/pods", a.network, a.way))
 	if err != nil {
@@ -39,7 +39,8 @@ func (a *attachment) look(ctx context.Context, hosts []string) (versions map[str
 	return readAttached(a.network, text)
 }
 
-// readAttached reads such a file of a network.
+// readAttached parses a file that lists the pods of a network and the network's version. It
+// returns an error unless there are two pods.
 func readAttached(network, text string) (map[string]string, []attached, error) {
 	versions := map[string]string{}
 	var pods []attached
@@ -83,7 +84,7 @@ func (a *attachment) Run(ctx context.Context, task Task) (Output, error) {
 	case task.Images != nil || task.Sequence != nil || task.Folder != NoFolder:
 		return Output{}, &Unsupported{"it is only a network, without a cluster"}
 	case task.Server == nil || task.Server.At != InPod:
-		return Output{}, &Unsupported{"it connects its pods: measure with the server in a pod"}
+		return Output{}, &Unsupported{"this network connects only its pods: measure with the parameter to=pod"}
 	}
 	stop, err := a.place.start(ctx, a.place.step(a.place.lastHost(), append(a.server.enter(), a.place.served(*task.Server)...)))
 	if err != nil {

@@ -32,7 +32,7 @@ type bare struct{ unpacked }
 func (b *bare) Check(ctx context.Context) (map[string]string, error) {
 	versions := map[string]string{}
 	const ownBerth = "berth beside the bench"
-	// Programs that measure berth themselves have no other record of its version.
+	// If a task's program runs berth itself, only this records berth's version.
 	if own, err := (&berth{place: b.place, name: ownBerth, program: b.place.Berth}).Check(ctx); err == nil {
 		versions[ownBerth] = own["berth"] + ", " + own[programsOf+ownBerth]
 	}
@@ -52,7 +52,7 @@ func (b *bare) Run(ctx context.Context, task Task) (Output, error) {
 		return Output{}, &Unsupported{"bare metal has no pods and no Services"}
 	}
 	return b.place.withServer(ctx, task, func(args []string) (Output, error) {
-		// Whichever storage containers have, it is compared with a folder of the host.
+		// Each kind of a container's storage is compared with a folder of the host.
 		return b.place.withFolder(ctx, task.Folder != NoFolder, func(folder string) (Output, error) {
 			argv := b.place.measuredThrough(b.place.host(0), b.place.Archive, nil, replace(args, FolderHere, folder), task.Window)
 			return noted(b.place.run(ctx, argv, ""))
@@ -60,7 +60,8 @@ func (b *bare) Run(ctx context.Context, task Task) (Output, error) {
 	})
 }
 
-// withServer runs a task beside its server on bare metal, if it has one there.
+// withServer starts the task's server on bare metal, if it has one there, and calls run with
+// the task's arguments, which contain the server's address. Then it ends the server.
 func (p Place) withServer(ctx context.Context, task Task, run func(args []string) (Output, error)) (Output, error) {
 	if task.Images != nil {
 		return Output{}, &Unsupported{"it runs programs, and takes no times of images"}
@@ -89,7 +90,7 @@ func (p Place) served(server Server) []string {
 	return append(own, server.Args...)
 }
 
-// withServers does the same for several tasks: each distinct server is started once.
+// withServers is like withServer for several tasks. It starts each distinct server once.
 func (p Place) withServers(ctx context.Context, tasks []Task, run func(tasks []Task) error) error {
 	server := slices.IndexFunc(tasks, func(t Task) bool { return t.Server != nil && t.Server.At == OnHost })
 	if server < 0 {
@@ -112,8 +113,8 @@ func (p Place) withServers(ctx context.Context, tasks []Task, run func(tasks []T
 	return err
 }
 
-// lastHost returns the host for servers: the second, if there is one and no
-// other is wanted.
+// lastHost returns the host for servers: the second, if the job has several and SameHost is
+// not set, otherwise the first.
 func (p Place) lastHost() []string {
 	if !p.inSlurm() {
 		return nil
@@ -153,8 +154,8 @@ func ownAddress() (string, error) {
 	return "", fmt.Errorf("this machine has no address but the loopback's, and containers do not reach that")
 }
 
-// withFolder calls run with a temporary folder of the first host, which is this machine
-// without Slurm.
+// withFolder calls run with a temporary folder of the first host, and removes it afterwards.
+// Without Slurm, the first host is this machine. If no folder is wanted, run gets "".
 func (p Place) withFolder(ctx context.Context, wanted bool, run func(folder string) (Output, error)) (Output, error) {
 	if !wanted {
 		return run("")
@@ -170,6 +171,7 @@ func (p Place) withFolder(ctx context.Context, wanted bool, run func(folder stri
 	return out, err
 }
 
+// replace returns a copy of args with each occurrence of a text replaced.
 func replace(args []string, what, by string) []string {
 	replaced := make([]string, len(args))
 	for i, arg := range args {
@@ -178,7 +180,8 @@ func replace(args []string, what, by string) []string {
 	return replaced
 }
 
-// found looks for programs on the first host, each with the package that has it.
+// found returns an error if a program is missing on the first host, or if the image of the
+// programs is missing here. programs maps each program to the Debian package that has it.
 func (p Place) found(ctx context.Context, programs map[string]string) error {
 	var missing []string
 	for program, from := range programs {

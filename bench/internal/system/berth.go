@@ -31,7 +31,8 @@ type berth struct {
 	// hostNetwork puts the pods into the network of the cluster's nodes, and fast gives
 	// them the fast path.
 	hostNetwork, fast bool
-	// form is the format of delivered images.
+	// form is the format of delivered images. Unless it is "oci", it is the suffix of
+	// their names.
 	form string
 }
 
@@ -41,7 +42,7 @@ func (b *berth) Check(ctx context.Context) (map[string]string, error) {
 		program, err = filepath.EvalSymlinks(program)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w; 'make' makes berth, 'make -C test/bench stargz' that with the stargz snapshotter: put test/bench/out/stargz/bin on PATH", err)
+		return nil, fmt.Errorf("%w; 'make' builds berth. For berth with the stargz snapshotter, run 'make -C test/bench stargz' and put test/bench/out/stargz/bin on PATH", err)
 	}
 	if _, err := os.Stat(b.place.Archive); err != nil {
 		return nil, fmt.Errorf("the image of the programs: %w", err)
@@ -84,8 +85,8 @@ func readVersions(text string) map[string]string {
 	return versions
 }
 
-// digestOf distinguishes builds of one version. It returns a digest of a program and of
-// all programs in a folder.
+// digestOf returns a digest of a program and of all files in a folder, which distinguishes
+// builds of one version. It follows symbolic links.
 func digestOf(program, folder string) (string, error) {
 	all := sha256.New()
 	add := func(path string) error {
@@ -162,11 +163,11 @@ func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
 	return out, errors.Join(err, wrong)
 }
 
-// phase matches a line of berth about its start: the seconds since its start,
-// and the finished step.
+// phase matches a line of progress that berth prints: the seconds since berth was started,
+// and the step that has finished.
 var phase = regexp.MustCompile(`(?m)^berth: +([0-9.]+)s  (\S.* (?:ready|imported|applied))$`)
 
-// phases returns the steps of a start that berth has printed.
+// phases returns the time of each step that berth has printed during its start.
 func phases(said string) []record.Value {
 	var values []record.Value
 	for _, match := range phase.FindAllStringSubmatch(said, -1) {
@@ -193,7 +194,7 @@ func (b *berth) RunTogether(ctx context.Context, tasks []Task) []Result {
 		var at []int
 		for i, t := range tasks {
 			if t.Images != nil {
-				results[i] = Result{Err: &Unsupported{"images come to a cluster that nothing else works on: leave together out of the plan"}}
+				results[i] = Result{Err: &Unsupported{"images are delivered to a cluster that runs nothing else: remove together from the plan"}}
 				continue
 			}
 			if t.alone() {
@@ -225,7 +226,8 @@ func (b *berth) RunTogether(ctx context.Context, tasks []Task) []Result {
 	return results
 }
 
-// together runs tasks in one cluster on hosts.
+// together runs tasks in one cluster on hosts, and returns a result for each. pods is set
+// if the tasks' servers run in pods.
 func (b *berth) together(ctx context.Context, hosts []string, tasks []Task, pods bool) (results []Result) {
 	fail := func(err error) []Result {
 		for range tasks {
@@ -259,7 +261,8 @@ func (b *berth) together(ctx context.Context, hosts []string, tasks []Task, pods
 	return results
 }
 
-// start starts a cluster on hosts for the time of tasks.
+// start starts a cluster on hosts, runs tasks in one pod, and returns the pod's output.
+// The cluster ends with the pod. folder, if any, is the host's folder to mount.
 func (b *berth) start(ctx context.Context, hosts []string, tasks []Task, folder string) (Output, error) {
 	options := []string{"run", "--quiet"}
 	if tasks[0].Alone {
@@ -284,7 +287,7 @@ func (b *berth) start(ctx context.Context, hosts []string, tasks []Task, folder 
 	return out, err
 }
 
-// fastPath returns the value for the option of that name.
+// fastPath returns the value for --fast-path.
 func (b *berth) fastPath() string {
 	if b.fast {
 		return "auto"
@@ -292,10 +295,10 @@ func (b *berth) fastPath() string {
 	return "off"
 }
 
-// mainPrefix is berth's mark on the task's lines if several containers print.
+// mainPrefix begins the task's lines in berth's output if several containers print.
 const mainPrefix = "[bench main] "
 
-// ofMain returns the task's own output.
+// ofMain returns the lines of the task in berth's output, without mainPrefix.
 func ofMain(text string) string {
 	if !strings.Contains(text, mainPrefix) {
 		return text

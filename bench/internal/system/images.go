@@ -27,7 +27,7 @@ type delivery struct {
 	address string
 }
 
-// deliver calls run with a new registry and folder.
+// deliver calls run with a new registry and folder, which it removes afterwards.
 func (p Place) deliver(ctx context.Context, images Images, run func(*delivery) (Output, error)) (out Output, err error) {
 	if p.inSlurm() && len(p.Hosts) < images.Nodes {
 		return out, &Unsupported{fmt.Sprintf("it needs a job of %d hosts", images.Nodes)}
@@ -50,8 +50,8 @@ func (p Place) deliver(ctx context.Context, images Images, run func(*delivery) (
 	return run(d)
 }
 
-// ownAddress returns this machine's address towards the hosts. Other addresses
-// may be unreachable for them.
+// ownAddress returns the address that this machine uses towards the hosts. They may not
+// reach its other addresses.
 func (d *delivery) ownAddress(ctx context.Context) (string, error) {
 	for _, host := range d.hosts() {
 		var dialer net.Dialer
@@ -100,7 +100,7 @@ func (d *delivery) serve(ctx context.Context, bitsPerSecond float64) error {
 	return nil
 }
 
-// shards makes the files that the workers read: 32 files of a megabyte.
+// shards makes the files that the workers read: 32 files of 1 MiB.
 func (d *delivery) shards() error {
 	if d.images.WorkerMB == 0 {
 		return nil
@@ -121,7 +121,7 @@ func (d *delivery) shards() error {
 	return nil
 }
 
-// before returns the command that drops page caches, on all hosts.
+// before returns the command that runs Place.Before on all hosts, or nil if there is none.
 func (d *delivery) before() []string {
 	if len(d.place.Before) == 0 {
 		return nil
@@ -137,7 +137,7 @@ func (d *delivery) hosts() []string {
 }
 
 // deliver delivers images to the nodes of a cluster of berth. A command beside the cluster
-// records the times. There is one cluster for all images, unless nodes must be empty.
+// records the times. All images use one cluster, unless Images.Fresh asks for empty nodes.
 func (b *berth) deliver(ctx context.Context, images Images) (Output, error) {
 	return b.place.deliver(ctx, images, func(d *delivery) (Output, error) {
 		if !images.Fresh {
@@ -148,7 +148,7 @@ func (b *berth) deliver(ctx context.Context, images Images) (Output, error) {
 			return Output{}, err
 		}
 		if out, err := b.cluster(ctx, d, images.Names); err != nil {
-			return out, fmt.Errorf("deliver all for the first time: %w", err)
+			return out, fmt.Errorf("deliver all images to the folder that runs share: %w", err)
 		}
 		if err := d.serve(ctx, images.BitsPerSecond); err != nil {
 			return Output{}, err
@@ -183,7 +183,8 @@ func (b *berth) cluster(ctx context.Context, d *delivery, names []string) (Outpu
 	spec := deliver.Spec{
 		Folder: out, Inside: inside, Registry: "http://" + d.address, Work: d.images.Work, Nodes: d.images.Nodes, MemoryMB: d.images.WorkerMB,
 		Usage: d.place.step(d.hosts(), []string{d.place.Self, step.UsageArg}), Before: d.before(),
-		// It ends before the trial's limit, and reports the cluster's messages.
+		// The delivery must time out before the trial, so that it can report the cluster's
+		// events.
 		Timeout: d.place.Timeout * 9 / 10,
 	}
 	for _, name := range names {

@@ -20,8 +20,8 @@ type job struct {
 	jobOptions
 }
 
-// jobOptions holds sbatch's options for the job, srun's for its steps, and sbatch's for
-// the job whose steps alternate with them.
+// jobOptions holds sbatch's options for the measured job, srun's options for its steps, and
+// sbatch's options for the other job, whose steps alternate with these (sequence.Steps).
 type jobOptions struct{ options, step, outside []string }
 
 func newJob(p Place, o map[string]string) *job {
@@ -42,10 +42,10 @@ const imageHere = "{image}"
 // whether the options are understood and the image is valid.
 func (j *job) Check(ctx context.Context) (map[string]string, error) {
 	if os.Getenv("SLURM_JOB_ID") != "" {
-		return nil, errors.New("it makes a job for each trial: call 'berth bench run --local' where jobs are submitted, and not in one")
+		return nil, errors.New("this system submits a job for each trial: run 'berth bench run --local' on a login node, not in a job")
 	}
 	if slices.ContainsFunc(j.step, func(word string) bool { return strings.Contains(word, imageHere) }) {
-		return nil, errors.New("steps have an image: name its directory, which all hosts see, with --step-image")
+		return nil, errors.New("the options of steps need an image: name its directory, which all hosts see, with --step-image")
 	}
 	if _, err := exec.LookPath("sbatch"); err != nil {
 		return nil, errors.New("there is no Slurm: sbatch is missing")
@@ -78,7 +78,7 @@ over() { [ -z "$id" ] || scancel --quiet "$id"; rm -rf "$to"; }
 trap over EXIT
 trap 'exit 143' TERM INT HUP
 there() {
-	state=$(squeue --noheader --jobs "$id" --states all -o %T 2>/dev/null) || return 0 # a controller that is away says nothing of the job
+	state=$(squeue --noheader --jobs "$id" --states all -o %T 2>/dev/null) || return 0 # the controller does not answer; the job may still run
 	case "$state" in PENDING | CONFIGURING | RUNNING | SUSPENDED | COMPLETING) ;; *) return 1 ;; esac
 }
 cat >"$to/script" <<'END'
@@ -111,7 +111,7 @@ exit "$(cat "$to/ended")"
 
 func (j *job) Run(ctx context.Context, task Task) (Output, error) {
 	if task.Sequence == nil || task.Sequence.Job == "" || task.Sequence.Job == sequence.Program {
-		return Output{}, &Unsupported{"it is for what a job's steps do: mpi-init, hpl and steps"}
+		return Output{}, &Unsupported{"this system measures only the cases of job steps: mpi-init, hpl and steps"}
 	}
 	what := *task.Sequence
 	what.in = j.jobOptions

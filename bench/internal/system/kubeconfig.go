@@ -37,8 +37,8 @@ func newKubeconfig(place Place, options map[string]string) *kubeconfig {
 	return k
 }
 
-// kubectl runs here, and not on a host of the job, because the cluster is
-// elsewhere.
+// kubectl returns a command line of kubectl for the cluster. It runs on this machine, not on
+// a host of the job, because the cluster is elsewhere.
 func (k *kubeconfig) kubectl(args ...string) []string {
 	return append(append([]string{k.place.Kubectl}, k.kubectlArguments...), args...)
 }
@@ -84,7 +84,7 @@ func (k *kubeconfig) Run(ctx context.Context, task Task) (Output, error) {
 		return k.sequence(ctx, *task.Sequence)
 	}
 	if task.Folder == Scratch {
-		return Output{}, &Unsupported{"a folder of the host is for who rules the cluster"}
+		return Output{}, &Unsupported{"only an administrator of the given cluster can give pods a folder of the host"}
 	}
 	name := fmt.Sprintf("berth-bench-%d-%d", os.Getpid(), k.number.Add(1))
 	return k.place.withServer(ctx, task, func(args []string) (Output, error) {

@@ -22,7 +22,7 @@ type objects struct {
 	mounted bool
 	// name is a part of all names, because a cluster may have several sets of objects.
 	name string
-	// counted makes the pod print who made its node's connections.
+	// counted makes the pod print its node's counters of connections.
 	counted bool
 	// sameNode permits servers on the task's node.
 	sameNode bool
@@ -70,8 +70,8 @@ func manifest(tasks []Task, o objects) (string, error) {
 	if servers := distinct(tasks); len(servers) > 0 {
 		name := o.name + "-server"
 		all = append(all, o.server(servers, name)...)
-		// The task starts once the servers listen, because their pod has no name before.
-		// The second is for the rules of a Service, which are set a moment later.
+		// The task starts once the servers listen: until then DNS does not know their
+		// pod's name. The rules of the Service are set a moment later, hence the second.
 		spec["initContainers"] = []object{{
 			"name": "wait", "image": o.image, "imagePullPolicy": "IfNotPresent",
 			"command": []string{"sh", "-c", fmt.Sprintf("until getent ahostsv4 %s-pod >/dev/null; do sleep 0.2; done; sleep 1", name)},

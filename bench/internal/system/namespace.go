@@ -14,11 +14,13 @@ type namespace struct {
 	// connect is the program with its options, before the task's command.
 	connect  []string
 	packages map[string]string
-	// wanted must be in the program's help; otherwise unknown is the error.
+	// wanted is a word that the program's help must contain. If it does not, Check returns
+	// unknown as the error.
 	wanted, unknown string
 }
 
-// rootlesskit returns the network of rootless Docker and containerd.
+// rootlesskit returns a namespace with a network of RootlessKit, which rootless Docker and
+// containerd use.
 func rootlesskit(place Place, network string) *namespace {
 	n := &namespace{
 		unpacked: unpacked{place}, program: "rootlesskit", packages: map[string]string{"rootlesskit": "rootlesskit", "newuidmap": "uidmap"},
@@ -36,7 +38,7 @@ func rootlesskit(place Place, network string) *namespace {
 	return n
 }
 
-// pasta returns the namespace mode of passt.
+// pasta returns a namespace that pasta connects, the namespace mode of passt.
 func pasta(place Place) *namespace {
 	return &namespace{
 		unpacked: unpacked{place}, program: "pasta", packages: map[string]string{"pasta": "passt"},

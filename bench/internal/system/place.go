@@ -19,19 +19,19 @@ import (
 	"berth.dev/berth/bench/internal/window"
 )
 
-// endLimit limits how long a command may take to end after a request.
+// endLimit limits how long a command may take to end after SIGTERM.
 const endLimit = 20 * time.Second
 
-// Place is the place of tasks: steps of a Slurm job, or, without hosts,
-// processes of this machine.
+// Place holds the hosts, programs and limits of tasks. Tasks run as steps of a Slurm job on
+// Hosts, or, without Hosts, as processes of this machine.
 type Place struct {
-	// Self is this program.
+	// Self is the path of this program.
 	Self string
 	// Berth and Kubectl are the paths of these programs.
 	Berth, Kubectl string
-	// Archive is the image with the programs of the cases, and Image its name.
+	// Archive is the path of the image with the programs of the cases, and Image its name.
 	Archive, Image string
-	// MPIArchive is the image with MPI and its programs.
+	// MPIArchive is the path of the image with MPI and its programs.
 	MPIArchive string
 	// StepImage is a directory to use as the image of job steps, if the site supports
 	// that.
@@ -42,10 +42,12 @@ type Place struct {
 	// as one that drops page caches.
 	Before []string
 	// SameHost puts clients and their servers on one host.
-	SameHost       bool
-	Hosts          []string
+	SameHost bool
+	Hosts    []string
+	// CPUs and MemoryMB are the cores and the memory of a step on each host.
 	CPUs, MemoryMB int
-	Timeout        time.Duration
+	// Timeout limits each task.
+	Timeout time.Duration
 }
 
 // inSlurm reports whether tasks are Slurm steps.
@@ -71,9 +73,10 @@ func (p Place) measured(hosts, argv []string) []string {
 	return p.measuredThrough(hosts, "", nil, argv, false)
 }
 
-// measuredThrough does the same for a program that a command of the host starts. With an
-// archive the program is taken from the image. noted records the machine's activity while
-// the program runs; in a container, the command of window.Shell records it instead.
+// measuredThrough is like measured for a program that a command of the host (through)
+// starts. With an archive, the program is taken from that image. With noted, the step
+// records the machine's activity while the program runs; in a container, the command of
+// window.Shell records it instead.
 func (p Place) measuredThrough(hosts []string, archive string, through, argv []string, noted bool) []string {
 	own := []string{p.Self, step.Arg}
 	if noted {
@@ -96,8 +99,8 @@ func (p Place) host(n int) []string {
 	return p.Hosts[n : n+1]
 }
 
-// onPair runs this program once on each host of programs and servers, and returns the
-// output.
+// onPair runs this program once on each of the two hosts that programs and their servers
+// use, and returns the output.
 func (p Place) onPair(ctx context.Context, args ...string) (string, error) {
 	return p.on(ctx, p.first(pair), args...)
 }
@@ -123,7 +126,8 @@ func (p Place) askOn(ctx context.Context, hosts []string, argv ...string) (strin
 	return strings.TrimSpace(string(out)), nil
 }
 
-// run runs a command and records its times.
+// run runs a command with the text on standard input. It returns the command's output, its
+// times, and the usage that a step reported. An error includes the end of the output.
 func (p Place) run(ctx context.Context, argv []string, stdin string) (Output, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.Timeout, fmt.Errorf("it took longer than %s, the plan's timeout", p.Timeout))
 	defer cancel()
@@ -142,7 +146,7 @@ func (p Place) run(ctx context.Context, argv []string, stdin string) (Output, er
 	for line := range strings.Lines(said.String()) {
 		if text, ok := strings.CutPrefix(line, step.Mark); ok {
 			if wrong := json.Unmarshal([]byte(text), &out.Step); wrong != nil {
-				err = errors.Join(err, fmt.Errorf("read what the step took: %w", wrong))
+				err = errors.Join(err, fmt.Errorf("parse the usage of the step: %w", wrong))
 			}
 			continue
 		}
@@ -158,7 +162,7 @@ func (p Place) run(ctx context.Context, argv []string, stdin string) (Output, er
 	return out, nil
 }
 
-// noted moves the machine's activity from a task's output to its window.
+// noted moves the counters of the machine's activity from Stdout to Step.Window.
 func noted(out Output, err error) (Output, error) {
 	var wrong error
 	out.Stdout, out.Step.Window, wrong = window.Cut(out.Stdout)
@@ -190,11 +194,12 @@ func lastWords(text string) string {
 	}
 	words := strings.Join(lines, " | ")
 	if words == "" {
-		return "it said nothing"
+		return "it printed nothing"
 	}
 	return words
 }
 
+// explain adds the command and the end of its standard error to the error of Output.
 func explain(argv []string, err error) error {
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, lastWords(string(exit.Stderr)))
@@ -269,7 +274,7 @@ func (p Place) Machines(ctx context.Context) (machines []record.Machine, err err
 		}
 		var machine record.Machine
 		if err := json.Unmarshal([]byte(text), &machine); err != nil {
-			return nil, fmt.Errorf("read what the hosts are: %w", err)
+			return nil, fmt.Errorf("parse the description of a host: %w", err)
 		}
 		machines = append(machines, machine)
 	}

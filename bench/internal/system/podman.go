@@ -16,27 +16,27 @@ type podman struct {
 	network string
 }
 
-// podmanHome is that folder, for a shell on the host to expand.
+// podmanHome is the folder of Podman's state, for a shell on the host to expand.
 const podmanHome = `${TMPDIR:-/tmp}/berth-bench-podman-$(id -u)`
 
-// script returns a command that sets Podman up for a job, which has no systemd session
-// and no delegated cgroup, and then runs a script.
+// script returns a command that sets Podman up and then runs a script. A job has no systemd
+// session and no delegated cgroup, so it sets XDG_RUNTIME_DIR and uses no systemd.
 func (d *podman) script(then string) []string {
 	return []string{"sh", "-c", `set -e; home=` + podmanHome + `; mkdir -p -m 0700 "$home/run"; export XDG_RUNTIME_DIR="$home/run"
-# Its locks would be one file for all of the user's containers.
+# By default all of the user's containers share one file of locks.
 export CONTAINERS_CONF="$home/containers.conf"; printf '[engine]\nlock_type = "file"\n' >"$CONTAINERS_CONF"
 podman() { ${exec:-command} podman --storage-driver overlay --root "$home/root" --runroot "$home/run/root" --tmpdir "$home/run/tmp" --cgroup-manager cgroupfs --events-backend none "$@"; }
 container= bypass=
 end() {
 	if [ -n "$container" ]; then
-		# A program that is its container's first is not ended by the signal that podman hands on.
+		# The first process of a container ignores the SIGTERM that podman forwards.
 		kill $container 2>/dev/null; podman rm --all --force --time 0 >/dev/null 2>&1; wait $container
 	fi
 	[ -z "$bypass" ] || { kill $bypass 2>/dev/null; wait $bypass; }
-	# Its pause process would outlive each command, and the job.
+	# Podman's pause process would outlive each command, and the job.
 	kill "$(cat "$home/run/tmp/pause.pid" 2>/dev/null)" 2>/dev/null
 }
-# A shell that a signal ends calls no trap of its end, and one that waits for a program sees no signal.
+# A shell runs no EXIT trap if a signal kills it, and no trap of a signal until its foreground program ends.
 trap 'code=$?; set +e; end; exit $code' EXIT
 trap 'exit 143' TERM INT HUP
 run() {
@@ -65,8 +65,8 @@ done
 run --runtime crun run --security-opt seccomp="$home/seccomp.json" "$@"
 `
 
-// bypassed fails a container if none of its connections were made on the host,
-// because its figures would be slirp4netns'.
+// bypassed fails the script if none of the container's connections were made on the host,
+// because its figures would describe slirp4netns.
 const bypassed = `[ $code != 0 ] || grep -q 'bypassed connect socket' "$home/bypass4netns.log" || {
 	tail -n 3 "$home/bypass4netns.log" >&2
 	echo "bypass4netns has made no connection on the host" >&2
@@ -74,7 +74,8 @@ const bypassed = `[ $code != 0 ] || grep -q 'bypassed connect socket' "$home/byp
 }
 `
 
-// run returns the part of a script that runs a container.
+// run returns the part of a script that runs a container. connects reports whether the
+// container makes connections, which bypass4netns must then bypass.
 func (d *podman) run(connects bool) string {
 	const exit = "exit $code"
 	switch {
@@ -86,7 +87,8 @@ func (d *podman) run(connects bool) string {
 	return bypass + exit
 }
 
-// networkOption returns the value of Podman's option --network.
+// networkOption returns the value of Podman's option --network. bypass4netns works on top of
+// slirp4netns.
 func (d *podman) networkOption() string {
 	if d.network == "bypass4netns" {
 		return "slirp4netns"
@@ -109,9 +111,9 @@ func (d *podman) Check(ctx context.Context) (map[string]string, error) {
 		return nil, err
 	}
 	if d.network == "bypass4netns" {
-		// No distribution has a package of it.
+		// No distribution has a package of bypass4netns.
 		if _, err := d.place.ask(ctx, "sh", "-c", "command -v bypass4netns"); err != nil {
-			return nil, fmt.Errorf("bypass4netns is missing: make -C test/bench makes test/bench/out/bypass4netns, which has to be on PATH")
+			return nil, fmt.Errorf("bypass4netns is missing: run make -C test/bench and put test/bench/out/bypass4netns on PATH")
 		}
 	}
 	version, err := d.place.ask(ctx, d.script(`podman version --format '{{.Version}}' 2>/dev/null || podman --version`)...)
@@ -139,8 +141,8 @@ func (d *podman) Prepare(ctx context.Context) error {
 	return err
 }
 
-// Close removes the folder. Its files belong to subordinate ids, and a part of it is a
-// mount of Podman.
+// Close removes the folder of Podman's state. Its files belong to subordinate IDs, and
+// Podman has a mount in it.
 func (d *podman) Close(ctx context.Context) error {
 	_, err := d.place.ask(ctx, d.script(`podman unshare sh -c 'umount -l "$1/overlay" 2>/dev/null || :; rm -rf "$1"' sh "$home/root"; end; rm -rf "$home"`)...)
 	return err

@@ -10,7 +10,7 @@ import (
 	"berth.dev/berth/bench/internal/window"
 )
 
-// Marks between the outputs of a script's tasks.
+// Marks in the output of a script.
 const (
 	taskMark  = window.Mark + "task"
 	endedMark = window.Mark + "ended "
@@ -85,8 +85,8 @@ func apartAgain(text string, tasks []Task, counted bool) []Result {
 	return results
 }
 
-// takenApart returns the output of a pod's only task and the machine's activity
-// meanwhile, if a script ran it in the pod.
+// takenApart returns the output of a pod's only task. If a script ran the task, it moves the
+// machine's activity from Stdout to Step.Window.
 func takenApart(out Output, task Task, counted bool) (Output, error) {
 	if !task.Window || !strings.Contains(out.Stdout, taskMark) {
 		return out, nil
@@ -96,8 +96,9 @@ func takenApart(out Output, task Task, counted bool) (Output, error) {
 	return out, r.Err
 }
 
-// one returns the result of one task: its output, the machine's activity, its exit code
-// and, if connections are counted, who made them, from the counters before and after.
+// one returns the result of one task: its output, the machine's activity and, if the exit
+// code is not 0, an error. If connections are counted, the result has the share with the
+// fast path. before and after are the counters that the script printed around the task.
 func one(text, before string, counted bool) (r Result, after string) {
 	said, rest, found := strings.Cut(text, endedMark)
 	if !found {
@@ -106,7 +107,7 @@ func one(text, before string, counted bool) (r Result, after string) {
 	}
 	code, after, _ := strings.Cut(rest, "\n")
 	if !counted {
-		after = before // the page could not be read
+		after = before // the script printed no counters after this task
 	}
 	var wrong error
 	r.Output.Stdout, r.Output.Step.Window, wrong = window.Cut(said)
@@ -126,7 +127,7 @@ func one(text, before string, counted bool) (r Result, after string) {
 	return r, after
 }
 
-// difference returns the counts between two readings.
+// difference returns the counts of the connections between two readings of the counters.
 func difference(before, after string) (counters.Counts, error) {
 	now, err := read(after)
 	if err != nil {
@@ -139,10 +140,11 @@ func difference(before, after string) (counters.Counts, error) {
 	return now.Since(earlier), nil
 }
 
-// read parses counters. A missing page gives no counts.
+// read parses the counters in a script's output. It returns an error if the script could
+// not read the node's page of metrics.
 func read(page string) (counters.Counts, error) {
 	if !strings.Contains(page, countersMark) {
-		return counters.Counts{}, errors.New("the node's page of metrics could not be read: nobody knows who made the connections")
+		return counters.Counts{}, errors.New("the node's page of metrics could not be read, so it is unknown which connections used the fast path")
 	}
 	return counters.Read(page)
 }

@@ -24,8 +24,9 @@ type Sequence struct {
 	// NoPods is set if the sequence starts no pods, so that no image is imported.
 	NoPods bool
 
+	// counted makes the sequence report the share of connections with the fast path.
 	counted bool
-	// through is the command that starts programs of a job.
+	// through is the container command that starts programs of a job.
 	through []string
 	// in holds the options for jobs that the sequence submits.
 	in jobOptions
@@ -85,8 +86,8 @@ func (b *berth) sequence(ctx context.Context, what Sequence) (Output, error) {
 	return b.place.runSequence(ctx, b.place.step(b.place.first(what.Nodes), argv))
 }
 
-// runSequence runs a sequence, and records what it reports besides figures. The case checks
-// the result itself.
+// runSequence runs a sequence. It copies the counts and the MPI version in the sequence's
+// result to the step. The case parses and checks the result itself.
 func (p Place) runSequence(ctx context.Context, argv []string) (Output, error) {
 	out, err := p.run(ctx, argv, "")
 	var r sequence.Result
@@ -117,7 +118,7 @@ func (k *kubeconfig) sequence(ctx context.Context, what Sequence) (Output, error
 		return Output{}, &Unsupported{"it is of the hosts, without a cluster"}
 	}
 	if what.MPI {
-		return Output{}, &Unsupported{"its image with MPI has no place in a given cluster yet"}
+		return Output{}, &Unsupported{"the bench cannot bring the image with MPI into a given cluster"}
 	}
 	text, err := what.spec(what.Cluster, k.image, k.place, k.kubectl()...)
 	if err != nil {

@@ -25,11 +25,11 @@ type Task struct {
 	// Folder is the storage that the program works on.
 	Folder Folder
 	Server *Server
-	// Connects marks a task that measures connections, so that the maker of
-	// connections is noted.
+	// Connects marks a task that measures connections, so that the share with the fast
+	// path is recorded.
 	Connects bool
-	// Alone marks a task that measures the start of its environment, which must
-	// be its own.
+	// Alone marks a task that measures the start of its environment, and so cannot share
+	// an environment with other tasks.
 	Alone bool
 	// Window makes the driver record the machine's activity while the program runs.
 	Window bool
@@ -42,17 +42,18 @@ type Task struct {
 // Images describes images that are delivered to nodes one after the other, and their work
 // there.
 type Images struct {
-	// Names lists names in the folder of images, without the form.
+	// Names lists names in the folder of images, without the suffix of a format.
 	Names []string
 	Work  deliver.Work
-	// Fresh delivers each image to empty nodes. Only the folder that runs share has
-	// content: all images were there before.
+	// Fresh delivers each image to empty nodes. Only the folder that runs share is not
+	// empty: all of the images have been delivered to it before.
 	Fresh bool
 	Nodes int
-	// BitsPerSecond and Delay configure the connection to the registry; 0 is no limit.
+	// BitsPerSecond and Delay configure the connection to the registry. A rate of 0 means
+	// no limit.
 	BitsPerSecond float64
 	Delay         time.Duration
-	// WorkerMB is a worker's memory; 0 means no workers.
+	// WorkerMB is a worker's memory in MB; 0 means no workers.
 	WorkerMB int
 }
 
@@ -73,7 +74,7 @@ type Server struct {
 	Args []string
 	Port int
 	At   Where
-	// UDP makes it use the port with UDP besides TCP; UDPOnly omits TCP.
+	// UDP is set if the server uses the port with UDP besides TCP; UDPOnly omits TCP.
 	UDP, UDPOnly bool
 }
 
@@ -97,11 +98,11 @@ type Output struct {
 	Stdout string
 	// Said is the task's standard error.
 	Said string
-	// Submitted, First and Ended are the times when the command was started, its first
-	// byte of output arrived, and it ended.
+	// Submitted, First and Ended are the times when the command was started, when its
+	// first byte of output arrived, and when it ended.
 	Submitted, First, Ended time.Time
 	Step                    record.Step
-	// Values are the system's own figures, besides the program's.
+	// Values holds figures of the system, in addition to the program's figures.
 	Values []record.Value
 }
 
@@ -112,7 +113,7 @@ type Driver interface {
 	// what is missing and how to get it.
 	Check(ctx context.Context) (map[string]string, error)
 	// Prepare does what a site would have done before, such as placing images. It is
-	// called once and not measured. Close undoes it.
+	// called once and is not measured. Close undoes Prepare.
 	Prepare(ctx context.Context) error
 	Run(ctx context.Context, task Task) (Output, error)
 	Close(ctx context.Context) error
