@@ -13,7 +13,8 @@ import (
 // maxStreams limits the incoming streams, including unauthenticated ones.
 const maxStreams = 1024
 
-// acceptStreams accepts the streams of other nodes until ctx ends.
+// acceptStreams accepts the streams of other nodes until ctx ends, and returns nil when
+// all of them have ended.
 func (o *Overlay) acceptStreams(ctx context.Context) error {
 	streams, streamsCtx := errgroup.WithContext(ctx)
 	streams.SetLimit(maxStreams)
@@ -49,6 +50,8 @@ func (o *Overlay) acceptStreams(ctx context.Context) error {
 	return nil
 }
 
+// takeStream delivers the packets of a connection, and closes it. It closes connections
+// from other hosts at once.
 func (o *Overlay) takeStream(ctx context.Context, conn *net.TCPConn) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
@@ -63,7 +66,6 @@ func (o *Overlay) takeStream(ctx context.Context, conn *net.TCPConn) {
 }
 
 // isOfNode reports whether a connection comes from the host of another node.
-// Nothing is read from other connections.
 func (o *Overlay) isOfNode(conn net.Conn) bool {
 	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
 	return ok && slices.ContainsFunc(o.table.peers, func(p *peer) bool {

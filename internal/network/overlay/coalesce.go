@@ -10,7 +10,8 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// device receives packets. write takes one packet as a vector.
+// device receives packets. write delivers one packet. Its error wraps errDeviceGone if
+// no later packet can be delivered.
 type device interface {
 	write(vector []unix.Iovec) error
 }
@@ -32,7 +33,7 @@ type coalescer struct {
 	table  *table
 	counts *counts
 
-	// single is true if the device accepts no UDP super-packets.
+	// single reports whether the device accepts no UDP super-packets.
 	single bool
 
 	vector []unix.Iovec
@@ -44,11 +45,11 @@ type coalescer struct {
 	from   *source
 	number uint64 // number of the first datagram
 	first  []byte // the first datagram; nil without a run
-	// headers is the length of the inner packet's headers. plain is true for a
-	// run of whole UDP packets, see coalesceudp.go.
+	// headers is the length of the inner packet's headers, in bytes. plain reports
+	// whether the run consists of whole UDP packets, see coalesceudp.go.
 	headers int
 	plain   bool
-	count   int
+	count   int  // segments
 	length  int  // bytes of payload
 	ended   bool // no segment can follow
 }
@@ -126,8 +127,8 @@ func (g *coalescer) whole(from *peer, frame []byte) error {
 	return g.deliver(1, len(frame)-linux.VnetHeaderLen)
 }
 
-// allowed reports whether a packet from the peer may be delivered. Otherwise it
-// counts as many refused packets as the caller has with the same addresses.
+// allowed reports whether packets with the headers of packet may be delivered for the
+// peer. If not, it counts the given number of packets under the reason.
 func (g *coalescer) allowed(from *peer, packet []byte, packets int) bool {
 	switch err := g.table.check(from, packet); {
 	case err == nil:
@@ -194,7 +195,7 @@ func (g *coalescer) extend(datagram []byte) {
 	}
 }
 
-// flush delivers the run.
+// flush delivers the run as one packet. It returns an error only if the device is gone.
 func (g *coalescer) flush() error {
 	if g.first == nil {
 		return nil
@@ -219,8 +220,9 @@ func (g *coalescer) flush() error {
 	return g.deliver(packets, g.headers+g.length)
 }
 
-// restoreHeaders adapts the headers of a segmented packet to a part of it: count
-// segments with length bytes of payload, from the index first.
+// restoreHeaders turns the headers of a segmented packet into the headers of a part of
+// it. The part has count segments with length bytes of payload, and begins with the
+// segment of index first. last reports whether the part ends the packet.
 func restoreHeaders(head []byte, first, count, length int, last bool) {
 	packet := head[linux.VnetHeaderLen:]
 	start := int(binary.NativeEndian.Uint16(head[vnetSumStart:]))
@@ -264,7 +266,7 @@ func restoreHeaders(head []byte, first, count, length int, last bool) {
 }
 
 // deliver writes the vector to the device and counts it as the given number of
-// packets.
+// packets. It returns an error only if the device is gone.
 func (g *coalescer) deliver(packets, length int) error {
 	err := g.out.write(g.vector)
 	switch {

@@ -7,9 +7,10 @@ import (
 
 // UDP packets that a pod sends one by one also travel one by one. But packets
 // that the host's kernel delivers at once are coalesced and written to the device
-// as one super-packet, which the pods' kernel segments again: a packet costs as
-// much as a kilobyte. Only packets with an incomplete checksum are coalesced,
-// because the sender's kernel leaves it to the segmentation.
+// as one super-packet, which the pods' kernel segments again. One write for many
+// packets is cheaper, because each packet costs as much as a kilobyte of data. Only
+// packets with an incomplete checksum are coalesced, because the kernel computes the
+// checksums when it segments the super-packet.
 
 // plainUDP returns the length of the IP and UDP headers if the datagram holds a
 // UDP packet that can be coalesced, and 0 otherwise.

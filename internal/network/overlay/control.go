@@ -8,7 +8,8 @@ import (
 	"fmt"
 )
 
-// A control datagram is a hello, which probes a path, or the answer to one:
+// A control message is a hello, which probes a path, or the answer to one. It is a
+// datagram, or the beginning of a stream:
 //
 //	mac         14 bytes  HMAC-SHA-256 of the rest, truncated
 //	kind         1        at the offset of a packet's vnet flags, whose highest
@@ -17,11 +18,12 @@ import (
 //	generation   8        hello: the path's generation; answer: the latest known
 //	nonce       16        hello: the path's nonce; answer: the same
 //	instance    16        answer: the receiver's nonce
-//	sequence     4        hello: its number; answer: the same
+//	sequence     4        hello: its number, or the queue's index in a stream; answer
+//	                      to a datagram: the same
 //	size         4        answer: the size of the hello, in bytes
 //	from         4        the index of the sending node
 //
-// A hello is padded to the size that it probes.
+// A hello in a datagram is padded to the size that it probes.
 type control struct {
 	kind       byte
 	generation uint64
@@ -76,7 +78,8 @@ func (c control) encode(key, b []byte) {
 	copy(b[:macLen], mac[:])
 }
 
-// decodeControl decodes a message without authenticating it, see isProven.
+// decodeControl decodes a message without authenticating it, see isProven. It returns
+// false if the message is too short or has another version.
 func decodeControl(b []byte) (c control, ok bool) {
 	if len(b) < controlLen || b[atVersion] != controlVersion {
 		return control{}, false

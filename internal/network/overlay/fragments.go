@@ -12,11 +12,12 @@ import (
 type reassembly struct {
 	frame []byte // the vnet header and the packet so far
 	next  uint64 // the expected number
-	index uint16
+	index uint16 // the expected index
 }
 
-// add accepts the next fragment, and returns the frame after the last one. The
-// frame is valid until the next call.
+// add accepts the next fragment. After the last fragment it returns the frame, which is
+// valid until the next call. malformed reports whether the fragment is invalid, and not
+// only out of order.
 func (w *reassembly) add(number uint64, datagram []byte) (frame []byte, malformed bool) {
 	index := binary.BigEndian.Uint16(datagram[atIndex:])
 	payload := datagram[wireLen:]

@@ -18,7 +18,8 @@ const (
 // MTU returns the size of the largest packet, in bytes, that fits into one
 // datagram to each of the hosts. It uses the MTU of this host's interfaces and
 // routes, less the headers of the overlay, and must be called in the host's
-// network namespace.
+// network namespace. It returns an error if a host has no route, or if fewer than
+// 1280 bytes remain.
 func MTU(hosts []netip.Addr) (int, error) {
 	mtu := largestMTU
 	for _, host := range hosts {
@@ -32,7 +33,7 @@ func MTU(hosts []netip.Addr) (int, error) {
 		}
 		mtu = min(mtu, outer-overhead)
 	}
-	const least = 1280 // IPv6 wants it; nothing runs well with less
+	const least = 1280 // the minimum MTU of IPv6
 	if mtu < least {
 		return 0, fmt.Errorf("find the MTU between nodes: the hosts' network leaves %d bytes, but %d are needed", mtu, least)
 	}

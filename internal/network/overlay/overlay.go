@@ -36,14 +36,15 @@ type Node struct {
 type Config struct {
 	// Queues holds the queues of one TUN device with IFF_NO_PI and
 	// IFF_VNET_HDR, as returned by linux.OpenTUNQueues, and Conns one bound
-	// socket for each queue. They may belong to different network namespaces.
-	// Nothing else may read from them. New closes them after it has duplicated
-	// them; a caller that needs them longer keeps its own duplicates.
+	// socket for each queue. Queues and sockets may belong to different network
+	// namespaces. Nothing else may read from them. New duplicates them, and closes
+	// the originals unless it returns an error.
 	Queues []*os.File
 	Conns  []*net.UDPConn
-	// Carrier selects the transport; all nodes must use the same. Listener
-	// accepts the streams of other nodes; without it, no packet arrives over
-	// TCP. Run closes it. carrierUDP does not use it.
+	// Carrier selects the transport, which must be the same on all nodes.
+	// Listener accepts the streams of other nodes. If it is nil, no packet
+	// arrives over TCP. Run closes Listener, unless Carrier is carrierUDP, which
+	// ignores it.
 	Carrier  Carrier
 	Listener *net.TCPListener
 	// Dial connects to the Listener of another node. nil selects net.Dialer.
@@ -66,7 +67,7 @@ func (c Config) Validate() error {
 	var problems []error
 	complain := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	if len(c.Queues) == 0 || len(c.Queues) != len(c.Conns) {
-		complain("%d queues and %d sockets: each queue needs one", len(c.Queues), len(c.Conns))
+		complain("%d queues and %d sockets: each queue needs one socket", len(c.Queues), len(c.Conns))
 	}
 	if len(c.Key) < minKey {
 		complain("a key of %d bytes is shorter than %d", len(c.Key), minKey)

@@ -16,22 +16,26 @@ const (
 	idleProbeInterval = 3 * time.Second
 	roundsLost        = 5
 	narrowRound       = 2               // volleys that must agree that a path is narrower
-	widenEvery        = 20              // quiet rounds: the path may carry more again
-	streamAfter       = 3               // unanswered rounds from the start until TCP is tried
+	widenEvery        = 20              // quiet rounds between volleys, which find out if a path carries more again
+	streamAfter       = 3               // unanswered rounds until TCP is tried, if no size gets through
 	dialInterval      = 2 * time.Second // between attempts to connect
-	returnAfter       = 3               // answered rounds until UDP is taken again
-	tick              = 10 * time.Millisecond
+	returnAfter       = 3               // answered rounds until UDP is used again
+	// tick is the shortest time between two passes over the paths, unless an event
+	// comes.
+	tick = 10 * time.Millisecond
 	// A path whose round is due within together is probed at once, so that an
 	// idle node wakes up once for all its paths.
 	together = 5 * time.Millisecond
+	// idleTick is the time between rounds of a path without UDP while it has no
+	// stream.
 	idleTick = 250 * time.Millisecond
 	// warnAfter is the time without an answer after which a warning is logged.
 	// On a busy machine one node may start a second later than another.
 	warnAfter = 3 * time.Second
 )
 
-// probeSizes holds the sizes of datagram to try when the largest does not get
-// through: the UDP payload over IPv6 for each common MTU.
+// probeSizes holds the sizes of datagrams, in bytes, to try when the largest does not
+// get through: the UDP payload over IPv6 for each common MTU, and the minimum.
 var probeSizes = [...]int{8952, 8852, 7952, 4422, 4044, 1996, 1452, 1444, 1402, 1372, 1322, 1272, 1232, minDatagram}
 
 // probing is the prober's state of a path. Only the prober's goroutine uses it.
@@ -39,22 +43,22 @@ type probing struct {
 	generation uint64
 	nonce      nonce
 	sequence   uint32
-	session    *session
-	instance   nonce // the receiver of the session
+	session    *session // nil until the first answer
+	instance   nonce    // the nonce of the session's receiver
 
-	limit        int       // the size that gets through; 0 if none does
-	due          time.Time // time of the next round
-	wait         time.Duration
-	oldest       uint32    // sequence of the first hello that counts
-	askedSize    int       // the largest size of the current round
-	answeredSize int       // the largest answered size of the current round
-	volley       bool      // the round probes many sizes
-	narrower     int       // consecutive volleys with a smaller size
-	silent       int       // consecutive rounds without an answer
-	since        time.Time // start of the silence; zero without one
-	warned       bool      // the silence was logged
-	answered     int       // consecutive rounds with an answer
-	quiet        int
+	limit        int           // the largest size that gets through; 0 if none does
+	due          time.Time     // time of the next round
+	wait         time.Duration // between rounds until an answer arrives
+	oldest       uint32        // sequence number of the first hello whose answer counts
+	askedSize    int           // the largest size of the current round
+	answeredSize int           // the largest answered size of the current round
+	volley       bool          // the round probes many sizes
+	narrower     int           // consecutive volleys with a smaller size
+	silent       int           // consecutive rounds without an answer
+	since        time.Time     // start of the silence; zero without one
+	warned       bool          // the silence was logged
+	answered     int           // consecutive rounds with an answer
+	quiet        int           // number of rounds without a lost datagram of limit bytes
 
 	stream        *stream
 	dialling      bool
@@ -62,7 +66,7 @@ type probing struct {
 	loggedCarrier string // the carrier that was logged
 }
 
-// answer is an answer to a hello of a path.
+// answer is a node's answer to a hello that a queue of this node sent.
 type answer struct {
 	from  *peer
 	queue int
@@ -94,7 +98,7 @@ func newProber(o *Overlay, carrier Carrier, log *slog.Logger) *prober {
 	}
 }
 
-// run ends with ctx.
+// run probes the paths until ctx ends, and then returns nil.
 func (p *prober) run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -141,7 +145,8 @@ func (p *prober) kick(to *peer) {
 	}
 }
 
-// round judges the previous round of a path and starts the next.
+// round judges the previous round of a path and starts the next. For a path without
+// UDP, it opens a stream instead.
 func (p *prober) round(ctx context.Context, one *path, now time.Time) {
 	if !p.triesDatagrams(one) {
 		p.ensureStream(ctx, one, now)

@@ -141,7 +141,7 @@ func Hold(original syscall.Conn) (*os.File, error) {
 // every packet.
 func Threads(queues int) int { return 2 * queues }
 
-// A waiter waits for a descriptor or for the end of Run.
+// waiter waits for a descriptor or for the end of Run.
 type waiter struct {
 	fds     [2]unix.PollFd
 	timeout unix.Timespec
@@ -244,7 +244,8 @@ func (q *queue) transmit() error {
 // ended reports whether Run is ending, for a loop that never waits.
 func (q *queue) ended() bool { return q.prober.overlay.ending.Load() }
 
-// write delivers a packet to the device. Any thread may call it.
+// write delivers a packet to the device. It returns an error if the kernel refuses the
+// packet. The error wraps errDeviceGone if the device is gone. Any thread may call it.
 func (q *queue) write(vector []unix.Iovec) error {
 	for {
 		err := linux.WriteVector(q.device, vector)

@@ -27,7 +27,8 @@ type session struct {
 	keys  [hashWords + 1]hashKey
 	next  uint64 // the next number; used by the sender's goroutine only
 
-	// Pads are computed in runs, because most numbers are consecutive.
+	// Pads are computed in runs, because most numbers are consecutive. padAt is the
+	// number of the first pad.
 	pads      [padRun]uint64
 	padAt     uint64
 	stream    cipher.Stream // yields the run after pads; nil before the first
@@ -207,6 +208,8 @@ func (w *window) number(low uint32) uint64 {
 	return w.top + uint64(int64(int32(low-uint32(w.top))))
 }
 
+// take marks a number as received and reports whether it is new. A number below the
+// window is not.
 func (w *window) take(number uint64) bool {
 	if number >= w.top {
 		from, to := (w.top+63)/64, number/64

@@ -50,11 +50,14 @@ const (
 	// TCP slows down.
 	streamQueue  = 4 << 20
 	streamFrames = 1024
-	streamBatch  = 64
-	// Frames of more than smallFrame bytes come from a pool.
+	// streamBatch is the largest number of frames that serve writes together.
+	streamBatch = 64
+	// Frames of more than smallFrame bytes come from a pool, and send leaves them to
+	// serve.
 	smallFrame = 4096
 	largeFrame = lengthLen + wireLen + maxPacket
-	// helloTimeout limits the authentication of both sides.
+	// helloTimeout limits the time that each side takes to connect and to
+	// authenticate the other.
 	helloTimeout = 3 * time.Second
 	// streamTimeout is the time without an acknowledgement after which a
 	// stream ends.
@@ -113,7 +116,8 @@ func (p *prober) handleStreamEvent(event streamEvent, now time.Time) {
 	}
 }
 
-// dial opens a stream and serves it until it ends or ctx does.
+// dial opens a stream and serves it until it ends or ctx does. It sends events when
+// the stream is up, and when it has ended or could not be opened.
 func (o *Overlay) dial(ctx context.Context, one *path, generation uint64, events chan<- streamEvent) {
 	report := func(event streamEvent) {
 		event.path = one
@@ -189,7 +193,7 @@ func guard(tcp *net.TCPConn) {
 }
 
 // send copies a packet into the stream and reports whether the queue had space.
-// The frame, a vnet header and the packet, begins headroom bytes into buffer. Only
+// The frame begins headroom bytes into buffer: a vnet header, then the packet. Only
 // one thread calls send.
 func (s *stream) send(buffer []byte) bool {
 	queued := s.queued.Load()
@@ -203,8 +207,8 @@ func (s *stream) send(buffer []byte) bool {
 	binary.BigEndian.PutUint16(datagram[atIndex:], 0)
 	datagram[atHeaders], datagram[atFlags] = 0, flagLast
 	s.session.seal(datagram[:covered(datagram)], len(datagram))
-	// A small packet with an empty queue often ends a wait. Waking the other
-	// thread for it would take longer than the rest of its way.
+	// The receiver often waits for a small packet. Waking the thread of serve
+	// would delay the packet more than the network does.
 	if queued == 0 && len(frame) <= smallFrame && s.writing.TryLock() {
 		defer s.writing.Unlock()
 		if frame = s.writeAtOnce(frame); len(frame) == 0 {
@@ -216,7 +220,7 @@ func (s *stream) send(buffer []byte) bool {
 		s.queued.Add(int64(len(frame)))
 		return true
 	default:
-		// The number stays unused; numbers need not be consecutive.
+		// seal has used up a number, but the receiver accepts gaps.
 		return false
 	}
 }
@@ -260,7 +264,7 @@ func (s *stream) serve() error {
 		_, err := s.conn.Read(make([]byte, 1))
 		broken <- err
 	}()
-	defer func() { s.close(); <-broken }() //nolint:errcheck // only the closing
+	defer func() { s.close(); <-broken }() //nolint:errcheck // only waits for the goroutine
 	frames := make([][]byte, 0, streamBatch)
 	left := make(net.Buffers, 0, streamBatch)
 	for {
@@ -269,7 +273,7 @@ func (s *stream) serve() error {
 			return nil
 		case err := <-broken:
 			broken <- err
-			return errors.Join(errors.New("the node has closed it"), err)
+			return errors.Join(errors.New("the node closed the connection"), err)
 		case frame := <-s.frames:
 			frames = append(frames[:0], frame)
 		}
@@ -296,7 +300,8 @@ func (s *stream) serve() error {
 	}
 }
 
-// close can be called more than once, and from any goroutine.
+// close closes the connection, which ends serve. It can be called more than once, and
+// from any goroutine.
 func (s *stream) close() {
 	s.once.Do(func() {
 		close(s.closed)
@@ -304,7 +309,8 @@ func (s *stream) close() {
 	})
 }
 
-// receiveStream delivers the packets of an incoming stream.
+// receiveStream delivers the packets of an incoming stream until the stream or the
+// device fails. It always returns an error.
 func (o *Overlay) receiveStream(conn *net.TCPConn) error {
 	_ = conn.SetDeadline(time.Now().Add(helloTimeout))
 	guard(conn)
@@ -332,13 +338,14 @@ func (o *Overlay) receiveStream(conn *net.TCPConn) error {
 	}
 }
 
-// unframe delivers the complete frames in data and returns the rest.
+// unframe delivers the complete frames in data and returns the rest. It returns an
+// error if a frame is invalid or not authentic, or if the device is gone.
 func unframe(data []byte, from *peer, r *receiving, into *coalescer) ([]byte, error) {
 	origin := &source{peer: from}
 	for len(data) >= lengthLen {
 		size := int(binary.BigEndian.Uint32(data))
 		if size < wireLen+minIPv4Header || size > wireLen+maxPacket {
-			return nil, fmt.Errorf("take a packet from %s: invalid length of %d bytes", from.name, size)
+			return nil, fmt.Errorf("receive a packet from %s: invalid length of %d bytes", from.name, size)
 		}
 		if len(data) < lengthLen+size {
 			break
@@ -348,7 +355,7 @@ func unframe(data []byte, from *peer, r *receiving, into *coalescer) ([]byte, er
 		number, verdict := r.open(datagram)
 		if verdict != genuine || isControl(datagram) {
 			into.counts.foreign.Add(1)
-			return nil, fmt.Errorf("take a packet from %s: wrong tag", from.name)
+			return nil, fmt.Errorf("receive a packet from %s: wrong tag", from.name)
 		}
 		if err := into.add(origin, number, datagram); err != nil {
 			return nil, err
@@ -357,7 +364,9 @@ func unframe(data []byte, from *peer, r *receiving, into *coalescer) ([]byte, er
 	return data, into.flush()
 }
 
-// greet answers the hello of a stream.
+// greet answers the hello of a stream. It returns the peer, the index of the peer's
+// queue, and the session. It returns an error if the peer proves no membership of the
+// job, or if the connection fails.
 func (o *Overlay) greet(conn net.Conn) (*peer, int, *receiving, error) {
 	var message [controlLen]byte
 	if _, err := io.ReadFull(conn, message[:]); err != nil {

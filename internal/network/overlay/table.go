@@ -40,7 +40,8 @@ type peer struct {
 	paths           []*path // by queue of this node
 }
 
-// newTable returns a table of the nodes.
+// newTable returns a table of the nodes. It returns an error if a prefix or endpoint is
+// invalid, or belongs to two nodes. ipv6 selects the family of this node's sockets.
 func newTable(key []byte, self int, nodes []Node, ipv6 bool, queues int) (*table, error) {
 	t := &table{self: self, peers: make([]*peer, len(nodes)), bySource: map[netip.AddrPort]*peer{}}
 	owner := map[netip.Prefix]int{}
@@ -110,6 +111,7 @@ func (p *peer) isAt(address netip.Addr) bool {
 // nobody is returned by lookups that match no node.
 const nobody = -1
 
+// arrange fills the levels from the owners of the prefixes.
 func (t *table) arrange(owner map[netip.Prefix]int) {
 	for prefix, node := range owner {
 		if prefix.Addr().Is4() {
@@ -134,7 +136,7 @@ func (t *table) arrange(owner map[netip.Prefix]int) {
 	slices.SortFunc(t.levels6, func(a, b level6) int { return b.bits - a.bits })
 }
 
-// find4 returns the index of the node that has the IPv4 address.
+// find4 returns the index of the node that has the IPv4 address, or nobody.
 func (t *table) find4(address []byte) int {
 	value := binary.BigEndian.Uint32(address)
 	for i := range t.levels4 {
@@ -159,7 +161,8 @@ func (t *table) find6(address []byte) int {
 	return nobody
 }
 
-// route returns the peer to send a packet to, or nil if there is none.
+// route returns the peer to send a packet to. It returns nil if the destination belongs
+// to no node or to this one.
 func (t *table) route(packet []byte) *peer {
 	node := nobody
 	switch {
@@ -186,8 +189,8 @@ func isMulticast(packet []byte) bool {
 	return false
 }
 
-// check returns an error if a packet of the peer must not be delivered. packet
-// holds at least the IP header.
+// check returns nil if a packet of the peer may be delivered. Otherwise it returns
+// errMalformed, errSpoofed or errStray. packet holds at least the IP header.
 func (t *table) check(from *peer, packet []byte) error {
 	var source, destination int
 	switch {

@@ -32,7 +32,7 @@ func setUpSocket(conn *net.UDPConn, log *slog.Logger) error {
 	var failure error
 	err = raw.Control(func(fd uintptr) {
 		if err := unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_GRO, 1); err != nil {
-			log.Info("the kernel hands out datagrams one by one; the network between nodes is slower", "error", err)
+			log.Info("the kernel does not coalesce datagrams (UDP_GRO); the network between nodes is slower", "error", err)
 		}
 		// IPv6 sockets send to IPv4 addresses, too.
 		failure = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
@@ -46,7 +46,7 @@ func setUpSocket(conn *net.UDPConn, log *slog.Logger) error {
 	return nil
 }
 
-// sendControl sends one datagram, or drops it if the socket's buffer is full. Any
+// sendControl sends one datagram, and ignores errors: the prober repeats its hellos. Any
 // thread may call it while Run runs.
 func (q *queue) sendControl(datagram []byte, to *unix.RawSockaddrInet6) {
 	_, _, _ = unix.Syscall6(unix.SYS_SENDTO, uintptr(q.socket), uintptr(unsafe.Pointer(&datagram[0])), uintptr(len(datagram)), unix.MSG_DONTWAIT, uintptr(unsafe.Pointer(to)), uintptr(addressLen(to)))

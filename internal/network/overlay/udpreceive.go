@@ -16,7 +16,7 @@ const (
 	// receiveBatch is the number of messages of one recvmmsg(2). UDP_GRO may
 	// make each of them large. If the host's interface does not coalesce, a
 	// packet of 64 KiB arrives as 46 messages at an MTU of 1500, and one batch
-	// should hold them all. A buffer uses memory once it has been filled.
+	// should hold them all. A buffer uses memory only once it has been filled.
 	receiveBatch = 48
 	// After a message of largeMessage bytes the next batch is small, so that
 	// its packets are still in the processor's cache when they are written.
@@ -33,11 +33,11 @@ type udpReceiver struct {
 	controls [][32]byte
 	messages []linux.Message
 
-	// instance is the receiver's nonce in the secrets of its sessions.
+	// instance is the nonce that the receiver contributes to its sessions.
 	instance nonce
 	origins  map[netip.AddrPort]*origin
 	reply    [controlLen]byte
-	strange  map[uint32]bool // nodes with a logged warning
+	strange  map[uint32]bool // indexes of the nodes that explain has warned of
 }
 
 // origin is a peer's socket that sends to this one.
@@ -131,6 +131,8 @@ func isRemoteError(err error) bool {
 	return false
 }
 
+// unpack delivers the datagrams of the first n messages. It returns an error only if
+// the device is gone.
 func (r *udpReceiver) unpack(n int, into *coalescer) error {
 	for i := range n {
 		message := &r.messages[i]
@@ -155,6 +157,8 @@ func (r *udpReceiver) unpack(n int, into *coalescer) error {
 	return into.flush()
 }
 
+// take handles a control message, or adds an authentic datagram to the coalescer. from
+// is nil if no peer has the address name.
 func (r *udpReceiver) take(from *origin, name *unix.RawSockaddrInet6, datagram []byte, into *coalescer) error {
 	switch {
 	case len(datagram) < wireLen:
@@ -193,7 +197,7 @@ func (r *udpReceiver) origin(address netip.AddrPort) *origin {
 	return from
 }
 
-// handleControl answers a hello, and passes an answer to the prober.
+// handleControl replies to a hello, and passes an answer to the prober.
 func (r *udpReceiver) handleControl(from *origin, name *unix.RawSockaddrInet6, datagram []byte) {
 	c, ok := decodeControl(datagram)
 	switch {

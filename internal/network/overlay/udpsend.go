@@ -11,8 +11,8 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// Limits of a flush. A GSO batch is one sendmsg(2) with UDP_SEGMENT: datagrams
-// of one size, except that the last may be shorter.
+// Limits of a flush. A GSO batch is one message with UDP_SEGMENT, which the kernel
+// cuts into datagrams of one size. Only the last one may be shorter.
 const (
 	maxSegmentsPerBatch = 64      // UDP_MAX_SEGMENTS before Linux 6.9
 	maxMessages         = 64      // messages of one sendmmsg(2)
@@ -39,21 +39,22 @@ type udpSender struct {
 	messages []linux.Message
 	controls []segmentControl
 	batches  []gsoBatch
-	n        int // messages in use
-	open     bool
+	n        int  // batches in use
+	open     bool // the last batch accepts more datagrams
 	// uncut holds, by peer index, the number of datagrams that are still to be
 	// sent without UDP_SEGMENT; known reports whether the refusal was logged.
-	uncut  []int
-	known  []bool
+	uncut []int
+	known []bool
+	// single is the message that sendSingly sends.
 	single []linux.Message
 }
 
 type gsoBatch struct {
 	to       *path
-	size     int // bytes of a datagram
-	count    int
-	bytes    int
-	firstIov int
+	size     int // of each datagram but the last, in bytes
+	count    int // datagrams
+	bytes    int // of all datagrams
+	firstIov int // index in vector
 }
 
 func newUDPSender(q *queue) *udpSender {
@@ -77,8 +78,9 @@ func newUDPSender(q *queue) *udpSender {
 	return s
 }
 
-// write sends messages and returns the unsent ones. With an error, the kernel
-// refused the first of them; without, Run is ending.
+// write sends messages and returns the unsent ones. If it returns an error, the
+// kernel refused the first of these. Unsent messages without an error mean that Run
+// is ending.
 func (s *udpSender) write(messages []linux.Message) ([]linux.Message, error) {
 	for len(messages) > 0 {
 		n, err := linux.SendMessages(s.socket, messages)
@@ -97,6 +99,7 @@ func (s *udpSender) write(messages []linux.Message) ([]linux.Message, error) {
 	return nil, nil
 }
 
+// full reports whether the next packet needs a flush first.
 func (s *udpSender) full() bool {
 	return s.n > maxMessages/2 || cap(s.vector)-len(s.vector) < 2*maxSegments/2+2 || cap(s.headers)-len(s.headers) < flushHeaders/2
 }
@@ -105,7 +108,7 @@ func (s *udpSender) full() bool {
 // send overwrites the headroom and uses the buffer until the next flush.
 func (s *udpSender) send(to *peer, buffer []byte) {
 	if s.index >= len(to.paths) {
-		s.counts.unsent.Add(1) // the node has no address yet
+		s.counts.unsent.Add(1) // the node has neither endpoints nor a listener
 		return
 	}
 	way := to.paths[s.index]
@@ -152,7 +155,7 @@ func (s *udpSender) sendSegments(way *path, by *session, frame []byte, headers, 
 	}
 	binary.NativeEndian.PutUint16(frame[vnetGSOSize:], uint16(size))
 	if batch := &s.batches[max(0, s.n-1)]; s.open && (batch.count+segments > maxSegmentsPerBatch || batch.bytes+segments*each+len(payload) > maxUDPPayload) {
-		s.open = false // a packet in one batch arrives as one packet
+		s.open = false // the receiver coalesces a packet that is in one batch
 	}
 	for i := range segments {
 		segment := payload[i*size : min((i+1)*size, len(payload))]
@@ -294,9 +297,10 @@ func (s *udpSender) prepare(i, n int) {
 	}
 }
 
-// handleRefusal handles a batch that the kernel refused. It sends the datagrams
-// one by one if the cause may be UDP_SEGMENT, which fails on a path narrower than
-// the device's MTU and on an interface without checksum offload.
+// handleRefusal handles a batch that the kernel refused. UDP_SEGMENT fails on a path
+// narrower than the device's MTU, and on an interface without checksum offload. If
+// that may be the cause, handleRefusal sends the datagrams one by one. It returns an
+// error only if the socket is unusable.
 func (s *udpSender) handleRefusal(i int, cause error) error {
 	batch := &s.batches[i]
 	refusal := errors.Is(cause, unix.EINVAL) || errors.Is(cause, unix.EMSGSIZE) || errors.Is(cause, unix.EIO) || errors.Is(cause, unix.EOPNOTSUPP)
@@ -317,6 +321,8 @@ func (s *udpSender) handleRefusal(i int, cause error) error {
 	return s.sendSingly(i)
 }
 
+// sendSingly sends the datagrams of a batch without UDP_SEGMENT. It counts a datagram as
+// unsent if the kernel refuses it.
 func (s *udpSender) sendSingly(i int) error {
 	batch := &s.batches[i]
 	iov := batch.firstIov

@@ -29,7 +29,7 @@ const (
 
 	tagLen       = 8
 	flagLast     = 1 // the last segment or fragment of its packet
-	flagFragment = 2 // the payload is a part of a packet that cannot be segmented
+	flagFragment = 2 // a part of a packet that cannot be segmented
 )
 
 // Offsets and values of struct virtio_net_hdr, in native byte order, and of IP
@@ -98,7 +98,7 @@ func cut(frame []byte, limit int) (headers, size int) {
 }
 
 // isSuper reports whether a packet is a super-packet of the protocol, whose
-// header begins at start.
+// header begins at start. header is the minimum length of that header, in bytes.
 func isSuper(vnet, packet []byte, start, protocol, header int) bool {
 	kind4, kind6, offset := byte(gsoTCP4), byte(gsoTCP6), tcpSumOffset
 	if protocol == protocolUDP {
@@ -116,8 +116,8 @@ func isSuper(vnet, packet []byte, start, protocol, header int) bool {
 	return false
 }
 
-// sum adds 16-bit words as the Internet checksum does (RFC 1071). Only the last
-// part of the data may have an odd length.
+// sum adds the 16-bit words of b to initial, as the Internet checksum does (RFC 1071).
+// If data is summed in several calls, only the last part may have an odd length.
 func sum(b []byte, initial uint32) uint32 {
 	for ; len(b) > 1; b = b[2:] {
 		initial += uint32(b[0])<<8 | uint32(b[1])
@@ -128,6 +128,7 @@ func sum(b []byte, initial uint32) uint32 {
 	return initial
 }
 
+// fold reduces a sum to the 16 bits of an Internet checksum, before its inversion.
 func fold(s uint32) uint16 {
 	for s > 0xffff {
 		s = s>>16 + s&0xffff
