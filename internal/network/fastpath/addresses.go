@@ -23,7 +23,7 @@ func (t *trap) readAddress(at uint64, length int) ([]byte, unix.Errno) {
 	return b, 0
 }
 
-// acceptFlags returns the flags of accept4.
+// acceptFlags returns the flags of accept4, and 0 for accept.
 func (t *trap) acceptFlags() int {
 	if t.call().Call == unix.SYS_ACCEPT4 {
 		return t.argument(3)
@@ -31,7 +31,8 @@ func (t *trap) acceptFlags() int {
 	return 0
 }
 
-// writeAddress gives the caller an address as accept(2) would.
+// writeAddress writes an address into the caller's memory, as accept(2) would. It returns
+// EINTR if the caller was interrupted.
 func (t *trap) writeAddress(a netip.AddrPort, ipv6 bool, at, lengthAt uint64) unix.Errno {
 	if at == 0 {
 		return 0

@@ -26,13 +26,13 @@ const (
 	maxSticks = numRecords / 4
 )
 
-// affinity records the pods that Services have led to.
+// affinity holds the pod that received the last connection of each pod to each Service.
 type affinity struct {
 	state *state
 
 	mu     sync.Mutex
 	sticks map[stick]*record
-	// tidyAt is a size of sticks. A larger map loses its expired records.
+	// tidyAt is the size that sticks must reach before expired records are removed.
 	tidyAt int
 }
 
@@ -47,7 +47,8 @@ func (a *affinity) adopt(r *record) {
 	a.sticks[stick{r.local.addrPort().Addr(), r.peer.addrPort()}] = r
 }
 
-// choose returns one of a Service's pods.
+// choose returns the pod for a connection to a Service: the pod of the last connection if
+// the Service has session affinity, and otherwise a random one.
 func (a *affinity) choose(from netip.Addr, to netip.AddrPort, r Route) netip.AddrPort {
 	chosen := r.Targets[rand.IntN(len(r.Targets))]
 	if r.Sticky == 0 {
@@ -90,7 +91,8 @@ func (a *affinity) rememberLocked(from netip.Addr, now time.Duration) *record {
 	return a.state.take(kindSticky, from)
 }
 
-// sinceBoot returns the time since boot, which a successor can compare.
+// sinceBoot returns the time since boot. Unlike Go's monotonic time, it means the same in a
+// successor.
 func sinceBoot() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t)

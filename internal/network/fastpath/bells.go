@@ -12,8 +12,9 @@ import (
 // listener, the listener becomes ready for programs that wait in poll, epoll or
 // accept. The program that accepts the bell receives the parked connection instead.
 
-// takeBell returns a socket of the pod's namespace. Each family has its own, because
-// the kernel goes on sending by IPv4 on a socket that was connected by IPv4.
+// takeBell returns an unconnected socket of the pod's namespace. Each family has its own
+// sockets, because a socket that was connected by IPv4 continues to send by IPv4. takeBell
+// returns an error if the namespace is not known yet or gives no sockets.
 func (p *pod) takeBell(i *inside, ipv6 bool) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -39,16 +39,18 @@ func (t *trap) argument(i int) int { return int(int32(t.call().Args[i])) }
 
 func (t *trap) tid() int { return int(t.call().Thread) }
 
-// waits reports whether the call still waits. Only then did earlier look-ups by thread
-// id concern the caller.
+// waits reports whether the call still waits. If it does not, earlier look-ups by thread ID
+// may have concerned another thread.
 func (t *trap) waits() bool { return linux.NotificationWaits(t.from.fd, t.call().ID) }
 
-// proceed lets the kernel perform the call on the pod's own socket.
+// proceed counts the reason why, and lets the kernel perform the call on the pod's own
+// socket.
 func (t *trap) proceed(why count) {
 	t.s.counters.add(why)
 	t.pass()
 }
 
+// pass lets the kernel perform the call.
 func (t *trap) pass() {
 	t.release()
 	_ = linux.ContinueNotification(t.from.fd, t.call().ID)
@@ -63,6 +65,7 @@ func (t *trap) answer(value int64, errno unix.Errno) bool {
 	return err == nil
 }
 
+// refuse counts the reason why, and answers with an error.
 func (t *trap) refuse(why count, errno unix.Errno) {
 	t.s.counters.add(why)
 	t.answer(0, errno)
@@ -89,7 +92,7 @@ func (t *trap) done() {
 }
 
 // forget resets a connection that was accepted for the caller. It clears the record
-// first, because the next descriptor gets the same number.
+// first, because the next descriptor may get the same number.
 func (t *trap) forget(connection int) {
 	t.record.note(stageBegun, 0)
 	sock.Reset(connection)
@@ -104,8 +107,8 @@ func (t *trap) open() (err error) {
 	return err
 }
 
-// fetch returns a duplicate of the caller's descriptor until the call is answered. If
-// it returns false, it has answered the call.
+// fetch returns a duplicate of the caller's descriptor, which is closed when the call is
+// answered. If fetch returns false, it has answered the call.
 func (t *trap) fetch(fd int) (socket int, ok bool) {
 	err := t.open()
 	if err == nil {
@@ -123,12 +126,13 @@ func (t *trap) fetch(fd int) (socket int, ok bool) {
 	case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
 		t.refuse(countUnseen, unix.ENOBUFS)
 	default:
-		// It might be a switched one.
+		// The socket may be switched, so the kernel must not perform the call.
 		t.refuse(countUnseen, unix.EPERM)
 	}
 	return -1, false
 }
 
+// cancelled releases a call that was interrupted.
 func (t *trap) cancelled() {
 	t.s.counters.add(countCancelled)
 	t.done()
@@ -139,8 +143,10 @@ const maxDescriptors = 1024
 
 // descriptorUse describes what else refers to a socket of the caller.
 type descriptorUse struct {
-	duplicated, crowded, unseen bool
-	epolls                      []int // descriptors of epoll instances that watch it
+	duplicated bool  // another descriptor refers to the socket
+	crowded    bool  // the process has too many descriptors to search
+	unseen     bool  // the process's descriptors cannot be listed
+	epolls     []int // descriptors of epoll instances that watch the socket
 }
 
 // usesOf finds other descriptors of the caller's socket, and the epoll instances that
@@ -213,7 +219,7 @@ func (t *trap) watchOf(epoll, fd int) (watch, bool) {
 	return watch{}, false
 }
 
-// holds returns the number under which the caller has a file of ours.
+// holds returns the caller's descriptor for the file that this process has as file.
 func (t *trap) holds(file int) (number int, ok bool) {
 	descriptors, err := listDescriptors(t.tid(), math.MaxInt)
 	if err != nil {

@@ -25,7 +25,7 @@ func (c *connecting) start() {
 }
 
 // setDeadline limits the wait. Even a call on a non-blocking socket waits for a
-// short time, because a seccomp notification cannot be answered later.
+// short time, because its socket can be replaced only until the call is answered.
 func (c *connecting) setDeadline() {
 	timeout := c.o.config.Timeout
 	if flags, err := unix.FcntlInt(uintptr(c.t.socket), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK != 0 {
@@ -108,7 +108,7 @@ func (c *connecting) ask() {
 		return
 	}
 	if !c.ipv6 {
-		sock.ToIPv4(c.fd) // while it surely is established
+		sock.ToIPv4(c.fd) // works only while the connection is established
 	}
 	p := preamble{from: c.o.config.Self, to: c.peer.node, source: c.source, target: c.target, challenge: b}
 	_, _ = rand.Read(p.nonce[:])
@@ -183,8 +183,8 @@ func (o *outbound) checkDeadlines(now time.Time) int {
 	return len(all)
 }
 
-// checkDeadline ends the wait after its deadline or after a signal: the kernel can
-// interrupt a call that was left to it.
+// checkDeadline ends the wait after its deadline. It also leaves a call with a pending
+// signal to the kernel, which can interrupt it.
 func (c *connecting) checkDeadline(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

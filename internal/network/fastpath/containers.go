@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
-// containersSource accepts deliveries of the runtime.
+// containersSource accepts the connections over which runtimes deliver filters.
 type containersSource struct {
 	s     *Switch
 	fd    int
@@ -86,7 +86,7 @@ func (s *Switch) takeDelivery(fd int) error {
 // adopt starts to answer the calls of a container.
 func (s *Switch) adopt(r *record) (*container, error) {
 	c := s.pods.add(r)
-	_ = linux.WakeOnSameCPU(c.fd) // only faster, and only since Linux 6.6
+	_ = linux.WakeOnSameCPU(c.fd) // makes calls faster, since Linux 6.6
 	source := &callSource{s, c}
 	if err := s.reactor.add(c.fd, unix.EPOLLIN, source, &c.token); err != nil {
 		source.release()
@@ -122,8 +122,8 @@ func (c *callSource) ready(events uint32) {
 	c.s.handle(t)
 }
 
-// refuseOne refuses a call when no record is free. It could be one that the kernel must not
-// perform.
+// refuseOne refuses a call when no record is free. The kernel must not perform the call,
+// because its socket may be switched.
 func (c *callSource) refuseOne() {
 	var n linux.Notification
 	if linux.ReceiveNotification(c.fd, &n) == nil {

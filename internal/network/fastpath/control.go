@@ -63,7 +63,8 @@ func (c *control) permitsRecord(r *record) bool {
 	return c.permits(from.Addr(), to, r.outside)
 }
 
-// check accepts connections from the other node's pods to this node's pods.
+// check returns nil if a preamble asks for a connection from a pod of the asking node to a
+// pod of this node.
 func (c *control) check(p preamble) error {
 	switch {
 	case p.to != c.self:

@@ -13,12 +13,12 @@ import (
 )
 
 // Cut ends switched connections of this node's pods that the policy does not permit any
-// more, and returns their number. The caller calls it after each change of the policy.
-// It searches all processes of the user, because the Switch keeps no descriptors of
-// switched sockets: connections that the pods have closed would stay open.
+// more, and returns their number. Call it after each change of the policy. It searches all
+// processes of the user, because the Switch keeps no descriptors of switched sockets.
+// With them, connections that the pods have closed would stay open.
 func (s *Switch) Cut() (int, error) {
 	s.inbound.forbid()
-	forbidden := map[string]uint64{} // cookies, by what /proc calls the socket
+	forbidden := map[string]uint64{} // cookies, by the name of the socket in /proc
 	var problems error
 	for _, r := range s.sockets.switchedRecords() {
 		if s.control.permitsRecord(&r) {
@@ -79,7 +79,8 @@ func (s *Switch) cutIn(pid int, forbidden map[string]uint64, cut map[uint64]bool
 	return problems
 }
 
-// resetIn resets a connection of another process.
+// resetIn resets the connection number of another process. It returns EBADF if the
+// descriptor has another cookie.
 func resetIn(process, number int, cookie uint64) error {
 	fd, err := unix.PidfdGetfd(process, number, 0)
 	if err != nil {
@@ -88,7 +89,7 @@ func resetIn(process, number int, cookie uint64) error {
 	defer unix.Close(fd)
 	got, err := sock.Cookie(fd)
 	if err != nil || got != cookie {
-		return unix.EBADF // another one by now
+		return unix.EBADF // the process has closed the connection
 	}
 	return resetConn(fd)
 }
@@ -100,7 +101,7 @@ func resetIn(process, number int, cookie uint64) error {
 func resetConn(socket int) error {
 	err := sock.Disconnect(socket)
 	if errors.Is(err, unix.EBUSY) {
-		// Linux 6.4, and some before it, refuse that while a thread reads.
+		// Linux 6.4 and some earlier versions refuse to disconnect while a thread reads.
 		err = unix.Shutdown(socket, unix.SHUT_RDWR)
 	}
 	if errors.Is(err, unix.ENOTCONN) {

@@ -10,7 +10,8 @@ import (
 )
 
 // deliver adds a connection to the caller's descriptors, and then answers. If the caller is
-// interrupted or the Switch dies in between, the repeated call finds it there.
+// interrupted or the Switch dies in between, the repeated call finds the connection among
+// the caller's descriptors.
 func (c *incoming) deliver(t *trap, listener int, flags int) {
 	ipv6 := sock.Domain(listener) == unix.AF_INET6
 	if !c.plain {
@@ -49,14 +50,14 @@ func (c *incoming) deliver(t *trap, listener int, flags int) {
 		t.cancelled()
 	default:
 		c.keep()
-		errno := unix.ENOBUFS // never 0, which would be a connection
+		errno := unix.ENOBUFS // never 0, which would answer descriptor 0
 		errors.As(err, &errno)
 		t.answer(0, errno)
 	}
 }
 
-// keep parks a connection again after its caller was interrupted, so that any waiting
-// program is notified.
+// keep parks a connection that its caller did not receive, so that any waiting program is
+// notified.
 func (c *incoming) keep() {
 	if c.plain {
 		var ok bool

@@ -73,7 +73,7 @@
 //
 // # Reading order
 //
-// A file uses those after it, and few before it:
+// A file uses the files after it, and few of the files before it:
 //
 //   - switch.go (a Switch and its parts), takeover.go and resume.go (after a crash),
 //     containers.go and calls.go (how calls arrive), cut.go, sweep.go

@@ -21,7 +21,8 @@ type fdHolder struct {
 	token    uint64
 }
 
-// start starts the process.
+// start starts the process, and records its process ID in the state. It returns an error
+// if this process may not fetch descriptors from it.
 func (h *fdHolder) start() error {
 	pid, err := linux.StartFDHolder(int(h.lifeline.Fd()))
 	if err != nil {

@@ -29,11 +29,12 @@ type habits struct {
 	of map[netip.AddrPort]*habit
 }
 
+// habit is the observation of one port.
 type habit struct {
-	began   time.Time
-	made    int
-	samples []record
-	until   time.Time // it is left to the overlay
+	began   time.Time // the start of the period
+	made    int       // connections in the period
+	samples []record  // the first of these connections
+	until   time.Time // the time until which the port is left to the overlay
 }
 
 // short reports whether connections to a port are left to the overlay now.

@@ -45,14 +45,15 @@ type incoming struct {
 	pod   *pod
 	ends  ends
 	plain bool // of the overlay
-	// bell is the connection that the pod's program accepts, or 0 if it waits for one.
+	// bell is the connection that the pod's program accepts. It is 0 if no bell was
+	// available.
 	bell   int
 	record *record
 	place  bellKey // in the map of inbound
 
 	// In inDelivering.
-	known *record // of a switched one
-	// again is set if the caller may already have it from an interrupted call.
+	known *record // of the switched socket; nil if plain
+	// again is set if the caller may already have the connection from an interrupted call.
 	again bool
 }
 
@@ -83,7 +84,8 @@ func (in *inbound) bellKey(network uint64, bell, local netip.AddrPort) bellKey {
 	return bellKey{in.checks.namespace(network), bell, local}
 }
 
-// encode returns the answer to the other node: zero if it does not wait for one.
+// encode returns the answer to the other node. It returns zeros if the other node does not
+// wait for an answer.
 func (c *incoming) encode(v verdict) (b [answerLen]byte) {
 	if c.key == nil {
 		return b
@@ -91,7 +93,8 @@ func (c *incoming) encode(v verdict) (b [answerLen]byte) {
 	return encodeAnswer(v, c.key, &c.preamble)
 }
 
-// answer sends the answer to the other node, if it waits for one.
+// answer sends the answer to the other node, if it waits for one. It returns false if
+// sending fails.
 func (c *incoming) answer(v verdict) bool {
 	if c.key == nil {
 		return true

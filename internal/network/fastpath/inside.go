@@ -25,10 +25,11 @@ import (
 // repeats the ticket, because the process that asked earlier may have died.
 
 const (
+	// bellsAtOnce is the number of sockets in an answer.
 	bellsAtOnce = 16
 	ticketLen   = 8
 	// insideWithin limits the wait for an answer, because calls of pods wait for it too.
-	// After a timeout, questions fail at once for as long.
+	// After a timeout, questions fail at once for the same time.
 	insideWithin = time.Second
 	// maxAnswer bounds an answer, in bytes.
 	maxAnswer = 64 << 10
@@ -49,18 +50,20 @@ const (
 
 // inside sends questions to ServeInside.
 type inside struct {
-	mu    sync.Mutex
-	conn  *net.UnixConn
+	mu   sync.Mutex
+	conn *net.UnixConn
+	// avoid is the time until which questions fail at once.
 	avoid time.Time
 }
 
-// ask returns the text of an answer, which may be empty, and its descriptors.
+// ask sends a question about the descriptor of a namespace or process. It returns the text
+// of the answer, which may be empty, and its descriptors, which the caller must close.
 func (i *inside) ask(what question, about int) (text []byte, fds []int, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	now := time.Now()
 	if now.Before(i.avoid) {
-		return nil, nil, errors.New("ask inside: there was no answer just now")
+		return nil, nil, errors.New("ask inside: a question timed out less than a second ago")
 	}
 	if err := i.conn.SetDeadline(now.Add(insideWithin)); err != nil {
 		return nil, nil, fmt.Errorf("ask inside: %w", err)
@@ -120,7 +123,7 @@ func (i *inside) sockets(what question, namespace int) ([]int, error) {
 	return fds, err
 }
 
-// socketNames calls socketNames inside.
+// socketNames returns the result of the function socketNames in the process inside.
 func (i *inside) socketNames(process int) ([]byte, error) {
 	text, _, err := i.ask(askSockNames, process)
 	if err == nil && len(text) == 0 {
@@ -169,6 +172,8 @@ func ServeInside(conn *net.UnixConn) error {
 	}
 }
 
+// socketsIn opens sockets in a network namespace: one for askDiag, and otherwise at most
+// bellsAtOnce.
 func socketsIn(what question, namespace int) (made []int, err error) {
 	linux.OnNewThread(func() {
 		if err = unix.Setns(namespace, unix.CLONE_NEWNET); err != nil {

@@ -35,9 +35,9 @@ type sockets struct {
 
 	mu    sync.Mutex
 	known map[uint64]*record // by cookie
-	// forgetAt is a size of known. A larger map loses the records of closed sockets.
+	// forgetAt is the size of known above which the records of closed sockets are removed.
 	forgetAt int
-	forget   bool // at the next sweep
+	forget   bool // remove them at the next sweep
 	forgotAt time.Time
 }
 
@@ -53,7 +53,7 @@ func (s *sockets) find(cookie uint64) *record {
 }
 
 // register records the addresses of a connection in the pod that will receive it, and its
-// target. The record of a parked connection gives its place to the new one.
+// target. If parked is not nil, the new record replaces it in the pod's share.
 func (s *sockets) register(fd int, e ends, target netip.AddrPort, ipv6, outside bool, parked *record) (*record, error) {
 	local, ok1 := sock.Local(fd)
 	peer, ok2 := sock.Peer(fd)
@@ -61,7 +61,7 @@ func (s *sockets) register(fd int, e ends, target netip.AddrPort, ipv6, outside 
 		peer, ok2 = target, true // it may not be connected yet
 	}
 	if !ok1 || !ok2 {
-		return nil, fmt.Errorf("name a connection: %w", unix.ENOTCONN)
+		return nil, fmt.Errorf("read the addresses of a connection: %w", unix.ENOTCONN)
 	}
 	return s.add(fd, record{
 		kind: kindSwitched, ipv6: ipv6, outside: outside, local: packEnd(e.local), peer: packEnd(e.peer), target: packEnd(target),
@@ -99,15 +99,15 @@ func (s *sockets) add(socket int, about record, parked *record) (r *record, err 
 	s.state.put(s.known[about.cookie]) // of a socket that is connected again
 	s.known[about.cookie] = r
 	if len(s.known) > s.forgetAt {
-		s.forgetAt = numRecords // until it has been done
+		s.forgetAt = numRecords // until forgetClosed has run
 		s.forget = true
 		s.sweep.after(sweepEvery)
 	}
 	return r, nil
 }
 
-// forgetSoon has the records of closed sockets removed, which take places. It does so
-// every few seconds at most, because it looks at each socket.
+// forgetSoon makes the next sweep remove the records of closed sockets. It has an effect
+// only once in forgetEvery, because the sweep looks up each socket.
 func (s *sockets) forgetSoon() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,7 +177,7 @@ func (s *sockets) forgetClosed() {
 	for _, r := range all {
 		inode, err := s.inode(r)
 		if err != nil {
-			s.log.Warn("the names of closed connections are not forgotten", "err", err)
+			s.log.Warn("closed connections keep their records in the fast path", "err", err)
 			break
 		}
 		if inode == 0 {

@@ -68,7 +68,8 @@ func (l *listeners) accept(t *trap) {
 	l.waiting.add(t, listener, cookie)
 }
 
-// acceptOne accepts a parked connection, or one of the overlay, if there is any.
+// acceptOne accepts a parked connection or a connection of the overlay. It returns EAGAIN
+// if there is none.
 func (l *listeners) acceptOne(t *trap, listener int, cookie uint64, flags int) (*incoming, unix.Errno) {
 	lock := &l.accepting[cookie%uint64(len(l.accepting))]
 	lock.Lock()

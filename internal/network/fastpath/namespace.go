@@ -11,8 +11,8 @@ import (
 	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
-// findNamespace finds the namespace of the caller's pod, by the first of its processes that
-// calls.
+// findNamespace finds the network namespace of the caller's pod, if no earlier call has. It
+// returns an error if the caller was interrupted or is not in the pod's namespace.
 func (ps *pods) findNamespace(t *trap) error {
 	p := t.from.pod
 	p.mu.Lock()
@@ -53,7 +53,8 @@ func (ps *pods) findNamespace(t *trap) error {
 	return nil
 }
 
-// inode finds a socket in the pod's namespace.
+// inode returns the inode of a socket in the pod's namespace, or 0 if no process has it
+// open.
 func (p *pod) inode(i *inside, r *record) (uint32, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

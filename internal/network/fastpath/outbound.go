@@ -36,8 +36,8 @@ type connecting struct {
 
 	mu       sync.Mutex
 	state    connState
-	fd       int // the connection to the other node or the outside
-	fresh    bool
+	fd       int  // the connection to the other node or the outside
+	fresh    bool // fd was not an idle connection
 	token    uint64
 	preamble *[preambleLen]byte // in connAnswer
 	since    time.Time
@@ -93,13 +93,13 @@ func (o *outbound) learn(to netip.AddrPort, about record) {
 	if len(samples) == 0 {
 		return
 	}
-	last := 0
+	long := 0 // connections that are still open
 	for _, r := range samples {
 		if inode, err := o.sockets.inode(&r); err != nil || inode != 0 {
-			last++
+			long++
 		}
 	}
-	if last <= mostLong {
+	if long <= mostLong {
 		o.habits.leave(to, time.Now().Add(habitFor))
 	}
 }

@@ -7,9 +7,9 @@ import (
 )
 
 // Addresses outside the cluster are reached by an ordinary socket of the host,
-// instead of the user-mode stack (package egress). A blocking caller receives it
-// once it is connected, a non-blocking caller at once: the kernel then reports the
-// progress as for any socket.
+// instead of the user-mode stack (package egress). A blocking caller receives the
+// socket once it is connected, and a non-blocking caller at once. The kernel then
+// reports the progress as for any socket.
 
 // reach begins to connect to the outside.
 func (c *connecting) reach() {

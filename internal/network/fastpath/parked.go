@@ -68,8 +68,8 @@ func (c *incoming) ring() {
 	c.park()
 }
 
-// maxParked returns a number of parked connections that leaves most descriptors of this
-// process for other things. Each connection takes two.
+// maxParked returns the limit of parked connections. Each of them takes two descriptors,
+// and most descriptors of this process must remain for other purposes.
 func maxParked() (int, error) {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -78,8 +78,9 @@ func maxParked() (int, error) {
 	return int(min(limit.Cur/8, numRecords/8)), nil
 }
 
-// takeParked returns a record, or nil if the pod has its share of parked connections.
-// A promised connection had a record before.
+// takeParked returns a record and counts the connection in the pod's share of parked
+// connections. It returns nil if no record is free or the pod has used up its share. A
+// promised connection had a record before, so it may exceed the share.
 func (c *incoming) takeParked(promised bool) (r *record) {
 	if promised {
 		c.in.places.Add(c.pod.address)
@@ -97,22 +98,25 @@ func (c *incoming) takeParked(promised bool) (r *record) {
 	return r
 }
 
-// connectBell connects a bell to the pod's listener.
+// connectBell connects a bell to the pod's listener. It returns ECONNREFUSED if
+// there is no listener. If the listener's queue is full, it returns another error, or 0
+// for a promised connection, whose bell then waits for a place.
 func connectBell(bell int, e ends, promised bool) unix.Errno {
 	address := sock.Raw(e.local, e.ipv6())
 	errno := sock.Connect(bell, address)
 	if errno == unix.EINPROGRESS {
-		// The handshake is over when the call returns, or the listener's queue
-		// is full; then the client waits as it would for any such server.
+		// Inside one namespace, the handshake is over when connect returns, unless the
+		// listener's queue is full.
 		errno = sock.Connect(bell, address)
 	}
 	if errno == unix.EALREADY && promised {
-		errno = 0 // it waits for a place in the queue
+		errno = 0 // the kernel repeats the SYN until the queue has a place
 	}
 	return errno
 }
 
-// takeBack frees the record and the bell of a connection that is not parked.
+// takeBack frees the record and the bell of a connection that is not parked any more, or
+// that could not be parked.
 func (c *incoming) takeBack() {
 	c.in.state.put(c.record)
 	c.record = nil
@@ -122,10 +126,10 @@ func (c *incoming) takeBack() {
 	c.bell = 0
 }
 
-// park waits until the pod accepts the bell.
+// park makes takeRung find the connection when the pod accepts its bell.
 func (c *incoming) park() {
 	c.state, c.since = inParked, time.Now()
-	from := netip.AddrPortFrom(netip.Addr{}, uint16(c.fd)) // which nobody accepts
+	from := netip.AddrPortFrom(netip.Addr{}, uint16(c.fd)) // unique, and the address of no bell
 	if c.bell > 0 {
 		from, _ = sock.Local(c.bell)
 	}
@@ -136,7 +140,8 @@ func (c *incoming) park() {
 	c.in.sweep.after(sweepEvery)
 }
 
-// takeRung returns the parked connection of an accepted bell, or nil.
+// takeRung returns the parked connection of an accepted bell, which is not parked any more.
+// It returns nil if accepted is not a bell.
 func (in *inbound) takeRung(p *pod, accepted int) *incoming {
 	if !in.checks.mayRing(p.parked.Load()) {
 		return nil
@@ -212,7 +217,8 @@ func (in *inbound) podEnded(p *pod) {
 	in.removeParked(func(c *incoming) bool { return c.pod == p }, (*incoming).reset)
 }
 
-// unanswered reports whether the bell was closed before the pod accepted it.
+// unanswered reports whether the bell was closed before the pod accepted it, or whether the
+// connection has no bell. It returns false during the first sweepEvery.
 func (c *incoming) unanswered(now time.Time) bool {
 	if now.Sub(c.since) < sweepEvery {
 		return false
@@ -225,7 +231,7 @@ func (in *inbound) adopt(r *record) {
 	p := in.pods.at(r.local.addrPort().Addr())
 	lost := p == nil || r.fd == 0 || r.stage == stageRinging
 	if r.bell > 0 && (lost || p.network.Load() == 0) {
-		// It has rung for nothing; accept passes over it.
+		// The bell has no connection. Disconnected, it is skipped by acceptNext.
 		_ = sock.Disconnect(int(r.bell))
 		unix.Close(int(r.bell))
 		r.bell = 0

@@ -18,13 +18,13 @@ import (
 type peer struct {
 	node      int
 	endpoints []netip.AddrPort
-	key       []byte // of connections to it
-	turn      atomic.Uint32
+	key       []byte        // of connections to the peer
+	turn      atomic.Uint32 // selects the next endpoint
 
 	mu    sync.Mutex
 	idle  []int
-	want  int
-	taken int
+	want  int // the number of idle connections to keep
+	taken int // connections since the last trim
 	// late counts consecutive connections without an answer in time.
 	late int
 	// avoid is the time until which connections stay on the overlay, because the peer did
@@ -57,7 +57,8 @@ func newPeers(c Config) ([]*peer, error) {
 	return peers, nil
 }
 
-// take returns a connection and whether it is new. Its challenge may not have arrived.
+// take returns a connection and whether it is new. The challenge may not have arrived. take
+// returns EHOSTUNREACH while the peer is avoided.
 func (p *peer) take() (fd int, fresh bool, err error) {
 	p.mu.Lock()
 	if time.Now().Before(p.avoid) {
@@ -77,14 +78,15 @@ func (p *peer) take() (fd int, fresh bool, err error) {
 	return fd, true, err
 }
 
-// fail avoids the peer for a while.
+// fail avoids the peer for avoidFor.
 func (p *peer) fail() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.avoid = time.Now().Add(avoidFor)
 }
 
-// timedOut records that a connection was not answered in time.
+// timedOut records that a connection was not answered in time. After maxLate of them it
+// avoids the peer.
 func (p *peer) timedOut() {
 	p.mu.Lock()
 	p.late++
@@ -102,6 +104,7 @@ func (p *peer) answered() {
 	p.late = 0
 }
 
+// dial starts to connect to the next endpoint of the peer.
 func (p *peer) dial() (int, error) {
 	endpoint := p.endpoints[int(p.turn.Add(1))%len(p.endpoints)]
 	fd, ipv6, err := sock.New(endpoint.Addr())
@@ -115,7 +118,8 @@ func (p *peer) dial() (int, error) {
 	return fd, nil
 }
 
-// refill makes up to two idle connections, one of them for the connection just taken.
+// refill makes idle connections until there are as many as wanted, but at most two. One of
+// them replaces the connection that was taken.
 func (p *peer) refill() {
 	for range 2 {
 		p.mu.Lock()

@@ -108,7 +108,7 @@ func (c *incoming) ready(uint32) {
 	if err == unix.EAGAIN {
 		n = 0
 	} else if n == 0 || err != nil {
-		c.drop() // not needed
+		c.drop() // the other node did not need the connection
 		return
 	}
 	if c.read += n; c.read < len(c.preamble) {

@@ -16,21 +16,22 @@ import (
 
 // pod holds the addresses, the network namespace and the bells of a pod.
 type pod struct {
-	address     netip.Addr // of IPv4, also the pod's name
-	addressIPv6 netip.Addr // invalid where it has none
+	address     netip.Addr // the IPv4 address, which identifies the pod
+	addressIPv6 netip.Addr // invalid if the pod has none
 
-	// network is the cookie of its namespace, or 0 before the first call of the pod.
+	// network is the cookie of the pod's network namespace, or 0 until findNamespace has
+	// found it.
 	network atomic.Uint64
-	// defaults holds the options of a new socket in its namespace.
+	// defaults holds the options of a new socket in the namespace.
 	defaults atomic.Pointer[sock.Settings]
 
 	containers []*container // under the lock of pods
 
 	mu sync.Mutex
-	// free holds unconnected IPv4 bells. The first one stays there, to find the
-	// namespace. freeIPv6 holds IPv6 bells.
+	// free holds unconnected IPv4 bells. The first one is never used as a bell, because
+	// the namespace is found by it. freeIPv6 holds IPv6 bells.
 	free, freeIPv6 []int
-	// diag lists the sockets of its namespace. It is nil before the first use.
+	// diag lists the sockets of the namespace. It is nil before the first use.
 	diag *linux.SocketDiag
 
 	// ipv4Ports holds the ports of the pod's IPv4 listeners.
@@ -39,8 +40,8 @@ type pod struct {
 	// ringing is held until the port of a bell is known.
 	ringing sync.Mutex
 	parked  atomic.Int32
-	foreign atomic.Bool // a 32-bit program was logged
-	port    atomic.Uint32
+	foreign atomic.Bool   // a 32-bit program was logged
+	port    atomic.Uint32 // the counter of nextPort
 }
 
 // container is a filter with its listener.
@@ -51,6 +52,7 @@ type container struct {
 	token  uint64
 }
 
+// The default of net.ipv4.ip_local_port_range.
 const (
 	firstPort = 32768
 	numPorts  = 28232
@@ -66,7 +68,7 @@ func (p *pod) addressFor(other netip.Addr) netip.Addr {
 
 func (p *pod) has(address netip.Addr) bool { return address == p.addressFor(address) }
 
-// nextPort returns a local port for the program of a connection that was not bound.
+// nextPort returns the local port that a program sees if it connects an unbound socket.
 func (p *pod) nextPort() uint16 { return uint16(firstPort + p.port.Add(1)%numPorts) }
 
 // noteListener records the family of a new listener.
@@ -74,7 +76,7 @@ func (p *pod) noteListener(listener int) {
 	local, ok := sock.Local(listener)
 	domain := sock.Domain(listener)
 	if !ok || domain == unix.AF_INET6 && sock.Option(listener, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY) == 1 {
-		return // which no connection by IPv4 reaches
+		return // IPv4 connections do not reach this listener
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -180,8 +182,8 @@ func (ps *pods) add(r *record) *container {
 	return c
 }
 
-// remove removes a container, and its pod with the last one. It reports whether that has
-// happened.
+// remove removes a container, and with the last container of a pod the pod. It reports
+// whether it removed the pod.
 func (ps *pods) remove(c *container) (last bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()

@@ -21,8 +21,8 @@ type predecessor struct {
 	holder, pid int
 }
 
-// newPredecessor returns the Switch that wrote the records in the state. The caller must
-// close it.
+// newPredecessor returns the predecessor that wrote the records in the state. The caller
+// must close it.
 func newPredecessor(records []*record) *predecessor {
 	p := &predecessor{records: records, holder: -1}
 	for _, r := range records {

@@ -44,8 +44,9 @@ func readSmall(path string) ([]byte, error) {
 	return b[:max(0, n)], err
 }
 
-// listDescriptors returns up to a few more than most. It reads fdinfo, which whoever
-// may trace a process may read (since Linux 5.14); fd is for the process's own user.
+// listDescriptors returns the descriptors of a thread. If there are more than most, it
+// stops soon after it has found so many. It reads fdinfo instead of fd: since Linux 5.14,
+// every process that may trace the thread may read fdinfo.
 func listDescriptors(thread, most int) ([]int, error) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(thread)+"/fdinfo", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -75,7 +76,8 @@ func listDescriptors(thread, most int) ([]int, error) {
 	return found, nil
 }
 
-// processOf returns the number of a pidfd's process or thread in our PID namespace.
+// processOf returns the ID of a pidfd's process or thread in the current PID namespace. It
+// returns ESRCH if the process has ended or has no ID there.
 func processOf(pidfd int) (int, error) {
 	info, err := readSmall("/proc/self/fdinfo/" + strconv.Itoa(pidfd))
 	if err != nil {

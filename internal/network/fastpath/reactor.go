@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// source receives the events of a descriptor. One worker calls ready, and none calls it
-// again before the source has called again.
+// source receives the events of a descriptor. One worker calls ready. No worker calls it
+// a second time until the source has called reactor.again.
 type source interface {
 	ready(events uint32)
 }
@@ -37,7 +37,7 @@ func newReactor() (*reactor, error) {
 		return nil, fmt.Errorf("make an eventfd: %w", err)
 	}
 	r := &reactor{epoll: epoll, end: end, sources: map[uint64]source{}, next: 1}
-	// The zero token is the end: level-triggered, so that every worker sees it.
+	// The zero token stands for the end. It is level-triggered, so that every worker sees it.
 	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, end, &unix.EpollEvent{Events: unix.EPOLLIN}); err != nil {
 		r.close()
 		return nil, fmt.Errorf("wait for the end: %w", err)
@@ -49,7 +49,7 @@ func event(token uint64, events uint32) *unix.EpollEvent {
 	return &unix.EpollEvent{Events: events | unix.EPOLLONESHOT, Fd: int32(uint32(token)), Pad: int32(uint32(token >> 32))}
 }
 
-// add waits for one event of a new descriptor, and sets the token before the event can
+// add registers a new descriptor for one event, and sets the token before the event can
 // arrive. The epoll instance may still know the number from a file that another descriptor
 // keeps alive.
 func (r *reactor) add(fd int, events uint32, s source, set *uint64) error {
@@ -71,13 +71,13 @@ func (r *reactor) add(fd int, events uint32, s source, set *uint64) error {
 	return nil
 }
 
-// again waits for the next event.
+// again arms a descriptor for its next event.
 func (r *reactor) again(fd int, token uint64, events uint32) error {
 	return unix.EpollCtl(r.epoll, unix.EPOLL_CTL_MOD, fd, event(token, events))
 }
 
-// forget removes a descriptor. Files that are open elsewhere need it: epoll would watch
-// them forever.
+// forget removes a descriptor from the epoll instance. It is necessary for a file that is
+// open elsewhere, too, because epoll would watch the file forever.
 func (r *reactor) forget(fd int, token uint64) {
 	r.drop(token)
 	_ = unix.EpollCtl(r.epoll, unix.EPOLL_CTL_DEL, fd, nil)

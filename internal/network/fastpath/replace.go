@@ -36,6 +36,7 @@ func (c *connecting) leaveConnection() {
 	}
 }
 
+// stopReading makes the reactor ignore the connection.
 func (c *connecting) stopReading() {
 	if c.token != 0 {
 		c.o.reactor.forget(c.fd, c.token)
@@ -49,6 +50,7 @@ func (c *connecting) leave() {
 	c.t.release()
 }
 
+// end closes the connection and stops the checks of the sweep.
 func (c *connecting) end() {
 	c.leaveConnection()
 	c.state = connDone
@@ -61,7 +63,7 @@ func (c *connecting) fallBack(why count) {
 	c.o.leave(c.t, c.t.socket, c.destination, why)
 }
 
-// install replaces the caller's socket by the connection, and answers.
+// install replaces the caller's socket by the connection, and answers the call with errno.
 func (c *connecting) install(errno unix.Errno) {
 	t, o := c.t, c.o
 	c.stopReading() // the next bytes are the pod's
@@ -106,7 +108,7 @@ func (c *connecting) install(errno unix.Errno) {
 	}
 	c.watchAgain(watches)
 	o.counters.add(known.counted())
-	c.leave() // as long as the old socket is open, epoll would report it
+	c.leave() // epoll would report the old socket as long as it is open
 	o.sockets.report(t, known, errno)
 	if c.peer != nil {
 		c.peer.refill()
@@ -128,7 +130,7 @@ func (c *connecting) watches(number int) map[int]watch {
 	return found
 }
 
-// watchAgain adds these entries for the connection.
+// watchAgain adds the entries for the connection to the caller's epoll instances.
 func (c *connecting) watchAgain(watches map[int]watch) {
 	for epoll, w := range watches {
 		if err := c.t.watchAgain(epoll, c.t.argument(0), c.fd, w); err != nil {

@@ -19,7 +19,7 @@ func (s *Switch) resumeAll() {
 		peer, ok2 := sock.Peer(fd)
 		p := s.pods.ofSocket(fd)
 		if !ok1 || !ok2 || p == nil || s.inbound.rings(fd) {
-			sock.Reset(fd) // a bell is rung again
+			sock.Reset(fd) // the sweep rings again for the connection of a bell
 			continue
 		}
 		c := &incoming{in: s.inbound, fd: fd, pod: p, ends: ends{local, peer}, plain: true}
@@ -91,7 +91,7 @@ func (o *outbound) resume(t *trap, connection, old int) {
 		}
 	}
 	address, _ := t.readAddress(t.call().Args[1], t.argument(2))
-	if o.switched(socket) { // another one by now
+	if o.switched(socket) { // another thread has replaced the socket
 		unix.Close(connection)
 		o.sockets.connectAgain(t, socket, address)
 		return
@@ -128,7 +128,9 @@ func (o *outbound) finishReplacing(t *trap, connection, old int) {
 	c.watchAgain(c.watches(number))
 }
 
-// resume delivers an accepted connection, unless it is a bell, which rings again.
+// resume delivers an accepted connection and reports whether the call is finished. It
+// resets a connection that cannot be delivered. It also resets a bell, because the sweep
+// will ring again.
 func (l *listeners) resume(t *trap, connection int) bool {
 	if l.inbound.rings(connection) {
 		t.forget(connection)

@@ -33,9 +33,9 @@ func (s *shared) switched(socket int) bool {
 // shortage is the pause after a connection could not be accepted.
 const shortage = 100 * time.Millisecond
 
-// acceptAll accepts all connections of a listener, and waits for the next. It pauses when
-// descriptors or memory are short, because the reactor would report the connection, which
-// stays in the queue, again at once.
+// acceptAll accepts all connections in a listener's queue, and arms the reactor for the
+// next one. When descriptors or memory are short, it pauses first: the reactor would
+// report the connection in the queue again at once.
 func (s *shared) acceptAll(listener int, token uint64, take func(fd int)) {
 	again := func() { _ = s.reactor.again(listener, token, unix.EPOLLIN) }
 	for {

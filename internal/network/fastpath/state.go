@@ -29,10 +29,13 @@ const (
 	kindFree kind = iota
 	// kindFDHolder describes the process that holds the descriptors. fd is its process ID.
 	kindFDHolder
-	// kindContainer describes a container. fd is the listener of its filter, local the pod's
-	// IPv4 address, and peer its IPv6 address, or :: if it has none.
+	// kindContainer describes a container. fd is the listener of its filter, and bell an
+	// unconnected socket in the pod's network namespace, or 0 if there is none yet. local
+	// is the pod's IPv4 address, and peer its IPv6 address, or :: if it has none. cookie is
+	// the cookie of the network namespace.
 	kindContainer
-	// kindCall describes a call that waits for an answer on the listener fd.
+	// kindCall describes a call that waits for an answer on the listener fd. stage tells
+	// which connection bell is.
 	kindCall
 	// kindParked describes a parked connection. fd is the connection from peer to the pod's
 	// listener at local, and bell the connection that makes the pod accept.
@@ -57,8 +60,8 @@ const (
 	// stageAsking means that asked was sent on the connection bell. answer holds the
 	// answer once it has arrived.
 	stageAsking
-	// stageReplacing means that bell, which has the cookie, may already be the caller's
-	// socket.
+	// stageReplacing means that the connection bell may already be the caller's socket.
+	// cookie is the cookie of bell.
 	stageReplacing
 	// stageAccepted means that the connection bell was accepted for the caller.
 	stageAccepted
@@ -70,6 +73,8 @@ const (
 	stageRinging
 )
 
+// record is the state of one thing that must outlive a Switch. Its descriptors are numbers
+// in the process that wrote it.
 type record struct {
 	kind  kind
 	stage stage
@@ -98,8 +103,8 @@ type record struct {
 	answer                                   [answerLen]byte
 }
 
-// note records the stage of a call and its connection. If the process dies before, the
-// successor finds the connection by predecessor.orphans.
+// note records the stage of a call and its connection. If the process dies before it has
+// recorded them, the successor finds the connection by predecessor.orphans.
 func (r *record) note(at stage, connection int) {
 	atomic.StoreUint32((*uint32)(&r.stage), uint32(at))
 	atomic.StoreInt32(&r.bell, int32(connection))
@@ -122,9 +127,9 @@ const (
 	numRecords = 1 << 16
 )
 
-var _ [recordLen - unsafe.Sizeof(record{})]byte // it fits
+var _ [recordLen - unsafe.Sizeof(record{})]byte // a record fits into recordLen bytes
 
-// NewState makes the memory file of a Switch and its successors. It is sparse.
+// NewState creates the memory file of a Switch and its successors. The file is sparse.
 func NewState() (*os.File, error) {
 	fd, err := unix.MemfdCreate("fast-path", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -140,11 +145,11 @@ func NewState() (*os.File, error) {
 // state hands out records.
 type state struct {
 	memory []byte
-	used   []int // when it was opened, in order
-	// calls and others share the records of kindCall and of all other kinds among the
-	// pods. A pod with many connections can still call.
+	used   []int // indexes of the records in use when the state was opened, ascending
+	// calls shares the records of kindCall among the pods, and others all other records.
+	// They are separate, so that a pod with many connections can still call.
 	calls, others *share.Places
-	// refused is called when a pod has its share.
+	// refused is called when a pod gets no record because it has used up its share.
 	refused func(kind, netip.Addr)
 
 	mu     sync.Mutex
@@ -152,12 +157,13 @@ type state struct {
 	owners map[int32]owner // by the index of their records
 }
 
-// owner is the pod of a record, and the places that the record counts among.
+// owner is the pod of a record, and the share.Places that count the record.
 type owner struct {
 	places *share.Places
 	pod    netip.Addr
 }
 
+// openState maps a file of NewState, and finds the records of a predecessor in it.
 func openState(file *os.File) (*state, error) {
 	memory, err := unix.Mmap(int(file.Fd()), 0, recordLen*numRecords, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
@@ -185,7 +191,7 @@ func openState(file *os.File) (*state, error) {
 		s.close()
 		return nil, fmt.Errorf("look through the memory of the fast path: %w", err)
 	}
-	s.used = slices.Compact(s.used) // a record may lie in two stretches
+	s.used = slices.Compact(s.used) // a record may lie in two extents
 	for i := numRecords - 1; i >= 0; i-- {
 		if _, found := slices.BinarySearch(s.used, i); !found {
 			s.free = append(s.free, int32(i))
@@ -214,8 +220,9 @@ func (s *state) inherited() []*record {
 
 var errStateFull = errors.New("the memory of the fast path is full")
 
-// take returns a zero record of a kind for a pod. It returns nil if none is free, or
-// if the pod has its share: without a free record, the calls of all pods fail.
+// take returns a zero record of a kind for a pod. It returns nil if none is free, or if
+// the pod has used up its share. The share protects the other pods, whose calls fail when
+// no record is free.
 func (s *state) take(k kind, pod netip.Addr) *record {
 	places := s.others
 	if k == kindCall {
@@ -228,8 +235,8 @@ func (s *state) take(k kind, pod netip.Addr) *record {
 	return s.takeIn(places, k, pod)
 }
 
-// takeAgain returns a record, even if the pod has its share: for a connection that had
-// one, or for a container. It returns nil if none is free.
+// takeAgain returns a record even if the pod has used up its share. It is for containers,
+// and for connections that had a record before. It returns nil if none is free.
 func (s *state) takeAgain(k kind, pod netip.Addr) *record {
 	s.others.Add(pod)
 	return s.takeIn(s.others, k, pod)
@@ -247,8 +254,9 @@ func (s *state) takeIn(places *share.Places, k kind, pod netip.Addr) *record {
 	return r
 }
 
-// takeFrom returns a record, in the place of another one that the caller puts back. It
-// returns nil if none is free. Both are of a kind other than kindCall.
+// takeFrom returns a record that replaces another one in the pod's share. The caller puts
+// the other one back. takeFrom returns nil if no record is free. Neither record may be of
+// kindCall.
 func (s *state) takeFrom(k kind, before *record) *record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -277,6 +285,7 @@ func (s *state) index(r *record) int32 {
 	return int32((uintptr(unsafe.Pointer(r)) - uintptr(unsafe.Pointer(&s.memory[0]))) / recordLen)
 }
 
+// put frees a record. It ignores nil.
 func (s *state) put(r *record) {
 	if r == nil {
 		return

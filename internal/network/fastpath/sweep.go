@@ -8,8 +8,8 @@ const tidyEvery = 10 * time.Second
 // sweepSoon has sweep called.
 func (s *Switch) sweepSoon() { s.sweepAlarm.after(sweepEvery) }
 
-// sweep ends calls and parked connections that have waited too long, and runs again while
-// there are any.
+// sweep ends connects that have waited too long, and rings again for parked connections
+// without a listener. It schedules the next sweep while there are any of these.
 func (s *Switch) sweep() {
 	if !s.sweepAlarm.clear() {
 		return

@@ -39,7 +39,7 @@ type Switch struct {
 	lost    []netip.Addr
 	orphans orphans
 
-	// crowded holds the texts of warnOfShare.
+	// crowded holds the warnings that warnOfShare has logged.
 	crowded    sync.Map
 	sweepAlarm *alarm
 	tidyTimer  *time.Timer
@@ -50,7 +50,7 @@ type Switch struct {
 
 // New returns a Switch in the current network namespace, which must be the host's. It takes
 // over from a predecessor that had the same Config.State. It returns an error if the
-// configuration is invalid or the kernel lacks something.
+// configuration is invalid or the kernel lacks a feature.
 func New(c Config) (*Switch, error) { return newSwitch(c, enforced{}) }
 
 func newSwitch(c Config, with checks) (*Switch, error) {

@@ -28,7 +28,7 @@ func (s *sockets) name(t *trap) {
 		return
 	}
 	cookie, err := sock.Cookie(socket)
-	var r record // kindFree where there is none
+	var r record // of kindFree if the socket is not known
 	s.mu.Lock()
 	if known := s.known[cookie]; known != nil && err == nil {
 		r = *known
@@ -91,12 +91,12 @@ func (s *sockets) connectAgain(t *trap, socket int, address []byte) {
 	s.mu.Lock()
 	known := s.known[cookie]
 	unsaid := err == nil && ok && known != nil && known.unreported && known.peer.addrPort() == asked
-	// A socket without a record was connected to the outside, and has failed.
+	// A switched socket without a record was connected to the outside, and has failed.
 	outside, pending := known == nil || known.outside, known != nil && known.pending
 	s.mu.Unlock()
 	if unsaid {
-		// A signal interrupted the call that connected it, and the kernel has
-		// begun it again.
+		// A signal interrupted the call that connected the socket, and the kernel has
+		// restarted the call.
 		s.report(t, known, known.progress(socket))
 		return
 	}
@@ -154,8 +154,9 @@ func (r *record) counted() count {
 	return countConnected
 }
 
-// progress returns the answer of connect on a switched socket: EINPROGRESS until it is
-// connected or has failed, and then 0.
+// progress returns the answer to the connect that switched a socket. It is EINPROGRESS
+// while the socket connects. For a non-blocking socket that has failed it is EINPROGRESS,
+// too, and the program reads the error later. Otherwise it is 0.
 func (r *record) progress(socket int) unix.Errno {
 	if !r.outside {
 		return 0

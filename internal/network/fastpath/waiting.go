@@ -17,17 +17,18 @@ type waitingCalls struct {
 	// accept answers one of them. It may add the call again.
 	accept func(*trap)
 
-	mu      sync.Mutex
-	queues  map[uint64]*queue // by the cookie of a listener
-	calls   map[*waiting]struct{}
+	mu     sync.Mutex
+	queues map[uint64]*queue // by the cookie of a listener
+	calls  map[*waiting]struct{}
+	// signals runs checkSignals.
 	signals *alarm
 	// took is the duration of the last checkSignals.
 	took time.Duration
 }
 
-// queue holds the accepts that wait for one listener. It has no descriptor of the listener,
-// which would stay open after its process was killed: epoll watches a file as long as any
-// descriptor is open.
+// queue holds the accepts that wait for one listener. It keeps no descriptor of the
+// listener, which would stay open after its process was killed. epoll watches the listener
+// as long as any process has it open.
 type queue struct {
 	in      *waitingCalls
 	cookie  uint64
@@ -77,7 +78,8 @@ func (in *waitingCalls) add(t *trap, listener int, cookie uint64) {
 	}
 }
 
-// arm waits for a connection again. The caller holds the lock of waitingCalls.
+// arm makes the reactor call ready at the next connection. The caller holds the lock of
+// waitingCalls.
 func (q *queue) arm(listener int) error {
 	q.in.reactor.drop(q.token)
 	return q.in.reactor.add(listener, unix.EPOLLIN, q, &q.token)
@@ -90,7 +92,7 @@ func (q *queue) ready(uint32) {
 		q.in.accept(w.t)
 		done()
 	}
-	// Where there are more, there may be another connection for them.
+	// If more calls wait, there may be a connection for them, too.
 	for w := q.first(); w != nil; w = q.first() {
 		if w.arm() {
 			return
@@ -107,8 +109,8 @@ func (q *queue) first() *waiting {
 	return q.waiting[0]
 }
 
-// arm makes the queue wait again, with the call's descriptor of the listener. An interrupted
-// call leaves the queue.
+// arm arms the queue with the call's descriptor of the listener, and reports whether it
+// did. If the call was interrupted or arming fails, the call leaves the queue.
 func (w *waiting) arm() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -143,13 +145,15 @@ func (w *waiting) arm() bool {
 	return false
 }
 
+// timeOut ends a call whose listener has a timeout (SO_RCVTIMEO).
 func (w *waiting) timeOut() {
 	if w.end() {
 		w.t.answer(0, unix.EAGAIN)
 	}
 }
 
-// end ends the waiting, once.
+// end removes the call from its queue. It returns true only the first time, so that one
+// goroutine answers the call.
 func (w *waiting) end() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -160,6 +164,7 @@ func (w *waiting) end() bool {
 	return true
 }
 
+// leave removes the call from its queue. The caller holds w.mu.
 func (w *waiting) leave() {
 	w.over = true
 	if w.timer != nil {
@@ -177,10 +182,13 @@ func (w *waiting) leave() {
 }
 
 // The kernel does not notify a Switch of signals. Since Linux 5.19 they do not end a waiting
-// accept, so the Switch has to end it. Before, it only forgets the interrupted call.
+// accept, so the Switch has to end it. On older kernels the Switch only forgets the
+// interrupted call.
 const (
+	// The pause between two checks is signalsEvery. It is longer if a check takes long, but
+	// never longer than signalsAtLeast.
 	signalsEvery, signalsAtLeast = 50 * time.Millisecond, time.Second
-	// signalsShare divides a CPU: checkSignals may take one part of so many.
+	// signalsShare makes the pause so many times as long as the check.
 	signalsShare = 100
 )
 
@@ -191,6 +199,7 @@ func (in *waitingCalls) checkSignalsSoonLocked() {
 	}
 }
 
+// checkSignals ends the accepts whose threads have a pending signal.
 func (in *waitingCalls) checkSignals() {
 	began := time.Now()
 	for _, w := range in.all() {
@@ -211,7 +220,8 @@ func (in *waitingCalls) checkSignals() {
 	in.checkSignalsSoonLocked()
 }
 
-// interrupt ends a call as accept(2) does when a signal comes.
+// interrupt ends a call as accept(2) does when a signal comes: the kernel restarts it,
+// unless the listener has a timeout (signal(7)).
 func (w *waiting) interrupt() {
 	if !w.end() {
 		return

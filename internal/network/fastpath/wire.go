@@ -22,7 +22,7 @@ const (
 	challengeLen = 16
 	sealLen      = 16
 	magic        = 0x62667031 // "bfp1"
-	// magic, nodes, two addresses with ports, nonce
+	// magic, nodes, two addresses with ports, nonce, seal
 	preambleLen = 4 + 2 + 2 + 2*(16+2) + challengeLen + sealLen
 	answerLen   = 1 + sealLen
 )
@@ -31,9 +31,9 @@ const (
 type verdict byte
 
 const (
-	verdictConnected verdict = 1 + iota
-	verdictRefused
-	verdictOverlay
+	verdictConnected verdict = 1 + iota // the connection now belongs to the pods
+	verdictRefused                      // the pod has no such listener
+	verdictOverlay                      // the connection must go through the overlay
 )
 
 type challenge [challengeLen]byte
@@ -74,8 +74,9 @@ func (p preamble) encode(key []byte) (b [preambleLen]byte) {
 
 var errForged = errors.New("not sealed by a node of the job")
 
-// decodePreamble returns the preamble that answers the challenge. keyOf returns
-// the key of connections from a node, or nil.
+// decodePreamble returns the preamble that answers the challenge, and the key of its node.
+// It returns errForged if the seal is invalid. keyOf returns the key of connections from a
+// node, or nil.
 func decodePreamble(b *[preambleLen]byte, c challenge, keyOf func(from int) []byte) (preamble, []byte, error) {
 	body, sealed := b[:preambleLen-sealLen], b[preambleLen-sealLen:]
 	if binary.BigEndian.Uint32(body) != magic {
