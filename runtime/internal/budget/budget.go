@@ -27,23 +27,24 @@ const (
 	// call, so no usual tool packs a longer one.
 	path = 4096
 	// leastKept bounds the bytes that a reader keeps about the files of a layer: names,
-	// targets of links, attributes. The garbage collector lets them double. Packed
-	// data of size n may take keptRatio*n bytes instead, up to mostKept. The header of
+	// targets of links, attributes. Until a garbage collection they may take twice the
+	// memory. If keptRatio times the size of the packed data is more, it is the limit
+	// instead, up to mostKept. The header of
 	// an empty file takes 14 to 25 packed bytes, and few files of an image are empty.
 	leastKept, keptRatio, mostKept = 48 << 20, 8, 2 << 30
 	// tableRatio replaces keptRatio for a table of contents of eStargz, which holds nothing
 	// else: a file takes 45 packed bytes or more, because of its digest.
 	tableRatio = 32
-	// leastContent bounds the bytes that a layer or archive has unpacked. Packed data
-	// of size n may have contentRatio*n bytes instead, up to mostContent. Layers
-	// have ratios of 2 to 10, but /var/log/lastlog has 292 zeros for each uid below the
-	// largest one. A reader takes about a second for a gigabyte, and four bytes of
-	// memory for each four kilobytes.
+	// leastContent bounds the unpacked size of a layer or archive in bytes. If
+	// contentRatio times the size of the packed data is more, it is the limit instead,
+	// up to mostContent. Layers have ratios of 2 to 10, but /var/log/lastlog has 292
+	// zeros for each uid below the largest one. A reader takes about a second for a
+	// gigabyte, and four bytes of memory for each four kilobytes.
 	leastContent, contentRatio, mostContent = 4 << 30, 100, 512 << 30
-	// leastHeaders bounds the bytes of an archive that are no content of its files. Packed
-	// data of size n may have headersRatio*n bytes instead, up to mostHeaders. Usual tools
-	// write 512 to 2,560 bytes for a file, which take a fortieth of that packed. A record of
-	// six bytes takes about 45 ns.
+	// leastHeaders bounds the bytes of an archive that are not file content. If headersRatio
+	// times the size of the packed data is more, it is the limit instead, up to mostHeaders.
+	// Usual tools write 512 to 2,560 bytes for a file, and packing makes them 40 times
+	// smaller. Parsing a record of six bytes takes about 45 ns.
 	leastHeaders, headersRatio, mostHeaders = 512 << 20, 100, 64 << 30
 	// steps bounds the names that are looked up to find the directories of a layer's
 	// files. 4 million files take 40 million steps at a depth of ten.
@@ -52,26 +53,29 @@ const (
 	// JSON values: three bytes of JSON may take 120 bytes of memory. An image of 500
 	// layers has 3,000.
 	text, values = 8 << 20, 256 << 10
-	// texts bounds the bytes of all of them that are decoded for one archive, which may
-	// name the same one many times. That takes about three seconds.
+	// texts bounds the total bytes of the manifests, indexes and configurations that are
+	// decoded for one archive. An archive may name the same one many times. Decoding that
+	// many bytes takes about three seconds.
 	texts = 256 << 20
 	// layers bounds the layers of an image. The kernel's overlayfs has the same limit.
 	layers = 500
-	// leastWindow bounds the bytes that a decompressor of zstd looks back, which it
-	// allocates at once. Tools for images use 8 MiB. Packed data of size
-	// n may use windowRatio*n, up to the most that the reference decompressor accepts.
+	// leastWindow bounds the window of zstd in bytes. A decompressor allocates the window
+	// at once. Tools for images use 8 MiB. If windowRatio times the size of the packed data
+	// is more, it is the limit instead, up to the most that the reference decompressor
+	// accepts.
 	leastWindow, windowRatio, mostWindow = 32 << 20, 4, 128 << 20
 	// mostTimes bounds the multiple of the limits that a user may ask for.
 	mostTimes = 1000
 )
 
-// ErrExceeded is in the chain of every error about a limit.
+// ErrExceeded is wrapped by every error about an exceeded limit.
 var ErrExceeded = errors.New("the image exceeds its budget")
 
-// Budget is a multiple of the limits. The zero value is the limits themselves.
+// Budget is a multiple of the limits. The zero value is the limits themselves. The Check
+// methods return an error that wraps ErrExceeded if a value is beyond its limit.
 type Budget struct{ times int64 }
 
-// Set sets the multiple of the limits from the value of a flag.
+// Set sets the multiple of the limits from the value of a flag, 1 to mostTimes.
 func (b *Budget) Set(text string) error {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < 1 || n > mostTimes {
@@ -93,7 +97,8 @@ func (b Budget) exceeded(limit string, args ...any) error {
 	return b.exceededBy(0, limit, args...)
 }
 
-// exceededBy returns the error for a limit whose needed multiple is known.
+// exceededBy returns the error for a limit. Its advice is at least the multiple times of
+// the limits, which the image needs; 0 means that the multiple is unknown.
 func (b Budget) exceededBy(times int64, limit string, args ...any) error {
 	again := min(max(2*b.of(1), times), mostTimes)
 	return fmt.Errorf("%w: more than %s; check where it comes from, or raise all limits with --image-budget %d", ErrExceeded, fmt.Sprintf(limit, args...), again)
@@ -137,7 +142,8 @@ func (b Budget) CheckText(content []byte) error {
 	return nil
 }
 
-// count returns bounds for the number of values and of objects in JSON.
+// count estimates the number of values in JSON by its commas and opening brackets, which
+// are at most one fewer. It also returns the number of objects.
 func count(content []byte) (all, objects int64) {
 	quoted := false
 	for i := 0; i < len(content); i++ {
@@ -168,13 +174,14 @@ func (b Budget) CheckLayers(n int) error {
 // the count of its image. It is not safe for concurrent use.
 type Layer struct {
 	Budget
-	// packed is the size of the packed data, and stated the size that its sender states if
-	// it is still on its way. table is the size of its table of contents,
-	// or 0 if all of the data is read. ratio is keptRatio or tableRatio.
+	// packed is the size of the packed data in bytes, so far for a stream. stated is the
+	// size that the sender of a stream states, and otherwise 0. table is the packed size of
+	// the table of contents, or 0 if all of the data is read. ratio is keptRatio or
+	// tableRatio.
 	packed, stated, table, ratio             int64
 	files, kept, content, read, steps, texts int64
-	// headed counts the bytes of the archive that are no content of its files. due is the
-	// content of the file that is read now which has not come yet.
+	// headed counts the bytes of the archive that are not file content. due is the number of
+	// content bytes of the current file that have not been read yet.
 	headed, due int64
 	image       *Image
 }
@@ -190,8 +197,8 @@ func (b Budget) Stream(stated int64) *Layer {
 	return (&Layer{Budget: b, stated: stated, ratio: keptRatio}).Of(&Image{})
 }
 
-// Table returns a count for a layer of a size in bytes that is read by its table of
-// contents, which has a packed size.
+// Table returns a count for a layer that is read by its table of contents. packed is the
+// packed size of the table in bytes, and layer that of the layer.
 func (b Budget) Table(packed, layer int64) *Layer {
 	return (&Layer{Budget: b, packed: layer, table: packed, ratio: tableRatio}).Of(&Image{})
 }
@@ -201,8 +208,8 @@ const (
 	// memory for a directory.
 	fileKept = 208
 	dirKept  = 640
-	// valueKept is the memory for a value of a table of contents in bytes, and objectKept
-	// that for one of its entries.
+	// valueKept is the memory in bytes for a value of a table of contents. objectKept is the
+	// additional memory for an object, such as an entry.
 	valueKept, objectKept = 32, 320
 	// paxXattr begins the names of records that hold extended attributes.
 	paxXattr = "SCHILY.xattr."
@@ -210,9 +217,9 @@ const (
 	paxSparse = "GNU.sparse."
 )
 
-// Entry counts an entry of an archive, and the content that its header claims. Of a
-// stream, only a sparse file may claim more content than the archive has bytes, which
-// Reader counts.
+// Entry counts an entry of an archive, and the content that its header claims. In a
+// stream it counts only the claims of sparse files. Other files cannot claim more content
+// than the archive has bytes, which Reader counts.
 func (l *Layer) Entry(header *tar.Header) error {
 	if err := errors.Join(l.CheckFiles(l.files+1), l.CheckPath(header.Name), l.CheckPath(header.Linkname)); err != nil {
 		return err
@@ -270,12 +277,12 @@ func (l *Layer) Keep(bytes int) error {
 	return l.keep(int64(bytes))
 }
 
-// Window returns the largest window of zstd in bytes.
+// Window returns the largest permitted window of zstd in bytes.
 func (l *Layer) Window() int64 {
 	return l.scaled(leastWindow, windowRatio, mostWindow, max(l.packed, l.stated))
 }
 
-// ExceededWindow returns the error for a larger window.
+// ExceededWindow returns the error for a window larger than Window.
 func (l *Layer) ExceededWindow() error {
 	return l.exceeded("%d MB of memory to unpack %d bytes of zstd", l.Window()>>20, max(l.packed, l.stated))
 }
@@ -336,8 +343,8 @@ func (r packedReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Archive returns a reader of an archive whose headers count. The reader of the archive
-// passes each header to Entry before it reads the content.
+// Archive returns a reader of an archive that counts all bytes except file content. Its
+// caller passes each header to Entry before it reads the file's content.
 func (l *Layer) Archive(from io.Reader) io.Reader { return archiveReader{l, from} }
 
 type archiveReader struct {
@@ -353,9 +360,10 @@ func (r archiveReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// headers counts those bytes of an archive that are no content of its files. The data of a
-// sparse file counts as headers, because its header does not state their size. That matters
-// only to data, without the holes, that compress as well as no more than headers may.
+// headers counts those of the next bytes of an archive that are not file content. The data
+// of a sparse file counts as headers, because its header does not state the size without
+// holes. So sparse files fail if that data is larger than leastHeaders and compressed by a
+// factor of more than headersRatio.
 func (l *Layer) headers(bytes int64) error {
 	content := min(bytes, l.due)
 	l.due -= content
@@ -366,7 +374,7 @@ func (l *Layer) headers(bytes int64) error {
 	return l.headersOf(bytes)
 }
 
-// Reader returns a reader of the unpacked data whose bytes count.
+// Reader returns a reader that counts the bytes of the unpacked data.
 func (l *Layer) Reader(from io.Reader) io.Reader { return reader{l, from} }
 
 type reader struct {

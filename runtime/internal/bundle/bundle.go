@@ -16,15 +16,15 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Node describes what the node permits containers.
+// Node describes what the node can offer its containers.
 type Node struct {
 	// Controllers are the cgroup v2 controllers that were delegated to the
 	// user. Nil means that no cgroup can be created at all.
 	Controllers []string
-	// OneUID is true where only one uid and one gid are mapped.
+	// OneUID is true if only one uid and one gid are mapped on the node.
 	OneUID bool
-	// OOMScoreAdj is the shim's own value: nobody without privilege can go
-	// below it.
+	// OOMScoreAdj is the shim's own oom_score_adj. No process without privilege can
+	// go below it.
 	OOMScoreAdj int
 	// GuardOwners keeps users other than root from writing to file systems that
 	// machines share.
@@ -51,25 +51,25 @@ type Container struct {
 	// SharesPIDs is true if the container has no separate PID namespace, so that
 	// the end of its first process does not end the others.
 	SharesPIDs bool
-	// MemoryVolumes are the directories, outside, of volumes that lie in
-	// memory: what the container writes there counts against its limit.
+	// MemoryVolumes lists the host directories of volumes that may be in memory.
+	// What the container writes there counts against its limit.
 	MemoryVolumes []string
-	// Network is the network namespace of the pod, for its first container;
-	// empty for others, and where the pod uses the node's.
+	// Network is the path of the pod's network namespace. It is set only for the
+	// sandbox, and is empty if the pod uses the network of the node.
 	Network string
 	// Overlay is true if the pod has asked to keep its connections on the overlay.
 	Overlay bool
-	// Listens is true if its seccomp profile has a listener.
+	// Listens is true if the container's seccomp profile notifies a listener.
 	Listens bool
 	// OwnListener is true if the pod's annotation says that its programs install a listener.
 	OwnListener bool
-	// Pinned is true where the container has to stay root.
+	// Pinned is true if the container must stay root, see guardOwners.
 	Pinned bool
-	// Pod says whose container it is.
+	// Pod identifies the container and its pod.
 	Pod Pod
 	// Notices are for the owner of the pod.
 	Notices []Notice
-	// Ignored names what the node cannot honour, for the log.
+	// Ignored names the requests that the node cannot honour, for the log.
 	Ignored []string
 }
 
@@ -88,20 +88,20 @@ const (
 	containerName        = "io.kubernetes.cri.container-name"
 )
 
-// A pod with this annotation does without the fast path.
+// A pod with this annotation does not use the fast path.
 const (
 	fastPathAnnotation = "berth.dev/fast-path"
 	fastPathOff        = "off"
 )
 
-// In a pod with this annotation sysinfo(2) is the kernel's, without a listener.
+// In a pod with this annotation no listener answers sysinfo(2): it shows the machine.
 const (
 	sysinfoAnnotation = "berth.dev/sysinfo"
 	sysinfoOff        = "off"
 )
 
-// Adapt rewrites the specification in dir. For a container that sees its limits
-// it adds the mounts that show them, which show returns.
+// Adapt rewrites the specification in dir, and returns the requests that do not reach
+// runc. For a container that sees its limits it adds the mounts that show returns.
 func (n Node) Adapt(dir string, show func(Container) []specs.Mount) (Container, error) {
 	path := filepath.Join(dir, configFile)
 	text, err := os.ReadFile(path)
@@ -113,7 +113,7 @@ func (n Node) Adapt(dir string, show func(Container) []specs.Mount) (Container, 
 		return Container{}, fmt.Errorf("parse container specification %s: %w", path, err)
 	}
 	if n.GuardOwners {
-		// Mounts of the host's come and go (automounted homes).
+		// Read them each time: mounts of the host come and go, such as automounted homes.
 		if n.mounts, err = readMounts("/proc/self/mountinfo"); err != nil {
 			return Container{}, err
 		}
@@ -131,7 +131,8 @@ func (n Node) Adapt(dir string, show func(Container) []specs.Mount) (Container, 
 	return c, nil
 }
 
-// patch changes spec to what the node can honour.
+// patch removes from spec what the node cannot honour, and returns the requests that do
+// not reach runc.
 func (n Node) patch(spec *specs.Spec) Container {
 	var c Container
 	sandbox := spec.Annotations[containerType] == containerTypeSandbox
@@ -146,8 +147,8 @@ func (n Node) patch(spec *specs.Spec) Container {
 		}
 		c.Ignored = append(c.Ignored, n.Resources(spec.Linux.Resources)...)
 		if sandbox {
-			// kubelet asks for the default filter here. To compile it takes
-			// 20 ms, and it would guard our own program, which only waits.
+			// kubelet asks for the default filter here. Compiling it takes 20 ms,
+			// and it would only guard pause, berth's own program, which just waits.
 			spec.Linux.Seccomp = nil
 			c.Network = namespacePath(spec.Linux.Namespaces, specs.NetworkNamespace)
 			c.Overlay = spec.Annotations[fastPathAnnotation] == fastPathOff
@@ -170,9 +171,9 @@ func (n Node) patch(spec *specs.Spec) Container {
 	return c
 }
 
-// memoryVolumes returns the sources that may be memory of the pod's own: its
-// /dev/shm and its emptyDirs. Other tmpfs mounts, such as a hostPath to the
-// node's /tmp, hold what others wrote.
+// memoryVolumes returns the sources of writable mounts that belong to the pod and may be
+// in memory: its /dev/shm and its emptyDirs. It omits other tmpfs mounts, such as a
+// hostPath to the node's /tmp, because they also hold what others wrote.
 func memoryVolumes(mounts []specs.Mount) (paths []string) {
 	for _, m := range mounts {
 		if m.Type != "bind" || slices.Contains(m.Options, "ro") {
@@ -186,10 +187,10 @@ func memoryVolumes(mounts []specs.Mount) (paths []string) {
 	return paths
 }
 
-// inheritReadOnly leaves out the word rw of bind mounts, so that each is as
-// writable as its source. What the host mounted read-only is locked in a user
-// namespace, and runc rather fails than ignores the word: a hostPath volume on
-// a read-only file system, a site's software for one, would never start.
+// inheritReadOnly removes the option rw from bind mounts, so that each is as writable as
+// its source. A user namespace cannot make a read-only mount of the host writable, and
+// runc fails if it is asked to. So a container with a hostPath volume on a read-only file
+// system, such as a site's software, would never start.
 func inheritReadOnly(mounts []specs.Mount) {
 	for i, m := range mounts {
 		if m.Type == "bind" {
@@ -211,8 +212,9 @@ func listens(profile *specs.LinuxSeccomp) bool {
 	return profile != nil && slices.ContainsFunc(profile.Syscalls, func(s specs.LinuxSyscall) bool { return s.Action == specs.ActNotify })
 }
 
-// nodePIDs reports whether a container is in the PID namespace of the node,
-// which containerd names by a process of the pod.
+// nodePIDs reports whether a container is in the PID namespace of the node. containerd
+// then names the namespace by the /proc path of a process of the pod. If the namespaces
+// cannot be compared, nodePIDs returns true.
 func nodePIDs(namespaces []specs.LinuxNamespace) bool {
 	if ownsPIDNamespace(namespaces) {
 		return false
@@ -246,9 +248,9 @@ func CPULimit(r *specs.LinuxResources) int64 {
 
 func (n Node) has(controller string) bool { return slices.Contains(n.Controllers, controller) }
 
-// Resources drops settings without a controller, because runc refuses a
-// container rather than run it without its limits. It returns the names of the
-// settings that nothing enforces.
+// Resources drops the settings that need a missing controller, because runc refuses to
+// start a container without its limits. It returns the names of the dropped CPU and PID
+// settings, which nothing enforces.
 func (n Node) Resources(r *specs.LinuxResources) (ignored []string) {
 	if r == nil {
 		return nil
@@ -310,7 +312,8 @@ func (n Node) Exec(c Container, p *specs.Process) {
 	}
 }
 
-// process adapts a process, of a container's start or of an exec.
+// process adapts the first process of a container, or a process started by exec. It
+// returns the requests that the node cannot honour.
 func (n Node) process(p *specs.Process, sandbox bool) (ignored []string) {
 	p.OOMScoreAdj = n.oomScoreAdj(p.OOMScoreAdj, sandbox)
 	if !sandbox {
@@ -320,17 +323,17 @@ func (n Node) process(p *specs.Process, sandbox bool) (ignored []string) {
 		if p.User.UID != 0 || p.User.GID != 0 {
 			ignored = append(ignored, fmt.Sprintf("user %d:%d", p.User.UID, p.User.GID))
 		}
-		// Groups are left out without a word: kubelet adds the pod's own
-		// and every file belongs to the one gid anyway.
+		// Additional groups are dropped without a report: kubelet always adds the
+		// pod's group, and every file belongs to the one gid anyway.
 		p.User = specs.User{Umask: p.User.Umask, Username: p.User.Username}
 	}
 	return ignored
 }
 
-// oomScoreAdj maps Kubernetes' values, -999 (guaranteed) to 1000 (best effort),
-// to the upper half of the kernel's range. Without privilege no process can go
-// below the shim's value, so pods go above all processes of berth. The pause
-// process is small and its death costs the whole pod: it stays low.
+// oomScoreAdj maps Kubernetes' values, -997 (guaranteed) to 1000 (best effort), to the
+// range from 500 to 1000, but not below the shim's value, which an unprivileged process
+// cannot undercut. So the kernel ends pods before processes of berth. The pause process
+// gets the shim's value, because it is small, and its death ends the whole pod.
 func (n Node) oomScoreAdj(asked *int, sandbox bool) *int {
 	if sandbox {
 		v := n.OOMScoreAdj
@@ -344,7 +347,7 @@ func (n Node) oomScoreAdj(asked *int, sandbox bool) *int {
 	return &v
 }
 
-// withProxy offers the user's proxy where the container says nothing of it.
+// withProxy adds the user's proxy variables that the container does not set.
 // Programs disagree on the case of these variables, so either case counts.
 func (n Node) withProxy(env []string) []string {
 	said := map[string]bool{}
@@ -361,8 +364,8 @@ func (n Node) withProxy(env []string) []string {
 	return env
 }
 
-// stripOwners takes owners out of mount options: the kernel answers EINVAL to
-// a gid that is not mapped, such as devpts' gid=5.
+// stripOwners removes owners from mount options and devices. The kernel returns EINVAL
+// for an ID that is not mapped, such as devpts' gid=5.
 func (n Node) stripOwners(spec *specs.Spec) {
 	for i := range spec.Mounts {
 		spec.Mounts[i].Options = slices.DeleteFunc(spec.Mounts[i].Options, func(o string) bool {

@@ -1,9 +1,8 @@
 // Package fuse serves trees of image layers to the kernel, as the server of a FUSE
 // mount that another process has made. It never opens the files of layers.
 //
-// A server may be killed at any time. Another one continues in its place if some
-// process keeps two descriptors open: /dev/fuse, and a memory file into which
-// requests are read. The kernel hands out each request only once, so the successor
+// A server may be killed at any time. Another server continues its work if some process
+// keeps two descriptors open: /dev/fuse, and a memory file into which requests are read. The kernel hands out each request only once, so the successor
 // finds it in that file.
 package fuse
 
@@ -26,16 +25,16 @@ import (
 )
 
 const (
-	// workers is the number of requests that one mount serves at once. Slow
-	// storage needs more workers than there are processors.
+	// workers is the number of workers of one mount, each of which serves one request at
+	// a time. Slow storage needs more workers than there are processors.
 	workers = 8
-	// mostWorkers is the same number while all workers are blocked, for example by
-	// reads from a registry.
+	// mostWorkers bounds the workers of one mount while all others are blocked, for
+	// example by reads from a registry.
 	mostWorkers = 64
-	// mostExtra bounds the workers of all mounts together, not counting each
-	// mount's first few.
+	// mostExtra bounds the workers of all mounts together, not counting the first
+	// ones of each mount, see workers.
 	mostExtra = 256
-	// SlotsSize is the size of the memory file.
+	// SlotsSize is the size of the memory file in bytes.
 	SlotsSize = mostWorkers * fusewire.RequestSize
 )
 
@@ -57,8 +56,8 @@ type Mount struct {
 	Refused func(error)
 }
 
-// Extra counts the workers of all mounts beyond the first few of each. Workers are
-// threads, and the number of a user's threads is limited.
+// Extra counts the workers of all mounts beyond the first ones of each, see workers.
+// Workers are threads, and the number of a user's threads is limited.
 type Extra struct{ now atomic.Int32 }
 
 func (e *Extra) take() bool {
@@ -120,12 +119,13 @@ type pool struct {
 	mu sync.Mutex
 	// all counts the workers; idle counts the workers that wait for requests.
 	all, idle int
-	free      [][]byte
-	problems  []error
+	// free holds the slots without a worker.
+	free     [][]byte
+	problems []error
 }
 
-// start starts a worker. The caller has reserved workers beyond the first few from
-// Extra.
+// start starts a worker. The caller holds the lock, and has reserved a worker beyond the
+// first ones from Extra.
 func (c *pool) start(slot []byte) {
 	c.all++
 	w := worker{pool: c, fd: int(c.Device.Fd()), slot: slot}
@@ -144,8 +144,8 @@ func (c *pool) start(slot []byte) {
 	})
 }
 
-// rest reports whether a worker should wait for a request. It should not if enough
-// others wait.
+// rest reports whether a worker should wait for a request, and counts it as idle if so.
+// A worker should end instead if enough others wait.
 func (c *pool) rest() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,13 +156,13 @@ func (c *pool) rest() bool {
 	return true
 }
 
-// rise ends a worker's wait. If the worker has a request, and no idle worker is
+// rise ends a worker's wait. If the worker received a request, and no idle worker is
 // left, another one is started.
-func (c *pool) rise(to bool) {
+func (c *pool) rise(received bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.idle--
-	if last := len(c.free) - 1; to && c.idle == 0 && last >= 0 && (c.all < workers || c.Extra.take()) {
+	if last := len(c.free) - 1; received && c.idle == 0 && last >= 0 && (c.all < workers || c.Extra.take()) {
 		c.start(c.free[last])
 		c.free = c.free[:last]
 	}
@@ -219,8 +219,8 @@ func (w *worker) handle() {
 	_, _, _ = unix.Syscall(unix.SYS_WRITE, uintptr(w.fd), uintptr(unsafe.Pointer(unsafe.SliceData(w.out))), uintptr(len(w.out)))
 }
 
-// guard turns a panic into an error. A request that ends this process would also
-// end its successors.
+// guard answers a request, and turns a panic into EIO. A request that ends this process
+// would also end its successors.
 func (w *worker) guard(r fusewire.Request) (errno unix.Errno) {
 	defer func() {
 		if reason := recover(); reason != nil {
@@ -231,7 +231,7 @@ func (w *worker) guard(r fusewire.Request) (errno unix.Errno) {
 	return w.answer(r)
 }
 
-// answer appends the reply to out.
+// answer appends the body of the reply to out, and returns the error number, or 0.
 func (w *worker) answer(r fusewire.Request) (errno unix.Errno) {
 	switch r.Opcode {
 	case fusewire.OpInit:
@@ -262,7 +262,8 @@ func (w *worker) answer(r fusewire.Request) (errno unix.Errno) {
 	return errno
 }
 
-// errnoOf returns the error number for the kernel, and logs unexpected errors.
+// errnoOf returns the error number for the kernel: ESTALE for a node that does not exist,
+// and EIO for other errors, which it logs.
 func (w *worker) errnoOf(r fusewire.Request, err error) unix.Errno {
 	if errors.Is(err, tree.ErrNotFound) {
 		return unix.ESTALE

@@ -1,6 +1,6 @@
 // Package layercache keeps layer images in a folder that all nodes and all jobs
-// of a user share, for example on NFS. What one job has converted, the others
-// use in place.
+// of a user share, for example on NFS. Other jobs use a layer that one job has
+// converted directly from there.
 //
 // It takes no locks, because locks do not work on every file system. A complete
 // file gets its name by a link that never replaces another file. A job makes a
@@ -32,9 +32,9 @@ const (
 	imageExtension = ".erofs"
 	// partExtension marks images that are being written.
 	partExtension = ".part"
-	// unfinishedFor is the age when an unnamed file is removed, because nobody will
-	// finish it. jobGoneAfter is the same for the folder of a job without a sign of
-	// life.
+	// unfinishedFor is the age at which an unfinished file is removed, because nobody
+	// will finish it. jobGoneAfter is the time since the last call of Alive after which
+	// the folder of a job is removed.
 	unfinishedFor = 24 * time.Hour
 	jobGoneAfter  = 14 * 24 * time.Hour
 )
@@ -57,8 +57,9 @@ type Cache struct {
 	space func() (int64, error)
 }
 
-// Open opens the cache for a job in one of the user's folders, and makes what is
-// missing. Notices for the user go to log.
+// Open opens the cache in one of the user's folders for a job, and makes missing folders.
+// limit is the maximum size in bytes. Notices for the user go to log. Open fails if
+// another user owns the cache's folder or may write to it.
 func Open(dir, job string, limit int64, log func(string)) (*Cache, error) {
 	c := &Cache{folder: folder{filepath.Join(dir, version)}, limit: limit, log: log}
 	c.space = func() (int64, error) { return spaceIn(c.dir) }
@@ -80,13 +81,13 @@ func Open(dir, job string, limit int64, log func(string)) (*Cache, error) {
 	return c, nil
 }
 
-// Close gives up what Take has returned.
+// Close removes the job's folder, so that the paths from Take become invalid.
 func (c *Cache) Close() error { return os.RemoveAll(c.job) }
 
 // Limit returns the cache's maximum size in bytes.
 func (c *Cache) Limit() int64 { return c.limit }
 
-// checkOwn refuses files and folders that other users may change.
+// checkOwn returns an error for a file or folder that other users may change.
 func checkOwn(path string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -101,8 +102,9 @@ func checkOwn(path string) error {
 	return nil
 }
 
-// Take returns the path of a layer's image, which stays valid as long as the job
-// lasts; "" if the cache has no such layer. A damaged one is put aside.
+// Take returns the path of a layer's image, which stays valid until the end of the job.
+// It returns "" if the cache lacks the layer, or if the image was damaged and is now put
+// aside.
 func (c *Cache) Take(d digest.Digest) (string, error) {
 	if d.Validate() != nil || d.Algorithm() != digest.SHA256 {
 		return "", nil
@@ -180,8 +182,8 @@ func PutAside(path string) error {
 
 // Publish copies the image of a layer into the cache and returns its path as Take
 // does; "" if another job is about to publish it. The caller has checked the digest.
-// Layers are copied one after the other: nobody waits for them, and the folder's
-// server serves others, too.
+// Layers are copied one after the other, because no container waits for them, and the
+// folder's file server has other clients, too.
 func (c *Cache) Publish(d digest.Digest, from string) (string, error) {
 	c.publishing.Lock()
 	defer c.publishing.Unlock()
@@ -197,7 +199,7 @@ func (c *Cache) Publish(d digest.Digest, from string) (string, error) {
 	}
 	defer giveUp()
 	if _, err := os.Lstat(c.path(d)); err == nil {
-		return c.Take(d) // since the first look
+		return c.Take(d) // published since the first check
 	}
 	path, err := c.Make(d, func(temporary string) error {
 		if err := c.fit(from); err != nil {
@@ -211,7 +213,8 @@ func (c *Cache) Publish(d digest.Digest, from string) (string, error) {
 	return path, nil
 }
 
-// fit makes room for a file before it is copied.
+// fit makes room for a file before it is copied. It returns errNoSpace for a file larger
+// than the whole cache.
 func (c *Cache) fit(from string) error {
 	info, err := os.Stat(from)
 	if err != nil {
@@ -232,8 +235,8 @@ func (c *Cache) Make(d digest.Digest, write func(path string) error) (string, er
 	if d.Validate() != nil || d.Algorithm() != digest.SHA256 {
 		return "", fmt.Errorf("layer %q has no digest that is understood (sha256)", d)
 	}
-	// The file is in the job's folder: the process that ends the job removes it, also
-	// if this one is killed before.
+	// The file is in the job's folder, so the process that ends the job removes it even
+	// if this process is killed first.
 	temporary := filepath.Join(c.job, d.Encoded()+"-"+rand.Text()+partExtension)
 	defer os.Remove(temporary)
 	if err := write(temporary); err != nil {
@@ -242,8 +245,8 @@ func (c *Cache) Make(d digest.Digest, write func(path string) error) (string, er
 	if err := verify(temporary); err != nil {
 		return "", err
 	}
-	// Meanwhile other nodes may have written, too, and other layers of the image may
-	// have arrived in part.
+	// Check the space again: meanwhile other nodes may have written, too, and parts of
+	// the image's other layers may have arrived.
 	space, err := c.space()
 	if err == nil {
 		err = c.free(-space, nil, false)
@@ -257,7 +260,7 @@ func (c *Cache) Make(d digest.Digest, write func(path string) error) (string, er
 	return c.Take(d)
 }
 
-// Scratch makes a folder for temporary files. The caller removes it.
+// Scratch makes a folder for temporary files and returns its path. The caller removes it.
 func (c *Cache) Scratch() (string, error) {
 	dir := filepath.Join(c.unfinished(), rand.Text())
 	return dir, os.Mkdir(dir, 0o700)
@@ -274,7 +277,7 @@ func copyImage(from, to string) (err error) {
 	if err != nil {
 		return err
 	}
-	// Close before naming: the close makes the content visible to others.
+	// Close before naming: with NFS the close makes the content visible to other nodes.
 	// Checksums detect what a power failure loses.
 	defer func() { err = errors.Join(err, target.Close()) }()
 	_, err = io.Copy(target, source)
@@ -295,7 +298,7 @@ func withImage(path string, use func(*erofs.Image) error) error {
 	return use(image)
 }
 
-// Alive records that the job still runs.
+// Alive records that the job still runs, as the modification time of its folder.
 func (c *Cache) Alive() error {
 	now := time.Now()
 	return os.Chtimes(c.job, now, now)

@@ -24,6 +24,7 @@ import (
 // background. It is safe for concurrent use. After a restart of this process,
 // fetched content is still there.
 type File struct {
+	// file holds the layer's image. have records the state of each chunk.
 	file, have *os.File
 	remote     *remote
 	// space keeps a part of the file system free when nobody reads the content, and urgent
@@ -34,7 +35,7 @@ type File struct {
 	first     int64
 	priority  *PriorityGate
 	scheduler *Scheduler
-	// wanted counts the readers of the content in transfer.
+	// wanted counts the readers that wait for chunks in transfer.
 	wanted atomic.Int32
 	log    func(string)
 
@@ -42,10 +43,9 @@ type File struct {
 	// changed is signalled when content has arrived or failed.
 	changed *sync.Cond
 	state   []byte
-	// asking counts the requests in flight for waiting readers; pausing counts
-	// the failed ones that will be repeated. While there are any, nothing is
-	// requested in the background. inBackground counts the background requests in
-	// flight.
+	// asking counts the requests in flight for waiting readers. pausing counts the
+	// pauses before failed requests are repeated. While either is positive, no
+	// background request starts. inBackground counts the background requests in flight.
 	asking, pausing, inBackground int
 }
 
@@ -55,22 +55,24 @@ const (
 	away = iota
 	here
 	coming
-	// wrong: what arrived did not match the table of contents.
+	// wrong marks a chunk that arrived with another digest than the table of contents
+	// states.
 	wrong
 )
 
 var errWrong = errors.New("wrong content")
 
 const (
-	// ahead is the size of a request for a waiting reader, because the following
-	// bytes of the blob are often read next. A background request is larger, but
-	// not so large that a reader would share a slow connection with it for long.
+	// ahead is the size of a request for a waiting reader, in compressed bytes. It
+	// exceeds most chunks, because the following bytes of the blob are often read next.
+	// aheadInBackground is larger, but not so large that a reader would share a slow
+	// connection with a background request for long.
 	ahead, aheadInBackground = 512 << 10, 1 << 20
 	// atOnce is the number of background requests in flight. With one, the
 	// connection would idle until the next one is answered.
 	atOnce = 2
-	// tries bounds the requests for a chunk. The pause before the second one is
-	// firstPause, and doubles each time.
+	// tries bounds the requests for a chunk that a reader waits for. The pause before
+	// the second request is firstPause, and doubles each time.
 	tries      = 6
 	firstPause = 500 * time.Millisecond
 	// longestPause bounds the pause between repeated background requests, which
@@ -88,17 +90,17 @@ func Is(path string) bool {
 type Options struct {
 	// Refused lists address ranges that must not be contacted for content.
 	Refused []netip.Prefix
-	// Login returns the login with a name; false if it is unknown.
+	// Login returns the login with a name, and reports whether it is known.
 	Login func(name string) (Login, bool)
 	// PriorityGate is shared by all layers.
 	PriorityGate *PriorityGate
 	// Scheduler coordinates the downloads of all layers.
 	Scheduler *Scheduler
-	// Log receives descriptions of wrong content.
+	// Log receives descriptions of failed downloads and wrong content.
 	Log func(string)
 }
 
-// Open opens the file of a layer.
+// Open opens the file of a layer that Make has made.
 func Open(path string, o Options) (f *File, err error) {
 	f = &File{log: o.Log, priority: o.PriorityGate, scheduler: o.Scheduler}
 	f.changed = sync.NewCond(&f.mu)
@@ -164,7 +166,7 @@ func (f *File) Image() (*erofs.Image, error) {
 	return erofs.OpenChanging(f, info.Size())
 }
 
-// ReadAt reads content, and waits for missing chunks.
+// ReadAt reads content, and waits for missing chunks. It fails if a chunk does not arrive.
 func (f *File) ReadAt(into []byte, at int64) (int, error) {
 	end := at + int64(len(into))
 	first := sort.Search(len(f.chunks), func(i int) bool { return f.chunks[i].At+f.chunks[i].Size > at })
@@ -176,7 +178,7 @@ func (f *File) ReadAt(into []byte, at int64) (int, error) {
 	return f.file.ReadAt(into, at)
 }
 
-// await returns when a chunk is here.
+// await returns when a chunk is here, or the error of the last try to fetch it.
 func (f *File) await(i int) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -214,8 +216,8 @@ func (f *File) await(i int) error {
 	return nil
 }
 
-// Fetch fetches missing content until the layer is complete, the registry refuses,
-// or ctx ends.
+// Fetch fetches missing content in the background. It returns nil when the layer is
+// complete, and an error if the registry refuses, the file is closed or ctx ends.
 func (f *File) Fetch(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -261,7 +263,7 @@ func (f *File) enter() {
 	}
 }
 
-// follow wakes readers that wait for other layers, until ctx ends.
+// follow wakes background fetches that wait for other layers, until ctx ends.
 func (f *File) follow(ctx context.Context, change <-chan struct{}) {
 	for {
 		select {
@@ -269,7 +271,7 @@ func (f *File) follow(ctx context.Context, change <-chan struct{}) {
 			return
 		case <-change:
 		}
-		change = f.priority.change() // before readers look, so that they miss none
+		change = f.priority.change() // before they look, so that they miss none
 		f.mu.Lock()
 		f.changed.Broadcast()
 		f.mu.Unlock()
@@ -325,12 +327,12 @@ func (f *File) background(ctx context.Context) error {
 			pause = firstPause
 			continue
 		case errors.Is(err, errRefused) || errors.Is(err, os.ErrClosed):
-			return err // a reader that needs it asks again
+			return err // a reader that needs the content asks again
 		case errors.Is(err, errWrong):
 			f.log(err.Error())
 			continue // other chunks may be right
 		case pause < longestPause && 2*pause >= longestPause:
-			f.log("what nobody reads waits: " + err.Error())
+			f.log("the rest of a layer is fetched later: " + err.Error())
 		}
 		wait(pause)
 		pause = min(2*pause, longestPause)
@@ -338,7 +340,7 @@ func (f *File) background(ctx context.Context) error {
 }
 
 // next returns the first chunk to fetch, prioritized chunks first; -1 for none.
-// It also returns whether others are in transfer, and which chunks were wrong.
+// It also reports whether other chunks are in transfer, and returns the wrong ones.
 func (f *File) next() (next int, others bool, bad []int) {
 	next = -1
 	for i, state := range f.state {
@@ -437,8 +439,10 @@ func (f *File) put(first int, packed []byte, found []byte) (problem error) {
 	return problem
 }
 
-// stream unpacks the chunks of a compressed stream in order.
+// stream unpacks the chunks of a compressed stream in order. For a chunk before the last
+// one, or of another stream, it starts again.
 type stream struct {
+	// offset is the stream's offset in the blob. at is the number of unpacked bytes.
 	offset, at int64
 	unpacked   *gzip.Reader // nil before the first
 }
@@ -462,7 +466,7 @@ func (s *stream) unpack(c chunk, packed []byte) (content []byte, err error) {
 		return nil, err
 	}
 	if own := c.Digest.Algorithm().FromBytes(content); own != c.Digest {
-		return nil, fmt.Errorf("what came is %s, not %s", own, c.Digest)
+		return nil, fmt.Errorf("its digest is %s, not %s", own, c.Digest)
 	}
 	return content, nil
 }

@@ -37,16 +37,16 @@ type Tree struct {
 	mu    sync.Mutex
 	dirs  map[uint64]*Dir
 	parts map[inode]*part
-	// kept is the number of entries in dirs and parts. entriesRead is the number of
-	// entries in all parts that were ever read.
+	// kept counts the directories in dirs and parts and their entries. entriesRead
+	// counts the entries of all parts that were ever read.
 	kept, entriesRead int
 }
 
-// maxKept bounds the entries that are kept in memory.
+// maxKept is the value of kept beyond which all directories are forgotten.
 const maxKept = 1 << 20
 
-// maxMerged is twice the limit for one layer, because a layer may have all files of the
-// layer below once more.
+// maxMerged bounds the entries that all layers together have for one directory. It is
+// twice the limit for one layer, because a layer may replace every file of the layer below.
 const maxMerged = 8 << 20
 
 // inode identifies an inode of one layer.
@@ -71,6 +71,7 @@ type part struct {
 	inode erofs.Inode
 	// entries lists the layer's entries, including whiteouts.
 	entries []erofs.Entry
+	// implied is set if the layer does not define the directory's owner and permissions.
 	implied bool
 	// opaque hides the directories of the layers below.
 	opaque bool
@@ -92,7 +93,7 @@ type Entry struct {
 	Type uint16
 }
 
-// New returns the tree of layers, the uppermost first. It reads none of them yet,
+// New returns the tree of layers, the uppermost first; at least one. It reads none yet,
 // so that a large or malformed image delays only its own readers.
 func New(layers []*erofs.Image) (*Tree, error) {
 	if len(layers) == 0 {
@@ -111,7 +112,7 @@ func New(layers []*erofs.Image) (*Tree, error) {
 }
 
 // HasXattrs reports whether any file may have extended attributes that a container
-// can see. False is certain.
+// can see. If it returns false, no file has any.
 func (t *Tree) HasXattrs() bool {
 	return slices.ContainsFunc(t.layers, func(l *erofs.Image) bool { return l.HasXattrs })
 }
@@ -135,7 +136,7 @@ type Node struct {
 	layer int
 }
 
-// Node returns the node with a number.
+// Node returns the node with a number. The error for an unknown number wraps ErrNotFound.
 func (t *Tree) Node(id uint64) (Node, error) {
 	if id == RootID {
 		return t.dirNode(id)
@@ -182,7 +183,7 @@ func (d *Dir) node(id uint64) Node {
 	return n
 }
 
-// Lookup returns the node that a directory has under a name.
+// Lookup returns the node with a name in a directory, or ErrNotFound.
 func (t *Tree) Lookup(parent uint64, name string) (Node, error) {
 	dir, err := t.Dir(parent)
 	if err != nil {
@@ -270,7 +271,7 @@ func (t *Tree) find(at inode) (*Dir, error) {
 }
 
 // maxDepth bounds the nesting of directories, because the parents in a malformed
-// image may form a circle.
+// image may form a cycle.
 const maxDepth = 4096
 
 // nameOf returns the name and the parent of a directory within one layer, and how many
@@ -421,8 +422,8 @@ func (t *Tree) readPart(at inode) (*part, error) {
 	return p, nil
 }
 
-// keep accounts for entries about to be kept. At the limit it first forgets all
-// others.
+// keep counts entries that are about to be kept. If kept is above maxKept, it first
+// forgets all others.
 func (t *Tree) keep(entries int) {
 	if t.kept > maxKept {
 		clear(t.dirs)
