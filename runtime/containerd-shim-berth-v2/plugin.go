@@ -38,44 +38,46 @@ import (
 
 // Variables that are set in containerd's configuration.
 const (
-	// By how many bytes a container may pass its memory limit before it is
-	// noticed.
+	// allowanceVariable holds the memory in bytes that a container may use beyond its
+	// limit before that is noticed.
 	allowanceVariable = "BERTH_MEMORY_ALLOWANCE"
-	// The largest packet, in bytes, that the interface of a pod takes uncut; 0
-	// leaves it as it is.
+	// superPacketVariable holds the size in bytes of the largest packet that the interface
+	// of a pod accepts unsegmented; 0 keeps the interface's default.
 	superPacketVariable = "BERTH_SUPER_PACKET"
-	// The socket where the fast path receives the filters of containers. It is
-	// unset without a fast path.
+	// fastPathVariable holds the path of the socket where the fast path receives the
+	// filters of containers. It is unset without a fast path.
 	fastPathVariable = "BERTH_FAST_PATH"
-	// The variable with the shim's description of the pod for berth-runc.
+	// podVariable holds the shim's description of the pod for berth-runc.
 	podVariable = "BERTH_FAST_PATH_POD"
-	// The folder for notices to pods' owners.
+	// noticesVariable holds the path of the folder for notices to pods' owners.
 	noticesVariable = "BERTH_NOTICES"
-	// Set where users other than root may write to file systems that machines
-	// share.
+	// foreignOwnersVariable is set if users other than root may write to file systems
+	// that machines share.
 	foreignOwnersVariable = "BERTH_FOREIGN_OWNERS"
-	// The CPUs of the node as a list, empty where they are not known, and the
-	// file that notes the CPUs of each container.
+	// cpusVariable holds a list of the node's CPUs, and is empty if they are not known.
+	// cpusInUseVariable holds the path of the file that records the CPUs of each
+	// container.
 	cpusVariable      = "BERTH_CPUS"
 	cpusInUseVariable = "BERTH_CPUS_IN_USE"
-	// How many CPUs, and how many bytes of memory, pods of the node may use.
+	// cpuCountVariable and memoryVariable hold the number of CPUs, and of bytes of
+	// memory, that pods of the node may use.
 	cpuCountVariable = "BERTH_CPU_COUNT"
 	memoryVariable   = "BERTH_MEMORY"
 )
 
 // newService returns the task service of the pod with this sandbox.
 func newService(ctx context.Context, sandbox string, publisher shim.Publisher, stop shutdown.Service) (*task.Service, error) {
-	// containerd starts shims with four processors; each costs memory in every
-	// pod. It starts them without collections, which is for what lives for
-	// milliseconds: the first call of a shim, and runc.
+	// containerd starts shims with GOMAXPROCS=4. Each processor costs memory in every
+	// pod. berth's containerd also sets GOGC=off, which suits only processes that live
+	// for milliseconds: the first call of a shim, and runc.
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(100)
 	if err := os.Setenv("GOMAXPROCS", "1"); err != nil {
 		return nil, err
 	}
 
-	// Before the inner service subscribes, so that stragglers are killed no
-	// later than it begins to wait for them.
+	// Subscribe before the inner service does, so that stragglers are killed no later
+	// than the inner service begins to wait for them.
 	exits := reaper.Default.Subscribe()
 	inner, err := runctask.NewTaskService(ctx, publisher, stop)
 	if err != nil {
@@ -85,7 +87,7 @@ func newService(ctx context.Context, sandbox string, publisher shim.Publisher, s
 	if v, err := strconv.ParseFloat(os.Getenv(allowanceVariable), 64); err == nil && v > 0 {
 		policy.Allowance = v
 	}
-	// Without a number there is nothing to limit.
+	// Without a valid number the interface keeps its default.
 	superPacket, _ := strconv.Atoi(os.Getenv(superPacketVariable))
 	dir, err := os.Getwd()
 	if err != nil {
@@ -138,7 +140,7 @@ func cpusOfNode() task.CPUs {
 // machine returns the share of the machine that pods may use.
 func machine() task.Machine {
 	var m task.Machine
-	// Without the numbers containers see the machine.
+	// Without the numbers, containers see the whole machine.
 	m.Memory, _ = strconv.ParseUint(os.Getenv(memoryVariable), 10, 64)
 	m.Count, _ = strconv.Atoi(os.Getenv(cpuCountVariable))
 	var err error
@@ -152,13 +154,15 @@ func machine() task.Machine {
 // after a killed shim first ends the other containers of the pod.
 type lifecycle struct{ shim.Shim }
 
-// Start starts the server of a pod with the signals ignored that containerd
-// ignores. The library has caught SIGINT by now, which a child would not inherit.
+// Start starts the server of a pod with SIGINT and SIGHUP ignored, as in containerd. The
+// library has caught SIGINT by now, and a child does not inherit a handler.
 func (l lifecycle) Start(ctx context.Context, params *bootapi.BootstrapParams) (*bootapi.BootstrapResult, error) {
 	signal.Ignore(syscall.SIGINT, syscall.SIGHUP)
 	return l.Shim.Start(ctx, params)
 }
 
+// Stop ends the processes that a killed shim has left in a container, and then removes
+// the container as containerd's own manager does.
 func (l lifecycle) Stop(ctx context.Context, id string) (shim.StopStatus, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -197,8 +201,8 @@ func (l lifecycle) Info(context.Context, io.Reader) (*types.RuntimeInfo, error) 
 	}, nil
 }
 
-// quiet leaves out the complaint about each container that the cgroup's own
-// OOM events cannot be watched: on a node without cgroups there are none.
+// quiet is a formatter that drops one message about each container: that the OOM events
+// of its cgroup cannot be watched. It is for nodes without cgroups.
 type quiet struct{ logrus.Formatter }
 
 func (q quiet) Format(e *logrus.Entry) ([]byte, error) {

@@ -20,8 +20,8 @@ const (
 
 // Events are called by a Logger; all have to be set.
 type Events struct {
-	// Read is called with the number of lines, and of parts of lines, and of
-	// bytes that came.
+	// Read is called for each Write, with the number of lines that end in it and the
+	// number of bytes.
 	Read func(entries, bytes int)
 	// Wrote is called with the number of records and bytes of a write.
 	Wrote func(records, bytes int)
@@ -52,7 +52,7 @@ type Logger struct {
 }
 
 // New returns a Logger of a stream, "stdout" or "stderr". It cuts lines longer
-// than maxLine bytes into several records, and none where maxLine is 0 or less.
+// than maxLine bytes into several records. It cuts no lines if maxLine is 0 or less.
 func New(to io.Writer, stream string, maxLine int, events Events) *Logger {
 	return &Logger{to: to, stream: stream, maxLine: maxLine, events: events, done: make(chan struct{})}
 }
@@ -60,13 +60,13 @@ func New(to io.Writer, stream string, maxLine int, events Events) *Logger {
 // Done returns a channel that is closed after the last write.
 func (l *Logger) Done() <-chan struct{} { return l.done }
 
-// buffers holds buffers for records, of *[]byte. Most containers are silent most
-// of the time.
+// buffers holds buffers for records, as *[]byte. Loggers share them, because most
+// containers are silent most of the time.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// Write writes the records of all lines that end in data. The file has them when
-// it returns. It fails only after Close: a container does not end because its log
-// cannot be written.
+// Write writes the records of all lines that end in data. When it returns, the log has
+// them, or Failed was called. It fails only after Close: a container does not end because
+// its log cannot be written.
 func (l *Logger) Write(data []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,7 +107,7 @@ func (l *Logger) Write(data []byte) (int, error) {
 
 var carriageReturn = []byte("\r")
 
-// Close writes a last line that has no end. It can be called twice.
+// Close writes an unfinished last line. It can be called twice.
 func (l *Logger) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,8 +124,8 @@ func (l *Logger) Close() error {
 	return nil
 }
 
-// cut writes what is certain to be cut off the unfinished line. A carriage
-// return may belong to the line's end.
+// cut adds records of maxLine bytes from the beginning of an unfinished line that is
+// longer. A carriage return at its end does not count, because it may end the line.
 func (l *Logger) cut() {
 	certain := len(bytes.TrimSuffix(l.partial, carriageReturn))
 	if l.maxLine <= 0 || certain <= l.maxLine {
@@ -150,7 +150,7 @@ func (l *Logger) line(line []byte, tag byte) {
 	l.record(line, tag)
 }
 
-// record adds a record, and writes records where there are many.
+// record adds a record, and writes all records once they have batchSize bytes.
 func (l *Logger) record(text []byte, tag byte) {
 	l.out = time.Now().AppendFormat(l.out, time.RFC3339Nano)
 	l.out = append(l.out, ' ')
@@ -182,9 +182,9 @@ func (l *Logger) flush() {
 	l.out, l.records = l.out[:0], 0
 }
 
-// lost counts the output in records after the first written bytes. A reader takes
-// a record that was cut in its text for a whole one, and ignores one that was cut
-// before.
+// lost returns the bytes of output that are lost if only the first written bytes of
+// records are in the log. A reader takes a record that was cut in its text for a whole
+// one, and ignores a record that was cut before its text.
 func lost(records []byte, written int) int {
 	total := 0
 	for record := range bytes.Lines(records) {

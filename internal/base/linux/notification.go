@@ -96,11 +96,11 @@ func NotificationWaits(listener int, id uint64) bool {
 const RestartCall unix.Errno = 512 // ERESTARTSYS
 
 // Interrupted reports whether a signal, or another reason to stop the thread,
-// has arrived during a received call. A thread waits uninterruptibly from then
-// on, and also after a descriptor was put into its process.
+// has arrived during a received call. The thread then waits uninterruptibly, in state D.
+// It does so, too, after a descriptor was put into its process.
 func Interrupted(thread int) bool {
 	number := strconv.Itoa(thread)
-	// The file of the process has the sums of all its threads.
+	// The stat file of the thread, because that of the process sums up all its threads.
 	fd, err := unix.Open("/proc/"+number+"/task/"+number+"/stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return false
@@ -157,7 +157,8 @@ func notifyIoctl(listener int, request uintptr, argument unsafe.Pointer) (int, e
 	}
 }
 
-// ReadMemory fills b from the memory of a thread's process.
+// ReadMemory fills b from the memory of a thread's process. It returns EFAULT if only a
+// part could be read.
 func ReadMemory(thread int, address uint64, b []byte) error {
 	if len(b) == 0 {
 		return nil
@@ -168,7 +169,8 @@ func ReadMemory(thread int, address uint64, b []byte) error {
 	return memoryError(n, len(b), errno)
 }
 
-// WriteMemory writes a and b into the memory of a thread's process, in one call.
+// WriteMemory writes a and b into the memory of a thread's process, in one call. It
+// returns EFAULT if only a part could be written.
 func WriteMemory(thread int, addressA uint64, a []byte, addressB uint64, b []byte) error {
 	local := [2]unix.Iovec{{Base: unsafe.SliceData(a), Len: uint64(len(a))}, {Base: unsafe.SliceData(b), Len: uint64(len(b))}}
 	remote := [2]unix.RemoteIovec{{Base: uintptr(addressA), Len: len(a)}, {Base: uintptr(addressB), Len: len(b)}}

@@ -360,7 +360,7 @@ func (r archiveReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// headers counts those of the next bytes of an archive that are not file content. The data
+// headers counts the next bytes of an archive, except file content. The data
 // of a sparse file counts as headers, because its header does not state the size without
 // holes. So sparse files fail if that data is larger than leastHeaders and compressed by a
 // factor of more than headersRatio.

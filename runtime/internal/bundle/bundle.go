@@ -189,7 +189,7 @@ func memoryVolumes(mounts []specs.Mount) (paths []string) {
 
 // inheritReadOnly removes the option rw from bind mounts, so that each is as writable as
 // its source. A user namespace cannot make a read-only mount of the host writable, and
-// runc fails if it is asked to. So a container with a hostPath volume on a read-only file
+// runc would fail when it tries to. So a container with a hostPath volume on a read-only file
 // system, such as a site's software, would never start.
 func inheritReadOnly(mounts []specs.Mount) {
 	for i, m := range mounts {

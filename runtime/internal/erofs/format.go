@@ -36,12 +36,12 @@ const (
 	// maxNameLength is the kernel's limit.
 	maxNameLength = 255
 	// maxXattrs bounds the extended attributes of an inode, in bytes. They share a
-	// block with it.
+	// block with the inode, and the root's block also holds the superblock.
 	maxXattrs = BlockSize - rootOffset - inodeSize
-	// maxLinkLength is the kernel's limit, which includes a terminating zero.
+	// maxLinkLength is the kernel's limit of 4096 bytes without the terminating zero.
 	maxLinkLength = 4095
-	// maxDirectory bounds the bytes of a directory, and maxEntries its entries: a reader has
-	// about 100 bytes of memory for each. The files of a layer have the same limit, see
+	// maxDirectory bounds the bytes of a directory, and maxEntries its entries. A reader
+	// needs about 100 bytes of memory for each entry. The files of a layer have the same limit, see
 	// package budget, but no option raises this one.
 	maxDirectory = 256 << 20
 	maxEntries   = 4 << 20

@@ -26,14 +26,15 @@ func checksum(block []byte) uint32 { return crc32.Checksum(block, castagnoli) }
 
 // sums holds the checksums of the blocks that a Writer wrote.
 type sums struct {
-	// pages holds them by the number of the first block, divided by pageSums. Blocks whose
-	// content comes later have none: a table of contents may claim any number of them.
+	// pages holds the checksums by the number of the first block, divided by pageSums. It
+	// lacks blocks whose content comes later: a table of contents may claim any number of
+	// them.
 	pages map[int64]*[pageSums]uint32
-	// patched holds the numbers of blocks that were changed afterwards.
+	// patched holds the numbers of blocks that were changed after note.
 	patched map[int64]bool
 }
 
-// pageSums is the number of checksums that are kept together.
+// pageSums is the number of checksums in one element of pages.
 const pageSums = 1024
 
 // note records whole blocks that were written at an offset.
@@ -63,7 +64,7 @@ func (s *sums) patch(at int64) {
 	s.patched[at/BlockSize] = true
 }
 
-// write writes the checksums behind the blocks of an image.
+// write writes the checksums behind the blocks of an image, which end at an offset.
 func (s *sums) write(file *os.File, end int64) error {
 	block := make([]byte, BlockSize)
 	for number := range s.patched {
@@ -108,8 +109,8 @@ type checked struct {
 	damaged func(error)
 }
 
-// openChecked returns the blocks of an image with size bytes in total, and the
-// length of the blocks in bytes.
+// openChecked returns a reader of the blocks of an image with size bytes in total, and the
+// length of the blocks in bytes. It verifies the checksums' own checksum, but no block.
 func openChecked(from io.ReaderAt, size int64) (*checked, int64, error) {
 	footer := make([]byte, footerSize)
 	if size < int64(footerSize) {
@@ -133,12 +134,12 @@ func openChecked(from io.ReaderAt, size int64) (*checked, int64, error) {
 	return c, blocks * BlockSize, nil
 }
 
-// maxSums bounds the bytes of checksums in memory, for 16 GiB of blocks. A file of holes
-// takes no space for terabytes of them.
+// maxSums bounds the bytes of checksums in memory, which suffice for 16 GiB of blocks. A
+// sparse file could have terabytes of blocks and take no space on disk.
 const maxSums = 16 << 20
 
-// readSums reads all checksums, and returns the checksum of them and of the footer. It
-// keeps them if they are few.
+// readSums reads all checksums and the footer, and returns their checksum. It keeps at most
+// maxSums bytes of checksums.
 func (c *checked) readSums() (uint32, error) {
 	size := c.blocks * sumSize
 	sum := crc32.New(castagnoli)
@@ -183,7 +184,8 @@ func OpenChanging(from io.ReaderAt, size int64) (*Image, error) {
 	return open(from, blocks)
 }
 
-// ReadAt reads within the blocks.
+// ReadAt reads from the blocks and verifies them. It returns an error that wraps ErrCorrupt
+// if a block is damaged or the range is beyond the last block.
 func (c *checked) ReadAt(into []byte, at int64) (int, error) {
 	if at < 0 || (at+int64(len(into))+BlockSize-1)/BlockSize > c.blocks {
 		return 0, fmt.Errorf("read %d bytes at %d: the image ends before: %w", len(into), at, ErrCorrupt)
@@ -238,7 +240,7 @@ func (i *Image) OnDamage(report func(error)) {
 	}
 }
 
-// Verify reads all of an image and checks it.
+// Verify reads all blocks of an image, and returns the error of the first damaged one.
 func (i *Image) Verify() error {
 	buffer := make([]byte, flushSize)
 	for at := int64(0); at < i.size; at += int64(len(buffer)) {

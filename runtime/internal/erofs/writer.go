@@ -30,7 +30,7 @@ type Writer struct {
 	file *os.File
 	// end is the end of the used blocks, in bytes.
 	end int64
-	// pending is data to be written at pendingAt.
+	// pending holds data that will be written at the offset pendingAt.
 	pending   []byte
 	pendingAt int64
 	// block is the current inode block, at offset blockAt; used counts its used
@@ -39,9 +39,10 @@ type Writer struct {
 	blockAt int64
 	used    int
 	inodes  uint64
-	xattrs  bool
-	sums    sums
-	root    *Node
+	// xattrs is set if a file has extended attributes that a container may see.
+	xattrs bool
+	sums   sums
+	root   *Node
 }
 
 // Node is a file or directory of a Writer's tree.
@@ -53,19 +54,21 @@ type Node struct {
 	// children is nil for everything except directories.
 	children map[string]*Node
 	parent   *Node
-	// at is the place of a directory's inode. written is the place of its link
-	// count, and is set once the inode exists.
+	// at is the place of the inode. Only a directory's place has room, which is filled
+	// in by Close.
 	at    place
 	size  int64
 	start uint32
 }
 
-// place is the space of an inode within an inode block.
+// place is the space of an inode: its offset in the image's file, and the part of an
+// inode block that holds it.
 type place struct {
 	offset int64
 	room   []byte
 }
 
+// flushSize is the size of the buffer for pending data, in bytes.
 const flushSize = 256 << 10
 
 // NewWriter returns a writer of an image to file, which must be empty. The caller
@@ -89,7 +92,7 @@ func (n *Node) IsDir() bool { return n.children != nil }
 // Parent returns the parent of a directory. The root is its own parent.
 func (n *Node) Parent() *Node { return n.parent }
 
-// Child returns the node that a directory has under a name, or nil.
+// Child returns the node with a name in a directory, or nil.
 func (n *Node) Child(name string) *Node { return n.children[name] }
 
 // Describe replaces the metadata of a directory. It fails for other nodes, which
@@ -145,7 +148,7 @@ func (w *Writer) Dir(meta Meta) (*Node, error) {
 		return nil, err
 	}
 	if meta.Mode&TypeMask != TypeDir {
-		return nil, errors.New("add directory: the type is another")
+		return nil, errors.New("add directory: its mode has another type")
 	}
 	return &Node{meta: meta, children: map[string]*Node{}}, nil
 }
@@ -161,7 +164,7 @@ func (w *Writer) File(meta Meta, content io.Reader, size int64) (*Node, error) {
 	case kind == TypeSymlink && (size == 0 || size > maxLinkLength):
 		return nil, fmt.Errorf("add link of %d bytes: give 1 to %d", size, maxLinkLength)
 	case kind != TypeRegular && kind != TypeSymlink && size != 0:
-		return nil, errors.New("add file: only regular ones and links have content")
+		return nil, errors.New("add file: only regular files and symbolic links have content")
 	}
 	xattrs, err := encodeXattrs(meta.Xattrs)
 	if err != nil {
@@ -268,7 +271,8 @@ func (w *Writer) Close() error {
 	if err := w.flush(); err != nil {
 		return err
 	}
-	// Their inode blocks are already on disk, so write the inodes there.
+	// The inode blocks of all directories but the root are already in the file, so write
+	// the inodes there.
 	for _, dir := range dirs[1:] {
 		w.sums.patch(dir.at.offset)
 		if _, err := w.file.WriteAt(dir.at.room, dir.at.offset); err != nil {

@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	// workers is the number of workers of one mount, each of which serves one request at
-	// a time. Slow storage needs more workers than there are processors.
+	// workers is the number of requests that one mount serves at once, each in its own
+	// worker. Slow storage needs more workers than there are processors.
 	workers = 8
 	// mostWorkers bounds the workers of one mount while all others are blocked, for
 	// example by reads from a registry.

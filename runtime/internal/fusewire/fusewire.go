@@ -71,7 +71,8 @@ type Request struct {
 	Body         []byte
 }
 
-// ParseRequest parses a request. The caller drops malformed ones.
+// ParseRequest parses a request, and reports whether it is well-formed. The caller drops
+// malformed ones.
 func ParseRequest(b []byte) (Request, bool) {
 	if len(b) < InHeader {
 		return Request{}, false
@@ -90,7 +91,8 @@ func (r Request) Unanswered() bool {
 	return r.Opcode == OpForget || r.Opcode == OpBatchForget || r.Opcode == OpInterrupt
 }
 
-// Name returns the string at an offset of the body.
+// Name returns the zero-terminated string at an offset of the body, and reports whether
+// there is one.
 func (r Request) Name(offset int) (string, bool) {
 	if len(r.Body) <= offset {
 		return "", false
@@ -99,7 +101,8 @@ func (r Request) Name(offset int) (string, bool) {
 	return string(name), ok
 }
 
-// ReadRange returns the range of a read request.
+// ReadRange returns the range of a read request, of at most MaxRead bytes, and reports
+// whether the request is well-formed.
 func (r Request) ReadRange() (offset int64, size int, ok bool) {
 	if len(r.Body) < 24 {
 		return 0, 0, false
@@ -121,8 +124,8 @@ func (r Request) Finish(reply []byte, errno unix.Errno) []byte {
 }
 
 // AppendInit agrees on a protocol version and features with the kernel, which omits
-// unsupported ones. background is the number of requests in the background, for
-// example for readahead.
+// unsupported ones. background is the maximum number of requests in the background, for
+// example for readahead. The error is EPROTO for a kernel before protocol version 7.
 func (r Request) AppendInit(b []byte, features uint32, background uint16) ([]byte, unix.Errno) {
 	if len(r.Body) < 16 {
 		return b, unix.EPROTO
@@ -139,7 +142,7 @@ func (r Request) AppendInit(b []byte, features uint32, background uint16) ([]byt
 	Order.PutUint32(out[8:], readahead)
 	Order.PutUint32(out[12:], flags&features)
 	Order.PutUint16(out[16:], background)
-	Order.PutUint16(out[18:], background/4*3) // the device counts as congested
+	Order.PutUint16(out[18:], background/4*3) // the congestion threshold
 	Order.PutUint32(out[20:], 4096)           // maximum size of a write; the file systems are read-only
 	Order.PutUint32(out[24:], 1)              // resolution of timestamps, in nanoseconds
 	Order.PutUint16(out[28:], maxReadPages)
@@ -169,7 +172,7 @@ func AppendEntry(b []byte, a Attr) []byte {
 	return appendAttr(AppendNumbers(b, a.ID, 0, Forever, Forever, 0), a)
 }
 
-// AppendDirent appends an entry of a directory whose successor has the offset next.
+// AppendDirent appends an entry of a directory. next is the offset of the entry after it.
 func AppendDirent(b []byte, id, next uint64, mode uint32, name string) []byte {
 	b = AppendNumbers(b, id, next)
 	b = Order.AppendUint32(b, uint32(len(name)))

@@ -35,8 +35,10 @@ type Folder struct {
 
 // Bundled describes a bundle that was made.
 type Bundled struct {
+	// Bytes is the size of the content that was written.
 	Bytes int64
-	Left  rootfs.Left
+	// Left counts what is missing or different in the bundle.
+	Left rootfs.Left
 	// User is the user of the image's process, if it is not root.
 	User string
 }
@@ -66,7 +68,7 @@ const (
 )
 
 // Bundle makes an OCI bundle of an image in the cache, at a path that does not
-// exist or is an empty folder. The bundle appears there when it is complete.
+// exist or is an empty folder. The bundle appears there only when it is complete.
 func (p *Populator) Bundle(ctx context.Context, name, dir string, folders []Folder) (image layercache.Image, made Bundled, err error) {
 	if image, err = p.named(name); err != nil {
 		return image, made, err
@@ -102,7 +104,7 @@ func (p *Populator) bundle(ctx context.Context, image layercache.Image, dir stri
 	if err := json.Unmarshal(text, &config); err != nil {
 		return made, fmt.Errorf("parse the image's configuration: %w", err)
 	}
-	// Only its owner may enter it, because images have folders that anyone may
+	// Only the owner may enter the bundle, because images have folders that anyone may
 	// write to.
 	temporary := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+"-"+rand.Text())
 	if err := os.Mkdir(temporary, 0o700); err != nil {
@@ -140,7 +142,8 @@ func (p *Populator) bundle(ctx context.Context, image layercache.Image, dir stri
 	made.User = otherUser(config.Config.User)
 	spec := runtimeSpec(config.Config, home(root, config.Config.User), folders)
 	for _, m := range spec.Mounts {
-		// The runtime creates mount points behind links that lead out of the root.
+		// Ignore other errors: the runtime creates the mount points that are missing,
+		// such as those behind links that lead out of the root.
 		if err := mountpoint(root, m); errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 			return made, fmt.Errorf("make a place for %s: %w", m.Destination, err)
 		}
@@ -159,7 +162,8 @@ func (p *Populator) bundle(ctx context.Context, image layercache.Image, dir stri
 	return made, nil
 }
 
-// withTree calls use with the tree of an image, and the size of its layers in bytes.
+// withTree calls use with the tree of an image, and the size of its layers in bytes. It
+// returns the error of use.
 func withTree(cache *layercache.Cache, image layercache.Image, use func(*tree.Tree, int64) error) error {
 	var layers []*erofs.Image
 	var size int64
@@ -258,8 +262,8 @@ func bind(source, target string, readOnly bool) specs.Mount {
 	return m
 }
 
-// mountpoint creates a mount point in the bundle, because several nodes may use a
-// bundle at once, and should not have to create it.
+// mountpoint creates a mount point in the bundle: a folder, or an empty file. Several nodes
+// may use a bundle at once, and should not have to create it.
 func mountpoint(root *os.Root, m specs.Mount) error {
 	name := strings.TrimPrefix(m.Destination, "/")
 	if m.Type != "bind" {
@@ -283,7 +287,7 @@ func mountpoint(root *os.Root, m specs.Mount) error {
 		return nil
 	}
 	if err == nil {
-		// It is a link, usually to the place where a service would write the file.
+		// The image has a link there, usually to a file that a service would write.
 		if err := root.Remove(name); err != nil {
 			return err
 		}
@@ -295,7 +299,7 @@ func mountpoint(root *os.Root, m specs.Mount) error {
 	return file.Close()
 }
 
-// otherUser returns the user of the image's process, if it is not root.
+// otherUser returns the user of the image's process without its group, or "" for root.
 func otherUser(user string) string {
 	name, _, _ := strings.Cut(user, ":")
 	if name == "root" || name == "0" {
@@ -304,7 +308,8 @@ func otherUser(user string) string {
 	return name
 }
 
-// home returns the home folder of a user of the image.
+// home returns the home folder of a user, by the image's passwd file. Without an entry it
+// returns /root for root, and / for others.
 func home(root *os.Root, user string) string {
 	name := cmp.Or(otherUser(user), "root")
 	file, err := root.Open("etc/passwd")

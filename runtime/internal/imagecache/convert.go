@@ -45,7 +45,7 @@ const (
 	Zstd Form = "zstd"
 )
 
-// ParseForm parses a user's name of a form.
+// ParseForm parses a form that users may ask for: estargz or zstd.
 func ParseForm(text string) (Form, error) {
 	if form := Form(text); form == EStargz || form == Zstd {
 		return form, nil
@@ -57,15 +57,15 @@ func ParseForm(text string) (Form, error) {
 type Converted struct {
 	Name   string
 	Digest digest.Digest
-	// Bytes is the size of its packed layers.
+	// Bytes is the total size of the image's packed layers.
 	Bytes  int64
 	Layers int
 }
 
 // Convert writes an archive with an OCI layout, with layers in another packing. The
-// source is an image in the cache, or an archive, and then all its images for the
-// platform are converted. For a cached image, the content of the layers stays the
-// same, but not their digests, as with Export.
+// source names an image in the cache, or an archive. Of an archive, Convert converts all
+// images for the platform. For a cached image, the content of the layers stays the same,
+// but not their digests, as with Export.
 func (p *Populator) Convert(ctx context.Context, source string, form Form, path string) (converted []Converted, err error) {
 	if a, is, err := archiveOf(source); err != nil {
 		return nil, err
@@ -130,8 +130,8 @@ func (p *Populator) named(name string) (layercache.Image, error) {
 	return image, err
 }
 
-// Named returns the image with a full name for the platform. If the user named no
-// platform, and this machine's has no image, it returns the most recent one.
+// Named returns the cached image with a full name for the platform. If the user named no
+// platform, and there is no image for this machine's, it returns the most recent image.
 func (p *Populator) Named(name string) (layercache.Image, error) {
 	all, err := p.Cache.OfName(name)
 	if err != nil {
@@ -151,8 +151,8 @@ func (p *Populator) Named(name string) (layercache.Image, error) {
 	return all[0], nil
 }
 
-// packed returns an image in an archive. Its layers are verified while they are
-// read.
+// packed returns an image of an archive, to be packed again. Its layers are verified
+// while they are read.
 func (p *Populator) packed(ctx context.Context, blobs content.Provider, img images.Image) (packable, error) {
 	source := packable{name: img.Name}
 	manifest, config, err := p.describe(img.Target, func(desc ocispec.Descriptor, parsed any) (err error) {
@@ -186,7 +186,8 @@ func (p *Populator) packed(ctx context.Context, blobs content.Provider, img imag
 	return source, nil
 }
 
-// decompress writes the uncompressed content of a blob, and then checks its digest.
+// decompress writes the uncompressed content of a blob, and then checks the digests of
+// the blob and of the content.
 func decompress(ctx context.Context, blobs content.Provider, blob ocispec.Descriptor, id digest.Digest, to io.Writer, most *budget.Layer, count func(int)) error {
 	from, err := provided{blobs}.Fetch(ctx, blob)
 	if errdefs.IsNotFound(err) {
@@ -283,11 +284,13 @@ type packer struct {
 	form Form
 	to   *archiveWriter
 	// done maps the uncompressed digest of a layer to the packed layer.
-	done        map[digest.Digest]packedLayer
+	done map[digest.Digest]packedLayer
+	// came counts the bytes of the sources that were read, of total bytes.
 	came, total int64
 	progress    func(more, total int64)
 }
 
+// packedLayer is a layer in an archive. id is its uncompressed digest.
 type packedLayer struct {
 	desc ocispec.Descriptor
 	id   digest.Digest
@@ -385,9 +388,8 @@ const (
 	// file also fetches the bytes before it in the stream, which are fewer than
 	// one request fetches.
 	leastStream = 128 << 10
-	// chunkSize is the amount fetched for one byte of a large file, and the wait
-	// of such a file for the bytes before it in its stream. The library's default
-	// is four times as much.
+	// chunkSize is the size of the parts of a large file, in unpacked bytes. A reader
+	// of one byte fetches the whole part. The library's default is four times as much.
 	chunkSize = 1 << 20
 	// gzipLevel packs as densely as level 6 of zlib, the usual level of layers.
 	// Level 9 would save another percent and take four times as long.
@@ -410,7 +412,7 @@ func packEStargz(to io.Writer, write func(io.Writer) error) (id digest.Digest, a
 	})
 	err = w.AppendTar(reader)
 	reader.CloseWithError(err)
-	// An error of reading is more precise.
+	// The error of reading the layer is more precise.
 	if failed := group.Wait(); failed != nil && (err == nil || !errors.Is(failed, err)) {
 		err = failed
 	}

@@ -31,21 +31,21 @@ const ArchiveNamespace = "berth-archives"
 type Importer struct {
 	client *containerd.Client
 	store  content.Store
-	// root is a directory of the file system that store is on.
+	// root is a directory on the same file system as store.
 	root        string
 	snapshotter string
 	// snapshots is the directory of the snapshotter.
 	snapshots string
-	// shared reports whether the snapshotter may have layers of other jobs.
+	// shared is set if the snapshotter may have layers of other jobs.
 	shared bool
 }
 
-// SharedExport is the export of a snapshotter that may hold layers of other jobs.
-// Such a snapshotter, asked for a layer by its digest, may answer that it exists.
+// SharedExport is the key of a plugin export that a snapshotter sets if it may hold layers
+// of other jobs. Such a snapshotter, asked for a layer by its digest, may answer that it exists.
 const SharedExport = "berth_shared_layers"
 
-// NewImporter returns an importer that unpacks for a snapshotter. The caller still
-// has to close the client.
+// NewImporter returns an importer that unpacks for a snapshotter. The caller closes the
+// client.
 func NewImporter(ctx context.Context, client *containerd.Client, snapshotter string) (*Importer, error) {
 	answer, err := client.IntrospectionService().Plugins(ctx, "type==io.containerd.content.v1")
 	if err != nil {
@@ -74,7 +74,8 @@ type Imported struct {
 	Digest string
 	// InPlace reports that the image's content was not copied.
 	InPlace bool
-	Took    time.Duration
+	// Took is the time from the beginning of the import of the archive.
+	Took time.Duration
 }
 
 // Import imports every image of an archive or folder. An archive comes from docker
@@ -128,7 +129,7 @@ func (i *Importer) Import(ctx context.Context, a Archive) (imported []Imported, 
 	return imported, nil
 }
 
-// inPlace is the snapshotter whose layers may have their content elsewhere.
+// inPlace is the name of the snapshotter with layers that may have their content elsewhere.
 const inPlace = "erofs"
 
 // read puts an archive into the store. A folder stays where it is, and so does a SIF
@@ -204,7 +205,8 @@ func CheckPlatform(ctx context.Context, store content.Provider, config ocispec.D
 	return fmt.Errorf("it is for %s, not for %s: give an image for this kind of machine", platforms.Format(own), platforms.DefaultString())
 }
 
-// publish unpacks an image and then gives it its name.
+// publish unpacks an image and then gives it its name, in the images' namespace and in
+// ArchiveNamespace.
 func (i *Importer) publish(ctx context.Context, img images.Image) error {
 	if err := containerd.NewImage(i.client, img).Unpack(ctx, i.snapshotter); err != nil {
 		return fmt.Errorf("unpack: %w", err)

@@ -32,7 +32,7 @@ type File struct {
 	now    func() time.Time
 
 	// source is the SIF file. It is opened again if its server has forgotten it.
-	// Until failing is over, reads are tried only once.
+	// Reads before the time failing are tried only once.
 	mu      sync.RWMutex
 	source  *os.File
 	failing time.Time
@@ -143,7 +143,8 @@ func (f *File) reopen() error {
 	return nil
 }
 
-// isSame returns ErrChanged if a file is no longer the same.
+// isSame returns nil if a file is the SIF file, unchanged. Otherwise its error wraps
+// ErrChanged, or the file cannot be identified.
 func (f *File) isSame(file *os.File) error {
 	was := f.header.Source
 	now, err := identify(file)
@@ -154,7 +155,7 @@ func (f *File) isSame(file *os.File) error {
 }
 
 // report calls changed once for a file that has changed, and once for a file that
-// cannot be read.
+// cannot be read. It returns err.
 func (f *File) report(err error) error {
 	once, reason := &f.reportedChange, err
 	if !errors.Is(err, ErrChanged) {
@@ -253,7 +254,7 @@ func (f *File) read(into []byte, at int64) error {
 			return f.fail(err)
 		}
 		f.pause(pause)
-		// A server that has forgotten it returns ESTALE. For a file that was
+		// A server that has forgotten the file returns ESTALE. For a file that was
 		// removed on another host, some user-space file systems return ENOENT.
 		if errors.Is(err, syscall.ESTALE) || errors.Is(err, os.ErrNotExist) {
 			if err := f.reopen(); errors.Is(err, ErrChanged) || errors.Is(err, os.ErrNotExist) {
@@ -269,7 +270,7 @@ func (f *File) isFailing() bool {
 	return f.now().Before(f.failing)
 }
 
-// fail handles an error that lasts.
+// fail reports an error that lasts, and lets the next reads fail without waiting.
 func (f *File) fail(err error) error {
 	f.failUntil(f.now().Add(failsFast))
 	return f.report(err)
@@ -289,7 +290,7 @@ func (f *File) readOnce(into []byte, at int64) error {
 	}
 	_, err := f.readAt(f.source, into, at)
 	if other := f.isSame(f.source); other != nil {
-		return other // also where it is shorter now
+		return other // also if the file is shorter now
 	}
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF

@@ -1,9 +1,9 @@
-// Package inplace makes layers of SIF files without copying content. The image
-// of such a layer has names, owners and all other metadata, and the content is
-// read from the SIF file, block by block, when somebody reads it. Package sif
-// parses SIF files and their configuration.
+// Package inplace makes layers of SIF files without copying content. The image of such a
+// layer has names, owners and all other metadata. Content is read from the SIF file, block
+// by block, only when a container reads it. Package sif parses SIF files and their
+// configuration.
 //
-// A file that has changed gives errors, never other content.
+// If the SIF file has changed, reads fail. They never return other content.
 package inplace
 
 import (
@@ -69,12 +69,14 @@ const (
 	// digests of the layers that represent them.
 	folder    = "inplace"
 	layerFile = "layer"
-	partSize  = 28
-	plain     = 1 << 31
+	// partSize is the size of a part in the list, in bytes.
+	partSize = 28
+	// plain is set in the packed size of a block that is not compressed.
+	plain = 1 << 31
 	// maxParts bounds the list in memory. It suffices for a terabyte of content in
 	// blocks of the usual size.
 	maxParts = 8 << 20
-	// maxHeader bounds the list's first line.
+	// maxHeader bounds the list's first line, in bytes.
 	maxHeader = 64 << 10
 )
 
@@ -83,14 +85,14 @@ var (
 	castagnoli = crc32.MakeTable(crc32.Castagnoli)
 )
 
-// Made is a layer that was made.
+// Made describes a layer that was made.
 type Made struct {
 	Config ocispec.Image
 	Source Identity
 }
 
-// Make makes, within the limits of b, the image of a SIF file's layer at a new path, and beside it the list of
-// the places of its content.
+// Make makes the image of a SIF file's layer at a new path, and beside it the list of the
+// places of its content. It works within the limits of b. If it fails, it leaves nothing.
 func Make(path string, file *os.File, b budget.Budget) (made Made, err error) {
 	defer func() {
 		if err != nil {
@@ -165,13 +167,16 @@ func (l *list) write(path string, h header) error {
 	return os.WriteFile(path, order.AppendUint32(text, l.sum.Sum32()), 0o400)
 }
 
-// part locates a part of a file's content: at is its offset in the layer's image, and
-// the other fields its place in an unpacked block of the SIF file.
+// part locates a part of a file's content. at is its offset in the layer's image, and size
+// its size in bytes. The part begins inner bytes into an unpacked block. The block is at
+// offset in the SIF file, and packed is its packed size, with the flag plain.
 type part struct {
 	at, offset          int64
 	packed, inner, size uint32
 }
 
+// readList reads the list of parts, sorted by their offset in the layer's image. The error
+// for a damaged list wraps errDamaged, or io.ErrUnexpectedEOF if it ends early.
 func readList(path string) (h header, parts []part, err error) {
 	file, err := os.Open(path)
 	if err != nil {

@@ -37,16 +37,16 @@ const (
 	paxXattr = "SCHILY.xattr."
 )
 
-// LinkDevice is the device number of such a link: minor 1 of major 0, which no
+// LinkDevice is the number of the device with a LinkXattr: minor 1 of major 0, which no
 // driver has.
 const LinkDevice = 1
 
-// maxDepth bounds the depth of directories to what a path can name.
+// maxDepth bounds the depth of directories. A path of 4,096 bytes cannot name a deeper one.
 const maxDepth = 2048
 
 // Convert reads a tar archive to its end and writes its image to file, which must
 // be empty. It counts all that it uses against the limits of most, and passes each
-// header to the functions see.
+// header to each of the functions see.
 func Convert(archive io.Reader, file *os.File, most *budget.Layer, see ...func(*tar.Header)) error {
 	c := converter{writer: erofs.NewWriter(file), links: map[*erofs.Node]string{}, owners: owners{}, most: most}
 	if err := c.writer.Describe(c.writer.Root(), implied()); err != nil {
@@ -107,7 +107,7 @@ func Lay(file *os.File, most *budget.Layer, entries func(put func(*tar.Header) (
 
 type converter struct {
 	writer *erofs.Writer
-	// links holds the targets of symbolic links.
+	// links maps the symbolic links of the layer to their targets.
 	links  map[*erofs.Node]string
 	owners owners
 	most   *budget.Layer
@@ -150,11 +150,11 @@ func (c converter) add(header *tar.Header, content io.Reader) error {
 	case base == opaqueMarker:
 		return c.makeOpaque(dir)
 	case strings.HasPrefix(base, whiteoutMeta):
-		return nil // of another storage driver, without meaning here
+		return nil // an entry of AUFS, without meaning here
 	case strings.HasPrefix(base, whiteoutPrefix):
 		base = strings.TrimPrefix(base, whiteoutPrefix)
 		if there := dir.Child(base); there != nil {
-			// It hides the lower layers, not other entries of this layer.
+			// A whiteout hides the lower layers, not other entries of this layer.
 			if there.IsDir() {
 				return c.makeOpaque(there)
 			}
@@ -215,7 +215,7 @@ func (c converter) addDirectory(name string, header *tar.Header) error {
 }
 
 // newDirectory creates a directory, and replaces an existing file of that name. If
-// the file hid the lower layers, so does the directory.
+// the file was a whiteout, the directory hides the lower layers, too.
 func (c converter) newDirectory(parent *erofs.Node, name string, meta erofs.Meta) (*erofs.Node, error) {
 	if there := parent.Child(name); there != nil && isWhiteout(there) {
 		meta.Xattrs = append(meta.Xattrs, opaque())
@@ -357,7 +357,8 @@ func describe(header *tar.Header) (erofs.Meta, error) {
 		meta.Device = erofs.DeviceNumber(uint32(header.Devmajor), uint32(header.Devminor))
 	}
 	for _, key := range slices.Sorted(maps.Keys(header.PAXRecords)) {
-		// Of the others, what a user may set can be set by no user.
+		// Attributes with other prefixes are dropped. In particular, an archive must not
+		// set the attributes with the prefix trusted that this package uses as marks.
 		name, found := strings.CutPrefix(key, paxXattr)
 		if found && (strings.HasPrefix(name, "user.") || strings.HasPrefix(name, "security.")) {
 			meta.Xattrs = append(meta.Xattrs, erofs.Xattr{Name: name, Value: []byte(header.PAXRecords[key])})

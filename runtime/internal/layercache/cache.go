@@ -32,9 +32,9 @@ const (
 	imageExtension = ".erofs"
 	// partExtension marks images that are being written.
 	partExtension = ".part"
-	// unfinishedFor is the age at which an unfinished file is removed, because nobody
-	// will finish it. jobGoneAfter is the time since the last call of Alive after which
-	// the folder of a job is removed.
+	// unfinishedFor is the maximum age of an unfinished file. Older files are removed,
+	// because nobody will finish them. jobGoneAfter is the maximum time since the last
+	// call of Alive. Then the folder of the job is removed.
 	unfinishedFor = 24 * time.Hour
 	jobGoneAfter  = 14 * 24 * time.Hour
 )

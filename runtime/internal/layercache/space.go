@@ -12,17 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNoSpace is the error for a layer that would not fit even if everything else went.
+// errNoSpace is the error for a layer that would not fit even if all other layers were
+// removed.
 var errNoSpace = errors.New("no room: its limit, or four fifths of the quota or file system that it is on, would be exceeded")
 
-// mostKept bounds the space to keep free on a file system, in bytes: a fifth of
-// a site's shared file system may be more than it ever has free.
+// mostKept bounds the space to keep free on a file system, in bytes, because a fifth of a
+// site's shared file system may be more than it ever has free.
 const mostKept = 1 << 40
 
 // locals holds the statfs(2) numbers of local file systems: ext2 to ext4, XFS, Btrfs,
 // ZFS, F2FS, bcachefs, tmpfs, ramfs, overlayfs, JFS, ReiserFS, NILFS, UFS, FAT, exFAT.
-// All others may be on servers. There are too many of those to list, and some numbers
-// are not in the kernel's sources.
+// All others may be on servers. There are too many network file systems to list, and the
+// numbers of some are not in the kernel's sources.
 var locals = []int64{
 	0xef53, 0x58465342, 0x9123683e, 0x2fc12fc1, 0xf2f52010, 0xca451a4e, 0x01021994, 0x858458f6, 0x794c7630, 0x3153464a,
 	0x52654973, 0x3434, 0x00011954, 0x4d44, 0x2011bab0,
@@ -50,7 +51,7 @@ func spaceOf(st *unix.Statfs_t) int64 {
 		block = st.Bsize
 	}
 	free := int64(st.Bavail) * block
-	total := int64(st.Blocks-st.Bfree)*block + free // as df has it
+	total := int64(st.Blocks-st.Bfree)*block + free // as df computes it
 	return free - min(total/5, mostKept)
 }
 
@@ -60,11 +61,12 @@ func NoSpace(err error) bool {
 }
 
 // FreeSpace frees size bytes on the file system. It removes layers that no job uses
-// and that belong to no named image, but none of them if that would not be enough.
+// and that belong to no named image. If that would not be enough, it removes none of them,
+// and NoSpace reports true for its error.
 func (c *Cache) FreeSpace(size int64) error { return c.freeSpace(size, false) }
 
-// freeSpace frees space for size bytes. If it cannot, it fails; with whatThereIs
-// it removes what it may and succeeds.
+// freeSpace frees space for size bytes, as FreeSpace does. With whatThereIs it removes all
+// layers that it may, even if that is not enough, and succeeds.
 func (c *Cache) freeSpace(size int64, whatThereIs bool) error {
 	files, named, err := c.byAge()
 	if err != nil {
@@ -78,9 +80,9 @@ func (c *Cache) freeSpace(size int64, whatThereIs bool) error {
 	return c.free(size-space, files, whatThereIs)
 }
 
-// free removes partial blobs, which nobody can run, and then layers in their order,
-// until want bytes are free. If there are not enough, it removes nothing, or, with
-// whatThereIs, all of them.
+// free removes partial blobs, which no container uses, and then layers in their order,
+// until it has freed want bytes. If all of them would not be enough, it removes no layer
+// and returns errNoSpace, or, with whatThereIs, removes all and returns nil.
 func (c *Cache) free(want int64, layers []fs.FileInfo, whatThereIs bool) error {
 	if want <= 0 {
 		return nil
@@ -103,7 +105,8 @@ func (c *Cache) free(want int64, layers []fs.FileInfo, whatThereIs bool) error {
 	return c.remove(gone)
 }
 
-// enough returns the first files whose sizes add up to want bytes, or all files.
+// enough returns the first files, as many as have want bytes together, or all files. It
+// also returns their total size in bytes.
 func enough(files []fs.FileInfo, want int64) (first []fs.FileInfo, size int64) {
 	for i, info := range files {
 		if size >= want {
@@ -114,15 +117,16 @@ func enough(files []fs.FileInfo, want int64) (first []fs.FileInfo, size int64) {
 	return files, size
 }
 
-// inUse reports whether a job has a link to a layer. Removing that would free
+// inUse reports whether a job has a link to a layer. Removing such a layer would free
 // nothing.
 func inUse(info fs.FileInfo) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	return !ok || st.Nlink > 1
 }
 
-// byAge returns the layers in the order of their removal. Layers of named images
-// go last; the error lists the names that could not be read.
+// byAge returns the layers in the order of their removal, and the layers of named images.
+// The least recently used layer is first, and layers of named images are last. The error
+// also lists the names that could not be read.
 func (c *Cache) byAge() (files []fs.FileInfo, named map[digest.Digest]bool, err error) {
 	named, err = c.named()
 	files, _, err2 := c.files()

@@ -46,8 +46,8 @@ type index struct {
 	Chunks []chunk `json:"chunks"`
 }
 
-// validate checks that lay can have placed each chunk. The index on disk may be
-// damaged.
+// validate returns an error if lay cannot have placed the chunks like this, because the
+// index on disk may be damaged.
 func (x index) validate() error {
 	var covered int64
 	for _, c := range x.Chunks {
@@ -67,16 +67,17 @@ const (
 	// endSize is the size of the first request, for the end of a blob. It usually
 	// covers the whole table of contents.
 	endSize = 256 << 10
-	// maxPacked bounds the compressed table.
+	// maxPacked bounds the compressed table, in bytes.
 	maxPacked = 64 << 20
-	// maxContent bounds the total size of a layer's files. While a layer is laid
-	// out, the checksums of their blocks are in memory, four bytes for each.
+	// maxContent bounds the total size of a layer's files, in bytes. While a layer is laid
+	// out, the checksums of its blocks are in memory, four bytes for each.
 	maxContent = 128 << 30
-	// maxChunk bounds the size of a chunk in memory.
+	// maxChunk bounds the unpacked size of a chunk in bytes, because it is unpacked in
+	// memory.
 	maxChunk = 64 << 20
 )
 
-// Extensions of the files beside a layer's file.
+// Extensions of the files beside a layer's file: its index, and the state of each chunk.
 const (
 	indexExtension = ".lazy"
 	haveExtension  = ".have"
@@ -97,7 +98,8 @@ func Make(ctx context.Context, path string, source Source, login Login, contents
 	return makeFor(ctx, path, source, login, contents, b, &budget.Image{})
 }
 
-// makeFor makes the file of a layer as Make does. The layer counts for image.
+// makeFor makes the file of a layer as Make does, and counts what it uses against the
+// limits of image.
 func makeFor(ctx context.Context, path string, source Source, login Login, contents digest.Digest, b budget.Budget, image *budget.Image) error {
 	// No refused ranges: this process is in the pods' network, which enforces them.
 	r := newRemote(source, nil, func() (Login, error) { return login, nil })
@@ -162,7 +164,7 @@ func (r *remote) contents(ctx context.Context, most int64) (t packedTable, err e
 	}
 	end := r.Size - estargz.FooterSize
 	if at <= 0 || at >= end || end-at > most {
-		return t, fmt.Errorf("read table of contents: it is to be at %d of %d bytes", at, r.Size)
+		return t, fmt.Errorf("read table of contents: its offset %d in a blob of %d bytes is impossible, or it is too large", at, r.Size)
 	}
 	begin := r.Size - int64(len(tail))
 	if at < begin {
@@ -202,7 +204,7 @@ func parseContents(packed []byte, want digest.Digest, most *budget.Layer) (*esta
 		return nil, err
 	}
 	if header.Name != estargz.TOCTarName {
-		return nil, fmt.Errorf("%q of %d bytes is none", header.Name, header.Size)
+		return nil, fmt.Errorf("%q of %d bytes is not a table of contents", header.Name, header.Size)
 	}
 	if err := most.Keep(int(header.Size)); err != nil {
 		return nil, err
@@ -231,7 +233,7 @@ func parseTable(text []byte) (*estargz.JTOC, error) {
 	var size int64
 	for _, e := range table.Entries {
 		if e == nil {
-			return nil, errors.New("it has an entry that is none")
+			return nil, errors.New("it has an empty entry")
 		}
 		if e.Type != "reg" {
 			continue
@@ -252,6 +254,8 @@ func lay(path string, table *estargz.JTOC, end int64, most *budget.Layer) (chunk
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
+	// of is the file that the next chunks belong to. without is the last file if it has
+	// no content.
 	var of, without *estargz.TOCEntry
 	var begin, covered int64
 	add := func(e *estargz.TOCEntry) error {
@@ -324,9 +328,9 @@ func lay(path string, table *estargz.JTOC, end int64, most *budget.Layer) (chunk
 	return chunks, checkOrder(chunks)
 }
 
-// checkOrder checks that chunks that follow each other in the layer's file do so in the
-// blob. So each stream is unpacked once. A table of many chunks of one stream, the last
-// one first, would have it unpacked for each.
+// checkOrder checks that chunks in the order of the layer's file are also in the order of
+// the blob. Then each stream is unpacked only once. A table could otherwise list the chunks
+// of one stream backwards, and the stream would be unpacked for each of them.
 func checkOrder(chunks []chunk) error {
 	for i, c := range chunks[min(1, len(chunks)):] {
 		if before := chunks[i]; c.Offset < before.Offset || c.Offset == before.Offset && c.Inner < before.Inner+before.Size {

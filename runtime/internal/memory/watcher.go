@@ -6,25 +6,26 @@ import (
 	"time"
 )
 
-// Sample is the memory of one container in three grades. Each grade is at most
-// the one before it and much more expensive. A grade is measured only if the
+// Sample holds three estimates of the memory of one container in bytes, called grades. Each
+// grade is at most the one before it, and much more expensive. A grade is measured only if the
 // cheaper one cannot decide.
 type Sample struct {
-	// Bound counts everything resident, mapped files included.
+	// Bound counts all resident memory, including mapped files.
 	Bound uint64
-	// Charged counts what cannot be dropped, shared pages in full.
+	// Charged counts the memory that the kernel cannot reclaim. A page shared by several
+	// processes counts for each of them.
 	Charged func() uint64
-	// Exact counts shared pages once.
+	// Exact counts the same memory, but shared pages only once.
 	Exact func() uint64
 }
 
 // Meter measures containers.
 type Meter interface {
-	// Idle reports that no container can have grown since the last Measure. It is
-	// called far more often than Measure.
+	// Idle reports whether it is certain that no container has grown since the last
+	// Measure. It is called far more often than Measure.
 	Idle() bool
-	// Measure returns the memory of the containers with the given names. Omitted
-	// containers hold nothing.
+	// Measure returns the memory of the containers with the given IDs. A container that
+	// is missing in the result uses no memory.
 	Measure(ids []string) (map[string]Sample, error)
 }
 
@@ -48,6 +49,7 @@ type Watcher struct {
 	changed chan struct{}
 }
 
+// reading is the result of a measurement, in bytes.
 type reading struct {
 	used uint64
 	at   time.Time
@@ -85,7 +87,7 @@ func (w *Watcher) Limit(id string) uint64 {
 	return w.limits[id]
 }
 
-// Run looks until ctx is done. Without a limit to watch it sleeps.
+// Run measures containers until ctx is done. While none has a limit, it sleeps.
 func (w *Watcher) Run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -106,8 +108,8 @@ func (w *Watcher) Run(ctx context.Context) {
 	}
 }
 
-// look measures every container with a limit once. It returns the time until the
-// next measurement, and false if there is nothing to measure.
+// look measures every container with a limit once, and calls exceeded for those above it.
+// It returns the time until the next measurement, and reports whether any has a limit.
 func (w *Watcher) look(ctx context.Context) (next time.Duration, any bool) {
 	ids, limits := w.watched()
 	if len(ids) == 0 {
@@ -127,8 +129,8 @@ func (w *Watcher) look(ctx context.Context) (next time.Duration, any bool) {
 	w.ran = now
 	samples, err := w.meter.Measure(ids)
 	if err != nil {
-		// For a moment /proc may be unreadable, for example when descriptors run out:
-		// that is no reason to stop watching.
+		// Continue: /proc may be unreadable for a moment, for example when descriptors
+		// run out.
 		return w.policy.Shortest * 10, true
 	}
 	for _, id := range ids {
@@ -144,8 +146,7 @@ func (w *Watcher) look(ctx context.Context) (next time.Duration, any bool) {
 	return next, true
 }
 
-// known reports that every container has been measured, since its limit was
-// set last.
+// known reports whether every container has been measured since its limit was last set.
 func (w *Watcher) known(ids []string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -157,7 +158,7 @@ func (w *Watcher) known(ids []string) bool {
 	return true
 }
 
-// again returns the last reading of a container, which holds still at now.
+// again returns the last measured memory of a container, and records it for the time now.
 func (w *Watcher) again(id string, now time.Time) uint64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -169,7 +170,7 @@ func (w *Watcher) again(id string, now time.Time) uint64 {
 	return last.used
 }
 
-// gauge returns the memory in the cheapest grade that decides.
+// gauge returns the memory in bytes in the cheapest grade that decides.
 func gauge(s Sample, limit uint64) uint64 {
 	used := s.Bound
 	if used > limit/2 && s.Charged != nil {
@@ -192,8 +193,8 @@ func (w *Watcher) watched() (ids []string, limits map[string]uint64) {
 	return ids, limits
 }
 
-// rate returns the growth of a container in bytes per second since the last
-// measurement; 0 if it shrank. A measurement is not kept if the limit has changed
+// rate records a measurement, and returns the growth of a container in bytes per second
+// since the last one; 0 if it shrank. A measurement is not kept if the limit has changed
 // meanwhile: the new limit must be compared with a measurement, too.
 func (w *Watcher) rate(id string, used, limit uint64, now time.Time) float64 {
 	w.mu.Lock()

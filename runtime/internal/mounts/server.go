@@ -23,7 +23,7 @@ import (
 	"berth.dev/berth/runtime/internal/tree"
 )
 
-// Server serves the requested mounts.
+// Server serves the mounts that a snapshotter requests, see Run.
 type Server struct {
 	// Refused lists address ranges where no registry is contacted. It is set
 	// before the first call.
@@ -36,8 +36,8 @@ type Server struct {
 
 	mu     sync.Mutex
 	served map[string]bool
-	// lazy maps paths to the layers that are still arriving. priority and scheduler belong
-	// to them, and logins holds the registries' logins by name.
+	// lazy maps paths to the layers that are still arriving. priority and scheduler
+	// order their downloads. logins holds the registries' logins by name.
 	lazy      map[string]*lazyLayer
 	priority  lazy.PriorityGate
 	scheduler lazy.Scheduler
@@ -54,14 +54,15 @@ type lazyLayer struct {
 	stop context.CancelFunc
 }
 
-// NewServer returns a server of requests. The process at the other end of holder,
-// if it is not nil, keeps the descriptors of mounts. The caller keeps both
-// connections.
+// NewServer returns a server that answers the requests on a connection. If holder is not
+// nil, the process at its other end keeps the descriptors of mounts. notice receives
+// messages for the user. The caller closes both connections.
 func NewServer(requests, holder *net.UnixConn, log *slog.Logger, notice func(string)) *Server {
 	return &Server{requests: requests, holder: holder, log: log, notice: notice, served: map[string]bool{}, lazy: map[string]*lazyLayer{}, logins: map[string]lazy.Login{}}
 }
 
-// Resume takes over the mounts of a predecessor.
+// Resume takes over the mounts of a predecessor from the descriptor holder. It logs a
+// mount that cannot be taken over, and fails only if the holder's messages are unusable.
 func (s *Server) Resume() error {
 	for s.holder != nil {
 		var kept keptMessage
@@ -97,7 +98,7 @@ func (s *Server) Resume() error {
 	return nil
 }
 
-// Run answers requests until the other end closes the connection.
+// Run answers requests until the other end closes the connection or ctx ends.
 func (s *Server) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { s.requests.Close() })
 	defer stop()
@@ -141,12 +142,12 @@ const maxLogin = 64 << 10
 func (s *Server) learn(request Request, files []*os.File) error {
 	defer linux.CloseAll(files)
 	if len(files) != 1 {
-		return fmt.Errorf("a login in %d files", len(files))
+		return fmt.Errorf("a login with %d descriptors instead of 1", len(files))
 	}
 	var login lazy.Login
 	text, err := io.ReadAll(io.NewSectionReader(files[0], 0, maxLogin))
 	if err == nil && json.Unmarshal(text, &login) != nil {
-		err = errors.New("it is none") // an error of the text would quote it
+		err = errors.New("it is malformed") // an error of json would quote the login
 	}
 	if err != nil {
 		return fmt.Errorf("read a login: %w", err)
@@ -217,8 +218,8 @@ func (l layers) Close() {
 	}
 }
 
-// open opens the layers of a mount. kept holds previously opened SIF files in
-// place; the layers take the first of them.
+// open opens the layers of a mount. kept holds the SIF files of its layers that a
+// predecessor has opened, in the order of the layers. open owns them.
 func (s *Server) open(paths []string, kept []*os.File) (l layers, err error) {
 	defer func() {
 		if err != nil {
@@ -307,7 +308,7 @@ func (s *Server) start(request Request, opened layers, device, slots *os.File) e
 	return nil
 }
 
-// openLayer opens a layer for a mount. The closer is closed when the mount ends.
+// openLayer opens a layer for a mount. The caller closes the closer when the mount ends.
 func (s *Server) openLayer(path string) (*erofs.Image, io.Closer, error) {
 	if lazy.Is(path) {
 		return s.openLazy(path)
@@ -339,7 +340,7 @@ func (s *Server) openLazy(path string) (*erofs.Image, io.Closer, error) {
 		s.lazy[path] = l
 		go func() {
 			if err := file.Fetch(ctx); err != nil && ctx.Err() == nil {
-				s.log.Warn(fmt.Sprintf("what nobody reads of layer %s is not fetched: %v", path, err))
+				s.log.Warn(fmt.Sprintf("the rest of layer %s is fetched only when it is read: %v", path, err))
 			}
 		}()
 	}
@@ -359,7 +360,8 @@ type closer func() error
 
 func (c closer) Close() error { return c() }
 
-// leaveLazyLocked releases a lazy layer of a mount that has ended.
+// leaveLazyLocked releases a lazy layer of a mount that has ended. The last mount ends
+// the download. The caller holds the lock.
 func (s *Server) leaveLazyLocked(path string, l *lazyLayer) error {
 	l.mounts--
 	if l.mounts > 0 {
@@ -370,7 +372,7 @@ func (s *Server) leaveLazyLocked(path string, l *lazyLayer) error {
 	return l.Close()
 }
 
-// drop removes a mount from the records.
+// drop removes a mount from the records of the server and of the descriptor holder.
 func (s *Server) drop(id string) {
 	s.mu.Lock()
 	delete(s.served, id)

@@ -24,15 +24,16 @@ import (
 )
 
 const (
-	// ownersAsked is the number of dead nodes after which the registry is used
-	// without further questions.
+	// ownersAsked is the number of nodes without an answer after which the registry is
+	// used without further questions.
 	ownersAsked = 3
-	// deadFor is the time without requests to a node that did not answer. startsFor
-	// is the same for a node whose containerd is about to start.
+	// deadFor is the time until the next request to a node that did not answer. startsFor
+	// is the same for a node that refuses connections, because its containerd may be
+	// about to start.
 	deadFor   = 30 * time.Second
 	startsFor = 2 * time.Second
-	// connectLimit and answerLimit bound a connection and an answer to a
-	// question. After that the registry is used, which always has the layer.
+	// connectLimit and answerLimit bound the wait for a connection and for an answer.
+	// After that the registry is used, which always has the layer.
 	connectLimit = 5 * time.Second
 	answerLimit  = 10 * time.Second
 	// silenceLimit bounds the time that another node may send nothing of a layer.
@@ -55,7 +56,7 @@ type Config struct {
 	Authority   string `toml:"authority"`
 }
 
-// Counts counts the bytes that nodes sent to each other.
+// Counts counts bytes of layers: Taken from other nodes, and Given to them.
 type Counts struct{ Taken, Given atomic.Uint64 }
 
 // Map returns the counts by their names in berth's metrics.
@@ -170,7 +171,7 @@ func (g *group) fill(ctx context.Context, dgst digest.Digest, offset, size int64
 		if err == nil {
 			continue
 		}
-		log.G(ctx).WithError(err).Infof("layer %s does not come from node %d, after %d bytes", dgst, node, n)
+		log.G(ctx).WithError(err).Infof("layer %s stopped coming from node %d after %d bytes", dgst, node, n)
 		if failed := new(writeError); errors.As(err, &failed) {
 			return failed.error // nobody else can help
 		}
@@ -180,7 +181,8 @@ func (g *group) fill(ctx context.Context, dgst digest.Digest, offset, size int64
 	return nil
 }
 
-// ask asks the owner of a digest for a node that can send it.
+// ask asks the owner of a digest, or its substitutes, for a node that can send the layer.
+// It returns nobody if there is none, or if too many of them do not answer.
 func (g *group) ask(ctx context.Context, q question) int {
 	q.without = append(g.deadNodes(), q.without...)
 	asked := 0
@@ -195,7 +197,7 @@ func (g *group) ask(ctx context.Context, q question) int {
 		if err == nil {
 			return giver
 		}
-		g.isDead(ctx, owner, err)
+		g.markDead(ctx, owner, err)
 		if asked++; asked == ownersAsked {
 			break
 		}
@@ -256,6 +258,7 @@ func (g *group) giver(q question) int {
 	return nobody
 }
 
+// node parses the index of a node.
 func (g *group) node(text string) (int, error) {
 	node, err := strconv.Atoi(text)
 	if err == nil && (node < 0 || node >= len(g.nodes)) {
@@ -267,14 +270,15 @@ func (g *group) node(text string) (int, error) {
 // writeError is the error of a node that cannot store what it receives.
 type writeError struct{ error }
 
-// take receives a layer from a node that has it or is receiving it.
+// take receives a layer, from an offset on, from a node that has it or is receiving it.
+// It returns the number of bytes that were written.
 func (g *group) take(ctx context.Context, node int, dgst digest.Digest, offset, size int64, to *writer) (taken int64, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	answer, err := g.get(ctx, node, fmt.Sprintf("/layer/%s?from=%d", dgst, offset))
 	if err != nil {
 		if !errors.As(err, new(*statusError)) {
-			g.isDead(ctx, node, err)
+			g.markDead(ctx, node, err)
 		}
 		return 0, err
 	}
@@ -365,9 +369,9 @@ func (g *group) get(ctx context.Context, node int, path string) (*http.Response,
 	return answer, nil
 }
 
-// isDead records that a node did not answer. It does nothing if the request was
+// markDead records that a node did not answer. It does nothing if the request was
 // cancelled, which proves nothing about the node.
-func (g *group) isDead(ctx context.Context, node int, why error) {
+func (g *group) markDead(ctx context.Context, node int, why error) {
 	if ctx.Err() != nil {
 		return
 	}

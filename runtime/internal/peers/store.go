@@ -1,9 +1,8 @@
 // Package peers lets the nodes of a run take layers from each other, so that
 // together they download each layer once from the registry. It wraps containerd's
 // content store: when containerd begins to write a layer, the package first
-// writes the bytes that other nodes have. containerd then requests the rest from
-// the registry: nothing, or everything. So the package needs no registry's address
-// or password.
+// writes the bytes that other nodes have. containerd then requests the rest, if any,
+// from the registry. So the package needs no registry's address or password.
 //
 // It does not share manifests and configurations. Every node requests them from
 // the registry, which checks the access to a private image there.
@@ -81,7 +80,8 @@ func (s *Store) Writer(ctx context.Context, options ...content.WriterOpt) (conte
 
 // layerOf returns the digest in containerd's name of a transfer, such as
 // k8s.io/7/layer-sha256:..., and reports whether nodes share such blobs. They also
-// share blobs of a kind unknown to containerd, which may be as large: image volumes.
+// share blobs of a kind unknown to containerd, such as image volumes, which may be as
+// large as layers.
 func layerOf(ref string) (digest.Digest, bool) {
 	i := strings.LastIndex(ref, "-"+digest.SHA256.String()+":")
 	if i < 0 {
@@ -107,7 +107,7 @@ func (s *Store) has(dgst digest.Digest) bool {
 	return err == nil
 }
 
-// opened is a blob that is complete, or the part of it that has arrived.
+// opened is a complete blob, or one that is arriving. size is its complete size in bytes.
 type opened struct {
 	*os.File
 	size int64
@@ -198,7 +198,8 @@ func (w *writer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Truncate starts again. Readers of the earlier bytes must start again, too.
+// Truncate continues the layer at a size. The nodes that are receiving the layer from this
+// node must start again, because they may have read bytes that will change.
 func (w *writer) Truncate(size int64) error {
 	w.in.end(broken)
 	w.in = &incoming{path: w.in.path, size: w.in.size, received: size}

@@ -28,15 +28,15 @@ type Limits struct {
 
 // Usage holds what the processes of a container use.
 type Usage struct {
-	// Anonymous, Shared, Mapped and PageTables are bytes of memory: of no file, of
-	// tmpfs, of mapped files, and the kernel's for them.
+	// Anonymous, Shared, Mapped and PageTables are bytes of anonymous memory, of tmpfs,
+	// of mapped files, and of the kernel's page tables.
 	Anonymous, Shared, Mapped, PageTables uint64
 	User, System                          time.Duration
 	Faults, MajorFaults                   uint64
 	Threads                               int
 }
 
-// charged returns the memory that the kernel could not take back.
+// charged returns the bytes of memory that the kernel could not reclaim.
 func (u Usage) charged() uint64 { return u.Anonymous + u.Shared + u.PageTables }
 
 // View makes the files of one container.
@@ -114,17 +114,19 @@ func (v *View) read(name string) string {
 	return string(text)
 }
 
-// load follows the CPUs that a container keeps busy, with the kernel's time
-// constants. It is brought forward when it is read, as if the use had been the
-// same all the time since: a container that nobody asks costs nothing.
+// load is the load average of a container: the number of CPUs that it keeps busy, averaged
+// with the kernel's time constants. It is computed only when it is read, and assumes a
+// constant use since the last read. So it costs nothing in a container that never reads it.
 type load struct {
-	mu     sync.Mutex
+	mu sync.Mutex
+	// at is the time of the last computation, and ran the CPU time used until then.
 	at     time.Time
 	ran    time.Duration
 	values [3]float64
 }
 
-// advance returns the load over the last 1, 5 and 15 minutes.
+// advance returns the load over the last 1, 5 and 15 minutes. ran is the CPU time that the
+// container has used until now.
 func (l *load) advance(ran time.Duration, now time.Time) [3]float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -21,7 +21,7 @@ import (
 	"berth.dev/berth/runtime/internal/tree"
 )
 
-// Left counts the parts of a tree that are missing in the folder.
+// Left counts the parts of a tree that are missing or different in the folder.
 type Left struct {
 	// Special counts the omitted devices, pipes and sockets. Attributes counts the
 	// omitted extended attributes.

@@ -1,7 +1,7 @@
 // Package roots uses folders of the host that contain unpacked images as the
 // root file systems of containers, without copying them. A placeholder layer
-// represents each folder. containerd handles it like any other layer, and the
-// folder is mounted in its place, below what a container writes. Package
+// represents each folder. containerd handles the placeholder like any other layer, but the
+// folder is mounted instead, below what a container writes. Package
 // imagestore handles an image's other metadata.
 package roots
 
@@ -65,7 +65,7 @@ type Snapshotter struct {
 	foreign uint32
 }
 
-// defaultForeign is the kernel's default for foreign.
+// defaultForeign is the kernel's default for foreign, the overflow uid.
 const defaultForeign = 65534
 
 // New returns a snapshotter that wraps another one and uses its directory.
@@ -171,10 +171,10 @@ func (s *Snapshotter) replace(parent string, mounts []mount.Mount) (string, erro
 // withOwn lists the directories whose subdirectories containers also write to.
 var withOwn = []string{"", "var"}
 
-// own creates, in the container's upper directory, the top-level directories that
-// have a foreign owner. An image that was unpacked for all users of a site has such
-// directories. overlayfs cannot copy their owner, so nothing could be written below
-// them.
+// own creates, in the container's upper directory, those subdirectories of withOwn that
+// have a foreign owner in the folder. An image that was unpacked for all users of a site
+// has such directories. overlayfs cannot copy their owner, so containers could not write
+// below them.
 func (s *Snapshotter) own(folder string, mounts []mount.Mount) error {
 	// The folder of a tag is often a link to a versioned folder.
 	folder, err := filepath.EvalSymlinks(folder)
@@ -197,6 +197,7 @@ func (s *Snapshotter) own(folder string, mounts []mount.Mount) error {
 	return nil
 }
 
+// ownIn creates in one directory the subdirectories that have a foreign owner in another.
 func (s *Snapshotter) ownIn(from, to string) error {
 	if info, err := os.Lstat(from); err != nil || !info.IsDir() {
 		return nil // for example, an image without /var

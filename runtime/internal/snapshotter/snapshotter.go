@@ -59,8 +59,8 @@ type Mounter interface {
 	Mount(ctx context.Context, target string, layers []string) error
 }
 
-// Cache has layers that others have made. Take returns "" for a layer that it
-// lacks.
+// Cache holds layers that other jobs have made. Take returns "" for a layer that the
+// cache lacks.
 type Cache interface {
 	Take(digest.Digest) (path string, err error)
 }
@@ -75,7 +75,7 @@ type Snapshotter struct {
 	// Remote is nil if layers are fetched as a whole. It is set before the first
 	// call.
 	Remote Remote
-	// Owners is set before the first call.
+	// Owners reports foreign owners of files. It is set before the first call.
 	Owners Owners
 
 	root    string
@@ -114,7 +114,7 @@ func (s *Snapshotter) Stat(ctx context.Context, key string) (info snapshots.Info
 	return info, err
 }
 
-// Update changes labels.
+// Update changes the labels of a snapshot and returns its metadata.
 func (s *Snapshotter) Update(ctx context.Context, info snapshots.Info, fields ...string) (updated snapshots.Info, err error) {
 	err = s.store.WithTransaction(ctx, true, func(ctx context.Context) error {
 		updated, err = storage.UpdateInfo(ctx, info, fields...)
@@ -257,7 +257,7 @@ func (s *Snapshotter) fromRemote(ctx context.Context, id, key string, opts []sna
 	return fmt.Errorf("prepare snapshot %s: the content of layer %s comes later: %w", key, layer.Digest, errdefs.ErrAlreadyExists)
 }
 
-// furnish makes the directories of a new snapshot.
+// furnish makes the directories of a new snapshot and returns its mounts.
 func (s *Snapshotter) furnish(ctx context.Context, snapshot storage.Snapshot, key string) ([]mount.Mount, error) {
 	if !isLayer(key) && (snapshot.Kind == snapshots.KindActive || len(snapshot.ParentIDs) == 0) {
 		for name, mode := range map[string]os.FileMode{upperDir: 0o755, workDir: 0o711} {
@@ -368,7 +368,8 @@ func (s *Snapshotter) tree(ctx context.Context, ids []string) (string, error) {
 	return target, s.mounter.Mount(ctx, target, layers)
 }
 
-// Commit turns a snapshot into a layer.
+// Commit turns a snapshot with a layer's image into a layer. For the snapshot of a
+// container it returns ErrNotImplemented.
 func (s *Snapshotter) Commit(ctx context.Context, name, key string, opts ...snapshots.Opt) error {
 	return s.store.WithTransaction(ctx, true, func(ctx context.Context) error {
 		id, _, _, err := storage.GetInfo(ctx, key)

@@ -14,18 +14,17 @@ import (
 	"berth.dev/berth/runtime/internal/linux"
 )
 
-// Shield returns a monitor that starts runc as inner does, and so that runc ignores
-// SIGINT and SIGHUP from its first instruction: they reach every process of a job
-// at once, also a runc that is about to end a container in order. Where runc becomes
-// a process of a container, it starts with the default dispositions, which programs
-// expect.
+// Shield returns a monitor that starts runc as inner does, but with SIGINT and SIGHUP
+// ignored. These signals reach every process of a job at once, including a runc that is
+// about to end a container in order. A runc that will execute a program of a container
+// starts with the default dispositions, which programs expect.
 //
-// It also starts runc with a filter that traps sysinfo(2) where the container needs
-// one. runc's children inherit it, and listen answers the calls.
+// If the container needs one, the monitor also starts runc with a filter that traps
+// sysinfo(2). runc's children inherit the filter, and listen answers the calls.
 //
 // SIGTERM and SIGQUIT are left out. The runtime of Go (1.26) installs its own
 // handlers for them whatever it inherits, and unblocks them where they are blocked.
-// So Wait starts a runc again that one of them has ended.
+// So Wait restarts a runc that SIGTERM or SIGQUIT has ended.
 func Shield(inner gorunc.ProcessMonitor, sandbox string, listen Listen) gorunc.ProcessMonitor {
 	s := &shield{ProcessMonitor: inner, sandbox: sandbox, listen: listen, caught: make(chan os.Signal, 1), unstarted: map[*exec.Cmd]*exec.Cmd{}}
 	s.catch()
@@ -49,7 +48,7 @@ type shield struct {
 	unstarted map[*exec.Cmd]*exec.Cmd
 }
 
-// catch has children start with the default dispositions.
+// catch catches SIGINT and SIGHUP, so that children start with the default dispositions.
 func (s *shield) catch() { signal.Notify(s.caught, syscall.SIGINT, syscall.SIGHUP) }
 
 // Start starts a command and subscribes to the exits of children.
@@ -97,13 +96,13 @@ func (s *shield) start(c *exec.Cmd, start func(*exec.Cmd) (chan gorunc.Exit, err
 	return exits, err
 }
 
-// restarts bounds the restarts of one runc. Each takes another signal within its few
-// milliseconds.
+// restarts bounds the restarts of one runc. Each is due to one more signal within the few
+// milliseconds that runc takes.
 const restarts = 10
 
-// Wait waits for a command and returns its status. A runc that ends a container may be
-// ended itself by a signal for every process of a job, and is then started again. If it
-// failed, the kubelet would stop the sandbox, which kills the container at once.
+// Wait waits for a command and returns its status. It starts a runc that signals or
+// deletes a container again if a signal to every process of the job has ended runc. If
+// runc failed, the kubelet would stop the sandbox, which kills the container at once.
 func (s *shield) Wait(c *exec.Cmd, exits chan gorunc.Exit) (int, error) {
 	for left := restarts; ; left-- {
 		status, err := s.ProcessMonitor.Wait(c, exits)
@@ -148,7 +147,8 @@ func endedFromOutside(status int) bool {
 }
 
 // startsProgram reports whether runc is to make a process that executes a program
-// of a container. The container of the sandbox is none: pause blocks all signals.
+// of a container. pause, the program of the sandbox, does not count, because it blocks
+// all signals.
 func (s *shield) startsProgram(args []string) bool {
 	return slices.Contains(args, "exec") || slices.Contains(args, "create") && args[len(args)-1] != s.sandbox
 }

@@ -20,8 +20,9 @@ import (
 type Machine struct {
 	// Memory in bytes.
 	Memory uint64
-	// CPUs holds the CPUs of the machine; the run may use Count of them. A container
-	// sees CPUs if the run's own CPUs are not known.
+	// CPUs holds the CPUs that the shim may run on. Pods may use Count of them; 0 means
+	// that containers see the whole machine. A container that is bound to no CPUs sees the
+	// first ones of CPUs.
 	CPUs  cpuset.CPUSet
 	Count int
 }
@@ -32,14 +33,15 @@ const viewPrefix = "view-"
 
 // views makes the files that show containers their limits.
 type views struct {
-	dir string // of the shim
+	dir string // the shim's bundle
 	log *slog.Logger
 }
 
+// of returns the folder with the files of a container.
 func (v views) of(id string) string { return filepath.Join(v.dir, viewPrefix+id) }
 
-// show returns the mounts that bring a view into a container. A container without them
-// sees the machine's values, and starts nevertheless.
+// show makes the files of a view, and returns the mounts that bring them into a container.
+// If that fails, it returns none: the container starts, and sees the machine's values.
 func (v views) show(id string, view *resourceview.View) []specs.Mount {
 	dir := v.of(id)
 	err := os.MkdirAll(dir, 0o755)
@@ -64,8 +66,8 @@ func (v views) show(id string, view *resourceview.View) []specs.Mount {
 	return mounts
 }
 
-// unmount unmounts a view that the container has bound or will never bind: the mount
-// must not remain when the shim is killed.
+// unmount unmounts a view once the container has bound it, or will never do so. Otherwise
+// the mount would remain if the shim is killed.
 func (v views) unmount(id string) {
 	if err := resourceview.Unmount(v.of(id)); err != nil {
 		v.log.Warn("a mount is left", "container", id, "error", err)
@@ -79,7 +81,8 @@ func (v views) remove(id string) {
 	}
 }
 
-// showLimits returns the mounts of a container's view of its limits.
+// showLimits returns the mounts of a container's view of its limits. It returns none if
+// the share of the machine that pods may use is not known.
 func (s *Service) showLimits(id string, c *container) []specs.Mount {
 	if s.machine.Count == 0 {
 		return nil
@@ -153,7 +156,7 @@ func (m Machine) memoryOf(limit int64) uint64 {
 func endViews(dir string) {
 	left, _ := filepath.Glob(filepath.Join(dir, viewPrefix+"*"))
 	for _, dir := range left {
-		_ = resourceview.Unmount(dir) // the removal of the bundle tells
+		_ = resourceview.Unmount(dir) // removing the bundle reports the error
 	}
 }
 
@@ -173,15 +176,16 @@ func (s *Service) limits(c *container) resourceview.Limits {
 	return l
 }
 
-// Bounds for the cost of measurements, because programs read these files as often
-// as they like: the least interval, and the least multiple of a measurement's
-// duration between two measurements.
+// Bounds for the cost of measurements, because programs read these files as often as they
+// like. Two measurements begin at least measureEvery apart, and at least measurePart times
+// the duration of the first one.
 const (
 	measureEvery = 100 * time.Millisecond
 	measurePart  = 20
 )
 
-// usage measures a container. It is called by one goroutine for each container.
+// usage measures a container, or returns the last result if that is recent or measuring
+// fails. Only one goroutine for each container calls it.
 func (s *Service) usage(id string, c *container) resourceview.Usage {
 	s.mu.Lock()
 	last, until := c.measured, c.measuredUntil
