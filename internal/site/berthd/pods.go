@@ -45,7 +45,7 @@ type localPod struct {
 	// pending reports whether plugins are running for the pod, and again whether they must
 	// be called once more.
 	pending, again bool
-	// published is its address in etcd. Steps run only if that is the current address.
+	// published is the pod's address in etcd. Steps run only if that is the current address.
 	published netip.Addr
 	// loaded reports whether a previous daemon created the pod, and this daemon has not seen
 	// it connected yet.
@@ -83,7 +83,8 @@ func (p *pods) load() error {
 	return p.removeStrays()
 }
 
-// put and remove change the pods here. A pod follows its network. The caller holds the mutex.
+// put adds or replaces a pod here and follows its network; remove undoes both. The caller holds
+// the mutex.
 func (p *pods) put(local *localPod) {
 	p.watch.follow(local.Owner())
 	if former := p.local[local.ID()]; former != nil {
@@ -113,7 +114,7 @@ func (p *pods) has(id string) bool {
 	return p.local[id] != nil
 }
 
-// removeStrays removes namespaces without a pod, which remain if the daemon is killed between
+// removeStrays removes namespaces and resolv.conf files without a pod, which remain if the daemon is killed between
 // making the namespaces and recording the pod.
 func (p *pods) removeStrays() error {
 	var problems []error
@@ -132,6 +133,7 @@ func (p *pods) removeStrays() error {
 	return errors.Join(problems...)
 }
 
+// make creates the namespaces and the resolv.conf of a pod, and records the pod last.
 func (p *pods) make(a siteconf.Allocation) error {
 	if err := vxlan.NewNamespace(p.namespace(a.ID()), p.config.ByCNI()); err != nil {
 		return err
@@ -161,6 +163,7 @@ func (p *pods) unmake(id string) error {
 	return errors.Join(p.forget(id), p.processes.End(id), vxlan.RemoveNamespace(p.namespace(id)))
 }
 
+// forget removes the record and the resolv.conf of a pod.
 func (p *pods) forget(id string) error {
 	var problems []error
 	for _, file := range []string{p.file(id), p.resolvers.file(id)} {
@@ -199,7 +202,8 @@ func (p *pods) allocation(id string) (siteconf.Allocation, bool) {
 	return siteconf.Allocation{}, false
 }
 
-// take removes a pod from those here and returns it, or nil. Its namespaces stay.
+// take removes a pod from the pods here and returns it, or nil if there is none. The pod's
+// namespaces stay.
 func (p *pods) take(id string) *localPod {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -267,7 +271,7 @@ func (p *pods) count() (jobs, sessions int) {
 	return jobs, sessions
 }
 
-// owned returns a job with a pod here that the user may name.
+// owned returns a job with a ready pod here, if it is the user's or the user is root.
 func (p *pods) owned(uid, job uint32) (siteconf.Allocation, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -278,8 +282,8 @@ func (p *pods) owned(uid, job uint32) (siteconf.Allocation, error) {
 	return local.Allocation, nil
 }
 
-// choose selects a job of a user on this node: the job that adopted the session, since the
-// session ends with it, or the newest job if none did.
+// choose returns the ID of a user's job on this node: the job that adopted the session, since
+// the session ends with it, or the newest job if adopter is 0.
 func (p *pods) choose(uid, adopter uint32) (string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -301,8 +305,8 @@ func (p *pods) choose(uid, adopter uint32) (string, error) {
 	return "", fmt.Errorf("you have no job on %s", p.node)
 }
 
-// known returns the jobs and sessions in a network, by ID: all that etcd knows, and those here
-// even if etcd has lost them. The caller holds the mutex.
+// known returns the jobs and sessions in a network, by ID: all that etcd knows, and all with a
+// pod here, even if etcd has lost them. The caller holds the mutex.
 func (p *pods) known(owner string) map[string]siteconf.Allocation {
 	all := map[string]siteconf.Allocation{}
 	if f := p.watch.network(owner); f != nil {

@@ -12,7 +12,7 @@ type attempt struct {
 	// done is closed at the end. Read outcome only after that.
 	done    chan struct{}
 	outcome Outcome
-	// told: Apply has returned outcome to its caller.
+	// reported reports whether Apply has returned outcome to its caller.
 	reported bool
 }
 

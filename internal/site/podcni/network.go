@@ -23,7 +23,7 @@ import (
 const link = "eth0"
 
 // limit bounds the total time that the plugins of a list may take to connect or
-// disconnect a pod. It is shorter than a step waits for its network.
+// disconnect a pod. It is shorter than the time that a step waits for its network.
 const limit = 10 * time.Second
 
 // Pod is a pod on this node.
@@ -60,8 +60,8 @@ type Network struct {
 	ended func()
 
 	mu sync.Mutex
-	// attempts holds the pods that are wanted, keyed by ID; removals holds the pods
-	// that no longer are.
+	// attempts holds the attempts to connect wanted pods, and removals the removals of
+	// pods that are no longer wanted. Both are keyed by the pod's ID.
 	attempts map[string]*attempt
 	removals map[string]*removal
 	// abandoned holds attempts that were canceled and may still be running.
@@ -95,8 +95,9 @@ func Open(ctx context.Context, list string, plugins []string, dir string, ended 
 	return n, nil
 }
 
-// usable rejects lists older than 0.4.0. Before that version plugins did not receive
-// their final result at the end, and had no CHECK.
+// usable returns an error for a list without plugins, with an invalid name, or of a
+// version before 0.4.0. Plugins of older versions have no CHECK, and their DEL does
+// not receive the result of ADD.
 func usable(list *libcni.NetworkConfigList) error {
 	if len(list.Plugins) == 0 {
 		return errors.New("it has no plugins: write them as a list, plugins: [...]")
@@ -136,8 +137,8 @@ type Outcome struct {
 	// Checked reports whether plugins were asked if the connection still exists.
 	Checked bool
 	Err     error
-	// Gone reports whether the attempt failed and an earlier connection of the pod was
-	// removed.
+	// Gone reports whether the pod could not be connected, so that an earlier connection
+	// is gone, too.
 	Gone bool
 }
 
@@ -224,7 +225,8 @@ func (n *Network) kept(pod Pod) (*libcni.NetworkConfigList, types.Result, error)
 	return former, result, nil
 }
 
-// attach connects a pod unless it is connected.
+// attach connects a pod unless it is connected. With check, it asks the plugins whether
+// the pod still is, and connects it again if not.
 func (n *Network) attach(ctx context.Context, pod Pod, check bool) Outcome {
 	fail := func(err error) Outcome { return n.fail(pod, err) }
 	former, result, err := n.kept(pod)
@@ -325,9 +327,9 @@ func (n *Network) begin(pod Pod) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// Codes of errors that a plugin returns if it cannot answer now. They mean nothing
-// about the connection (SPEC.md of CNI, "Error"). The module has no names for the
-// last two.
+// Codes of errors that a plugin returns if it cannot answer now. They say nothing
+// about the connection (SPEC.md of CNI, "Error"). The module names the third one,
+// types.ErrTryAgainLater, but not these two.
 const (
 	notAvailable        = 50
 	notAvailableLimited = 51

@@ -28,10 +28,10 @@ type removal struct {
 	err error
 	// namespace is the path that the plugins received.
 	namespace string
-	// told: Apply has returned err to its caller.
+	// reported reports whether Apply has returned err to its caller.
 	reported bool
-	// ended is when the last attempt failed. The next one starts no earlier than
-	// pause after that.
+	// ended is the time when the last attempt failed. The next attempt starts no earlier
+	// than pause after that.
 	ended time.Time
 	pause time.Duration
 }
@@ -45,6 +45,7 @@ func (r *removal) running() bool {
 	}
 }
 
+// hung reports whether the plugins were killed because they took too long.
 func (r *removal) hung() bool { return errors.Is(r.err, context.DeadlineExceeded) }
 
 // due reports whether it is time for another attempt.
@@ -99,7 +100,7 @@ func (n *Network) removeAll(ctx context.Context, ids []string, inUse map[string]
 			}
 		}
 		if n.removals[id].running() {
-			problems = append(problems, fmt.Errorf("disconnect %s by CNI: the plugins have not ended yet: they go on beside pods that come", id))
+			problems = append(problems, fmt.Errorf("disconnect %s by CNI: the plugins have not ended yet: they continue while new pods are connected", id))
 		}
 	}
 	for _, r := range n.removals {
@@ -110,7 +111,7 @@ func (n *Network) removeAll(ctx context.Context, ids []string, inUse map[string]
 	return errors.Join(problems...)
 }
 
-// takeError returns why an attempt that has ended failed, once.
+// takeError returns the error of an attempt that has ended. Later calls return nil.
 func (r *removal) takeError() error {
 	if r.reported {
 		return nil
@@ -129,8 +130,8 @@ func (n *Network) remove(ctx context.Context, id string, inUse map[string]bool) 
 	}
 	pod := Pod{ID: id, Namespace: kept.Namespace, Owner: kept.Owner}
 	if inUse[pod.Namespace] {
-		// A job that has returned uses the same path for its namespace, and has an
-		// interface of the same name in it.
+		// A requeued job uses the same path for its namespace, and has an interface of
+		// the same name in it.
 		pod.Namespace = ""
 	}
 	r := &removal{done: make(chan struct{}), namespace: pod.Namespace}
@@ -140,7 +141,7 @@ func (n *Network) remove(ctx context.Context, id string, inUse map[string]bool) 
 		defer close(r.done)
 		defer r.cancel()
 		if former != nil && !former.wait(ctx) {
-			// The rest of that attempt would not be undone.
+			// What that attempt still does would not be undone.
 			r.err, r.ended = fail(ctx.Err()), time.Now()
 			return
 		}

@@ -107,7 +107,8 @@ type Sessions struct {
 	Mounts []string `yaml:"mounts"`
 }
 
-// Limits of berth-session, in bytes and in directories.
+// Limits of berth-session: the longest path of an image and the longest list of mounts, in
+// bytes, and the number of mounts.
 const maxImagePath, maxMountPaths, maxMounts = 255, 1024, 16
 
 func (s Sessions) validate() []error {
@@ -170,8 +171,8 @@ type Policy struct {
 	Daemons []string `yaml:"daemons"`
 }
 
-// leastFlows allows the connections that a pod needs for srun, names and its
-// slurmstepd. No host tracks more than mostFlows.
+// leastFlows and mostFlows bound policy.flows. A pod needs up to leastFlows connections for
+// srun, name lookups and its slurmstepd. No host tracks more than mostFlows.
 const leastFlows, mostFlows = 256, 1 << 24
 
 // Gateways are hosts that forward between pods and networks outside.
@@ -233,8 +234,8 @@ func (r AddressRange) String() string { return r.First.String() + "-" + r.Last.S
 // size returns the number of addresses.
 func (r AddressRange) size() int { return int(Number(r.Last)-Number(r.First)) + 1 }
 
-// All returns the addresses in order. It counts them, because no address follows the last one of
-// IPv4.
+// All returns the addresses in order. It counts instead of comparing addresses, because
+// 255.255.255.255 has no successor.
 func (r AddressRange) All() iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		for i := range r.size() {
@@ -348,7 +349,7 @@ var (
 // maxVNI is the largest identifier of a network; they have 24 bits.
 const maxVNI = 1<<24 - 1
 
-// Validate returns all problems at once.
+// Validate returns all problems in one error, one a line.
 func (c Config) Validate() error {
 	var problems []error
 	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
@@ -511,7 +512,8 @@ func (c Config) checkAs() []error {
 	return problems
 }
 
-// named returns the addresses that the configuration assigns, and the option of each.
+// named maps the addresses of name servers and of etcd to the option that names them. Host
+// names and invalid entries are left out.
 func (c Config) named() map[netip.Addr]string {
 	named := map[netip.Addr]string{}
 	for _, server := range c.DNS.Forward {
@@ -534,7 +536,7 @@ func (c Config) named() map[netip.Addr]string {
 // ByCNI reports whether plugins connect pods.
 func (c Config) ByCNI() bool { return c.CNI.List != "" }
 
-// checkCNI reports options that have no effect with plugins.
+// checkCNI returns the problems of 'cni', and the options that have no effect with plugins.
 func (c Config) checkCNI() []error {
 	if !c.ByCNI() {
 		return nil
@@ -592,9 +594,10 @@ func (c Config) GroupOf(user string) string {
 	return ""
 }
 
+// within reports whether outer contains all addresses of inner.
 func within(inner, outer netip.Prefix) bool {
 	return outer.IsValid() && inner.Bits() >= outer.Bits() && outer.Overlaps(inner)
 }
 
-// Gateway returns the address of each node for its pods.
+// Gateway returns the address that each node has for its own pods, as their gateway.
 func (c Config) Gateway() netip.Addr { return c.Pods.Masked().Addr().Next() }

@@ -33,7 +33,7 @@ type Kernel struct {
 	// counting reports whether this Kernel has loaded the rules that count connections of
 	// pods.
 	counting bool
-	// logged holds the subnets whose routers were logged.
+	// logged holds the subnets for which warnRouted has logged a warning.
 	logged map[netip.Prefix]bool
 	// port is the port of existing tunnels, 0 before the first look at them.
 	port uint16
@@ -138,7 +138,7 @@ func (k *Kernel) load(ctx context.Context, rules string) error {
 	command := exec.CommandContext(ctx, k.NFT, "-f", "-")
 	text := rules
 	if !k.counting {
-		// Another daemon may have used another bound.
+		// A previous daemon may have used another bound.
 		text = clearFlows + rules
 	}
 	command.Stdin = strings.NewReader(text)
@@ -149,7 +149,7 @@ func (k *Kernel) load(ctx context.Context, rules string) error {
 	return nil
 }
 
-// uplinkOf returns the interface with the address of this host.
+// uplinkOf returns the interface with the address of this host, and its MTU in bytes.
 func uplinkOf(host netip.Addr) (netlink.Link, int, error) {
 	addresses, err := netlink.AddrList(nil, netlink.FAMILY_V4)
 	if err != nil {
@@ -168,7 +168,8 @@ func uplinkOf(host netip.Addr) (netlink.Link, int, error) {
 	return nil, 0, fmt.Errorf("no interface has the address %s of this host", host)
 }
 
-// prune removes the interfaces and routes that no network needs.
+// prune removes the interfaces of berthd that no network needs. The kernel removes the routes
+// through them.
 func (k *Kernel) prune(s State) error {
 	wanted := map[string]bool{}
 	for _, n := range s.Networks {
@@ -337,7 +338,8 @@ func (k *Kernel) moveTunnels(port uint16) error {
 	return nil
 }
 
-// plug makes an interface a port of a bridge, which learns nothing from it.
+// plug makes an interface a port of a bridge. The bridge does not learn addresses from the port
+// and does not flood it.
 func plug(port, bridge netlink.Link) error {
 	if port.Attrs().MasterIndex == bridge.Attrs().Index {
 		return nil
@@ -361,8 +363,8 @@ func current(file string) (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// setting writes a value unless it is already set. Writing takes the kernel's lock of all
-// networks, which it spins for; reading does not.
+// setting writes a value unless it is already set. Writing takes the kernel's RTNL lock, for
+// which the system call restarts again and again; reading does not take it.
 func setting(file, value string) error {
 	if now, err := current(file); err == nil && now == value {
 		return nil
@@ -370,6 +372,7 @@ func setting(file, value string) error {
 	return os.WriteFile(filepath.Join("/proc/sys/net", file), []byte(value), 0)
 }
 
+// isGone reports whether an error says that an interface does not exist.
 func isGone(err error) bool {
 	var missing netlink.LinkNotFoundError
 	return errors.As(err, &missing) || errors.Is(err, os.ErrNotExist) || strings.Contains(err.Error(), "no such device")

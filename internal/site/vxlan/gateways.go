@@ -33,8 +33,8 @@ func (s State) table(pod Pod) int {
 	return int(siteconf.Number(s.Pods.Masked().Addr()))
 }
 
-// gateways makes the rules and tables that lead pods to the outside. All packets of a pod take
-// one way, until its gateway changes. A route with several next hops would redistribute a
+// gateways makes the rules and tables that route pods to the outside. All packets of a pod use
+// one gateway, until its gateway changes. A route with several next hops would redistribute a
 // pod's connections when one hop disappears, and so break connections through live gateways.
 func (k *Kernel) gateways(s State, uplink, far netlink.Link) error {
 	rules := map[netip.Prefix]int{}
@@ -59,7 +59,7 @@ func (k *Kernel) gateways(s State, uplink, far netlink.Link) error {
 			wanted[keyOf(route)] = route
 		}
 	}
-	// First the tables that rules refer to, then the rules, then remove unused tables.
+	// Fill the tables that rules refer to, then set the rules, then empty unused tables.
 	extra, err := addRoutes(wanted, s.families())
 	if err != nil {
 		return err
@@ -193,7 +193,8 @@ func setRules(wanted map[netip.Prefix]int, families []int) error {
 	return errors.Join(problems...)
 }
 
-// Chosen returns the gateways that a previous daemon gave to pods of this node.
+// Chosen returns the gateways that a previous daemon gave to pods of this node, keyed by the
+// IPv4 address of the pod. Gateways outside of hosts are left out.
 func (k *Kernel) Chosen(host netip.Addr, hosts netip.Prefix) (map[netip.Addr]netip.Addr, error) {
 	rules, err := ourRules([]int{netlink.FAMILY_V4})
 	if err != nil {
@@ -213,7 +214,9 @@ func (k *Kernel) Chosen(host netip.Addr, hosts netip.Prefix) (map[netip.Addr]net
 	return chosen, nil
 }
 
-// beyondLink returns the hosts that need a tunnel between nodes and gateways.
+// beyondLink returns the hosts on other links, in order: the gateways, and on a gateway also the
+// nodes of the pods that it serves. Between them and this host there must be a tunnel. own lists
+// the addresses of this host's interface to the hosts.
 func (s State) beyondLink(own []netlink.Addr) []netip.Addr {
 	all := slices.Clone(s.Gateways)
 	if s.forwards() {
@@ -342,6 +345,8 @@ func (r *ruleset) inside(of kind) string {
 	return join(all)
 }
 
+// matching returns the nft expression for packets whose address on that side, saddr or daddr, is
+// in the prefix. For a prefix of length 0 it is the address family.
 func matching(side string, prefix netip.Prefix) string {
 	switch {
 	case prefix.Bits() > 0:
@@ -352,7 +357,7 @@ func matching(side string, prefix netip.Prefix) string {
 	return "meta nfproto ipv4"
 }
 
-// header returns nft's name of the header with such addresses.
+// header returns nft's name of the IP header of the prefix's family.
 func header(prefix netip.Prefix) string {
 	if prefix.Addr().Is6() {
 		return "ip6"

@@ -78,7 +78,7 @@ const usableLimit = 5 * time.Second
 
 // give adds an address unless it exists. Even without duplicate address detection,
 // the kernel accepts packets for it only when a worker has added a route
-// (addrconf_dad_work). The worker waits for the lock of all networks: that takes
+// (addrconf_dad_work). The worker waits for the kernel's RTNL lock: that takes
 // milliseconds, and seconds on a busy machine.
 func give(handle *netlink.Handle, link netlink.Link, address *netlink.Addr) error {
 	have, err := handle.AddrList(link, netlink.FAMILY_V6)

@@ -15,8 +15,9 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// NewNamespace makes a network namespace with a loopback and mounts it on a file. It does
-// nothing if the namespace exists.
+// NewNamespace makes a network namespace, starts its loopback and mounts it on a file. Without
+// ipv6, later interfaces in it get no IPv6 addresses by themselves. It does nothing if the
+// namespace exists.
 func NewNamespace(path string, ipv6 bool) error {
 	if IsNamespace(path) {
 		return nil
@@ -67,7 +68,7 @@ func IsNamespace(path string) bool {
 }
 
 // RemoveNamespace removes a namespace and may be called twice. Processes in the namespace keep
-// it, but without an interface.
+// it until they exit.
 func RemoveNamespace(path string) error {
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount network namespace %s: %w", path, err)

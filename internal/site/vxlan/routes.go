@@ -61,7 +61,7 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 	if err != nil {
 		return err
 	}
-	// Use one socket for all, as in peers.
+	// Use one socket for all requests, as in peers.
 	kernel, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("ask for routes: %w", err)
@@ -109,9 +109,9 @@ func (k *Kernel) Led(pods netip.Prefix) ([]Peer, error) {
 	return led, nil
 }
 
-// alsoIPv6 adds a route for the second addresses of pods like the one for their
-// first. It sets no source address: a host without its own IPv6 address that pods can
-// answer cannot reach them by IPv6.
+// alsoIPv6 adds the route to the IPv6 addresses of pods whose IPv4 addresses are in to. It
+// sets no source address, so a host without an IPv6 address that pods can answer
+// cannot reach them by IPv6.
 func (s State) alsoIPv6(wanted map[string]netlink.Route, to netip.Prefix, route netlink.Route) {
 	if s.dual() {
 		wanted[prefixOf(s.IPv6.SecondOf(to)).String()] = route
@@ -208,6 +208,8 @@ func CheckAs(as siteconf.AddressRange) error {
 	return ownerOf(as, own, routes)
 }
 
+// ownerOf returns an error if an address of the range is one of these own addresses, or
+// the next hop of one of these routes.
 func ownerOf(as siteconf.AddressRange, own []netlink.Addr, routes []netlink.Route) error {
 	within := func(ip net.IP) (netip.Addr, bool) {
 		address, _ := netip.AddrFromSlice(ip)
@@ -246,8 +248,9 @@ func (s State) remote() []Peer {
 }
 
 // forwarding enables forwarding on these interfaces, for packets from outside to
-// pods, and restores it on all others. It returns the interfaces that did not forward
-// before. A file records each of them, for a daemon that is restarted.
+// pods, and disables it on the other interfaces where berthd has enabled it. It returns
+// the interfaces that did not forward before. A file records each of them, for a
+// daemon that is restarted.
 func (k *Kernel) forwarding(wanted []string) ([]string, error) {
 	marks, err := filepath.Glob(k.mark("*"))
 	if err != nil {
@@ -270,7 +273,8 @@ func (k *Kernel) forwarding(wanted []string) ([]string, error) {
 		file := "ipv4/conf/" + name + "/forwarding"
 		now, err := current(file)
 		if os.IsNotExist(err) {
-			// Such a gateway does not count as one (Carries), but may have pods.
+			// A gateway without this interface counts as unavailable (see Carries), but may
+			// have pods.
 			continue
 		}
 		if err != nil {
@@ -295,9 +299,9 @@ func (k *Kernel) forwarding(wanted []string) ([]string, error) {
 	return opened, errors.Join(problems...)
 }
 
-// stopForwarding disables forwarding by netlink. Writing the sysctl file would try
-// again and again for the kernel's lock of all networks, which is busy for a long
-// time when jobs end. The sysctl also flushes the route cache, so this does too.
+// stopForwarding disables forwarding by netlink. Writing the sysctl file would retry
+// to take the kernel's RTNL lock, which is busy for a long time when jobs end. The
+// sysctl also flushes the route cache, so stopForwarding does too.
 func stopForwarding(name string) error {
 	link, err := netlink.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {

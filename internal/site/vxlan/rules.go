@@ -63,8 +63,8 @@ func (s State) rules(opened []string) string {
 	return r.String()
 }
 
-// idle writes the rules of a host without pods. It also has users, and may route to
-// pods elsewhere.
+// idle writes the rules of a host without pods. Such a host also has users, and may
+// have routes to pods of other nodes.
 func (r *ruleset) idle() {
 	if !r.dual() {
 		return
@@ -77,8 +77,8 @@ func (r *ruleset) idle() {
 	})
 }
 
-// ownSource keeps users of a host from sending with the address of a pod, or to pods
-// with the address of another host. For IPv4 the kernel prevents that. With
+// ownSource keeps users of a host from sending with the IPv6 address of a pod, and
+// from sending to pods with the IPv6 address of another host. For IPv4 the kernel prevents that. With
 // IPV6_FREEBIND, which needs no privilege, a process can send from any IPv6 address.
 func (r *ruleset) ownSource() {
 	if !r.dual() {
@@ -89,8 +89,7 @@ func (r *ruleset) ownSource() {
 	r.line("ip6 daddr %s fib saddr type != local drop", pods)
 }
 
-// bridges writes the rules that a pod may send only from its own addresses, of both
-// families.
+// bridges writes the rules that let a pod send only from its own MAC and IP addresses.
 func (r *ruleset) bridges() {
 	r.block("table bridge "+table, func() {
 		r.podSets()
@@ -161,9 +160,9 @@ func (r *ruleset) podSets() {
 	}
 }
 
-// byPod jumps to the chain of the pod whose address is on that side. Naming the
-// address family makes keys of two parts, for nft 1.0.6, as in set: it can list such
-// a map after a newer nft has made it.
+// byPod jumps to the chain of the pod whose address is on that side. Keys consist of
+// the address family and the address: nft 1.0.6 can list a map with such keys even if
+// a newer nft has made it (see set).
 func (r *ruleset) byPod(side string, chain func(Network, Pod) string) {
 	for _, kind := range r.kinds() {
 		var all []string
@@ -226,7 +225,7 @@ func (r *ruleset) input() {
 			}
 		}
 		if r.forwards() && r.As.First.IsValid() {
-			// Packets for pods that are gone, or that belong to no connection.
+			// Drop packets for pods that are gone, and packets of no connection.
 			r.line("ip daddr %s drop", r.As)
 		}
 	})

@@ -21,7 +21,7 @@ type State struct {
 	Host netip.Addr
 	// Port is the UDP port of VXLAN.
 	Port uint16
-	// Daemons are the users whose processes on this host reach all pods.
+	// Daemons holds the IDs of the users whose processes on this host reach all pods.
 	Daemons []uint32
 	// Flows bounds the connections of a pod that this host tracks; 0 means no bound.
 	Flows int
@@ -35,8 +35,8 @@ type State struct {
 	// reach through gateways.
 	Hosts           netip.Prefix
 	OutsideNetworks []siteconf.OutsideNetwork
-	// Forwards means that this host is a gateway, to Interfaces beside the one
-	// with its address.
+	// Forwards reports whether this host is a gateway. It then forwards to Interfaces, in
+	// addition to the interface with its address.
 	Forwards   bool
 	Interfaces []string
 	// As holds the source addresses that pods get from this gateway, if not its own address.
@@ -47,7 +47,7 @@ type State struct {
 	Routed *Routed
 	// uplink is the name of the interface with the address Host. Apply sets it.
 	uplink string
-	// opened6 is true if this host forwards IPv6 only because of pods. Apply sets it.
+	// opened6 reports whether this host forwards IPv6 only because of pods. Apply sets it.
 	opened6 bool
 	// distant holds the hosts on other links, which have their own tunnel: gateways if this is
 	// a node, nodes if this is a gateway. Apply sets it.
@@ -60,6 +60,7 @@ func (s State) active() bool {
 	return len(s.Networks) > 0 || s.forwards()
 }
 
+// forwards reports whether this host is a gateway and there are pods that may use it.
 func (s State) forwards() bool {
 	return s.Forwards && (len(s.Networks) > 0 || len(s.Outside) > 0)
 }
@@ -70,7 +71,7 @@ type Network struct {
 	// Owners holds the users with pods here.
 	Owners []Owner
 	Local  []Pod
-	// Peers are the pods on other nodes.
+	// Peers holds the pods on other nodes.
 	Peers []Peer
 }
 
@@ -131,10 +132,11 @@ const (
 	LastSource = 1023
 )
 
-// overhead of VXLAN over IPv4 in bytes: IP, UDP, VXLAN, Ethernet.
+// overhead is the size of the headers that VXLAN over IPv4 adds, in bytes: IP, UDP,
+// VXLAN, Ethernet.
 const overhead = 20 + 8 + 8 + 14
 
-// Sort orders everything in the same way each time, so that equal states compare
+// Sort orders pods, gateways, networks and their owners, so that equal states compare
 // equal and have equal rules.
 func (s *State) Sort() {
 	slices.SortFunc(s.Outside, func(a, b Peer) int { return a.Address.Compare(b.Address) })

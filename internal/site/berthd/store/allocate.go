@@ -27,8 +27,8 @@ type Request struct {
 	Nodes []string
 }
 
-// Allocate assigns all addresses of a job in one step, or returns the addresses it
-// already has. Allocations never overlap: each is written only if no other allocation
+// Allocate assigns all addresses of a job in one step. If the job has an allocation on
+// these nodes, Allocate returns that. Allocations never overlap: each is written only if no other allocation
 // was written since the taken addresses were read. An address released in between is
 // just not used yet.
 func (s *Store) Allocate(ctx context.Context, request Request) (siteconf.Allocation, error) {
@@ -78,6 +78,7 @@ func (r Request) Allocation() siteconf.Allocation {
 }
 
 // Refuse records why a job gets no addresses, for its other nodes, which are waiting.
+// It does nothing if the job has an allocation or a refusal.
 func (s *Store) Refuse(ctx context.Context, request Request, why error) error {
 	a := request.Allocation()
 	a.Problem = why.Error()
@@ -92,7 +93,8 @@ func (s *Store) Refuse(ctx context.Context, request Request, why error) error {
 	return nil
 }
 
-// settle waits until etcd no longer counts as new. An empty etcd must not assign
+// settle waits until etcd no longer counts as new, and returns an error if the context
+// ends first. An empty etcd must not assign
 // addresses again before nodes have reported the ones in use.
 func (s *Store) settle(ctx context.Context, k knowledge) error {
 	if k.young == clientv3.NoLease {
@@ -174,7 +176,8 @@ func (s *Store) read(ctx context.Context) (knowledge, error) {
 	return k, nil
 }
 
-// write commits only if nobody has allocated since k was read.
+// write commits the operations only if nobody has allocated since k was read, and reports
+// whether it did.
 func (s *Store) write(ctx context.Context, k knowledge, ops ...clientv3.Op) (bool, error) {
 	unchanged := clientv3.Compare(clientv3.ModRevision(guardKey), "=", k.guard)
 	written, err := s.client.Txn(ctx).If(unchanged).Then(append(ops, clientv3.OpPut(guardKey, ""))...).Commit()
@@ -184,6 +187,7 @@ func (s *Store) write(ctx context.Context, k knowledge, ops ...clientv3.Op) (boo
 	return written.Succeeded, nil
 }
 
+// taken returns the addresses of all pods.
 func (k knowledge) taken() map[netip.Addr]bool {
 	taken := map[netip.Addr]bool{}
 	for _, a := range k.jobs {
@@ -196,7 +200,7 @@ func (k knowledge) taken() map[netip.Addr]bool {
 	return taken
 }
 
-// network returns the network identifier of an owner, or the next unused one.
+// network returns the network identifier of an owner, or one above all that are in use.
 func (k knowledge) network(owner string, first uint32) uint32 {
 	if vni, known := k.users[userKey(owner)]; known {
 		return vni
@@ -228,7 +232,7 @@ func (s *Store) choose(k knowledge, nodes []string) ([]siteconf.Pod, error) {
 	return pods, nil
 }
 
-// choose takes the lowest free addresses.
+// choose assigns the lowest free addresses of a range. via maps nodes to their addresses.
 func choose(pods netip.Prefix, taken map[netip.Addr]bool, via map[string]netip.Addr, nodes []string) ([]siteconf.Pod, error) {
 	var chosen []siteconf.Pod
 	pods = pods.Masked()
@@ -315,7 +319,7 @@ func (s *Store) Leave(ctx context.Context, a siteconf.Allocation, node string) e
 		return fail(err)
 	}
 	current := clientv3.Compare(clientv3.Value(podsKey(a)), "=", string(value))
-	// Plugins may have given its address to another pod by now.
+	// Delete the pod's address, too: plugins may have given it to another pod by now.
 	say := []clientv3.Op{clientv3.OpPut(leftKey(a, node), ""), clientv3.OpDelete(atKey(a, node))}
 	if len(a.Pods) <= fewPods {
 		// The node that finds that all others have left frees the addresses in the
@@ -343,7 +347,7 @@ func (s *Store) Leave(ctx context.Context, a siteconf.Allocation, node string) e
 // request would become too long.
 const fewPods = 8
 
-// leftBut holds when a job has left all of its nodes except one.
+// leftBut returns comparisons that hold when a job has left all of its nodes except one.
 func leftBut(a siteconf.Allocation, node string) []clientv3.Cmp {
 	var all []clientv3.Cmp
 	for _, pod := range a.Pods {
@@ -354,12 +358,13 @@ func leftBut(a siteconf.Allocation, node string) []clientv3.Cmp {
 	return all
 }
 
+// free returns the operations that remove an allocation.
 func free(a siteconf.Allocation) []clientv3.Op {
 	return []clientv3.Op{clientv3.OpDelete(podsKey(a)), clientv3.OpDelete(leftPrefix(a), clientv3.WithPrefix()), clientv3.OpDelete(atPrefix(a), clientv3.WithPrefix()),
 		clientv3.OpDelete(namesPrefix(a), clientv3.WithPrefix())}
 }
 
-// Free removes everything that etcd knows about an allocation.
+// Free removes an allocation from etcd. Its owner keeps the network identifier.
 func (s *Store) Free(ctx context.Context, a siteconf.Allocation) error {
 	if _, err := s.client.Txn(ctx).Then(free(a)...).Commit(); err != nil {
 		return fmt.Errorf("free addresses of %s: %w", a.ID(), err)
