@@ -67,8 +67,8 @@ type tunnelServer struct {
 	place  *Place
 	dir    *rundir.Dir
 
-	// ready is closed when the tunnel is open or has failed; over is closed when
-	// it has ended. problem holds the reason before either is closed.
+	// ready is closed once the tunnel is open. over is closed when the tunnel has
+	// ended or could not be opened; problem then holds the reason.
 	ready, over chan struct{}
 	problem     *Problem
 	finish      func(*Problem)
@@ -79,17 +79,20 @@ type tunnelServer struct {
 	key      *os.File
 	reply    reply
 
-	mu    sync.Mutex
+	mu sync.Mutex
+	// users counts connections and commands that use the tunnel now.
 	users int
 	idle  *time.Timer
 	// commands counts commands that have sent a request.
 	commands sync.WaitGroup
-	// leaving waits for steps that did not answer.
+	// leaving counts goroutines that still end steps which did not answer.
 	leaving sync.WaitGroup
 
 	// listing guards the fields below, also while Slurm is queried.
 	listing sync.Mutex
 	jobs    []slurm.Queued
+	// asked is the time of the last query of Slurm. without maps jobs without a cluster
+	// to the time when a command last found none.
 	asked   time.Time
 	without map[string]time.Time
 }
@@ -130,13 +133,15 @@ func TunnelServer() int {
 	return 0
 }
 
-// conclude ends the tunnel for the given reason.
+// conclude records why the tunnel ends and wakes everything that waits for the end. It is
+// called once, by finish.
 func (k *tunnelServer) conclude(why *Problem) {
 	k.problem = why
 	close(k.over)
 }
 
-// claim creates the tunnel's directory, unless another process has it.
+// claim reads the configuration, creates the tunnel's directory and listens for commands
+// in it. If another process has the directory, the error wraps fs.ErrExist.
 func (k *tunnelServer) claim() (*net.UnixListener, error) {
 	if err := json.NewDecoder(os.Stdin).Decode(&k.config); err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
@@ -175,8 +180,7 @@ func (k *tunnelServer) open(ctx context.Context) (err error) {
 	if k.key, err = linux.MemoryFile("berth-key", credentials.Key); err != nil {
 		return err
 	}
-	// The key is in no file, as on the node. The path leads to this process's
-	// memory.
+	// As on the node, the key is in no file: its path refers to this process's memory.
 	kubeconfig := pki.KubeconfigWithKeyFile("berth", fmt.Sprintf("https://127.0.0.1:%d", k.listener.Port()),
 		credentials.Authority, credentials.Cert, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), k.key.Fd()))
 	if err := os.WriteFile(k.file(kubeconfigFile), kubeconfig, 0o600); err != nil {
@@ -244,7 +248,7 @@ func (k *tunnelServer) unused() *Problem {
 	return problem(codeUnavailable, "the tunnel into job %s was closed: nobody has used it for %s", k.config.Target, k.config.Idle)
 }
 
-// listen answers commands.
+// listen accepts connections of commands until the listener is closed.
 func (k *tunnelServer) listen(ctx context.Context, listener *net.UnixListener) {
 	for {
 		conn, err := listener.AcceptUnix()
@@ -328,9 +332,9 @@ func (k *tunnelServer) serve(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// spent reports whether the tunnel was open and has ended. In that case a new
-// command gets no answer, and opens a new tunnel. But if the server knows other
-// nodes of the cluster, it replies with these nodes.
+// spent reports whether the tunnel was open and has ended, and no other node of the
+// cluster is known. A new command then gets no answer and opens a new tunnel.
+// Otherwise the reply names the other nodes.
 func (k *tunnelServer) spent() bool {
 	select {
 	case <-k.ready:

@@ -47,8 +47,8 @@ type node struct {
 	Pods    int
 	CPU     use
 	Memory  use
-	Between traffic // other nodes and this one
-	Outside traffic // the outside world and this node's pods
+	Between traffic // between other nodes and this one
+	Outside traffic // between the outside and this node's pods
 	// Dropped counts the dropped packets between nodes.
 	Dropped uint64
 	// Images counts the bytes of image layers that the node is receiving; zero if
@@ -59,7 +59,7 @@ type node struct {
 // use is the amount in use and the total. Used is negative if unknown.
 type use struct{ Used, Of float64 }
 
-// Traffic counts the bytes that a node has received and sent, and their rates in
+// traffic counts the bytes that a node has received and sent, and their rates in
 // bytes per second. A rate is negative while it is unknown.
 type traffic struct{ In, Out, InRate, OutRate float64 }
 
@@ -141,8 +141,8 @@ type containerStatus struct {
 	}
 }
 
-// awaits reports whether a container has not started because its image is
-// missing.
+// awaits reports whether a container of this image has not started. Called for an image
+// that is being pulled.
 func (c containerStatus) awaits(image string) bool {
 	return c.Image == image && c.State.Waiting != nil && c.State.Waiting.Reason == "ContainerCreating"
 }
@@ -163,8 +163,9 @@ func (e eventObject) at() time.Time {
 	return e.LastTimestamp
 }
 
-// readSnapshot takes a snapshot. It returns an error only if nothing could be read. The
-// snapshot has rates if an earlier one is given.
+// readSnapshot takes a snapshot. It returns an error only if the nodes could not be
+// listed; Problems lists all other failures. The snapshot has rates if an earlier one is
+// given.
 func readSnapshot(ctx context.Context, api API, earlier *snapshot, now func() time.Time) (*snapshot, error) {
 	var o objects
 	var took time.Duration
@@ -307,7 +308,8 @@ func (s *snapshot) addEvents(o *objects) {
 	}
 }
 
-// addPages adds the data that the nodes themselves serve.
+// addPages adds the metrics that each ready node serves. Its error joins those of all
+// nodes.
 func (s *snapshot) addPages(ctx context.Context, api API) error {
 	errs := make([]error, len(s.Nodes))
 	lefts := make([]time.Duration, len(s.Nodes))
@@ -359,6 +361,7 @@ func (s *snapshot) compare(earlier *snapshot) {
 	}
 }
 
+// quantity parses a Kubernetes quantity, and returns 0 if it is malformed.
 func quantity(text string) float64 {
 	q, err := resource.ParseQuantity(text)
 	if err != nil {
