@@ -19,8 +19,8 @@ const (
 	// gives up after ANSWER_LIMIT (spank/client.c). attachTimeout, store.LeaveLimit and refuseLimit
 	// together must be shorter, or the plugin cannot report a reason.
 	refuseLimit = 2 * time.Second
-	// defaultLastWords leaves time for three repetitions: Linux repeats a lost packet after 0.2 s,
-	// and twice the time each further one.
+	// defaultLastWords leaves time for three retransmissions: Linux retransmits a lost packet after
+	// 0.2 s, and doubles that interval each time.
 	defaultLastWords = 2 * time.Second
 )
 
@@ -149,8 +149,8 @@ func (d *daemon) dislodge(ctx context.Context, former *localPod) error {
 // release removes a job's pod from this node and from etcd. If etcd does not answer, the
 // collector frees the addresses later: a job's end never fails because of its network.
 //
-// slurmstepd has just closed its connections to srun. If the last packet is lost, and then the
-// interface, srun waits a minute for it.
+// slurmstepd has just closed its connections to srun. If the last packet is lost and the
+// interface is then removed, srun waits a minute for the packet.
 func (d *daemon) release(ctx context.Context, id string) error {
 	if d.pods.has(id) {
 		bounded, cancel := context.WithTimeoutCause(ctx, d.lastWords, fmt.Errorf("data was not acknowledged within %s", d.lastWords))

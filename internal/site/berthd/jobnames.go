@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// freeNames bounds the changes of a job's names on a node without a pause. A job usually
-	// names its services when it begins.
+	// freeNames is the number of changes of a job's names on a node that need no pause. A job
+	// usually names its services when it begins.
 	freeNames = 3
 	// namesPause is the minimum time between further changes in a network, on a node. etcd
 	// keeps all changes for an hour and has room for 2 GB. A job of 1,000 nodes that changes

@@ -30,7 +30,7 @@ type network struct {
 	kernel kernel
 	// routed holds the subnets of nodes, or nil.
 	routed *vxlan.Routed
-	// daemons holds the users of Policy.Daemons.
+	// daemons holds the IDs of the users in Policy.Daemons.
 	daemons []uint32
 	// led holds the pods that the previous daemon reached, on a host that reaches all pods. They
 	// stay until etcd has answered.
@@ -39,7 +39,7 @@ type network struct {
 	pods     *pods
 	watch    *watch
 	plugins  *plugins
-	// applyNames passes the names of pods to CoreDNS, or ends it without a table.
+	// applyNames passes the names of pods to CoreDNS, or ends CoreDNS if the table is nil.
 	applyNames func(*nametable.Table) error
 	metrics    *metrics
 	log        *slog.Logger
@@ -181,6 +181,7 @@ func (n *network) reconcile(ctx context.Context) error {
 	}
 }
 
+// touch requests another apply from reconcile. It does not block.
 func (n *network) touch() {
 	select {
 	case n.dirty <- struct{}{}:
@@ -207,7 +208,8 @@ func (n *network) settle(ctx context.Context, id string) error {
 }
 
 // startTimeout bounds the time that a new daemon waits for plugins before it accepts
-// requests. After that, steps of running jobs need no request to etcd.
+// requests. Once plugins have confirmed that a pod is connected, steps of its job need no
+// request to etcd.
 const startTimeout = 2 * time.Second
 
 // firstSettled waits for the plugins of all pods at start, when no other goroutine

@@ -55,7 +55,7 @@ func (p *plugins) publish(ctx context.Context, id string) error {
 	return nil
 }
 
-// lost reports whether plugins had connected the pod and failed to connect it again.
+// lost reports whether plugins have been called for the pod and it has no address.
 func (l *localPod) lost() bool { return !l.loaded && !l.address.IsValid() }
 
 // unpublished returns the IDs of allocations here whose address etcd lacks, or holds under
@@ -144,8 +144,8 @@ func (p *plugins) wake() {
 	p.finished.Broadcast()
 }
 
-// connect has plugins connect the pods of this node, and returns the IDs of the
-// connected ones. A failure affects only that pod.
+// connect has plugins connect the pods of this node, and returns the IDs of the pods that
+// they have connected. A failure affects only that pod.
 func (p *plugins) connect(ctx context.Context, check bool) ([]string, error) {
 	p.pods.mu.Lock()
 	var pods []podcni.Pod
@@ -166,7 +166,7 @@ func (p *plugins) connect(ctx context.Context, check bool) ([]string, error) {
 		return nil, err
 	}
 	if err != nil {
-		// It is tried again, and does not affect other jobs.
+		// The next call tries again. Other jobs are not affected.
 		p.metrics.fail()
 		p.log.Error("CNI plugins have not undone what they did", "error", err)
 	}
@@ -213,7 +213,7 @@ func (p *plugins) connect(ctx context.Context, check bool) ([]string, error) {
 	p.pods.mu.Unlock()
 	p.wake()
 	if news {
-		// The follower of these networks writes it.
+		// The followers of these networks publish the addresses.
 		p.relist()
 	}
 	return connected, nil

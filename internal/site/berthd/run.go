@@ -169,7 +169,7 @@ func notifySystemd() error {
 	if path == "" {
 		return nil
 	}
-	// Programs that berthd starts must not inherit it. A leading @ means an abstract
+	// Programs that berthd starts must not inherit the variable. A leading @ means an abstract
 	// address, in Go too.
 	if err := os.Unsetenv("NOTIFY_SOCKET"); err != nil {
 		return err
@@ -182,7 +182,8 @@ func notifySystemd() error {
 	return errors.Join(err, conn.Close())
 }
 
-// lock prevents a second daemon, also of another version.
+// lock takes the lock that keeps a second daemon, also of another version, from running on this
+// node. The returned function releases it.
 func lock(run string) (func(), error) {
 	file, err := os.OpenFile(filepath.Join(run, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -214,6 +215,7 @@ func hostAddress(hosts netip.Prefix) (netip.Addr, error) {
 	return found[0], nil
 }
 
+// numbers returns the IDs of the users with these login names.
 func numbers(names []string) ([]uint32, error) {
 	var all []uint32
 	var problems []error

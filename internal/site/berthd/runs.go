@@ -188,9 +188,9 @@ func (r *namedRuns) held() (all map[store.Part]jobRuns, problem, err error) {
 	return all, errors.Join(problems...), nil
 }
 
-// slotOf parses the name of such a file. current means that its job is still here.
-// slot means that a new run may get the file; otherwise the file is removed when its
-// run ends.
+// slotOf parses the name of a file in dir. current reports whether the file's job is still
+// here, and slot whether a new run may get the file; otherwise the file is removed when
+// its run ends.
 func (r *namedRuns) slotOf(name string) (which store.Part, slot, current bool) {
 	id, rest, _ := strings.Cut(name, "-")
 	first, last, _ := strings.Cut(rest, "-")
@@ -204,7 +204,8 @@ func (r *namedRuns) slotOf(name string) (which store.Part, slot, current bool) {
 	return store.Part{ID: id, After: after}, slot && current, current
 }
 
-// heldNames reads such a file. It returns nil if no run holds it.
+// heldNames returns the names in a file, or nil if no run holds the file. It removes a file
+// with invalid names.
 func (r *namedRuns) heldNames(name string) ([]string, error) {
 	file, err := os.Open(r.file(name))
 	if err != nil {
@@ -221,7 +222,7 @@ func (r *namedRuns) heldNames(name string) ([]string, error) {
 	}
 	names, err := siteconf.ParseNames(string(text))
 	if err != nil {
-		r.log.Warn("remove names of a run that are none", "file", name, "error", err)
+		r.log.Warn("remove invalid names of a run", "file", name, "error", err)
 		return nil, os.Remove(r.file(name))
 	}
 	return append([]string{}, names...), nil
@@ -244,6 +245,7 @@ func (r *namedRuns) follow(ctx context.Context) error {
 	}
 }
 
+// update writes the names of the runs that hold their files to etcd.
 func (r *namedRuns) update(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

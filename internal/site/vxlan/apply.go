@@ -33,7 +33,7 @@ type Kernel struct {
 	// counting reports whether this Kernel has loaded the rules that count connections of
 	// pods.
 	counting bool
-	// logged holds the subnets for which warnRouted has logged a warning.
+	// logged holds the subnets that warnRouted has already logged.
 	logged map[netip.Prefix]bool
 	// port is the port of existing tunnels, 0 before the first look at them.
 	port uint16

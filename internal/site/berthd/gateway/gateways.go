@@ -115,7 +115,7 @@ func (g *Gateways) reached() []netip.Addr {
 }
 
 // asked returns the other hosts whose reachability matters: gateways that are alive, if pods
-// Here use gateways and there is a choice. own reports whether this host is a live gateway.
+// of this node use gateways and there is a choice. own reports whether this host is a live gateway.
 func (g *Gateways) asked(host netip.Addr) (others []netip.Addr, own bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -136,6 +136,7 @@ func (g *Gateways) setAway(away map[netip.Addr]bool) bool {
 	return changed
 }
 
+// weight returns a hash that makes pods with the same choice prefer different gateways.
 func weight(pod, gateway netip.Addr) uint32 {
 	h := fnv.New32a()
 	h.Write(pod.AsSlice())
@@ -161,7 +162,7 @@ func (g *Gateways) All() []netip.Addr {
 }
 
 // set replaces the gateways that are alive and adds to the known ones. registered has
-// All addresses that gateways have ever registered; the address of a live one is newer.
+// all addresses that gateways have ever registered; the address of a live one is newer.
 // Known gateways are never removed: in an etcd that lost its data, only running daemons
 // register again.
 func (g *Gateways) set(living, registered map[string]netip.Addr) {
@@ -186,7 +187,7 @@ func (g *Gateways) Relist() {
 	}
 }
 
-// Follow follows which gateways in the configuration are alive, and their addresses.
+// Follow keeps track of the living gateways and their addresses until the context ends.
 // It reads all nodes when a watch begins, because etcd limits the number of keys that one
 // request can name. For 104 nodes this takes 0.3 ms instead of 0.2.
 func (g *Gateways) Follow(ctx context.Context) error {
@@ -231,7 +232,7 @@ func (g *Gateways) Follow(ctx context.Context) error {
 	})
 }
 
-// parse adds a gateway of the configuration to a map.
+// parse adds an entry of etcd to a map, unless the host is not one of the configured gateways.
 func (g *Gateways) parse(into map[string]netip.Addr, key, value string) {
 	name := path.Base(key)
 	address, err := netip.ParseAddr(value)
@@ -241,6 +242,7 @@ func (g *Gateways) parse(into map[string]netip.Addr, key, value string) {
 	into[name] = address
 }
 
+// change replaces the gateways as set does, and calls changed.
 func (g *Gateways) change(living, registered map[string]netip.Addr) {
 	g.set(living, registered)
 	g.log.Info("gateways", "living", slices.Sorted(maps.Keys(living)))
