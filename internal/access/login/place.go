@@ -34,11 +34,12 @@ const defaultIdle = 10 * time.Minute
 type Place struct {
 	getenv func(string) string
 	ask    slurm.Ask
-	// base is the parent of the tunnels' directories. It is in memory.
+	// base is the parent of the tunnels' directories, on a file system in memory.
 	base string
 	// program is the path of berth on the nodes.
 	program string
-	idle    time.Duration
+	// idle is the time after which an unused tunnel closes.
+	idle time.Duration
 }
 
 // NewPlace returns the place of this process.
@@ -140,6 +141,7 @@ const (
 	doJobs = "jobs"
 )
 
+// reply is the answer to a question.
 type reply struct {
 	Problem *Problem `json:",omitempty"`
 	// Replies to doHold.
@@ -154,7 +156,8 @@ type reply struct {
 	Without []string       `json:",omitempty"`
 }
 
-// exchange sends one request and returns the reply.
+// exchange sends one request. It returns the reply, and the decoder for later replies on
+// the connection. A problem in the reply is returned as the error.
 func exchange(conn net.Conn, q question) (*json.Decoder, reply, error) {
 	var answer reply
 	if err := json.NewEncoder(conn).Encode(q); err != nil {

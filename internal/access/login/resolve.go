@@ -102,8 +102,8 @@ func (p *Place) job(ctx context.Context, is func(slurm.Queued) bool) (slurm.Queu
 }
 
 // Jobs returns this user's unfinished jobs, and the jobs known to have no cluster.
-// Unless fresh is set, the list may be half a minute old. The caller passes the
-// jobs that it knows to have none.
+// Unless fresh is set, the list may be half a minute old. without names jobs that
+// the caller found to have no cluster.
 func (p *Place) Jobs(ctx context.Context, fresh bool, without []string) ([]slurm.Queued, []string, error) {
 	for _, target := range p.open() {
 		ctx, cancel := context.WithTimeout(ctx, serverTimeout)
@@ -165,7 +165,8 @@ func (p *Place) only(ctx context.Context) (Target, error) {
 	return Target{}, problem(codeUsage, "%d clusters of yours are running: name one of %s", len(clusters), describe(clusters))
 }
 
-// look opens tunnels into all jobs, to find out which jobs have a cluster.
+// look opens tunnels into all jobs, to find out which jobs have a cluster. A job that
+// cannot be reached counts as one without a cluster.
 func (p *Place) look(ctx context.Context, jobs []slurm.Queued) (clusters []slurm.Queued, none []string) {
 	found := make([]bool, len(jobs))
 	var looking sync.WaitGroup

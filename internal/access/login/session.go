@@ -56,14 +56,15 @@ type Session struct {
 	// and Version its version of berth.
 	Node, Cluster, Version string
 
-	// nodes and since are set if no tunnel is needed.
+	// nodes is the number of nodes and since the start of the cluster. They are set
+	// only if no tunnel is needed.
 	nodes int
 	since time.Time
 
-	conn    net.Conn // nil if no tunnel is needed
-	checked chan struct{}
-	lost    chan struct{}
-	why     error // valid once lost is closed
+	conn    net.Conn      // nil if no tunnel is needed
+	checked chan struct{} // receives a value for each successful check
+	lost    chan struct{} // closed when the tunnel is lost
+	why     error         // valid once lost is closed
 }
 
 // Connect returns a session with the target's cluster. It uses the open tunnel, or
@@ -108,6 +109,8 @@ func isGone(err error) bool {
 	return !errors.As(err, &said) && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE))
 }
 
+// greet requests the tunnel on a new connection and returns the session that uses it. On
+// an error it closes the connection.
 func greet(ctx context.Context, conn net.Conn, target Target) (*Session, error) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
@@ -225,7 +228,7 @@ func (p *Place) start(ctx context.Context, target Target, nodes []string) error 
 	if err != nil {
 		return fmt.Errorf("start the process that keeps the tunnel: %w", err)
 	}
-	go process.Wait() //nolint:errcheck // it says on its pipe what matters, and lives on
+	go process.Wait() //nolint:errcheck // it reports on its pipe, and outlives this command
 	said, _ := bufio.NewReader(reader).ReadString('\n')
 	switch said = strings.TrimSpace(said); said {
 	case saidListening:

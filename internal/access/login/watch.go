@@ -138,6 +138,8 @@ func (p *Place) CutShort(ctx context.Context, target Target) error {
 	return nil
 }
 
+// stateProblem returns the reason why a job in this state cannot be reached, or nil if the
+// job runs. ok reports whether Slurm knows the job.
 func stateProblem(name string, job slurm.Queued, ok bool, uid int) *Problem {
 	switch {
 	case !ok:
@@ -187,6 +189,7 @@ func (k *tunnelServer) watch(ctx context.Context) {
 	}
 }
 
+// silence says that the node with the far end has missed its periods.
 func (k *tunnelServer) silence() string { return "node " + k.reply.Node + " no longer answers" }
 
 // elsewhere returns the other nodes that reach the cluster.

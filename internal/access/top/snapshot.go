@@ -308,8 +308,7 @@ func (s *snapshot) addEvents(o *objects) {
 	}
 }
 
-// addPages adds the metrics that each ready node serves. Its error joins those of all
-// nodes.
+// addPages adds the metrics of all ready nodes. The error joins the errors of all nodes.
 func (s *snapshot) addPages(ctx context.Context, api API) error {
 	errs := make([]error, len(s.Nodes))
 	lefts := make([]time.Duration, len(s.Nodes))
