@@ -2,7 +2,7 @@
  * file for each context:
  *
  *   stepd.c    slurmstepd, as root: enter the job's network
- *   task.c     a task, as root and as the user: enter the pod's processes
+ *   task.c     a task, as root and as the user: enter the pod's PID namespace
  *   image.c    a task: enter the image that the user or the site names
  *   root.c     make an image the root directory
  *   prolog.c   the beginning of a job on a node, as root: does it decline a network?
@@ -46,7 +46,7 @@ void question_begin(struct question *q, const char *verb);
 void question_number(struct question *q, const char *name, uint32_t value);
 void question_text(struct question *q, const char *name, const char *value);
 
-/* pod holds a pod's namespaces, -1 if unknown, and the file that its tasks see as
+/* pod holds descriptors of a pod's namespaces, -1 if unknown, and the path of the file that its tasks see as
  * /etc/resolv.conf, empty if they see their host's. */
 struct pod {
 	int network;
@@ -54,13 +54,13 @@ struct pod {
 	/* The lock that a session on a login host holds for its duration. */
 	int session;
 	char resolver[PATH_SIZE];
-	/* Its address, or empty. */
+	/* The pod's IPv4 address, or empty. */
 	char address[40];
 	/* The image of sessions, empty for the host's files, and the paths of the host
 	 * that are mounted in it, separated by colons. */
 	char image[1024];
 	char mounts[2048];
-	/* The job has no network, because it declined one. */
+	/* Whether the job has no network because it declined one. */
 	int declined;
 };
 

@@ -71,6 +71,7 @@ static int connect_patiently(int c, const struct sockaddr_un *address)
 	}
 }
 
+/* dial returns a connection to berthd, or -1 with the reason. */
 static int dial(const struct settings *s, char reason[REASON_SIZE])
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -102,7 +103,8 @@ void close_pod(struct pod *p)
 	p->network = p->processes = p->session = -1;
 }
 
-/* receive reads once, with the descriptors that the message carries. */
+/* receive reads once, and stores the descriptors that the message carries in pod. It
+ * returns what recvmsg returned. */
 static ssize_t receive(int c, char *to, size_t room, struct pod *pod)
 {
 	enum { MOST = 3 };
@@ -150,7 +152,8 @@ static int field(const char *answer, const char *name, char *to, size_t room)
 	return (size_t)snprintf(to, room, "%.*s", (int)strcspn(line, "\n"), line) < room;
 }
 
-/* understand parses an answer and reports whether it is valid. */
+/* understand parses an answer. It returns 0 if berthd did what was asked, or -1 with the
+ * reason why not. */
 static int understand(const char *answer, struct pod *pod, char reason[REASON_SIZE])
 {
 	static const char ok[] = "berthd/1 ok\n", wrong[] = "berthd/1 error\n";
@@ -175,6 +178,8 @@ static int understand(const char *answer, struct pod *pod, char reason[REASON_SI
 	return -1;
 }
 
+/* converse sends a question and reads the answer. It returns 0, or -1 with the reason. The
+ * caller owns the descriptors in pod in both cases. */
 static int converse(int c, const struct question *q, struct pod *pod, char reason[REASON_SIZE])
 {
 	for (size_t sent = 0; sent < q->length;) {

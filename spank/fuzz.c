@@ -1,6 +1,7 @@
-/* A target of libFuzzer: berthd's answer to a question. The first byte of the input is the
- * number of descriptors that come with the answer, the second one the length of the pieces
- * that it comes in. Nothing may crash, be read beyond its end, or leave a descriptor open. */
+/* A target of libFuzzer that feeds converse an answer of berthd. The first byte of the input
+ * selects the number of descriptors that come with each piece of the answer, and the second
+ * byte the length of the pieces. No input may cause a crash, a read beyond the end of a
+ * buffer, or a descriptor that stays open. */
 #include "client.c"
 
 #include <fcntl.h>

@@ -66,7 +66,7 @@ void offer_images(spank_t spank)
 }
 
 /* find_bundle returns the path where 'berth image bundle NAME' puts an image, given
- * the job's variables (internal/launch/imagecache.go). The file name is the image's
+ * the job's variables (internal/launch/imagecache/command.go). The file name is the image's
  * short name in Docker's form, with a tag, and with slashes escaped. */
 static void find_bundle(spank_t spank, uid_t uid, const char *name, char path[PATH_MAX])
 {

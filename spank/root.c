@@ -42,15 +42,16 @@
 #endif
 enum { TREE_CLONE = 1, TREE_RECURSIVE = 0x8000, FROM_EMPTY = 4, TO_EMPTY = 0x40, NO_MAGICLINKS = 2, IN_ROOT = 0x10 };
 
-/* The tree that will be the root, the current directory, and root's groups. Without
- * the user's groups and IDs, root might have fewer rights than the user: network file
- * systems often treat root as nobody. */
+/* The directory that will be the root, or -1; the working directory; and root's own
+ * supplementary groups, with their number. */
 static int tree = -1;
 static char place[PATH_MAX];
 static gid_t before[NGROUPS_MAX];
 static int saved;
 
-/* open_as_user looks a path up with the user's rights. In the tree, links stay in it.
+/* open_as_user looks a path up with the user's IDs and groups. Without them root might
+ * have fewer rights than the user: network file systems often treat root as nobody. It
+ * returns a descriptor, or -1 with errno. In the tree, links stay in it.
  * Outside, magic links of /proc are rejected: they lead to other processes' files,
  * and root may follow them. */
 static int open_as_user(const struct user *user, const char *path, int flags)
@@ -71,7 +72,7 @@ static int open_as_user(const struct user *user, const char *path, int flags)
 	setfsgid(0);
 	if (setgroups(saved, before)) {
 		/* Never continue as root with a user's groups. */
-		complain("groups of root's own: %s", strerror(errno));
+		complain("restore root's groups: %s", strerror(errno));
 		_exit(EXIT_FAILURE);
 	}
 	errno = why;
@@ -82,12 +83,13 @@ static int open_as_user(const struct user *user, const char *path, int flags)
 static struct {
 	const char *path;
 	int copy;
-	/* Without it there is no image. */
+	/* Whether it is an error if this cannot be mounted in the image. */
 	int needed;
 } shown[32];
 static int count;
 
-/* take copies a mount, before the tree covers anything. */
+/* take copies a mount of the host to shown, before the tree covers anything. It returns 0,
+ * or -1 with the reason if a needed mount cannot be copied. */
 static int take(const char *path, int needed, char reason[REASON_SIZE])
 {
 	int copy = count < (int)(sizeof shown / sizeof shown[0]) ? syscall(SYS_open_tree, AT_FDCWD, path, TREE_CLONE | TREE_RECURSIVE | O_CLOEXEC) : -1;
@@ -102,7 +104,7 @@ static int take(const char *path, int needed, char reason[REASON_SIZE])
 	return 0;
 }
 
-/* put attaches a copy at a path in the tree. */
+/* put attaches a copy at a path in the tree. It returns 0, or -1 with errno. */
 static int put(const struct user *user, const char *path, int copy)
 {
 	int to = open_as_user(user, path, 0);
@@ -209,7 +211,7 @@ int assemble_root(const struct user *user, const struct settings *s, const char 
 	/* The process becomes the user next. */
 	rc = prctl(PR_SET_KEEPCAPS, 1);
 	if (rc)
-		snprintf(reason, REASON_SIZE, "keep what it takes to enter the directory: %s", strerror(errno));
+		snprintf(reason, REASON_SIZE, "keep the capability to enter the directory: %s", strerror(errno));
 out:
 	while (count > 0)
 		close(shown[--count].copy);
@@ -217,6 +219,7 @@ out:
 	return rc;
 }
 
+/* set_capabilities sets capabilities 0 to 31 and clears the others. */
 static int set_capabilities(uint32_t effective, uint32_t permitted)
 {
 	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };

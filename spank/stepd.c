@@ -9,16 +9,17 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The reason why this step has no network. It is set before the tasks are forked, and
- * read in them: slurmstepd of a step is one process. */
+/* The reason why this step has no network, or empty. slurmstepd sets it before it forks the
+ * tasks, which inherit it; enter_pod may also set it in a task. */
 static char no_network[REASON_SIZE];
 
-/* The PID namespace and the resolver of the pod, for the tasks. */
+/* What the tasks need of the pod: its PID namespace and its resolver, or that the job
+ * declined one. */
 static struct pod of_tasks = { .network = -1, .processes = -1, .session = -1 };
 static int is_script;
 
 /* describe adds data that only the controller has: the nodes, in their order, and the
- * name. It is called on the first node of a job. */
+ * name. It returns 0, or -1 with the reason in no_network. */
 static int describe(struct question *q, uint32_t job)
 {
 	job_info_msg_t *jobs = NULL;
@@ -79,6 +80,7 @@ static int fetch_network(spank_t spank, const struct settings *s, struct questio
 	 * first one. In other steps, node 0 may not be the job's first node. */
 	if (step == SLURM_EXTERN_CONT && index == 0 && describe(q, job))
 		return -1;
+	/* If the extern step has sent them, the batch script does not need to. */
 	if (is_script && describe(q, job))
 		no_network[0] = '\0';
 	struct pod pod;

@@ -33,9 +33,11 @@
 /* slurm.h has the type; the program that loads the plugin has the variable. */
 extern slurm_conf_t slurm_conf __attribute__((weak));
 
+/* Whether run_task forks, because prepare_task has succeeded, and whether the task is a
+ * batch script. */
 static int forks, is_script;
 
-/* The descriptor of a session's lock, which the parent keeps. */
+/* The descriptor of a session's lock, which the parent keeps open, or -1. */
 static int held = -1;
 
 /* mount_proc mounts /proc in a child: a /proc shows the PID namespace of the process
@@ -56,7 +58,7 @@ static int mount_proc(void)
 	return errno ? -1 : 0;
 }
 
-/* own_mounts gives the task a mount namespace, once. Later mounts of the host, such
+/* own_mounts gives the task a mount namespace, once. It returns 0, or -1 with the reason. Later mounts of the host, such
  * as home folders, still appear in it. */
 int own_mounts(char reason[REASON_SIZE])
 {
@@ -69,7 +71,8 @@ int own_mounts(char reason[REASON_SIZE])
 	return 0;
 }
 
-/* find_names makes this process use the resolver of its pod. */
+/* find_names makes this process use the resolver of its pod. It returns 0, or -1 with the
+ * reason. */
 int find_names(const struct pod *pod, char reason[REASON_SIZE])
 {
 	if (!pod->resolver[0])
@@ -114,6 +117,7 @@ static int reaches_program(void)
 	return !is_script && &slurm_conf && slurm_conf.proctrack_type && !strstr(slurm_conf.proctrack_type, "cgroup");
 }
 
+/* end_like ends this process with the wait status of the program. */
 static void end_like(int status)
 {
 	if (WIFSIGNALED(status)) {
@@ -130,6 +134,7 @@ static void end_like(int status)
 	_exit(WEXITSTATUS(status));
 }
 
+/* relay is the parent: it passes signals to the program, and ends as the program does. */
 __attribute__((noreturn))
 static void relay(pid_t program, const sigset_t *all)
 {
@@ -158,15 +163,17 @@ static void relay(pid_t program, const sigset_t *all)
 	}
 }
 
-/* Where the program-to-be goes on, the stack of what stays outside, and why there is no
- * program. */
+/* The context in which the child continues, the stack of the parent, and the errno if
+ * there is no child. */
 static ucontext_t program_to_be;
 static char relay_stack[64 << 10] __attribute__((aligned(16)));
 static sigset_t all_signals;
 static volatile int no_program;
 
-/* divide runs on its own stack. The program-to-be shares all memory with the parent, which
- * waits in the kernel until the program has started. So it must leave this stack as it was. */
+/* divide forks. It runs on its own stack, because vfork shares all memory between the child
+ * and the parent, which waits in the kernel until the child has become the program. The
+ * child returns to the caller of run_task on the task's stack, and so leaves the stack of
+ * the parent as it was. */
 static void divide(void)
 {
 	pid_t program = vfork();
@@ -177,8 +184,8 @@ static void divide(void)
 	_exit(EXIT_FAILURE);
 }
 
-/* run_task returns in the program-to-be. A copy of slurmstepd's memory (fork) was 40 % of
- * what a pod added to a step's CPU time. */
+/* run_task returns in the child, which Slurm then turns into the program. Copying
+ * slurmstepd's memory (fork) was 40 % of the CPU time that a pod added to a step. */
 void run_task(void)
 {
 	sigset_t before;
@@ -201,8 +208,9 @@ void run_task(void)
 		fprintf(stderr, "berth: start the task in its pod: %s\n", strerror(no_program));
 		_exit(EXIT_FAILURE);
 	}
-	/* If the parent is killed, Slurm believes that the task has ended. Outside of
-	 * this namespace it has number 0, the one after it is 1. */
+	/* If the parent is killed, Slurm believes that the task has ended, so the child must
+	 * end, too. getppid returns 0 for the parent, which is outside of this PID
+	 * namespace. If it is dead already, the child's new parent is process 1. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (getppid() != 0)
 		_exit(EXIT_FAILURE);
