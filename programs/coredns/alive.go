@@ -68,8 +68,8 @@ func heartbeat(notify *os.File, getenv func(string) string) error {
 	return nil
 }
 
-// answers asks for a name of the cluster. Any answer proves that the server
-// lives, also that there is no such name.
+// answers asks for a name of the cluster. Any answer proves that the
+// server is alive, even the answer that there is no such name.
 func answers(resolver *net.Resolver) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), period)
 	defer cancel()

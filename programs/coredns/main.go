@@ -40,9 +40,9 @@ func main() {
 	}
 	fair.Register(func(text string) { notice(notify, text) })
 	// Everything in a job may be signalled at once (scancel, time limit), and
-	// pods that end in order still ask for names. CoreDNS has its handlers when
-	// it starts to serve; they are taken away then. It starts no programs that
-	// would inherit this.
+	// pods that end in order still ask for names. CoreDNS has installed its
+	// signal handlers when it starts to serve, so replace them then. It starts no
+	// programs that would inherit ignored signals.
 	caddy.RegisterEventHook("berth", func(event caddy.EventName, _ any) error {
 		if event != caddy.InstanceStartupEvent {
 			return nil

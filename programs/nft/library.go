@@ -9,24 +9,25 @@ import (
 	"slices"
 )
 
-// Library is a shared library at its place in a program.
+// Library is a shared library that is linked into a program at a fixed address.
 type Library struct {
 	file, name string
 	base       uint64
 	segments   []*elf.Prog
 	symbols    []elf.Symbol
-	pointers   []pointer // by offset
-	// The table of constructors, as offsets.
+	pointers   []pointer // in order of their offsets
+	// Begin and end of the table of constructors (.init_array), as offsets.
 	constructors, constructorsEnd uint64
 }
 
 // pointer is an eight-byte word that the linker has to fill.
 type pointer struct {
 	offset uint64
-	value  string // the operand in the assembler file
+	value  string // the operand of .8byte in the assembler file
 }
 
-// open reads a library and checks that it is of the simple kind.
+// open reads a library that is to be placed at base. It returns an error for a library with
+// thread-local storage, or with relocations other than whole pointers.
 func open(file, name string, base uint64) (*Library, error) {
 	absolute, err := filepath.Abs(file)
 	if err != nil {
@@ -74,7 +75,7 @@ func open(file, name string, base uint64) (*Library, error) {
 	return l, nil
 }
 
-// relocations turns a table of the dynamic linker's into pointers.
+// relocations adds the pointers of a section with relocations for the dynamic linker.
 func (l *Library) relocations(f *elf.File, section *elf.Section) error {
 	table, err := section.Data()
 	if err != nil {
@@ -83,7 +84,7 @@ func (l *Library) relocations(f *elf.File, section *elf.Section) error {
 	for ; len(table) >= 24; table = table[24:] {
 		offset, info := f.ByteOrder.Uint64(table), f.ByteOrder.Uint64(table[8:])
 		addend := f.ByteOrder.Uint64(table[16:])
-		// The table of symbols that is read leaves out number 0.
+		// DynamicSymbols omits symbol 0.
 		kind, symbol := uint32(info), int(info>>32)-1
 		var relative, bySymbol bool
 		switch f.Machine {
@@ -143,8 +144,8 @@ func (l *Library) assembler(w io.Writer) {
 			fmt.Fprintf(w, ".zero %#x\n", segment.Memsz-segment.Filesz)
 		}
 	}
-	// The program's own start calls these; what is left at the program's end
-	// needs no destructors.
+	// The program's startup code calls these constructors. Destructors are left out:
+	// the program ends after one task.
 	fmt.Fprintf(w, ".section .init_array, \"aw\"\n")
 	for _, p := range l.pointers {
 		if p.offset >= l.constructors && p.offset < l.constructorsEnd {

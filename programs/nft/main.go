@@ -46,7 +46,7 @@ func run(file, name string, base uint64, dir string) error {
 	return write(filepath.Join(dir, name+".ld"), library.script)
 }
 
-// write fills a file by the function.
+// write creates a file with the text that fill writes.
 func write(file string, fill func(io.Writer)) error {
 	f, err := os.Create(file)
 	if err != nil {

@@ -121,8 +121,8 @@ struct group *getgrgid(gid_t gid)
 	return NULL;
 }
 
-/* Rules that iptables made are shown by libxtables, which is left out: its
- * extensions are files that it loads. Such rules are shown as foreign. */
+/* libxtables would show rules that iptables made. It is left out, because it loads its
+ * extensions from files. nft shows such rules as foreign. */
 void xtables_init_all(void) {}
 void xtables_set_nfproto(unsigned char family) { (void)family; }
 

@@ -58,6 +58,8 @@ static char *join(int count, char **words)
 	return text;
 }
 
+/* run runs the commands in a file, or the command in the words if there is no file. It
+ * returns 0 on success. */
 static int run(struct nft_ctx *nft, const char *file, int count, char **words)
 {
 	char *command;

@@ -22,8 +22,7 @@ const pluginName = "names"
 // ttl of answers, in seconds: a job's names disappear with the job.
 const ttl = 5
 
-// queryTimeout bounds the time for pending queries after this server's life has ended.
-// CoreDNS itself gives up on servers that it forwards to.
+// queryTimeout bounds the time for pending queries after the file of life was removed.
 const queryTimeout = 5 * time.Second
 
 // names answers for the pods of the site network.
@@ -69,7 +68,7 @@ func files(c *caddy.Controller) (table, until string, err error) {
 	return table, until, nil
 }
 
-// life is a file whose removal ends the program. A newer berthd, which is not the
+// life ends the program when a file is removed. A newer berthd, which is not the
 // parent of this program, can remove it, too.
 type life struct {
 	path string

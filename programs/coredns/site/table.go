@@ -109,6 +109,7 @@ type view struct {
 	own *nametable.Pod
 }
 
+// visible returns the pods that an asker sees.
 func (t *table) visible(asker, server netip.Addr) view {
 	if asker == server {
 		return view{pods: t.Pods}
@@ -178,8 +179,8 @@ func hasNumber(p nametable.Pod, label string) bool {
 	return p.Number != 0 && label == strconv.FormatUint(uint64(p.Number), 10)
 }
 
-// prefers decides between jobs of a user with the same label: the asker's own
-// job, then the one with that number, then the newest.
+// prefers reports whether a label means the job of a instead of the job of b: the asker's own
+// job comes first, then the job with that number, then the newest.
 func (v view) prefers(a, b nametable.Pod, label string) bool {
 	own := func(p nametable.Pod) bool { return v.own != nil && v.own.Number == p.Number && v.own.Name == p.Name }
 	for _, better := range []func(nametable.Pod) bool{own, func(p nametable.Pod) bool { return hasNumber(p, label) }} {
@@ -190,7 +191,7 @@ func (v view) prefers(a, b nametable.Pod, label string) bool {
 	return a.After > b.After
 }
 
-// file reads the table, which berthd replaces as a whole.
+// file reads the table from a file that berthd replaces as a whole.
 type file struct {
 	path string
 
