@@ -107,7 +107,8 @@ func (f *imageFlags) run(command *cobra.Command, args []string, report func(imag
 	return sum, err
 }
 
-// transferBar shows the progress of a transfer on one line of a terminal.
+// transferBar shows the progress of a transfer on one line of a terminal, unless on is
+// false.
 type transferBar struct {
 	to    io.Writer
 	on    bool
@@ -214,7 +215,7 @@ not keep the layers as the registry had packed them.`,
 	return command
 }
 
-// imageForms are the ways to pack layers.
+// imageForms lists the ways to pack layers.
 var imageForms = []string{"estargz", "zstd"}
 
 func newImageConvertCommand() *cobra.Command {

@@ -22,7 +22,7 @@ import (
 )
 
 // result carries a command's exit code through cobra, which knows errors only.
-// All that there was to say has been said.
+// The command has already printed its messages.
 type result struct{ code int }
 
 func (r *result) Error() string { return fmt.Sprintf("exit code %d", r.code) }
@@ -31,7 +31,7 @@ func (r *result) Error() string { return fmt.Sprintf("exit code %d", r.code) }
 func Main(args []string) int {
 	crash.KeepStderr()
 	// The client library logs its retries to standard error, which belongs to
-	// the workload. What matters of it comes back as errors.
+	// the workload. Failures that matter are returned as errors.
 	klog.SetLogger(logr.Discard())
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
@@ -42,7 +42,7 @@ func Main(args []string) int {
 	root := newCommandLine(args)
 	root.SetErr(said)
 	command, err := root.ExecuteContextC(ctx)
-	// Not any error with an exit code: that of a program that failed has one, too.
+	// Look only for *result: the error of a program that failed has an exit code, too.
 	var coded *result
 	switch {
 	case err == nil:
@@ -76,7 +76,7 @@ func Main(args []string) int {
 	return code
 }
 
-// usageError is a command line that cannot be read.
+// usageError wraps a mistake in the command line.
 type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }
@@ -114,8 +114,8 @@ func whatToGive(flag *pflag.Flag) string {
 func cancelOnSignal(cancel context.CancelCauseFunc) {
 	signals := make(chan os.Signal, 1)
 	for _, ending := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-		// nohup, and a shell that starts something in the background of a
-		// script, say by ignoring a signal that it is not meant for us.
+		// nohup, and a shell that starts a program in the background of a
+		// script, make the program ignore the signals that are not meant for it.
 		if !signal.Ignored(ending) {
 			signal.Notify(signals, ending)
 		}
@@ -150,8 +150,8 @@ no daemon and no preparation by an administrator.`,
 	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
 		return &usageError{suggestFlag(command, sayWhatToGive(err))}
 	})
-	// A package variable of cobra's: commands stay in the order of what one does
-	// with them.
+	// Keep commands in the order in which users need them. cobra has only a
+	// package variable for that.
 	cobra.EnableCommandSorting = false
 	root.AddGroup(commandGroups()...)
 	for _, group := range []struct {

@@ -54,11 +54,12 @@ type preferences struct {
 type setting struct {
 	Name  string `json:"name"`
 	Value string `json:"value"`
-	// From is the file, with the line, or the variable.
+	// From is FILE:LINE, the name of a variable, or "environment".
 	From string `json:"from"`
 }
 
-// readPreferences reads the files, and says all that is wrong in them at once.
+// readPreferences reads the files of the site and of the user. Its error lists all
+// problems in them.
 func readPreferences(getenv func(string) string) (*preferences, error) {
 	p := &preferences{getenv: getenv, forbidden: map[string]string{}}
 	paths, named := settings.Paths(getenv)
@@ -81,8 +82,8 @@ func readPreferences(getenv func(string) string) (*preferences, error) {
 		}
 	}
 	if named {
-		// To try another file is no way around what the site forbids. What is wrong
-		// with the site's own is not the question then.
+		// A file named by the variable replaces the site's file, but does not permit
+		// what the site forbids. Other problems of the site's file are not reported.
 		if file, _ := settings.Read(settings.SitePath); file != nil {
 			p.forbid(file)
 		}
@@ -114,7 +115,7 @@ func settable() (*pflag.FlagSet, *cluster.Spec) {
 	return flags, spec
 }
 
-// check returns all that is wrong in what a file says.
+// check returns all problems of a file in one error.
 func check(file *settings.File) error {
 	flags, spec := settable()
 	var problems []error
@@ -169,14 +170,14 @@ func check(file *settings.File) error {
 		}
 	}
 	for _, problem := range mistakes(spec) {
-		if !slices.Contains(said, problem) { // one of several options together
+		if !slices.Contains(said, problem) { // a problem of several options in combination
 			problems = append(problems, fmt.Errorf("%s: %s", file.Path, problem))
 		}
 	}
 	return errors.Join(problems...)
 }
 
-// mistakes returns what is wrong in a spec that has no workload.
+// mistakes returns the problems of a spec, apart from its missing workload.
 func mistakes(spec *cluster.Spec) (all []string) {
 	spec.Command = []string{"true"}
 	if err := spec.Validate(); err != nil {
@@ -187,13 +188,13 @@ func mistakes(spec *cluster.Spec) (all []string) {
 	return all
 }
 
-// wrongAlone returns what is wrong with the values of one option, whatever others
-// there are.
+// wrongAlone returns the problems of one option's values that do not depend on other
+// options.
 func wrongAlone(entry settings.Entry) []string {
 	flags, spec := settable()
 	for _, value := range entry.Values {
 		if flags.Set(entry.Name, value) != nil {
-			return nil // it has been said
+			return nil // check reports that
 		}
 	}
 	return mistakes(spec)
@@ -211,6 +212,7 @@ func (p *preferences) Getenv(name string) string {
 	return value
 }
 
+// lookup returns the value that Getenv returns, and its source for setting.From.
 func (p *preferences) lookup(name string) (value, from string) {
 	if value := p.getenv(name); value != "" {
 		return value, "environment"
@@ -253,7 +255,7 @@ func (p *preferences) apply(flags *pflag.FlagSet) ([]setting, error) {
 		case many:
 			err = list.Replace(append(values, list.GetSlice()...))
 		case flag.Name == "state-dir" && effect[0].From == variable(flag.Name):
-			// One of several places to look at, not an order; see package probe.
+			// The variable only suggests a directory; package probe decides.
 		default:
 			err = flag.Value.Set(values[0])
 		}
@@ -267,8 +269,8 @@ func (p *preferences) apply(flags *pflag.FlagSet) ([]setting, error) {
 	return effects, nil
 }
 
-// unpacks reports whether layers are to be unpacked. Values in files for the
-// other commands do not apply to it.
+// unpacks reports whether the run unpacks layers. Then the settings of oneFileOptions
+// do not apply.
 func (p *preferences) unpacks(flags *pflag.FlagSet) bool {
 	flag := flags.Lookup("snapshotter")
 	if flag == nil || flag.Changed {
@@ -334,8 +336,8 @@ func newPlace() (*login.Place, error) {
 	return login.NewPlace(p.Getenv)
 }
 
-// prefer applies the files and the environment to the flags of a command, and
-// returns what stands for the environment from then on.
+// prefer applies the files and the environment to the flags of a command. It returns
+// the preferences, whose Getenv replaces os.Getenv from then on.
 func prefer(flags *pflag.FlagSet) (*preferences, error) {
 	p, err := readPreferences(os.Getenv)
 	if err != nil {
