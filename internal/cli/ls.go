@@ -23,10 +23,11 @@ type listed struct {
 	Name    string `json:"name"`
 	State   string `json:"state"`
 	Nodes   int    `json:"nodes"`
+	// Seconds is the time since the job began.
 	Seconds int64  `json:"seconds"`
-	// Left is negative where nothing limits the job.
+	// Left is the time until the job's limit. It is -1 without a limit.
 	Left int64 `json:"secondsLeft"`
-	// Cluster is ready, starting, or why there is none.
+	// Cluster is "ready", "starting", "none", or "-" if the job does not run.
 	Cluster string         `json:"cluster"`
 	Version string         `json:"version,omitempty"`
 	Head    string         `json:"head,omitempty"`
@@ -218,7 +219,8 @@ func writeStatus(w io.Writer, row listed) error {
 	return table.Flush()
 }
 
-// counts lists numbers, the largest first.
+// counts lists the numbers with their names, the largest first. Without any it returns
+// none.
 func counts(of map[string]int, none string) string {
 	var names []string
 	for name := range of {
