@@ -163,11 +163,12 @@ static void relay(pid_t program, const sigset_t *all)
 	}
 }
 
-/* The context in which the child continues, the stack of the parent, and the errno if
- * there is no child. */
+/* Where the child continues. */
 static ucontext_t program_to_be;
+/* The stack of the parent. */
 static char relay_stack[64 << 10] __attribute__((aligned(16)));
 static sigset_t all_signals;
+/* The errno of a vfork that failed, or 0. */
 static volatile int no_program;
 
 /* divide forks. It runs on its own stack, because vfork shares all memory between the child

@@ -19,12 +19,12 @@ import (
 
 // listed is a job as berth ls and berth status show it.
 type listed struct {
-	Job     string `json:"job"`
-	Name    string `json:"name"`
-	State   string `json:"state"`
-	Nodes   int    `json:"nodes"`
+	Job   string `json:"job"`
+	Name  string `json:"name"`
+	State string `json:"state"`
+	Nodes int    `json:"nodes"`
 	// Seconds is the time since the job began.
-	Seconds int64  `json:"seconds"`
+	Seconds int64 `json:"seconds"`
 	// Left is the time until the job's limit. It is -1 without a limit.
 	Left int64 `json:"secondsLeft"`
 	// Cluster is "ready", "starting", "none", or "-" if the job does not run.

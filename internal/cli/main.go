@@ -150,8 +150,8 @@ no daemon and no preparation by an administrator.`,
 	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
 		return &usageError{suggestFlag(command, sayWhatToGive(err))}
 	})
-	// Keep commands in the order in which users need them. cobra has only a
-	// package variable for that.
+	// Commands are listed in the order of their use. Cobra's only option for this is
+	// a package variable.
 	cobra.EnableCommandSorting = false
 	root.AddGroup(commandGroups()...)
 	for _, group := range []struct {
@@ -199,13 +199,13 @@ func noCommand(parent *cobra.Command, name string) error {
 	return &usageError{err}
 }
 
-// suggestFlag adds the options that resemble one that there is not.
+// suggestFlag adds similar options to the error for an unknown option.
 func suggestFlag(command *cobra.Command, err error) error {
 	var missing *pflag.NotExistError
 	if !errors.As(err, &missing) || len(missing.GetSpecifiedName()) < 3 {
 		return err
 	}
-	// Cobra compares names of commands; as commands, options are compared alike.
+	// Cobra suggests only commands, so turn the options into commands.
 	options := &cobra.Command{SuggestionsMinimumDistance: 2}
 	command.Flags().VisitAll(func(flag *pflag.Flag) {
 		options.AddCommand(&cobra.Command{Use: flag.Name, Run: func(*cobra.Command, []string) {}})

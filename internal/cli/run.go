@@ -96,7 +96,7 @@ func shaping(flags *pflag.FlagSet) []string {
 	})
 }
 
-// run does what the spec asks for, and shows how.
+// run runs the workload of the spec and shows the steps.
 func run(command *cobra.Command, spec cluster.Spec, use runFlags, preferred *preferences, shown verbosity) error {
 	ctx := command.Context()
 	err := withProgress(command.ErrOrStderr(), shown, func(progress *progress, reporter *crash.Reporter) (int, error) {
@@ -105,8 +105,8 @@ func run(command *cobra.Command, spec cluster.Spec, use runFlags, preferred *pre
 	return explainOutside(ctx, err, preferred)
 }
 
-// withProgress does something that shows its steps, and returns its exit code as an
-// error. A panic meanwhile is reported in one sentence.
+// withProgress calls do, shows its steps, and returns its exit code as an error. A panic
+// is reported in one sentence.
 func withProgress(to io.Writer, shown verbosity, do func(*progress, *crash.Reporter) (int, error)) error {
 	if shown.quiet && shown.verbose {
 		return &usageError{errQuietVerbose}

@@ -27,7 +27,7 @@ const (
 	startPoll  = 50 * time.Millisecond
 )
 
-// run is one that is alive on this node.
+// run is a run that is alive on this node.
 type run struct {
 	// name is the name of its directory, "job-JOB-STEP-PROCESS".
 	name, path string
@@ -65,7 +65,8 @@ func stepName(number string) string {
 	return number
 }
 
-// find returns the one cluster of a job whose API server is on this node.
+// find returns the one cluster of a job whose API server is on this node. If there is none,
+// or several, the error is a *tunnel.Refusal.
 func find(ctx context.Context, places []string, node string, request tunnel.Request) (*tunnel.Cluster, error) {
 	var heads []run
 	for deadline := time.Now().Add(startLimit); ; {
@@ -125,7 +126,7 @@ func open(r run, node string) (*tunnel.Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reach %s: %w", r.name, err)
 	}
-	// It is in the memory of the run's process.
+	// The key is a file in the memory of the run's process.
 	key, err := os.ReadFile(client.KeyFile)
 	if err != nil {
 		return nil, gone(r, err)
@@ -136,7 +137,7 @@ func open(r run, node string) (*tunnel.Cluster, error) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = rundir.Await(r.path) // a directory that cannot be opened is on its way out
+		_ = rundir.Await(r.path) // a directory that cannot be opened is about to be removed
 	}()
 	return &tunnel.Cluster{
 		Name:        r.name,

@@ -125,7 +125,7 @@ func (c Cluster) facts() (facts Facts, err error) {
 	if err != nil {
 		return facts, err
 	}
-	return facts, json.Unmarshal(content, &facts) // empty until it is ready
+	return facts, json.Unmarshal(content, &facts) // the file is empty until the cluster is ready
 }
 
 // Ended returns a channel that is closed when all processes of the cluster's

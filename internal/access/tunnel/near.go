@@ -84,7 +84,7 @@ func open(stream io.ReadWriteCloser, request Request) (*Tunnel, error) {
 	return t, nil
 }
 
-// attend waits for the end of the tunnel.
+// attend waits for the end of the tunnel and records its reason.
 func (t *Tunnel) attend(answers *json.Decoder) {
 	var last farewell
 	if answers.Decode(&last) == nil {

@@ -48,7 +48,7 @@ func (c *collector) run(ctx context.Context) error {
 			return fmt.Errorf("get a lease: %w", err)
 		}
 		defer session.Close()
-		// If etcd has lost the lease, nobody would ever be elected.
+		// If etcd has lost the lease, this node would wait for its election forever.
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		go func() {
@@ -77,6 +77,8 @@ func (c *collector) run(ctx context.Context) error {
 	})
 }
 
+// collectOnce frees the addresses of each job that was over in this call and in the last one.
+// missed counts such calls by allocation ID.
 func (c *collector) collectOnce(ctx context.Context, missed map[string]int) error {
 	// List addresses before jobs, so that addresses allocated in between are not considered.
 	listing, err := c.store.List(ctx, "")

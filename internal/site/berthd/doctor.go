@@ -28,7 +28,7 @@ type check struct {
 // errDoctor reports that problems were found. They have been printed already.
 var errDoctor = errors.New("something is missing: see above")
 
-// doctor runs all checks and prints their results.
+// doctor runs all checks and prints their results. It returns errDoctor if one has failed.
 func doctor(ctx context.Context, w io.Writer, checks []check) error {
 	bad := false
 	for _, c := range checks {
@@ -150,10 +150,10 @@ func openCNI(ctx context.Context, config siteconf.Config) error {
 	return err
 }
 
-// unprivileged contains the first port that any user can open.
+// unprivileged is the file with the first port that any user can open.
 const unprivileged = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
 
-// tracked contains the maximum number of connections that this host tracks.
+// tracked is the file with the maximum number of connections that this host tracks.
 const tracked = "/proc/sys/net/netfilter/nf_conntrack_max"
 
 // podsAtOnce is the number of pods that a host must be able to hold with all their
@@ -282,6 +282,7 @@ func askEtcd(ctx context.Context, config siteconf.Config) error {
 	return s.Check(ctx)
 }
 
+// private returns an error if others than the owner can use a file.
 func private(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -22,7 +22,7 @@ type follower struct {
 	again chan struct{}
 
 	mu sync.Mutex
-	// answered is true after etcd has answered once.
+	// answered reports whether etcd has answered at least once.
 	answered bool
 	jobs     map[string]siteconf.Allocation
 	// at holds the addresses that CNI plugins have given.
@@ -39,6 +39,7 @@ func newFollower(owner string, cancel context.CancelFunc) *follower {
 	return &follower{owner: owner, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]siteconf.Allocation{}, at: map[store.Part]netip.Addr{}, names: map[store.Part]store.GivenNames{}, changed: make(chan struct{})}
 }
 
+// change calls what with the mutex held, and wakes those who wait for a change.
 func (f *follower) change(what func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -95,6 +96,7 @@ func (f *follower) allNames() map[store.Part]store.GivenNames {
 	return maps.Clone(f.names)
 }
 
+// all returns all allocations, with the addresses that plugins have given.
 func (f *follower) all() map[string]siteconf.Allocation {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -107,7 +109,8 @@ func (f *follower) all() map[string]siteconf.Allocation {
 	return all
 }
 
-// await waits for the allocation of a job that includes a node.
+// await waits for the allocation of a job that includes a node. A recorded refusal is
+// returned as the error.
 func (f *follower) await(ctx context.Context, id, node string) (siteconf.Allocation, error) {
 	for {
 		f.mu.Lock()

@@ -93,6 +93,7 @@ func (d *daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 	return nil, fmt.Errorf("unknown question %s: install the same version of berthd and of the plugin", question.Verb)
 }
 
+// requestOf parses the fields of an attach question.
 func requestOf(question siteconf.Message) (store.Request, error) {
 	job, err := number(question, "job")
 	if err != nil {
@@ -111,6 +112,7 @@ func requestOf(question siteconf.Message) (store.Request, error) {
 	return r, nil
 }
 
+// number parses a field as an unsigned 32-bit number.
 func number(question siteconf.Message, field string) (uint32, error) {
 	n, err := strconv.ParseUint(question.Fields[field], 10, 32)
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 // sessionsPeriod is the time between two checks whether a user's last session has ended.
 const sessionsPeriod = time.Second
 
-// sessions keeps which users have sessions on this login host.
+// sessions tracks which users have sessions on this login host.
 type sessions struct {
 	// dir has a file for each user, by number. Each session of the user locks it, shared. The
 	// kernel releases the lock when the session's process ends, in whatever way, and keeps it

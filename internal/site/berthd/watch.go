@@ -20,17 +20,17 @@ type localNode interface {
 	agree(ctx context.Context, owner string, known store.Listing) (unpublished []string, err error)
 	// publishAll writes addresses of pods here to etcd.
 	publishAll(ctx context.Context, ids []string)
-	// over is called when an allocation has been freed. The pod of one made later than after
-	// stays.
+	// over is called when an allocation has been freed. A pod here stays if its allocation was
+	// made later, after this revision.
 	over(ctx context.Context, id string, after int64)
-	// recheck verifies the kernel's state, which may have changed while etcd was cut off.
+	// recheck verifies the kernel's state, which may have changed while etcd was unreachable.
 	recheck()
-	// touch applies what has changed.
+	// touch requests that the changes be applied. It does not block.
 	touch()
 }
 
 // watch follows the networks that have a pod here, or all networks. Its mutex is held only to
-// find followers: nothing is called meanwhile that takes the mutex of another room.
+// find followers: no function that is called meanwhile takes the mutex of another part.
 type watch struct {
 	store *store.Store
 	names *jobNames
@@ -165,12 +165,12 @@ func (w *watch) followOnce(ctx context.Context, f *follower) error {
 		latest[id] = a.After
 	}
 	if f.set(known) {
-		// Whatever cut etcd off may have removed routes of this host, as an interface that was
-		// down loses its routes.
+		// The reason why etcd was unreachable may have removed routes of this host: an
+		// interface that goes down loses its routes.
 		w.node.recheck()
 	}
 	w.node.touch()
-	// Run beside the watch, which others wait for. It ends by itself.
+	// Publish while the watch runs, because requests wait for the watch.
 	var publishing sync.WaitGroup
 	defer publishing.Wait()
 	publishing.Go(func() { w.node.publishAll(ctx, unpublished) })

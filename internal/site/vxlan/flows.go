@@ -42,8 +42,8 @@ func (s State) flows() string {
 	return r.String()
 }
 
-// countFlows writes the rules that count the connections of one side, and refuse those over the
-// bound.
+// countFlows writes the rules that count the connections of one side, and refuse further
+// connections above the bound.
 func (r *ruleset) countFlows(hook, on, side, over string) {
 	for _, kind := range r.kinds() {
 		count := fmt.Sprintf("add @pods%s { %s %s ct count over %d }", kind.suffix, kind.header, side, r.Flows)

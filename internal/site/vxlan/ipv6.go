@@ -266,6 +266,7 @@ func listening() ([]string, error) {
 	return names, nil
 }
 
+// forwardNoMore undoes forwarding6.
 func (k *Kernel) forwardNoMore() error {
 	// In this order, no advertisement is ever ignored.
 	if err := setting6("all", "forwarding", "0"); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -14,9 +14,9 @@ import (
 )
 
 // assignNodeAddresses gives this node the addresses that its pods use for it, while there
-// are pods here. They are the same on all nodes, so only the loopback may have them: OpenMPI
-// in jobs outside of pods takes an address that two hosts share for a connection
-// between them. The first address is a local route and on no interface. The second
+// are pods here. They are the same on all nodes, so only the loopback may have them: in
+// jobs outside of pods, OpenMPI would try to connect two hosts through an address that
+// both have. The first address is a local route and on no interface. The second
 // one is an address of the loopback, because a host needs an IPv6 address to send
 // from. Pods have permanent neighbour entries for both.
 func (k *Kernel) assignNodeAddresses(s State) error {
@@ -37,8 +37,8 @@ func (k *Kernel) assignNodeAddresses(s State) error {
 	return k.clearInterfaces(s)
 }
 
-// assignIPv4 adds a local route for the address, and removes its routes for other
-// addresses. With an invalid address it only removes.
+// assignIPv4 adds a local route for the address, and removes berthd's local routes for
+// other addresses. With an invalid address it only removes.
 func assignIPv4(lo netlink.Link, address netip.Addr) error {
 	have, err := routesOf([]int{netlink.FAMILY_V4}, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 	if err != nil {
@@ -64,8 +64,8 @@ func assignIPv4(lo netlink.Link, address netip.Addr) error {
 	return errors.Join(problems...)
 }
 
-// assignIPv6 gives the loopback the address, and removes others that it has given to
-// it. Files record these, because the configuration may have changed since.
+// assignIPv6 gives the loopback the address, and removes the other addresses that berthd
+// gave it. Files record them, because the configuration may have changed since.
 func (k *Kernel) assignIPv6(lo netlink.Link, address netip.Addr) error {
 	marks, err := filepath.Glob(k.markLoopback("*"))
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 
 // Probe returns an error that names what the kernel or nft lacks for the networks of
 // pods. It tests in a temporary network namespace and requires root. Routed pods need
-// fewer kinds of interfaces, and IPv6 needs more rules. nft is the program.
+// fewer kinds of interfaces, and IPv6 needs more rules. nft is the path or name of nft.
 func Probe(ctx context.Context, nft string, routed bool, ipv6 siteconf.IPv6) error {
 	var err error
 	linux.OnNewThread(func() { err = probe(ctx, nft, routed, ipv6) })
@@ -36,6 +36,7 @@ func ProbeClear(ctx context.Context, nft string) error {
 	return err
 }
 
+// isolate moves this thread to a new network namespace.
 func isolate() error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("make a network namespace: %w: be root", err)

@@ -108,7 +108,7 @@ func (s State) lead(pod Pod, outer netlink.Link) error {
 	return nil
 }
 
-// configureRouted configures the inside of such a pod. Its address has the prefix
+// configureRouted configures the interface inside a routed pod. Its address has the prefix
 // length of the range of all pods, as with tunnels, so programs that look for near
 // peers (MPI) see no difference.
 func configureRouted(inside *netlink.Handle, link netlink.Link, s State, address *netlink.Addr) error {

@@ -15,8 +15,9 @@ import (
 const betweenLooks = 10 * time.Millisecond
 
 // AwaitSent waits until the other ends of closed TCP connections have acknowledged all
-// data, in a network namespace that is about to lose its interface. The kernel repeats
-// lost data of connections that no process has any more, but not without an interface.
+// data, in a network namespace that is about to lose its interface. The kernel
+// retransmits lost data of a connection even after its process has ended, but not without
+// an interface.
 func AwaitSent(ctx context.Context, namespace string) error {
 	tables, err := openTables(namespace)
 	for _, table := range tables {
@@ -59,7 +60,7 @@ func openTables(namespace string) (tables []*os.File, err error) {
 }
 
 // anyUnsent reports whether a closed connection has data that the other end has not
-// acknowledged; its end is such data, too. The states are FIN_WAIT1, LAST_ACK and CLOSING
+// acknowledged. The FIN counts as data. The states are FIN_WAIT1, LAST_ACK and CLOSING
 // of include/net/tcp_states.h, and a connection's state is the fourth column
 // (Documentation/networking/proc_net_tcp.rst).
 func anyUnsent(tables []*os.File) (bool, error) {
