@@ -82,7 +82,7 @@ func examine(ctx context.Context, devices []string) probe.Report {
 	return report
 }
 
-// diagnosis is the report, and the settings that are not berth's own.
+// diagnosis is the report, and the settings that differ from berth's defaults.
 type diagnosis struct {
 	probe.Report
 	Settings []setting `json:"settings,omitempty"`
@@ -159,6 +159,7 @@ func (p page) render(report diagnosis) string {
 	return b.String()
 }
 
+// result writes a result: its state, title and finding, then costs and remedies.
 func (p page) result(b *strings.Builder, result probe.Result, titles int) {
 	word, colour := map[probe.State]string{probe.Yes: "yes", probe.No: "no", probe.Degraded: "less"}[result.OK], colourYellow
 	switch {

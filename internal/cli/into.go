@@ -44,13 +44,12 @@ func clusterEnv(session *login.Session, extra ...string) []string {
 	return append(append(os.Environ(), sessionEnv(session)...), extra...)
 }
 
-// sessionEnv returns the environment that leads programs to the
-// cluster.
+// sessionEnv returns the variables that a program needs to reach the cluster.
 func sessionEnv(session *login.Session) []string {
 	return []string{
 		"KUBECONFIG=" + session.Kubeconfig,
-		// In the home directory it would stay, by an address that is another
-		// one each time.
+		// kubectl names its cache after the server's address, which changes with
+		// each tunnel. In the home directory such caches would accumulate.
 		"KUBECACHEDIR=" + session.Cache,
 		login.EnvJob + "=" + session.Target.String(),
 	}
@@ -96,7 +95,8 @@ func runThroughTunnel(ctx context.Context, session *login.Session, command *exec
 	if command.Stdout == nil {
 		command.Stdout = os.Stdout
 	}
-	// Without the tunnel it is of no use.
+	// The command needs the tunnel, so it must end with this process. The kernel sends
+	// Pdeathsig when the thread that started the command ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}

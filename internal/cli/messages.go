@@ -32,9 +32,9 @@ type messages struct {
 	bytes int
 	// omitted counts the lines since the queue was full.
 	omitted int
-	// late is set while the reader is too slow. No message waits for it then.
+	// late reports whether the reader is too slow. No message waits for the reader then.
 	late bool
-	// written is closed when the queue is empty. It is nil while it is.
+	// written is closed when the queue becomes empty, and nil while the queue is empty.
 	written chan struct{}
 }
 

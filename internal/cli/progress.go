@@ -16,7 +16,7 @@ import (
 	"berth.dev/berth/internal/launch"
 )
 
-// progress shows the bring-up of a cluster and berth's own words, on standard
+// progress shows the steps of a cluster's start and berth's messages, on standard
 // error. It is a slog.Handler too, so that both share one place and one lock.
 type progress struct {
 	mu    sync.Mutex
@@ -159,7 +159,7 @@ func (p *progress) Handle(_ context.Context, record slog.Record) error {
 	return nil
 }
 
-// WithAttrs and WithGroup implement slog.Handler; berth's own words carry no
-// attributes worth repeating.
+// WithAttrs and WithGroup implement slog.Handler. They do nothing, because berth does
+// not use loggers with attributes.
 func (p *progress) WithAttrs([]slog.Attr) slog.Handler { return p }
 func (p *progress) WithGroup(string) slog.Handler      { return p }

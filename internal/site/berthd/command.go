@@ -63,7 +63,8 @@ type wrongConfiguration struct{ error }
 
 func (w *wrongConfiguration) Unwrap() error { return w.error }
 
-// configOf adds --config, parses, and reads the file.
+// configOf adds --config, parses the arguments and loads the configuration. An invalid
+// configuration is a *wrongConfiguration.
 func configOf(flags *flag.FlagSet, args []string) (siteconf.Config, error) {
 	path := flags.String("config", siteconf.ConfigPath, "the configuration of the site network")
 	if err := flags.Parse(args); err != nil {
@@ -76,7 +77,7 @@ func configOf(flags *flag.FlagSet, args []string) (siteconf.Config, error) {
 	return config, nil
 }
 
-// nodeOf adds --node to what configOf does.
+// nodeOf works like configOf with --node. It also returns the name of the node.
 func nodeOf(flags *flag.FlagSet, args []string) (siteconf.Config, string, error) {
 	node := flags.String("node", "", "Slurm's name of this node (default: its host name)")
 	config, err := configOf(flags, args)
@@ -147,8 +148,8 @@ func checkCommand(ctx context.Context, flags *flag.FlagSet, args []string) error
 	return nil
 }
 
-// warnOfPorts warns only: a site may have its reasons, and the configuration is
-// valid.
+// warnOfPorts prints a warning if users can open the ports of tunnels. It is no error,
+// because a site may have reasons for its choice.
 func warnOfPorts(config siteconf.Config) {
 	if err := portsOfRoot(unprivileged, config.Tunnel.Port); err != nil {
 		fmt.Fprintln(os.Stderr, "berthd: warning: ports of tunnels:", err)

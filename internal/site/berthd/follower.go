@@ -39,7 +39,7 @@ func newFollower(owner string, cancel context.CancelFunc) *follower {
 	return &follower{owner: owner, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]siteconf.Allocation{}, at: map[store.Part]netip.Addr{}, names: map[store.Part]store.GivenNames{}, changed: make(chan struct{})}
 }
 
-// change calls what with the mutex held, and wakes those who wait for a change.
+// change calls what with the mutex held, and wakes all callers of await.
 func (f *follower) change(what func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

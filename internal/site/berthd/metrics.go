@@ -20,14 +20,17 @@ import (
 type metrics struct {
 	// pods returns the number of pods here, of jobs and of sessions.
 	pods func() (jobs, sessions int)
-	// etcdUp is true if etcd answered last time.
+	// etcdUp reports whether etcd has answered the last request.
 	etcdUp atomic.Bool
 	log    *slog.Logger
 
 	mu sync.Mutex
 	// attaches counts new pods by the time that they took, in the buckets below.
 	attaches [len(attachBuckets) + 1]uint64
-	seconds  float64
+	// seconds is the sum of these times.
+	seconds float64
+	// refused counts jobs and sessions without a network, and failures the failures to apply
+	// the state of this node.
 	refused  uint64
 	failures uint64
 }
@@ -35,7 +38,7 @@ type metrics struct {
 // metricsTimeout bounds how long a client may take to ask, and to read the answer.
 const metricsTimeout = 3 * time.Second
 
-// attachBuckets are upper bounds, in seconds.
+// attachBuckets holds the upper bounds of the histogram's buckets, in seconds.
 var attachBuckets = [...]float64{0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15}
 
 func (m *metrics) attached(took time.Duration) {
@@ -127,6 +130,6 @@ func (m *metrics) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4")
-	// It fails only if the client has gone.
+	// An error means that the client has gone.
 	_ = m.write(w)
 }

@@ -109,7 +109,8 @@ func pluginOf(stack string, folders []string) (string, error) {
 	return "", fmt.Errorf("%s names %s, which is not there: correct it, or install the plugin", stack, path)
 }
 
-// pluginIn returns the plugin as such a file names it, or "" if the file does not.
+// pluginIn returns the plugin's path as a plugstack.conf names it, or "" if the file does
+// not name the plugin. depth is the number of files that include this one.
 func pluginIn(stack string, depth int) (string, error) {
 	const deepest = 8
 	if depth > deepest {

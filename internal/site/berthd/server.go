@@ -157,6 +157,7 @@ func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {
 	return peer, errors.Join(err, failed)
 }
 
+// answer reads one question, executes it, and sends the answer with its files.
 func (s *server) answer(ctx context.Context, conn *net.UnixConn, peer *unix.Ucred) {
 	if err := conn.SetDeadline(time.Now().Add(questionTimeout)); err != nil {
 		return

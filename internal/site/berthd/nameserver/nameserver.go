@@ -115,6 +115,7 @@ func (n *Server) write(text []byte) error {
 	return nil
 }
 
+// start writes the table and starts CoreDNS. It then ends the CoreDNS of the previous berthd.
 func (n *Server) start(text []byte) error {
 	fail := func(err error) error { return fmt.Errorf("start the name server %s: %w", n.config.Program, err) }
 	if err := errors.Join(os.MkdirAll(n.dir, 0o750), os.Chown(n.dir, 0, nobody)); err != nil {

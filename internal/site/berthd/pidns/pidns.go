@@ -51,7 +51,7 @@ func (p *Namespaces) Start(id string) error {
 		return fail(err)
 	}
 	defer begin.Close()
-	// Setsid keeps signals of the daemon's terminal away from it.
+	// Setsid keeps signals of the daemon's terminal away from the process.
 	command.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Setsid: true}
 	if err := command.Start(); err != nil {
 		return fail(fmt.Errorf("%w: correct 'pod' in the configuration", err))
@@ -64,8 +64,8 @@ func (p *Namespaces) Start(id string) error {
 	if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/pid", command.Process.Pid), path, "", unix.MS_BIND, ""); err != nil {
 		return fail(errors.Join(err, command.Process.Kill(), os.Remove(path)))
 	}
-	// Ignore an error: the process has ended, which whoever enters the pod notices, or its
-	// version does not wait.
+	// Ignore an error: the process has ended, so nobody can enter the pod, or its version does
+	// not wait for this byte.
 	_, _ = begin.Write([]byte{0})
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -79,7 +79,7 @@ const (
 // older versions of berthd read that value as an address.
 func tunnelKey(node string) string { return TunnelsKey + node }
 
-// parseAtKey parses the key of such an address.
+// parseAtKey parses the key of an address that plugins assigned.
 func parseAtKey(key string) (Part, bool) {
 	id, after, node, found := besideOf(key, atPart)
 	return Part{id, after, node}, found
@@ -92,7 +92,7 @@ func atKey(a siteconf.Allocation, node string) string {
 // namesPart is between the owner and the rest in the keys of names.
 const namesPart = "named"
 
-// namesEnd is the last part of these keys. A berthd without support for names takes the last
+// namesEnd is the last part of the keys of names. A berthd without support for names takes the last
 // part of a deleted key for the ID of a finished job. No job has this ID.
 const namesEnd = "names"
 

@@ -181,7 +181,8 @@ func decode(value []byte) (siteconf.Allocation, error) {
 	return a, nil
 }
 
-// checkIPv4 accepts IPv4 addresses and none. The kernel's names of pods are made of them.
+// checkIPv4 rejects addresses other than IPv4, but accepts the zero address. Pods' interfaces
+// are named after their IPv4 addresses.
 func checkIPv4(address netip.Addr) error {
 	if address.IsValid() && !address.Is4() {
 		return fmt.Errorf("%s is not an IPv4 address", address)
