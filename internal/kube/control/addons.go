@@ -31,14 +31,15 @@ const (
 	defaultStorageClass = "local"
 	// provisioner names the provisioner of defaultStorageClass.
 	provisioner = "berth.dev/local"
-	// defaultClassAnnotation is upstream's, which keeps it internal.
+	// defaultClassAnnotation is upstream's annotation of the default class. Upstream
+	// exports no constant for it.
 	defaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
 	// managedBy marks the objects that berth made.
 	managedBy = "berth"
 )
 
-// User names in the certificates of the clients that are not upstream's, or
-// whose name upstream only binds roles to.
+// User names in the certificates of clients. userControllerManager and userProxy are
+// upstream's names, which upstream's role bindings refer to.
 const (
 	userDNS               = "system:" + cluster.UserDNS
 	userProvisioner       = "system:" + cluster.UserProvisioner
@@ -95,10 +96,10 @@ func metricsReader() rbacv1.ClusterRole {
 	return role
 }
 
-// listMetrics adds the metrics API to the list of API groups, which is made from
-// APIService objects; kube-apiserver creates them only for the groups it knows.
-// It does not change an existing object, because that may lead to the user's
-// metrics-server.
+// listMetrics adds the metrics API to the list of API groups, which kube-apiserver makes
+// from APIService objects. kube-apiserver creates these objects only for the groups that
+// it knows. listMetrics does not change an existing object, because it may refer to the
+// user's own metrics-server.
 func listMetrics(ctx context.Context, config *rest.Config) error {
 	client, err := apiregistration.NewForConfig(config)
 	if err != nil {
@@ -121,11 +122,11 @@ func listMetrics(ctx context.Context, config *rest.Config) error {
 	})
 }
 
-// addonBindings binds these roles to the clients. The controllers share one
-// identity, which therefore may do everything: upstream's alternative, a
-// service account for each, costs a hundred requests before the first
-// controller runs, and buys nothing where they share a process with the
-// cluster's CA.
+// addonBindings returns the bindings of the roles in addonRoles to their clients. The
+// controllers share one identity, which therefore has all permissions. Upstream's
+// alternative is a service account for each. That costs a hundred requests before the
+// first controller runs, and protects nothing, because the controllers share a process
+// with the cluster's CA.
 func addonBindings() []rbacv1.ClusterRoleBinding {
 	bind := func(name, role, user string) rbacv1.ClusterRoleBinding {
 		return rbacv1.ClusterRoleBinding{
@@ -137,21 +138,21 @@ func addonBindings() []rbacv1.ClusterRoleBinding {
 	return []rbacv1.ClusterRoleBinding{
 		bind(userDNS, userDNS, userDNS),
 		bind(userProvisioner, userProvisioner, userProvisioner),
-		// A node's network is made from the objects that kube-proxy may read.
+		// kube-proxy's client on each node also reads the network policies.
 		bind(policyReader, policyReader, userProxy),
 		bind("berth:controller-manager", "cluster-admin", userControllerManager),
 	}
 }
 
-// metricsPriority is metrics-server's, below all of Kubernetes' own groups: its
-// resources are also called pods and nodes.
+// metricsPriority is the group priority that metrics-server uses. It is below the
+// priority of Kubernetes' own groups, because the resources of the metrics API are also
+// called pods and nodes.
 const metricsPriority = 100
 
-// addAddons adds berth's own objects of every cluster, and the API's own
-// Service. The Services belong to the seed because of upstream's check of their
-// addresses, which kube-apiserver runs once during its start. If the check sees
-// a Service before its address, it fails for good, and kube-apiserver ends a
-// minute later.
+// addAddons adds the objects that every berth cluster has, and the Service of the API.
+// The seed contains the Services because kube-apiserver checks their addresses once
+// during its start. If the check finds a Service before its IPAddress object, it fails
+// permanently, and kube-apiserver ends a minute later.
 func (s *seeder) addAddons(plan cluster.Plan) {
 	for _, service := range []*corev1.Service{apiService(plan), clusterDNS(plan)} {
 		s.add("services/specs/"+service.Namespace+"/"+service.Name, service)
@@ -168,7 +169,8 @@ func (s *seeder) addAddons(plan cluster.Plan) {
 	}
 }
 
-// retry calls a function until it succeeds.
+// retry calls do until it succeeds, every addonRetry. When ctx ends, it returns an error
+// with the cause of ctx and the last error of do.
 func retry(ctx context.Context, what string, do func() error) error {
 	for {
 		err := do()
@@ -204,7 +206,8 @@ func apiService(plan cluster.Plan) *corev1.Service {
 	})
 }
 
-// withAddress fills in what kube-apiserver adds to a Service besides defaults.
+// withAddress sets the fields that kube-apiserver allocates for a Service with this
+// address, and returns the Service.
 func withAddress(address netip.Addr, service *corev1.Service) *corev1.Service {
 	family := corev1.IPv4Protocol
 	if address.Is6() {
@@ -249,7 +252,7 @@ func clusterDNSEndpoints(plan cluster.Plan) *discoveryv1.EndpointSlice {
 		Endpoints: []discoveryv1.Endpoint{{
 			Addresses:  []string{plan.Addresses.DNS.String()},
 			Conditions: discoveryv1.EndpointConditions{Ready: new(true)},
-			// No node's name: every node answers at this address itself.
+			// Without a node's name: every node has its own CoreDNS at this address.
 		}},
 		Ports: []discoveryv1.EndpointPort{
 			port("dns", 53, corev1.ProtocolUDP),
@@ -259,8 +262,8 @@ func clusterDNSEndpoints(plan cluster.Plan) *discoveryv1.EndpointSlice {
 	}
 }
 
-// storageClass makes a volume only when the pod's node is known, because a
-// directory exists on one node only.
+// storageClass returns the default class. It provisions a volume only when the pod's node
+// is known, because the volume's directory exists only on one node.
 func storageClass() *storagev1.StorageClass {
 	meta := addonMeta("", defaultStorageClass)
 	meta.Annotations = map[string]string{defaultClassAnnotation: "true"}
@@ -272,7 +275,8 @@ func storageClass() *storagev1.StorageClass {
 	}
 }
 
-// sharedClass keeps the content of its volumes, because it belongs to the user.
+// sharedClass returns the class of shared volumes. It retains volumes, because their files
+// belong to the user.
 func sharedClass() *storagev1.StorageClass {
 	return &storagev1.StorageClass{
 		ObjectMeta:        addonMeta("", cluster.SharedClass),

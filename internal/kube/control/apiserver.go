@@ -26,16 +26,15 @@ import (
 // reason to close them, so it always waits the full time.
 const stopGrace = 20 * time.Millisecond
 
-// Where there are several API servers, each says every endpointPeriod that it is
-// one of the endpoints of the Service kubernetes, and is none any more
-// endpointLifetime after it last did. Upstream takes 10 and 15 seconds.
+// If there are several API servers, each renews its entry among the endpoints of the
+// Service kubernetes every endpointPeriod. An entry expires endpointLifetime after its
+// last renewal. Upstream's values are 10 and 15 seconds.
 const (
 	endpointPeriod   = time.Second
 	endpointLifetime = 4 * time.Second
 )
 
-// anonymousAccess lets nobody in without proof of who they are, except to ask
-// whether the server is up.
+// anonymousAccess permits requests without authentication only to the health checks.
 const anonymousAccess = `apiVersion: apiserver.config.k8s.io/v1
 kind: AuthenticationConfiguration
 anonymous:
@@ -49,13 +48,13 @@ anonymous:
 // apiServer is a configured kube-apiserver.
 type apiServer struct {
 	run func(context.Context) error
-	// publish is publishAPI's.
+	// publish is the function that publishAPI returns.
 	publish func(context.Context) error
 }
 
-// parseAPIServerOptions sets the options and feature gates, the latter for the
-// whole process. It must not run at the same time as the parsing of another
-// component's.
+// parseAPIServerOptions returns the options of kube-apiserver, and sets the feature gates
+// of the whole process. It must not run while the options of another component are
+// parsed.
 func parseAPIServerOptions(plan cluster.Plan, listener net.Listener) (*options.ServerRunOptions, error) {
 	authentication := filepath.Join(plan.Paths.Run, "authentication.yaml")
 	if err := os.WriteFile(authentication, []byte(anonymousAccess), 0o600); err != nil {
@@ -65,7 +64,7 @@ func parseAPIServerOptions(plan cluster.Plan, listener net.Listener) (*options.S
 	args := []string{
 		"--advertise-address=" + plan.Addresses.Node.String(),
 		"--service-cluster-ip-range=" + serviceRanges(plan),
-		"--etcd-servers=http://in-process", // must look like one; see serveStorageFrom
+		"--etcd-servers=http://in-process", // must look like an address; see serveStorageFrom
 		"--tls-cert-file=" + pki(cluster.APIServer+".crt"),
 		"--tls-private-key-file=" + pki(cluster.APIServer+".key"),
 		"--client-ca-file=" + pki(cluster.CA+".crt"),
@@ -75,15 +74,16 @@ func parseAPIServerOptions(plan cluster.Plan, listener net.Listener) (*options.S
 		"--allow-privileged=true",
 		"--feature-gates=" + cluster.SplitLogsGate + "=true",
 		"--profiling=false",
-		// Where a node's kubelet is gone and berth on it is not, so that it is no
-		// lost node, pods go elsewhere after this, not after five minutes.
+		// If the kubelet of a node has died, but berth runs there, the node does not
+		// count as lost. Its pods are then evicted after these times instead of
+		// upstream's five minutes.
 		"--default-not-ready-toleration-seconds=30",
 		"--default-unreachable-toleration-seconds=30",
 
 		"--kubelet-certificate-authority=" + pki(cluster.CA+".crt"),
 		"--kubelet-client-certificate=" + pki(cluster.APIKubelet+".crt"),
 		"--kubelet-client-key=" + pki(cluster.APIKubelet+".key"),
-		// A node's name means nothing to a resolver.
+		// No resolver knows the names of nodes.
 		"--kubelet-preferred-address-types=InternalIP",
 
 		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
@@ -151,9 +151,10 @@ func configure(ctx context.Context, opts *options.ServerRunOptions, loop *loopba
 	return completed, config, err
 }
 
-// newAPIServer puts kube-apiserver together. seeded waits for the store and says
-// whether the objects of a new cluster have just been put there; serving is
-// called when requests are accepted, open when they are no longer held back.
+// newAPIServer returns a configured kube-apiserver. It calls seeded, which waits for the
+// store, and reports whether the objects of a new cluster were just written there. The
+// server calls serving when it accepts requests, and open when the gate delays them no
+// longer.
 func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loopback, replicated bool,
 	seeded func() (bool, error), serving, open func(),
 ) (*apiServer, error) {
@@ -229,9 +230,8 @@ func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loo
 	return &apiServer{run: prepared.Run, publish: publish}, nil
 }
 
-// withholdSeededHooks keeps upstream from installing the hooks that create what
-// the seed has created already: each first waits for a second, and /readyz
-// waits for them.
+// withholdSeededHooks disables upstream's start hooks that create objects of the seed:
+// each hook first waits for a second, and /readyz waits for the hooks.
 func withholdSeededHooks(generic *server.Config) {
 	generic.DisabledPostStartHooks.Insert("rbac/bootstrap-roles", "scheduling/bootstrap-system-priority-classes")
 }

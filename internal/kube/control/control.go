@@ -22,7 +22,7 @@ import (
 const (
 	phaseEtcd    = "etcd"    // the store answers and holds the first objects
 	phaseServing = "serving" // kube-apiserver accepts requests
-	phaseAccess  = "access"  // and lets in others than administrators
+	phaseAccess  = "access"  // kube-apiserver also admits users who are not administrators
 )
 
 // settleTime is the delay after the start before memory is given back. The first
@@ -67,8 +67,8 @@ func run(ctx context.Context, plan cluster.Plan, opts Options) error {
 	store := startStore(plan)
 	defer store.close()
 	serveStorageFrom(store)
-	// Left open at the end: a kube-apiserver that is interrupted in its start
-	// panics when its listener is closed.
+	// Do not close the listener at the end: a kube-apiserver that is interrupted during
+	// its start panics when its listener is closed.
 	listener := mergeListeners(opts.Listeners)
 
 	r := &role{began: began, plan: plan, opts: opts, store: store, serving: make(chan struct{}), writable: make(chan struct{})}
@@ -94,7 +94,7 @@ type role struct {
 	scheduler *scheduleroptions.Options
 	publish   func(context.Context) error // publishAPI's, once writable
 	serving   chan struct{}               // closed when kube-apiserver accepts requests
-	writable  chan struct{}               // closed when it admits writes without delay
+	writable  chan struct{}               // closed when kube-apiserver admits writes without delay
 }
 
 // configure parses the options of all components, one after the other, because
@@ -117,9 +117,8 @@ func (r *role) configure(ctx context.Context, listener net.Listener) error {
 	return err
 }
 
-// run runs the components. When ctx ends, the API server's clients stop first,
-// so that they can still write their last state; the store, closed by the
-// caller, stops last.
+// run runs the components. When ctx ends, the clients of the API server stop first, so
+// that they can still write their last state. The caller closes the store last.
 func (r *role) run(ctx context.Context) error {
 	serverCtx, stopServer := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopServer()
@@ -149,8 +148,8 @@ func (r *role) run(ctx context.Context) error {
 	case <-time.After(clientGrace):
 	}
 	if ctx.Err() != nil && !r.started() {
-		// Nobody has a request in flight, and upstream's hooks, interrupted in
-		// the middle, wait for each other for seconds.
+		// No client has a request in flight. Upstream's start hooks wait for each other
+		// for seconds when they are interrupted, so do not wait for them.
 		return nil
 	}
 	stopServer()

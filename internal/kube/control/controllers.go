@@ -20,11 +20,10 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// clientArgs returns the arguments that are common to the clients of kube-apiserver
-// in this process. They need no leader election where there is one control plane,
-// and nobody scrapes them. The limits keep a client from overrunning a distant
-// server; upstream's 20 requests per second would make the start of a hundred pods
-// take minutes.
+// clientArgs returns the arguments that kube-controller-manager and kube-scheduler have in
+// common. They elect leaders only if there are several control planes, and serve no
+// metrics. With upstream's limit of 20 requests per second, the start of a hundred pods
+// would take minutes.
 func clientArgs(plan cluster.Plan, user string) []string {
 	election := []string{"--leader-elect=false"}
 	if plan.Replicated() {
@@ -63,7 +62,7 @@ func parseManagerOptions(ctx context.Context, plan cluster.Plan, serving <-chan 
 		"--service-account-private-key-file="+plan.Paths.PKI(cluster.ServiceTokens+".key"),
 		"--cluster-cidr="+plan.Addresses.List(func(f cluster.Family) string { return f.Pods.String() }),
 		"--service-cluster-ip-range="+serviceRanges(plan),
-		// Upstream's default lies below /usr and is created.
+		// Upstream's default is below /usr, and the controller manager would create it.
 		"--flex-volume-plugin-dir="+filepath.Join(plan.Paths.Run, "flexvolume"),
 		// A node that was checked after its registration, but before it was
 		// ready, has a taint until the next check. Upstream checks every five
@@ -86,10 +85,9 @@ func parseManagerOptions(ctx context.Context, plan cluster.Plan, serving <-chan 
 	return config, nil
 }
 
-// jobBatch is the time that the Job controller collects changes of a Job's pods
-// before it acts. Upstream's second spares a large cluster requests. Here it
-// would be most of the time between the end of a workload and the end of the
-// run.
+// jobBatch is the time that the Job controller collects changes of a Job's pods before
+// it acts. Upstream's value of a second saves requests in large clusters. In berth, it
+// would be most of the time between the end of a workload and the end of the run.
 const jobBatch = 20 * time.Millisecond
 
 // runManager runs the controllers until ctx ends.
@@ -136,11 +134,11 @@ func ended(component string, err error) error {
 	return fmt.Errorf("run %s: %w", component, err)
 }
 
-// healthyWhenServing answers kube-controller-manager's question whether
-// kube-apiserver is healthy. It asks once a second until it is, and health
-// includes hooks that have nothing to do with the controllers, so on a fresh
-// start the first answer is always no. The controllers need only a server that
-// accepts requests, and this process knows when it does.
+// healthyWhenServing answers kube-controller-manager's requests for kube-apiserver's
+// health when the server accepts requests, which is all that the controllers need. The
+// server's own answer includes hooks that do not concern the controllers, so during the
+// start the first answer would always be negative. kube-controller-manager would repeat
+// its request only after a second.
 type healthyWhenServing struct {
 	next    http.RoundTripper
 	serving <-chan struct{}

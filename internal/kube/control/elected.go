@@ -22,10 +22,11 @@ import (
 	"berth.dev/berth/internal/base/notify"
 )
 
-// Of several controllers of a kind one works. Should it fail to renew its lease
-// for renewDeadline it ends, and another takes over leaseDuration after the last
-// renewal. That has to be longer than a change of etcd's leader and of the API
-// server in use takes, or the loss of a node would end controllers elsewhere.
+// Each controller runs on several nodes, and only the one that holds the lease works. It
+// ends if it cannot renew its lease for renewDeadline. Another one takes over
+// leaseDuration after the last renewal. renewDeadline must be longer than an election of
+// etcd and a change to another API server take. Otherwise the loss of one node would end
+// the controllers of other nodes.
 const (
 	leaseDuration = 10 * time.Second
 	renewDeadline = 8 * time.Second
@@ -74,13 +75,12 @@ func runControllers(ctx context.Context, plan cluster.Plan, notifier *notify.Not
 	if err != nil {
 		return fmt.Errorf("read kubeconfig of the controllers: %w", err)
 	}
-	config.QPS = -1 // as for the rest, the server's own limits suffice
+	config.QPS = -1 // no limit: the server's own limits suffice
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return fmt.Errorf("make the client of the controllers: %w", err)
 	}
-	// Before any API server answers there is nothing to do, but this process is
-	// alive.
+	// Send heartbeats while no API server answers: this process does not hang.
 	go notifier.Alive(ctx, nil)
 	if err := waitReady(ctx, client); err != nil {
 		return unlessStopped(ctx, err)
@@ -98,8 +98,8 @@ func runControllers(ctx context.Context, plan cluster.Plan, notifier *notify.Not
 	return group.Wait()
 }
 
-// whileElected does something whenever this node holds a lease, until ctx ends
-// or it fails.
+// whileElected calls do each time that this node acquires a lease. The context of do ends
+// with the lease. whileElected returns nil when ctx ends, or the error of do.
 func whileElected(ctx context.Context, client kubernetes.Interface, plan cluster.Plan, lease string, do func(context.Context) error) error {
 	failed := make(chan error, 1)
 	for ctx.Err() == nil {

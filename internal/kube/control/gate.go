@@ -12,20 +12,20 @@ import (
 )
 
 // gate is an authorizer that waits until the caches are filled. The authorizers answer
-// from caches, and an empty cache allows nothing, so a kubelet that asks in the
-// first 100 ms is forbidden what it may do; client-go and the kubelet then back
-// off for seconds. A request held here is bound by its own context, which
-// kube-apiserver ends after a minute.
+// from caches, and an empty cache allows nothing, so the server would
+// refuse permitted requests of a kubelet in the first 100 ms. client-go and the kubelet
+// would then back off for seconds. A delayed request ends with its own context, after a
+// minute at most.
 //
-// Members of system:masters, among them the process's own client that fills the
-// caches, may do everything at any time and are let through.
+// The gate does not delay members of system:masters, who have all permissions. One of
+// them is the process's own client, which fills the caches.
 //
-// Writes wait a little longer, until they can be admitted without delay; see
+// Writes wait a little longer than reads, until the admission plugins are ready; see
 // admissionPlugins.
 type gate struct {
 	authorizer.Authorizer
-	open     chan struct{} // for reading
-	writable chan struct{}
+	open     chan struct{} // closed when reads pass
+	writable chan struct{} // closed when writes pass
 }
 
 func newGate(behind authorizer.Authorizer) *gate {
@@ -60,8 +60,8 @@ func pass(ctx context.Context, ready <-chan struct{}, u user.Info) error {
 	}
 }
 
-// gatedRules delays the requests for all rules of a user, which fill
-// SelfSubjectRulesReviews and the checks against escalation.
+// gatedRules delays the requests for all rules of a user. SelfSubjectRulesReviews and the
+// checks against privilege escalation make such requests.
 type gatedRules struct {
 	authorizer.RuleResolver
 	gate *gate
@@ -78,7 +78,8 @@ func (r gatedRules) RulesFor(ctx context.Context, u user.Info, namespace string)
 
 // openWhenSynced opens the gate for reads once the caches of both authorizers,
 // RBAC and Node, are filled. It opens the gate for writes once the plugins are
-// ready, and gives up when ctx ends. The informers must have been requested before.
+// ready, and then returns true. It returns false if ctx ends before. The informers must
+// have been requested before.
 func (g *gate) openWhenSynced(ctx context.Context, shared informers.SharedInformerFactory, plugins *admissionPlugins) bool {
 	synced := cache.WaitFor(ctx, "",
 		shared.Rbac().V1().Roles().Informer().HasSyncedChecker(),

@@ -35,14 +35,14 @@ const kubeletPort = 10250
 // requests it. The others wait, and an Event reports it.
 type nodeBalancer struct {
 	plan     cluster.Plan
-	reserved map[portKey]string // who listens there on the node itself
+	reserved map[portKey]string // the names of the programs that listen on the node itself
 	services listers.ServiceLister
 
 	mu     sync.Mutex
 	claims map[portKey]types.UID
 }
 
-// portKey is a port of the addresses.
+// portKey is a port of the nodes' addresses.
 type portKey struct {
 	protocol corev1.Protocol
 	port     int32
@@ -71,7 +71,8 @@ func runLoadBalancer(ctx context.Context, client kubernetes.Interface, plan clus
 	return nil
 }
 
-// EnsureLoadBalancer claims the Service's ports.
+// EnsureLoadBalancer claims the Service's ports, and returns the addresses of the nodes. It
+// returns an error if a program of the node or another Service has one of the ports.
 func (b *nodeBalancer) EnsureLoadBalancer(_ context.Context, _ string, s *corev1.Service, _ []*corev1.Node) (*corev1.LoadBalancerStatus, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -94,8 +95,9 @@ func (b *nodeBalancer) EnsureLoadBalancer(_ context.Context, _ string, s *corev1
 	return b.status(s), nil
 }
 
-// checkOthers looks for a Service that had a port before this process started,
-// and whose turn to claim it again has not come.
+// checkOthers returns an error if another Service has one of the wanted ports according to
+// its status. After a restart of this process, such a Service may not have claimed its
+// ports again yet.
 func (b *nodeBalancer) checkOthers(s *corev1.Service, wanted map[portKey]bool) error {
 	others, err := b.services.List(labels.Everything())
 	if err != nil {
@@ -115,7 +117,8 @@ func (b *nodeBalancer) checkOthers(s *corev1.Service, wanted map[portKey]bool) e
 	return nil
 }
 
-// GetLoadBalancer reports whether the Service holds ports.
+// GetLoadBalancer returns the addresses of the nodes, and reports whether the Service has
+// claimed ports.
 func (b *nodeBalancer) GetLoadBalancer(_ context.Context, _ string, s *corev1.Service) (*corev1.LoadBalancerStatus, bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -135,7 +138,7 @@ func (b *nodeBalancer) EnsureLoadBalancerDeleted(_ context.Context, _ string, s 
 	return nil
 }
 
-// UpdateLoadBalancer is called when nodes come and go, which changes nothing.
+// UpdateLoadBalancer is called when nodes are added or removed. It does nothing.
 func (b *nodeBalancer) UpdateLoadBalancer(context.Context, string, *corev1.Service, []*corev1.Node) error {
 	return nil
 }

@@ -50,8 +50,8 @@ type lazyGroup struct {
 	mux     *mux.PathRecorderMux
 }
 
-// installLazyOpenAPI must be called when all APIs are installed in the server,
-// which must have been created without OpenAPI, and before it runs.
+// installLazyOpenAPI adds the handlers of a lazyOpenAPI to a server that was created
+// without OpenAPI. Call it after all APIs were installed, and before the server runs.
 func installLazyOpenAPI(s *server.GenericAPIServer, v2 *common.Config, v3 *common.OpenAPIV3Config) error {
 	l := &lazyOpenAPI{
 		container: s.Handler.GoRestfulContainer,

@@ -19,11 +19,11 @@ import (
 	"berth.dev/berth/internal/base/notify"
 )
 
-// readyPoll is the time between two looks at /readyz during the start.
+// readyPoll is the time between two requests for /readyz during the start.
 const readyPoll = 5 * time.Millisecond
 
-// runOwn runs the role's own tasks once kube-apiserver takes writes: it reports
-// readiness and heartbeats, and balances load.
+// runOwn runs berth's own tasks once kube-apiserver admits writes: it reports readiness
+// and heartbeats, and runs the load-balancer controller.
 func (r *role) runOwn(ctx context.Context) error {
 	select {
 	case <-r.writable:
@@ -72,7 +72,8 @@ func unlessStopped(ctx context.Context, err error) error {
 	return err
 }
 
-// waitReady returns when kube-apiserver says that it is ready.
+// waitReady returns nil when kube-apiserver is ready. When ctx ends, it returns an error
+// with the cause of ctx and the last error of the server.
 func waitReady(ctx context.Context, client kubernetes.Interface) error {
 	tick := time.NewTicker(readyPoll)
 	defer tick.Stop()
@@ -89,8 +90,8 @@ func waitReady(ctx context.Context, client kubernetes.Interface) error {
 	}
 }
 
-// probe asks kube-apiserver about its health, which goes through its handlers
-// and the store.
+// probe requests a health check of kube-apiserver, such as /readyz, and returns an error
+// unless it succeeds.
 func probe(ctx context.Context, client kubernetes.Interface, path string) error {
 	return client.Discovery().RESTClient().Get().AbsPath(path).MaxRetries(0).Do(ctx).Error()
 }
@@ -117,8 +118,8 @@ func logProblems(ctx context.Context, role string, notifier *notify.Notifier) {
 	}
 }
 
-// electionWatcher looks in the errors of the components for the last message of one
-// that has lost its election. These components have no other way to report it.
+// electionWatcher searches the error messages of the components for the last message of
+// one that has lost its lease. These components do not report the loss in another way.
 type electionWatcher struct{ lost atomic.Bool }
 
 func (w *electionWatcher) Write(line []byte) (int, error) {

@@ -30,8 +30,8 @@ const (
 	// peerCatchUp is the number of entries kept for a member that was cut off. A
 	// member that misses more gets the whole database.
 	peerCatchUp = 1000
-	// bootstrapTimeout bounds the question to each other member whether the
-	// cluster exists already, while these start, too.
+	// bootstrapTimeout bounds the request to each other member whether the cluster
+	// exists already. The other members may still be starting.
 	bootstrapTimeout = 200 * time.Millisecond
 	// peerReadLimit is the longest time to read a request, as in etcd.
 	peerReadLimit = 5 * time.Minute
@@ -46,7 +46,7 @@ func replicate(c *config.ServerConfig, plan cluster.Plan) error {
 	own := plan.Members[plan.Index]
 	c.Name = own.Name
 	c.PeerURLs = members[own.Name]
-	// Nobody connects to it as a client; see store.
+	// No client connects to this URL; see store.
 	c.ClientURLs = members[own.Name]
 	c.InitialPeerURLsMap = members
 	c.PeerTLSInfo = peerTLS(plan)

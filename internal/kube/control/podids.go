@@ -19,13 +19,13 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// podIDs refuses pods with users and groups that no node can give them, and the
-// workloads that would make such pods. A node has the ids of its user namespace,
+// podIDs is an admission plugin. It refuses pods with user and group ids that the nodes do
+// not have, and workloads that would create such pods. A node has the ids of its user namespace,
 // whose map is written once, when the node starts. The kubelet would try such a pod
 // again and again.
 type podIDs struct {
 	*admission.Handler
-	// users and groups are the ids of a node; nil has all.
+	// users and groups hold the ids of a node; nil permits all ids.
 	users, groups []idExtent
 }
 
@@ -34,11 +34,11 @@ type idExtent struct{ first, last int64 }
 
 const podIDsPlugin = "BerthPodIDs"
 
-// addPodIDs makes the plugin one of kube-apiserver's. It judges by this node, since
-// sites give their nodes the same subordinate ids.
+// addPodIDs adds the plugin to kube-apiserver's. The plugin checks the ids of this node,
+// because sites give all nodes the same subordinate ids.
 func addPodIDs(opts *options.ServerRunOptions, plan cluster.Plan) error {
 	p := &podIDs{Handler: admission.NewHandler(admission.Create, admission.Update)}
-	if !plan.OneUID { // otherwise ids are not honoured, and refuse nothing
+	if !plan.OneUID { // with one uid, the runtime ignores the ids of pods
 		var err error
 		if p.users, err = ownExtents("/proc/self/uid_map"); err != nil {
 			return err
@@ -62,7 +62,7 @@ func ownExtents(path string) ([]idExtent, error) {
 	return parseExtents(string(text))
 }
 
-// parseExtents reads a uid_map or gid_map, and joins what lies side by side.
+// parseExtents parses a uid_map or gid_map, and joins adjacent ranges.
 func parseExtents(text string) (all []idExtent, err error) {
 	for line := range strings.Lines(text) {
 		var first, outside, count int64

@@ -46,9 +46,10 @@ const (
 	storagePrefix = "/registry/"
 	// transactionSize is etcd's limit of operations (MaxTxnOps).
 	transactionSize = 128
-	// transactionBytes leaves room below its limit of a request, 1.5 MiB.
+	// transactionBytes bounds the size of a transaction. It leaves room below etcd's limit
+	// on a request, 1.5 MiB.
 	transactionBytes = 1 << 20
-	// electionPause is between two attempts while there is no leader.
+	// electionPause is the time between two attempts while etcd has no leader.
 	electionPause = 50 * time.Millisecond
 )
 
@@ -58,15 +59,17 @@ var electing = []error{
 	rpctypes.ErrTimeoutDueToLeaderFail, rpctypes.ErrTimeoutDueToConnectionLost,
 }
 
-// seedStore fills an empty store, including the objects of an earlier cluster,
-// and reports whether it was empty. notice reports problems to the user.
+// seedStore fills an empty store with the seed and the objects of an earlier cluster, and
+// reports whether the store was empty. On a node other than the head, it waits until the
+// head has filled the store. It calls notice with problems that the user should know.
 func seedStore(ctx context.Context, s *store, plan cluster.Plan, notice func(string)) (bool, error) {
 	client, err := s.client()
 	if err != nil {
 		return false, err
 	}
 	defer client.Close()
-	// The last key to be written. Without it, an earlier attempt was interrupted.
+	// done is the last key to be written. If it is missing, an earlier attempt may have
+	// been interrupted.
 	const done = storagePrefix + "berth/seeded"
 	var found *clientv3.GetResponse
 	err = whileElecting(ctx, func() (err error) {
@@ -110,16 +113,16 @@ func seedStore(ctx context.Context, s *store, plan cluster.Plan, notice func(str
 	for _, text := range notices {
 		notice(text)
 	}
-	// The file is in memory, and not needed any more.
+	// The file is in memory, and no longer needed.
 	if err := os.Remove(plan.Paths.Restore()); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return false, fmt.Errorf("remove what was restored: %w", err)
 	}
 	return true, nil
 }
 
-// whileElecting repeats a request to etcd as long as it fails because the
-// members elect a leader; etcd's network client would do the same. The request
-// may be executed twice.
+// whileElecting repeats a request to etcd while it fails because the members elect a
+// leader, as etcd's network client does. The request may be executed twice. When ctx
+// ends, whileElecting returns the last error.
 func whileElecting(ctx context.Context, ask func() error) error {
 	for {
 		err := ask()
@@ -169,7 +172,7 @@ type seedObject struct {
 	value []byte
 }
 
-// seeder collects objects; the first error sticks.
+// seeder collects encoded objects. After the first error, it ignores further objects.
 type seeder struct {
 	encoder runtime.Encoder
 	now     metav1.Time
@@ -283,7 +286,7 @@ func (s *seeder) addPriorities() {
 		class.Generation = 1
 		s.add("priorityclasses/"+class.Name, class)
 	}
-	// The annotation says that upstream may change the object with its version.
+	// With this annotation, kube-apiserver updates the object to its own version.
 	upstreams := func(o object) {
 		o.SetGeneration(1)
 		o.SetAnnotations(map[string]string{flowcontrolv1.AutoUpdateAnnotationKey: "true"})
