@@ -20,8 +20,8 @@ const reasonFastPathLost = "FastPathLost"
 
 const fastPathLost = "the process that answers for this pod's connections was killed together with the one that keeps what it needs: the pod cannot connect any more, and is deleted"
 
-// deafPods deletes pods whose calls nobody can answer any more: both processes
-// that could were killed at once. A controller makes others in their place.
+// deafPods deletes pods whose trapped system calls no process can answer any more, because
+// both processes that could were killed at once. Their controllers replace the pods.
 type deafPods struct {
 	node   string
 	client kubernetes.Interface

@@ -31,7 +31,7 @@ type devicePlugin struct {
 	stop     <-chan struct{}
 }
 
-// GetDevicePluginOptions asks for nothing special.
+// GetDevicePluginOptions returns no options.
 func (p *devicePlugin) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
 	return &api.DevicePluginOptions{}, nil
 }
@@ -52,7 +52,8 @@ func (p *devicePlugin) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingSer
 	return nil
 }
 
-// Allocate answers with the names that the runtime knows the devices by.
+// Allocate returns the CDI names of the devices for each container. It returns an error for
+// an unknown unit.
 func (p *devicePlugin) Allocate(_ context.Context, r *api.AllocateRequest) (*api.AllocateResponse, error) {
 	names := map[string]string{}
 	for _, unit := range p.resource.Units {
@@ -80,8 +81,8 @@ func (p *devicePlugin) Allocate(_ context.Context, r *api.AllocateRequest) (*api
 // devicesMost limits how long the kubelet may take to register its devices.
 const devicesMost = 30 * time.Second
 
-// offerDevices makes the plan's devices known to the kubelet and through it to
-// the scheduler, calls known, and serves until ctx ends.
+// offerDevices registers the plan's devices with the kubelet, which reports them to the API
+// server. It calls known after that, and serves the devices until ctx ends.
 func (r *role) offerDevices(ctx context.Context, known func()) error {
 	resources := r.plan.Node.Resources
 	if len(resources) == 0 {
@@ -103,8 +104,8 @@ func (r *role) offerDevices(ctx context.Context, known func()) error {
 	return unlessDone(ctx, group.Wait())
 }
 
-// serveDevices offers one resource. The kubelet empties the folder of sockets
-// when it starts, so its own has to be there first.
+// serveDevices offers one resource. It waits for the kubelet's own socket first, because the
+// kubelet removes all sockets from the folder when it starts.
 func serveDevices(ctx context.Context, paths cluster.Paths, index int, resource cluster.Resource) error {
 	kubeletSocket := filepath.Join(paths.DevicePlugins(), filepath.Base(api.KubeletSocket))
 	if err := poll(ctx, func() error { _, err := os.Stat(kubeletSocket); return err }); err != nil {
@@ -149,8 +150,9 @@ func registerDevices(ctx context.Context, kubeletSocket, endpoint, resource stri
 //go:linkname syncNodeStatus k8s.io/kubernetes/pkg/kubelet.(*Kubelet).syncNodeStatus
 func syncNodeStatus(k *kubelet.Kubelet, ctx context.Context)
 
-// awaitDevices waits until the kubelet knows its devices, and has it report
-// them: it would do so ten seconds later by itself, and pods wait for that.
+// awaitDevices waits until the kubelet knows its devices, and makes it report them to the
+// API server. By itself, the kubelet would report them ten seconds later, and pods would
+// wait for that.
 func (r *role) awaitDevices(ctx context.Context) error {
 	select {
 	case <-r.made:
@@ -163,7 +165,7 @@ func (r *role) awaitDevices(ctx context.Context) error {
 		return fmt.Errorf("offer devices: %w", err)
 	}
 	select {
-	case <-r.ready: // the Node exists, and the kubelet has looked at everything else
+	case <-r.ready: // the Node exists, and the kubelet has reported everything else
 	case <-ctx.Done():
 		return fmt.Errorf("report devices: %w", ctx.Err())
 	}
@@ -171,7 +173,7 @@ func (r *role) awaitDevices(ctx context.Context) error {
 	return nil
 }
 
-// missingDevices fails as long as the kubelet does not know of all.
+// missingDevices returns an error while the kubelet does not know all devices.
 func (r *role) missingDevices() error {
 	capacity, _, _ := r.kubelet.deps.ContainerManager.GetDevicePluginResourceCapacity()
 	var missing []string

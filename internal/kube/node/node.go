@@ -30,7 +30,7 @@ import (
 
 // Phases that the role reports while it starts.
 const (
-	phaseRuntime    = "runtime"    // containerd takes requests
+	phaseRuntime    = "runtime"    // containerd answers requests
 	phaseRegistered = "registered" // the Node exists
 	phaseProxy      = "proxy"      // Services work
 	phaseKubelet    = "kubelet"    // the Node is Ready
@@ -40,13 +40,14 @@ const (
 type Options struct {
 	Notifier *notify.Notifier
 	Log      *slog.Logger
-	// FastPath and ServiceMap lead to the fast path, which is a part of another
-	// process; nil where there is none.
+	// FastPath and ServiceMap are connections to the net role, which serves the fast
+	// path. They are nil if the node has no fast path.
 	FastPath   *net.UnixConn
 	ServiceMap *servicemap.Conn
 }
 
-// openFastPath takes over inherited sockets; negative ones do not exist.
+// openFastPath sets FastPath and ServiceMap to inherited sockets. It does nothing if one of
+// the descriptors is negative.
 func (o *Options) openFastPath(asked, line int) (err error) {
 	if asked < 0 || line < 0 {
 		return nil
@@ -110,8 +111,8 @@ func start(ctx context.Context, planPath string, o Options) error {
 // pods run by then. On a head the control role does the same at another moment.
 const settleTime = 6 * time.Second
 
-// run runs the role until ctx ends, and returns nil then. It can run once in a
-// process: upstream's registries are global.
+// run runs the role until ctx ends, and returns nil then. A process can call it only once,
+// because upstream's registries are global.
 func run(ctx context.Context, plan cluster.Plan, o Options) error {
 	defer heap.Rest()
 	if err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{"KubeletInUserNamespace": true}); err != nil {
@@ -165,7 +166,8 @@ func run(ctx context.Context, plan cluster.Plan, o Options) error {
 	return group.Wait()
 }
 
-// unlessDone drops the errors of components that were asked to stop.
+// unlessDone returns nil if ctx has ended, because components that stop return errors.
+// Otherwise it returns err.
 func unlessDone(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -188,7 +190,7 @@ type role struct {
 	synced  chan struct{} // closed when Services work and proxy is set
 	proxy   *serviceProxy
 
-	equipped chan struct{} // closed when the scheduler can know the node's devices
+	equipped chan struct{} // closed when the API server knows the node's devices
 }
 
 func (r *role) reached(phase string) {
@@ -196,8 +198,8 @@ func (r *role) reached(phase string) {
 	r.o.Notifier.Phase(phase)
 }
 
-// afterRegistration follows the Node from when it exists, and reports it ready
-// as soon as it is.
+// afterRegistration watches the Node once it exists, and reports it ready to the API server
+// as soon as the kubelet is.
 func (r *role) afterRegistration(ctx context.Context, api *access) {
 	if !api.opened(ctx) {
 		return
@@ -231,8 +233,8 @@ func (r *role) runKubelet(ctx context.Context, api *access) error {
 	return k.run(ctx)
 }
 
-// serveFastPath does for the fast path what takes capabilities over pods, and a
-// way to the API.
+// serveFastPath runs the parts of the fast path that need capabilities over pods, or access
+// to the API server. The net role has neither.
 func (r *role) serveFastPath(ctx context.Context, group *errgroup.Group, api *access) {
 	if r.sender == nil {
 		return
@@ -261,7 +263,8 @@ func (r *role) runProxy(ctx context.Context, api *access) error {
 	return nil
 }
 
-// whenReady reports Ready, and then does what can wait until then.
+// whenReady waits until all parts of the role work, and reports Ready to the supervisor.
+// Then it runs the controllers of volumes, until ctx ends.
 func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
 	for _, c := range []struct {
 		done  <-chan struct{}
@@ -276,7 +279,7 @@ func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
 			return nil
 		}
 	}
-	// After a restart of the role the Node may still be Ready from before.
+	// After a restart of the role, the Node may still be Ready from its previous run.
 	if err := poll(ctx, r.kubelet.healthy); err != nil {
 		return unlessDone(ctx, err)
 	}
@@ -288,6 +291,6 @@ func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
 	go r.o.Notifier.Alive(ctx, func(context.Context) error {
 		return errors.Join(r.kubelet.healthy(), r.proxy.healthy())
 	})
-	// Upstream's controllers return when ctx ends only.
+	// Upstream's controllers return only when ctx ends.
 	return unlessDone(ctx, runVolumes(ctx, r.plan, volumeAPI, r.o.Log))
 }

@@ -21,8 +21,8 @@ const (
 	reasonCPULimitNotEnforced = "CPULimitNotEnforced"
 )
 
-// notices reports to the owner of a pod what this node cannot honour: once, and again
-// when a resize in place asks for something else. The kubelet calls it at every
+// notices reports by events on a pod which of its requests this node cannot fulfil: once,
+// and again when an in-place resize changes the requests. The kubelet calls it at every
 // sync of a pod, which saves an informer of pods.
 type notices struct {
 	oneUID, cgroups bool

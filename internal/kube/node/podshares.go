@@ -19,14 +19,15 @@ import (
 )
 
 const (
-	// sharesPeriod is the time between two looks at the size of conntrack. A pod cannot
-	// fill it with answered connections in that time, and the kernel gives the places of
-	// others away.
+	// sharesPeriod is the time between two checks of the number of entries in conntrack. In
+	// that time, a pod cannot fill the table with answered connections. If the table is full,
+	// the kernel replaces unanswered ones.
 	sharesPeriod = time.Second
-	// streamsToDNS bounds the TCP connections of one pod to the node's name server: an
-	// answer that is too long for UDP takes one, for a moment.
+	// streamsToDNS bounds the TCP connections of one pod to the node's name server. A pod
+	// needs one for a moment, for an answer that is too long for UDP.
 	streamsToDNS = 128
-	// queriesToDNS is the number of queries to it in a second that makes a pod a flood.
+	// queriesToDNS is the number of queries per second to the name server beyond which the
+	// queries of a pod count as a flood.
 	queriesToDNS = 20_000
 )
 
@@ -37,11 +38,12 @@ type podShares struct {
 	log    *slog.Logger
 	notice func(string)
 	nft    func(ctx context.Context, path string) error
-	// setting reads a number of conntrack; count returns its entries by opener.
+	// setting reads a setting of conntrack, such as max. count returns the number of
+	// entries for each address that has opened connections.
 	setting func(name string) (int, error)
 	count   func() (map[netip.Addr]int, error)
 
-	full []netip.Addr // pods without a further connection, in force
+	full []netip.Addr // pods that the rules in force permit no further connections
 	said map[netip.Addr]bool
 }
 
@@ -60,8 +62,8 @@ func trackedSetting(name string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
-// run returns when ctx ends, or when the kernel lacks what shares of conntrack need. Pods
-// work without shares and bounds.
+// run loads the rules, and then checks the shares of conntrack until ctx ends. It returns
+// early if the kernel refuses the rules for shares. Pods work without shares and bounds.
 func (s *podShares) run(ctx context.Context) {
 	rules := s.rules(nil)
 	if err := s.load(ctx, "streams", rules.Streams()); err != nil {
@@ -85,13 +87,13 @@ func (s *podShares) run(ctx context.Context) {
 			logged = err.Error()
 			s.log.Warn("Pods have no shares of conntrack", "error", err)
 		}
-		// To read a full table takes about a second.
+		// It takes about a second to read a full table.
 		pause = max(sharesPeriod, 10*time.Since(began))
 	}
 }
 
-// look finds the pods that have their share. While conntrack is less than half full,
-// there are none, and its entries are not read.
+// look updates the rules for the pods that have used up their share. If conntrack is at
+// most half full, there are no such pods, and look does not read the entries.
 func (s *podShares) look(ctx context.Context) error {
 	limit, err1 := s.setting("max")
 	used, err2 := s.setting("count")
@@ -125,8 +127,8 @@ func (s *podShares) look(ctx context.Context) error {
 	return nil
 }
 
-// over returns the pods that have their share. Connections that were opened by others, such
-// as the node, count for no pod.
+// over returns the pods that have used up their share. Connections that were opened by
+// others, such as the node, count for no pod.
 func (s *podShares) over(counts map[netip.Addr]int, limit int) []netip.Addr {
 	ofPod, others := map[netip.Addr]int{}, 0
 	for source, count := range counts {

@@ -29,9 +29,8 @@ import (
 // pod are in force. The kubelet tries again after that.
 const policyTimeout = 10 * time.Second
 
-// policyFilter has the kernel enforce the network policies of the node's pods.
-// Its rules outlive it: after the role has ended, its last policies stay in force,
-// and no pod starts.
+// policyFilter writes nftables rules for the network policies of the node's pods. The
+// rules stay in the kernel after the role has ended, when no pod can start.
 type policyFilter struct {
 	plan   cluster.Plan
 	log    *slog.Logger
@@ -42,13 +41,13 @@ type policyFilter struct {
 	hints policy.Hints
 
 	mu      sync.Mutex
-	state   *policy.State // in force, nil if none is known yet
-	changed chan struct{} // closed when it was set
+	state   *policy.State // in force; nil if none is known yet
+	changed chan struct{} // closed when state changes
 
-	// text is in force; known reports whether that is certain.
+	// text is the ruleset in force. known reports whether that is certain.
 	text  string
 	known bool
-	// said is the error that people know of.
+	// said is the last error that was reported to the user.
 	said string
 }
 
@@ -74,7 +73,7 @@ func (f *policyFilter) run(ctx context.Context, api *access) {
 	policy.Watch(ctx, config, func(s *policy.State) error { return f.enforce(ctx, s) })
 }
 
-// look looks for rules that an earlier life of the role left.
+// look checks whether an earlier process of the role has left rules.
 func (f *policyFilter) look() {
 	_, err := os.Lstat(f.script())
 	f.text, f.known = "", errors.Is(err, os.ErrNotExist)
@@ -82,8 +81,8 @@ func (f *policyFilter) look() {
 
 func (f *policyFilter) script() string { return filepath.Join(f.plan.Paths.Run, "network-policy.nft") }
 
-// enforce puts a State into force. While not all is known, what was in force
-// stays, but nothing new may start.
+// enforce puts a State into force. While the State is pending, the rules before stay in
+// force, and no new container starts. It returns an error if nft refuses the rules.
 func (f *policyFilter) enforce(ctx context.Context, s *policy.State) error {
 	if f.sender != nil {
 		f.sender.permit(s)
@@ -93,7 +92,7 @@ func (f *policyFilter) enforce(ctx context.Context, s *policy.State) error {
 		if err := f.load(ctx, text); err != nil {
 			f.known = false
 			f.log.Error("Network policies are not in force", "error", err)
-			if said := err.Error(); said != f.said { // once, not at each attempt
+			if said := err.Error(); said != f.said { // report an error once, not at each attempt
 				f.said = said
 				f.notice("a change of network policies is not in force on " + f.plan.Node.Name + ", and no pod starts there until it is: " + said)
 			}
@@ -120,7 +119,7 @@ func (f *policyFilter) load(ctx context.Context, text string) error {
 		return nil
 	}
 	if text != "" {
-		// Before it is in force, so that a later life knows.
+		// Write the file first, so that a later process of the role finds it.
 		if err := os.WriteFile(f.script(), []byte(text), 0o600); err != nil {
 			return fmt.Errorf("write rules for network policies: %w", err)
 		}
@@ -135,8 +134,9 @@ func (f *policyFilter) load(ctx context.Context, text string) error {
 	return os.Remove(f.script())
 }
 
-// await returns when the policies of a pod are in force for all of its
-// addresses, which are asked for only where there are policies at all.
+// await returns nil when the policies of a pod are in force for all of its addresses. It
+// calls addresses only if the cluster has policies. It returns an error after
+// policyTimeout.
 func (f *policyFilter) await(ctx context.Context, uid types.UID, addresses func(context.Context) ([]netip.Addr, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, policyTimeout)
 	defer cancel()
@@ -177,8 +177,8 @@ func knows(s *policy.State, uid types.UID, addresses []netip.Addr) bool {
 	return true
 }
 
-// policyGate holds a pod's containers back until its policies are in force:
-// the addresses of a pod exist before anything runs that could use them.
+// policyGate delays a pod's containers until its policies are in force. That is possible
+// because a pod has its addresses before its first container starts.
 type policyGate struct {
 	cm.InternalContainerLifecycle
 	ctx     context.Context // the kubelet's hook has none
@@ -197,7 +197,7 @@ func (m *gatedManager) InternalContainerLifecycle() cm.InternalContainerLifecycl
 
 func newPolicyGate(ctx context.Context, next cm.InternalContainerLifecycle, filter *policyFilter) (*policyGate, error) {
 	socket := filter.plan.Paths.ContainerdSocket()
-	// It connects when it is used first, and lives as long as the process.
+	// The client connects at its first request, and is never closed.
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, fmt.Errorf("connect to containerd at %s: %w", socket, err)
@@ -216,7 +216,8 @@ func (g *policyGate) PreCreateContainer(log klog.Logger, pod *v1.Pod, container 
 	return g.InternalContainerLifecycle.PreCreateContainer(log, pod, container, config)
 }
 
-// addresses asks the runtime for a pod's addresses.
+// addresses requests a pod's addresses from the runtime. It returns an error if the pod has
+// no sandbox that is ready.
 func (g *policyGate) addresses(ctx context.Context, uid types.UID) ([]netip.Addr, error) {
 	list, err := g.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{
 		LabelSelector: map[string]string{kubelettypes.KubernetesPodUIDLabel: string(uid)},

@@ -22,15 +22,15 @@ import (
 // promptVolumes is upstream's volume manager without its polling. Upstream
 // mounts a pod's volumes in three loops: one notices the pod every 100 ms, one
 // attaches and then mounts every 100 ms, and the pod's start checks every 300 ms
-// whether that is done. Almost every pod has a volume, its token, and so waits
-// 300 ms for mounts that take five. Here the pod's own goroutine runs the steps
+// whether that is done. Almost every pod has a volume for its token, and so waits
+// 300 ms for mounts that take 5 ms. Here the pod's own goroutine runs the steps
 // of the first two loops. These steps may be called at any time by any
 // goroutine: their state is locked, and an operation in progress is not started
 // twice.
 //
-// Upstream has no interface for this, so it takes reflection and linked names.
-// Both are checked: the names when the program is linked, the fields when the
-// kubelet is made. Without the fields the kubelet is merely slower.
+// Upstream has no interface for this, so promptVolumes uses reflection and
+// go:linkname. The linker checks the names, and installPromptVolumes the fields. If
+// a field is missing, the kubelet is only slower.
 type promptVolumes struct {
 	volumemanager.VolumeManager
 	populator, reconciler unsafe.Pointer
@@ -39,9 +39,10 @@ type promptVolumes struct {
 }
 
 const (
+	// promptPause is the time between two steps of repeat.
 	promptPause = 3 * time.Millisecond
-	// promptMost is when to leave the rest to upstream's loops: what takes
-	// longer does not wait for them.
+	// promptMost is the time after which repeat leaves the rest to upstream's loops. Their
+	// period of 100 ms does not matter for mounts that take so long.
 	promptMost = time.Second
 )
 
@@ -100,7 +101,8 @@ func newPromptVolumes(manager volumemanager.VolumeManager) (*promptVolumes, erro
 	return p, nil
 }
 
-// hidden returns a field that is not exported, so that it can be read and set.
+// hidden returns an unexported field of interface type in a form that can be read and set.
+// It returns an error if there is no such field.
 func hidden(structure reflect.Value, name string) (reflect.Value, error) {
 	if structure.Kind() != reflect.Struct {
 		return reflect.Value{}, fmt.Errorf("no struct to look for %s in", name)
@@ -112,9 +114,9 @@ func hidden(structure reflect.Value, name string) (reflect.Value, error) {
 	return reflect.NewAt(field.Type(), unsafe.Pointer(field.UnsafeAddr())).Elem(), nil
 }
 
-// WaitForAttachAndMount mounts the pod's volumes, and has upstream confirm it.
+// WaitForAttachAndMount mounts the pod's volumes, and returns upstream's result.
 func (p *promptVolumes) WaitForAttachAndMount(ctx context.Context, pod *v1.Pod) error {
-	if p.ReconcilerStatesHasBeenSynced() { // else upstream still looks for old mounts
+	if p.ReconcilerStatesHasBeenSynced() { // otherwise upstream still searches for old mounts
 		p.mount(ctx, pod)
 	}
 	return p.VolumeManager.WaitForAttachAndMount(ctx, pod)
@@ -140,8 +142,8 @@ func (p *promptVolumes) mount(ctx context.Context, pod *v1.Pod) {
 	p.repeat(ctx, done, func(logger klog.Logger) { mountOrAttachVolumes(p.reconciler, logger) })
 }
 
-// WaitForUnmount unmounts the volumes of a pod that ended, and has upstream
-// confirm it. A pod that is deleted goes away only then.
+// WaitForUnmount unmounts the volumes of a pod that has ended, and returns upstream's
+// result. A deleted pod disappears from the API only after that.
 func (p *promptVolumes) WaitForUnmount(ctx context.Context, pod *v1.Pod) error {
 	name := volumeutil.GetUniquePodName(pod)
 	if done := func() bool { return !p.HasPossiblyMountedVolumesForPod(name) }; !done() && readyToUnmount(p.reconciler) {
@@ -153,12 +155,12 @@ func (p *promptVolumes) WaitForUnmount(ctx context.Context, pod *v1.Pod) error {
 	return p.VolumeManager.WaitForUnmount(ctx, pod)
 }
 
-// repeat runs step until done, for a while.
+// repeat runs step every promptPause until done returns true, for promptMost at most.
 func (p *promptVolumes) repeat(ctx context.Context, done func() bool, step func(klog.Logger)) {
 	timeout := time.NewTimer(promptMost)
 	defer timeout.Stop()
 	for {
-		// Of many pods that start together one does the work for all.
+		// If many pods start together, one goroutine runs the step for all.
 		if p.one.TryLock() {
 			step(klog.FromContext(ctx))
 			p.one.Unlock()

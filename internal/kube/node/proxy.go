@@ -29,9 +29,10 @@ import (
 )
 
 const (
-	// proxyMinSync merges changes of Services: each sync runs nft once.
+	// proxyMinSync is the shortest time between two syncs of changed Services. Each sync
+	// runs nft once.
 	proxyMinSync = 50 * time.Millisecond
-	// proxyRetry is when a failed sync is tried again.
+	// proxyRetry is the time until a failed sync is repeated.
 	proxyRetry = 5 * time.Second
 	// proxyMasqueradeBit is upstream's default bit of the packet mark.
 	proxyMasqueradeBit = 14
@@ -41,20 +42,19 @@ const (
 )
 
 // serviceProxy is kube-proxy: upstream's nftables proxier with informers of
-// our own. Upstream's command around it is not used. It polls for the Node
-// once a second before it does anything, waits for its caches in steps of 100
-// ms, sets conntrack sysctls that a user namespace may not set, and serves
-// ports that nobody asked for.
+// berth's own. It does not use upstream's command, which polls for the Node once a
+// second before it does anything else, waits for its caches in steps of 100 ms, sets
+// conntrack sysctls that a user namespace may not set, and serves unneeded ports.
 type serviceProxy struct {
 	plan    cluster.Plan
 	api     *access
 	proxier proxy.Provider
 	health  *healthcheck.ProxyHealthServer
-	sender  *serviceSender // of the same changes; nil without a fast path
+	sender  *serviceSender // receives the same changes; nil without a fast path
 }
 
-// openServices checks that the API server lets kube-proxy read, which it does
-// once the default roles exist.
+// openServices returns an error unless kube-proxy may read Services. It may once the default
+// roles exist.
 func openServices(ctx context.Context, client kubernetes.Interface) error {
 	_, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
@@ -69,7 +69,7 @@ func newServiceProxy(ctx context.Context, plan cluster.Plan, api *access) (*serv
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
 		return nil, fmt.Errorf("record events of kube-proxy: %w", err)
 	}
-	// It serves nothing, but the health checks of Services ask it.
+	// The server does not listen, but the health checks of Services need it.
 	health := healthcheck.NewProxyHealthServer("", proxyStuck, noNode{})
 	recorder := broadcaster.NewRecorder(scheme.Scheme, "kube-proxy")
 	var proxiers []proxy.Provider
@@ -114,14 +114,14 @@ func newLocalSources(family cluster.Family) localSources {
 // IfNotLocalNFT matches connections that are masqueraded.
 func (l localSources) IfNotLocalNFT() []string { return []string{l.header, "saddr", "!=", l.set} }
 
-// noNode answers a health endpoint that is not served.
+// noNode provides no Node for a health endpoint that is not served.
 type noNode struct{}
 
 func (noNode) Node() *v1.Node { return nil }
 
-// start fills the proxy and returns when the rules for all Services of now are
-// in place. It goes on until the process ends: upstream's loop cannot be
-// stopped.
+// start starts the proxy, and returns when the rules for all present Services are in
+// force. It returns an error if the kernel refuses them, and nil if ctx ends before. The
+// proxy runs until the process ends, because upstream's loop cannot be stopped.
 func (p *serviceProxy) start(ctx context.Context, nodes informers.SharedInformerFactory) error {
 	services := informers.NewSharedInformerFactoryWithOptions(p.api.client, 0,
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
@@ -134,7 +134,7 @@ func (p *serviceProxy) start(ctx context.Context, nodes informers.SharedInformer
 		}))
 	others := informers.NewSharedInformerFactory(p.api.client, 0)
 
-	// Known beforehand, so that no rule waits for the ServiceCIDR object.
+	// Set the ranges of the plan, so that no rule waits for the ServiceCIDR object.
 	var ranges []string
 	for _, family := range p.plan.Addresses.Families() {
 		ranges = append(ranges, family.Services.String())
@@ -164,7 +164,7 @@ func (p *serviceProxy) start(ctx context.Context, nodes informers.SharedInformer
 			return nil
 		}
 	}
-	// The second of the two programs the kernel.
+	// The second of these calls writes the rules to the kernel.
 	p.proxier.OnServiceSynced()
 	p.proxier.OnEndpointSlicesSynced()
 	done := p.health.Health().Status
@@ -183,7 +183,7 @@ func (p *serviceProxy) start(ctx context.Context, nodes informers.SharedInformer
 	return nil
 }
 
-// healthy fails when changes of Services wait for too long.
+// healthy returns an error if changes of Services have waited longer than proxyStuck.
 func (p *serviceProxy) healthy() error {
 	if h := p.health.Health(); !h.Healthy {
 		return fmt.Errorf("sync services: nothing written since %s", h.LastUpdated)
@@ -241,7 +241,8 @@ func sliceEvents(all ...serviceListener) cache.ResourceEventHandler {
 	}
 }
 
-// deleted unwraps an object whose deletion the informer may have missed.
+// deleted returns the object of a deletion event. If the informer missed the deletion, the
+// event contains the object's last known state. ok is false for other types.
 func deleted[T any](object any) (T, bool) {
 	if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
 		object = last.Obj

@@ -17,16 +17,17 @@ import (
 	"berth.dev/berth/internal/network/servicemap"
 )
 
-// sendMerge delays a change, so that several are sent together.
+// sendMerge is the shortest time between two messages, so that one message has several
+// changes.
 const sendMerge = 20 * time.Millisecond
 
-// serviceSender sends the net role the pods behind each Service and what
-// policies permit. It learns of Services as kube-proxy does and applies
-// kube-proxy's rules.
+// serviceSender sends the net role the endpoints of each Service, and the state of network
+// policies. It receives the same events as kube-proxy, and selects endpoints with
+// kube-proxy's code.
 type serviceSender struct {
 	node string
 	conn *servicemap.Conn
-	// dirty is full when there is something to send.
+	// dirty holds a value if there are changes to send.
 	dirty chan struct{}
 
 	families []*tracked
@@ -48,7 +49,7 @@ type tracked struct {
 
 func newServiceSender(node string, conn *servicemap.Conn) *serviceSender {
 	t := &serviceSender{node: node, conn: conn, dirty: make(chan struct{}, 1)}
-	// Where a cluster has no IPv6, its Services have none.
+	// In a cluster without IPv6, the second family has no Services.
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		t.families = append(t.families, &tracked{
 			services:  proxy.NewServiceChangeTracker(family, nil, nil),
@@ -96,7 +97,7 @@ func (t *serviceSender) OnTopologyChange(labels map[string]string) {
 	t.set(func() { t.topology = labels })
 }
 
-// permit replaces what policies permit.
+// permit replaces the state of network policies.
 func (t *serviceSender) permit(s *policy.State) { t.set(func() { t.policy = s }) }
 
 func (t *serviceSender) set(change func()) {
@@ -134,7 +135,7 @@ func (t *serviceSender) run(ctx context.Context) error {
 	}
 }
 
-// state returns nil until all parts are known.
+// state returns the state to send, or nil until Services and policies are known.
 func (t *serviceSender) state() *servicemap.State {
 	t.mu.Lock()
 	topology, synced, policies := t.topology, t.synced, t.policy
@@ -173,8 +174,8 @@ func addressesOf(ips []net.IP) (all []netip.Addr) {
 	return all
 }
 
-// serviceOf returns the net role's view of a Service. It is empty if an endpoint
-// cannot be expressed.
+// serviceOf returns a Service for the net role. It has no endpoints if the address of one
+// of them cannot be parsed.
 func serviceOf(port proxy.ServicePort, endpoints []proxy.Endpoint) (s servicemap.Service) {
 	for _, e := range endpoints {
 		address, err := netip.ParseAddr(e.IP())
@@ -189,8 +190,9 @@ func serviceOf(port proxy.ServicePort, endpoints []proxy.Endpoint) (s servicemap
 	return s
 }
 
-// answer sends everything again to a net role that has just begun, until ctx
-// ends. What it has lost is to be replaced.
+// answer handles the requests of a net role that has just started, until ctx ends: it
+// sends the state again, and calls replace with the addresses of pods whose system calls
+// the new net role cannot answer.
 func (t *serviceSender) answer(ctx context.Context, replace func(context.Context, []netip.Addr)) error {
 	stop := context.AfterFunc(ctx, func() { t.conn.Close() })
 	defer stop()

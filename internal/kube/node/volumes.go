@@ -42,7 +42,7 @@ func runVolumes(ctx context.Context, plan cluster.Plan, api *access, log *slog.L
 		}
 		return nil
 	}
-	// A node without it is worth more to its pods than no node.
+	// Do not fail: a node without provisioned volumes is better than no node.
 	for err := api.open(ctx, readable); err != nil; err = api.open(ctx, readable) {
 		if ctx.Err() != nil {
 			return nil
@@ -50,7 +50,8 @@ func runVolumes(ctx context.Context, plan cluster.Plan, api *access, log *slog.L
 		log.Error("No volumes can be provisioned", "error", err)
 	}
 	provisioners := map[string]controller.Provisioner{provisionerName: own}
-	// Several may: what they make has a name by its claim.
+	// Several nodes may provision shared volumes, because a volume's name depends only on
+	// its claim.
 	if plan.SharedVolumes != "" && plan.Control() {
 		provisioners[cluster.SharedProvisioner] = sharedVolumes{plan.SharedVolumes}
 	}
@@ -65,10 +66,10 @@ func runVolumes(ctx context.Context, plan cluster.Plan, api *access, log *slog.L
 	return nil
 }
 
-// errNoBlock is for claims of devices.
+// errNoBlock is the error for claims with volumeMode Block.
 var errNoBlock = errors.New("provision a block volume: only volumeMode Filesystem is possible here")
 
-// ShouldProvision reports whether the claim's first consumer was put on this node.
+// ShouldProvision reports whether the scheduler has selected this node for the claim.
 func (v *volumes) ShouldProvision(_ context.Context, claim *v1.PersistentVolumeClaim) bool {
 	return claim.Annotations[volume.AnnSelectedNode] == v.node
 }
@@ -79,8 +80,8 @@ func (v *volumes) ShouldDelete(_ context.Context, pv *v1.PersistentVolume) bool 
 	return err == nil
 }
 
-// Provision makes a directory. Anybody may write to it, because the pod's user
-// is not known; it is reached only through the volume.
+// Provision makes a directory. Every user may write to it, because the user of the pod is
+// unknown. Pods reach the directory only through the volume.
 func (v *volumes) Provision(_ context.Context, o controller.ProvisionOptions) (*v1.PersistentVolume, controller.ProvisioningState, error) {
 	if m := o.PVC.Spec.VolumeMode; m != nil && *m == v1.PersistentVolumeBlock {
 		return nil, controller.ProvisioningFinished, errNoBlock
@@ -118,7 +119,7 @@ func (v *volumes) Provision(_ context.Context, o controller.ProvisionOptions) (*
 	return pv, controller.ProvisioningFinished, nil
 }
 
-// Delete removes the directory and what is in it.
+// Delete removes the directory of a volume with its content.
 func (v *volumes) Delete(_ context.Context, pv *v1.PersistentVolume) error {
 	path, err := v.path(pv)
 	if err != nil {
