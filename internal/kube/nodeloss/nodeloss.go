@@ -37,10 +37,12 @@ import (
 const lostReason = "NodeLost"
 
 const (
-	// A pod that was being bound when the taint was set appears a little later.
+	// rounds is the number of attempts to remove all pods of a lost node. A pod that was
+	// being bound when the taint was set appears a little later.
 	rounds        = 5
 	betweenRounds = 200 * time.Millisecond
-	// betweenLooks is short, since the user waits.
+	// betweenLooks is the time between two requests of AwaitAll. It is short, because the
+	// user waits.
 	betweenLooks = 10 * time.Millisecond
 )
 
@@ -100,8 +102,8 @@ func (r *Reporter) AwaitAll(ctx context.Context, count int) error {
 	}
 }
 
-// unanswered reports whether the error of a request is that the API server gave no
-// answer, or could give none, as during an election of etcd (a 500 without a reason). A
+// unanswered reports whether a request failed because the API server did not answer, or
+// could not handle it, as during an election of etcd (status 500 without a reason). A
 // control plane that was killed is started again, and one that hangs is replaced, so
 // the next request may succeed.
 func unanswered(err error) bool {
@@ -202,7 +204,8 @@ func (r *Reporter) editTaints(ctx context.Context, name string, change func([]co
 	})
 }
 
-// removePods marks and deletes the pods of a node, and returns their number.
+// removePods marks the pods of a node as failed and deletes them. It returns the number of
+// pods that were not yet being deleted without a grace period.
 func (r *Reporter) removePods(ctx context.Context, node, why string) (int, error) {
 	found, err := r.pods.List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 	if err != nil {

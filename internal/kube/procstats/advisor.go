@@ -20,8 +20,8 @@ type Config struct {
 	MemoryBytes uint64
 	// MachineID identifies the node within the cluster.
 	MachineID string
-	// Kubelet is the kubelet's root directory, Images where the runtime keeps
-	// images and the containers' own layers.
+	// Kubelet is the kubelet's root directory. Images is a directory on the file system of
+	// the images and of the containers' own layers.
 	Kubelet, Images string
 	// Bundles is the directory of the shims' bundles in the kubelet's
 	// containerd namespace.
@@ -34,7 +34,7 @@ func BundleDir(state string) string {
 	return filepath.Join(state, "io.containerd.runtime.v2.task", "k8s.io")
 }
 
-// Advisor answers the kubelet's questions; it is its cadvisor.Interface.
+// Advisor provides statistics to the kubelet. It implements cadvisor.Interface.
 type Advisor struct {
 	config  Config
 	machine cadvisorv1.MachineInfo
@@ -95,8 +95,8 @@ func (a *Advisor) RootFsInfo() (cadvisorv2.FsInfo, error) { return fileSystem(a.
 // GetDirFsInfo describes the file system that holds path.
 func (a *Advisor) GetDirFsInfo(path string) (cadvisorv2.FsInfo, error) { return fileSystem(path) }
 
-// GetRequestedContainersInfo answers the endpoint /metrics/cadvisor, which
-// shows nothing here: its series are of cgroups.
+// GetRequestedContainersInfo returns nothing, so that the endpoint /metrics/cadvisor is
+// empty: its series describe cgroups.
 func (a *Advisor) GetRequestedContainersInfo(string, cadvisorv2.RequestOptions) (map[string]*cadvisorv1.ContainerInfo, error) {
 	return map[string]*cadvisorv1.ContainerInfo{}, nil
 }
@@ -104,9 +104,10 @@ func (a *Advisor) GetRequestedContainersInfo(string, cadvisorv2.RequestOptions) 
 // podsRoot is the name under which pods appear, as if they had cgroups.
 const podsRoot = "/kubepods"
 
-// ContainerInfoV2 answers for name, and with opts.Recursive for all below it.
-// A name that is not a pod or container answers for the node: the kubelet asks by
-// cgroup, and all cgroups are the same one.
+// ContainerInfoV2 returns the statistics of name. For "/" with opts.Recursive, it returns
+// the statistics of the node and of all pods and containers. Any other name outside of
+// podsRoot stands for the node: the kubelet requests statistics by cgroup, and all
+// cgroups are the same one. It returns an error for an unknown pod or container.
 func (a *Advisor) ContainerInfoV2(name string, opts cadvisorv2.RequestOptions) (map[string]cadvisorv2.ContainerInfo, error) {
 	s, err := a.meter.snapshot()
 	if err != nil {
@@ -168,8 +169,8 @@ func (a *Advisor) everything(s *snapshot) map[string]cadvisorv2.ContainerInfo {
 const unlimited = 1 << 63
 
 func describe(s *snapshot, u usage, created time.Time) cadvisorv2.ContainerInfo {
-	// The kernel batches its counts, so a small process may seem to hold
-	// nothing; the kubelet takes such a container for one that ended.
+	// The kernel updates its counts in batches, so a small process may seem to use no
+	// memory. The kubelet considers such a container ended.
 	anonymous := max(u.anonymous, u.processes*4096)
 	return cadvisorv2.ContainerInfo{
 		Spec: cadvisorv2.ContainerSpec{
@@ -231,7 +232,7 @@ func kernelRelease() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// systemName reads the host's name for itself from an os-release(5) file.
+// systemName returns the PRETTY_NAME of an os-release(5) file, or "Linux".
 func systemName(path string) string {
 	b, err := os.ReadFile(path)
 	if err != nil {

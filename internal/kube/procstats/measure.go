@@ -12,7 +12,7 @@ type usage struct {
 	cpu       time.Duration // since it started; never falls
 	rate      float64       // processors in use, over the last window
 	anonymous uint64        // bytes that no file backs
-	working   uint64        // bytes that would be free if it ended
+	working   uint64        // working set: bytes that would be free after its end
 	processes uint64
 }
 
@@ -24,7 +24,7 @@ func (u *usage) add(v usage) {
 	u.processes += v.processes
 }
 
-// snapshot is the result of one pass.
+// snapshot is the result of one pass over all processes.
 type snapshot struct {
 	at         time.Time
 	node       usage
@@ -32,15 +32,16 @@ type snapshot struct {
 	volumes    map[string]uint64 // bytes in memory volumes, by pod
 }
 
-// pssBound limits the resident size of a container of several processes whose
-// pages are walked to measure it: 64 Ki pages, some milliseconds.
+// pssBound is the largest resident size, in bytes, of a container with several processes
+// whose page tables the kernel walks to compute their shares (PSS). It is 64 Ki pages,
+// which take some milliseconds.
 const pssBound = 256 << 20
 
-// window is the shortest time over which a CPU rate is taken.
+// window is the time after which a counter starts a new average of the CPU rate.
 const window = 5 * time.Second
 
-// counter turns sums over living processes, which fall when one ends unwaited,
-// into a count that only rises, and into a rate.
+// counter turns the CPU time of the living processes into a total that never falls, and
+// into a rate. The sum falls when a process ends and its parent does not wait for it.
 type counter struct {
 	last, total time.Duration
 	mark        time.Duration // total at markAt
@@ -65,13 +66,13 @@ func (c *counter) observe(sum time.Duration, now time.Time) {
 	}
 }
 
-// meter makes the passes.
+// meter measures the processes of the node.
 type meter struct {
 	procs   *table
 	bundles *bundles
 	ownNS   func() string
-	// tmpfs returns the bytes in tmpfs mounts, which no process need have mapped,
-	// and per pod the bytes in its volumes.
+	// tmpfs returns the bytes in all tmpfs mounts, even if no process maps them, and the
+	// bytes in the volumes of each pod.
 	tmpfs func() (uint64, map[string]uint64)
 	now   func() time.Time
 	every time.Duration
@@ -82,7 +83,7 @@ type meter struct {
 	counters map[string]*counter // by container id
 }
 
-// snapshot returns the newest pass, or makes one if that is too old.
+// snapshot returns the last snapshot, or measures again if it is older than every.
 func (m *meter) snapshot() (*snapshot, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -90,8 +91,7 @@ func (m *meter) snapshot() (*snapshot, error) {
 	if m.last != nil && now.Sub(m.last.at) < m.every {
 		return m.last, nil
 	}
-	// Containers first: a process that starts in between belongs to one that
-	// is known, not the other way round.
+	// List containers first, so that the container of each process is known.
 	containers, err := m.bundles.list()
 	if err != nil {
 		return nil, err
@@ -112,8 +112,8 @@ func (m *meter) snapshot() (*snapshot, error) {
 			groups[c] = append(groups[c], p)
 		}
 	}
-	// File pages are cache that the kernel takes back, and are shared by
-	// all that map them: they are no part of what the node's work holds.
+	// File pages do not count for the node: they are cache that the kernel can reclaim,
+	// and are shared by all processes that map them.
 	tmpfs, volumes := m.tmpfs()
 	s.node.working, s.volumes = s.node.anonymous+tmpfs, volumes
 	m.node.observe(s.node.cpu, now)
@@ -136,9 +136,9 @@ func (m *meter) snapshot() (*snapshot, error) {
 	return s, nil
 }
 
-// sum adds up the processes of one container, counting a page that several of
-// them share once: exactly where that is cheap, else by taking the largest
-// shared part for that of all.
+// sum returns the usage of the processes of one container. A page that several of them
+// share counts once. That is exact below pssBound. For larger containers, sum counts
+// only the largest shared part of a process.
 func (m *meter) sum(group []process) usage {
 	var u usage
 	var resident, shared uint64
@@ -155,7 +155,7 @@ func (m *meter) sum(group []process) usage {
 		for _, p := range group {
 			n, err := m.procs.pss(p.PID)
 			if err != nil {
-				return u // ended, or not ours to look into
+				return u // the process has ended, or may not be inspected
 			}
 			pss += n
 		}
@@ -164,8 +164,8 @@ func (m *meter) sum(group []process) usage {
 	return u
 }
 
-// pods adds containers up by pod, and the memory that its volumes hold: it
-// outlives the container that wrote it.
+// pods returns the usage of each pod: of its containers, and the memory in its volumes,
+// which stays when the container that wrote it ends.
 func (s *snapshot) pods() map[string]usage {
 	pods := map[string]usage{}
 	for c, u := range s.containers {

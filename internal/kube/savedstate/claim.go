@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// A run claims a folder by a file claim-N, where N is one more than the highest
+// A run claims a folder by creating a file claim-N, where N is one more than the highest
 // existing number. Every file system, even NFS, can create a file only if it does
 // not exist (O_EXCL), but locks do not work on all file systems of sites.
 //
@@ -61,7 +61,8 @@ type claim struct {
 	owner  Owner
 }
 
-// takeClaim makes the next claim, unless a live run has one.
+// takeClaim makes the next claim, and removes the earlier ones. It returns an error if a live
+// run has the last claim.
 func takeClaim(folder string, owner Owner, lives Lives) (claim, error) {
 	for {
 		numbers, err := claims(folder)
@@ -126,7 +127,8 @@ func (c claim) make() error {
 	return errors.Join(err, file.Close())
 }
 
-// refuse returns an error if the claim belongs to a live run.
+// refuse returns an error if the claim belongs to a live run, or to a run of unknown state
+// that renewed it less than silence ago.
 func (c claim) refuse(lives Lives) error {
 	content, err := os.ReadFile(c.file(""))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -163,7 +165,8 @@ func (c claim) refuse(lives Lives) error {
 	return fmt.Errorf("use the folder of the state %s: %s is using it; wait for its end, or use another folder", c.folder, who)
 }
 
-// age returns the time since the claim was renewed, by the file system's clock.
+// age returns the time since the claim was renewed. It compares two times of the file
+// system's clock, because the clocks of hosts may differ.
 func (c claim) age(renewed fs.FileInfo) (time.Duration, error) {
 	probe, err := os.CreateTemp(c.folder, ".clock-")
 	if err != nil {

@@ -99,10 +99,11 @@ func (f *Folder) read(file *os.File) (Snapshot, error) {
 	return decode(content, f.key)
 }
 
-// errTaken reports that another run has taken the folder.
+// errTaken is the error if another run has taken the folder.
 var errTaken = errors.New("another run has taken it")
 
-// Save replaces the saved snapshot. A reader sees either the old or the new one.
+// Save replaces the saved snapshot. A reader sees either the old or the new one. Save
+// returns an error that wraps errTaken if another run has the folder now.
 func (f *Folder) Save(s Snapshot) error {
 	path := filepath.Join(f.path, fileName)
 	if err := f.save(path, s); err != nil {
@@ -150,9 +151,9 @@ func syncFolder(path string) error {
 	return nil
 }
 
-// Renew shows other runs that this run is alive. Call it more often than every five
-// minutes (silence).
+// Renew shows other runs that this run is alive. Call it more often than every five minutes
+// (silence). It returns errTaken if another run has the folder now.
 func (f *Folder) Renew() error { return f.claim.renew() }
 
-// Close releases the folder for other runs.
+// Close releases the folder for other runs. It returns nil if another run has it already.
 func (f *Folder) Close() error { return f.claim.release() }

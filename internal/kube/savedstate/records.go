@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Record is an object in etcd's encoding, by its key without the common prefix.
+// Record is an object as etcd stores it. Key is etcd's key without the common prefix.
 type Record struct {
 	Key   string
 	Value []byte
@@ -55,7 +55,7 @@ func writeBytes(to *bufio.Writer, data []byte) {
 	_, _ = to.Write(data)
 }
 
-// Read reads the output of Write.
+// Read reads the output of Write. It returns an error if records are missing at the end.
 func Read(from io.Reader) (facts Facts, records []Record, err error) {
 	buffered := bufio.NewReaderSize(from, largestFacts)
 	line, err := buffered.ReadSlice('\n')

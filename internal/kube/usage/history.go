@@ -13,13 +13,12 @@ const (
 	// window is the time over which CPU usage is averaged, if there are samples old
 	// enough. Autoscalers need an average over some seconds.
 	window = 10 * time.Second
-	// stale samples are no base any more: an average over minutes is not what
-	// a pod uses now. It is longer than the time between two looks of an
-	// autoscaler, 15 seconds.
+	// stale is the age after which a sample is dropped, because an average over minutes does
+	// not describe the present usage. It is longer than the 15 seconds between two requests
+	// of an autoscaler.
 	stale = time.Minute
-	// shortest is the time between the two samples of a first answer, and the
-	// least age of a container for one. The kernel counts in hundredths of a
-	// second.
+	// shortest is the time between the two samples of a first answer. Usage is measured over
+	// at least half of it, because the kernel counts CPU time in hundredths of a second.
 	shortest = time.Second
 )
 
@@ -27,14 +26,15 @@ const (
 type history struct {
 	ask func(context.Context) (*sample, error)
 	now func() time.Time
-	// pause waits for a time, or until the context ends.
+	// pause returns after a time, or when the context ends.
 	pause func(context.Context, time.Duration)
 
-	mu      sync.Mutex // held during a question: others want the same answer
+	mu      sync.Mutex // held during a request: other callers want the same answer
 	samples []*sample  // oldest first
 }
 
-// pair returns the newest sample and the one to compare it with.
+// pair returns the newest sample, and an older one to compare it with. It takes samples
+// unless the newest one is fresh, and returns the error of ask.
 func (h *history) pair(ctx context.Context) (base, newest *sample, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -85,9 +85,10 @@ type used struct {
 	memory uint64
 }
 
-// between returns the usage between two points. If the earlier point belongs to
-// another life of the container, or is missing, it averages over the time since the
-// start.
+// between returns the usage between two points. known reports whether there is an earlier
+// point. If there is none, or if it belongs to an earlier run of the container, between
+// averages over the time since the container's start. It returns false if the time is too
+// short or the start unknown.
 func between(earlier, later point, known bool) (used, bool) {
 	u := used{at: later.at, memory: later.memory}
 	from, cpu := earlier.at, later.cpu-earlier.cpu

@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// container names one in the cluster.
+// container identifies a container in the cluster.
 type container struct{ namespace, pod, name string }
 
 // point is the total usage of a node or a container up to a moment.
@@ -27,8 +27,8 @@ type sample struct {
 	taken      time.Time
 	node       point
 	containers map[container]point
-	// pods is the memory of pods, which is more than that of their containers:
-	// their volumes in memory are no process's. Their keys name no container.
+	// pods holds the memory of pods, in bytes. It includes volumes in memory, which belong
+	// to no container. The keys have no container name.
 	pods map[container]uint64
 }
 
@@ -110,7 +110,7 @@ func valueOf(m *dto.Metric) float64 {
 	return m.GetUntyped().GetValue()
 }
 
-// momentOf returns the time of a measurement.
+// momentOf returns the time of a measurement, or otherwise if the kubelet gives none.
 func momentOf(m *dto.Metric, otherwise time.Time) time.Time {
 	if m.TimestampMs == nil {
 		return otherwise
@@ -118,8 +118,8 @@ func momentOf(m *dto.Metric, otherwise time.Time) time.Time {
 	return time.UnixMilli(m.GetTimestampMs())
 }
 
-// seconds as a duration. Split: as one number of nanoseconds, a time since 1970
-// is more than a float64 holds exactly.
+// seconds returns a duration of v seconds. It converts whole seconds separately, because a
+// float64 cannot hold a time since 1970 in nanoseconds exactly.
 func seconds(v float64) time.Duration {
 	whole, part := math.Modf(v)
 	return time.Duration(whole)*time.Second + time.Duration(part*float64(time.Second))

@@ -14,8 +14,8 @@ import (
 	kubeletclient "k8s.io/kubernetes/pkg/kubelet/client"
 )
 
-// askLimit bounds one question to a kubelet, so that one that hangs does not
-// keep the others' answers back.
+// askLimit bounds one request to a kubelet, so that a kubelet that hangs does not delay
+// the answers of the others for long.
 const askLimit = 5 * time.Second
 
 // source holds the latest samples of the nodes.
@@ -26,13 +26,14 @@ type source struct {
 	nodes map[types.UID]*history
 }
 
-// readings are the two samples of one node.
+// readings holds two samples of one node, or the error of its kubelet.
 type readings struct {
 	base, newest *sample
 	err          error
 }
 
-// read asks the kubelets of nodes, all at once.
+// read requests samples from the kubelets of nodes in parallel, and returns the readings in
+// the order of the nodes. A node that is not ready has an error.
 func (s *source) read(ctx context.Context, nodes []*corev1.Node) []readings {
 	all := make([]readings, len(nodes))
 	var asking sync.WaitGroup
@@ -72,7 +73,7 @@ func (s *source) history(node *corev1.Node) *history {
 	return h
 }
 
-// forget drops the histories of nodes that are gone.
+// forget drops the histories of nodes that are not present any more.
 func (s *source) forget(present []*corev1.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

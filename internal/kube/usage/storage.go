@@ -21,8 +21,8 @@ import (
 	"k8s.io/metrics/pkg/apis/metrics"
 )
 
-// An object is measured when somebody asks for it; there are no others to get,
-// and none to watch.
+// nodeStorage and podStorage implement the storage of the metrics API. They measure an
+// object when a client requests it, and store nothing. So there is no watch.
 type (
 	nodeStorage struct {
 		table
@@ -57,7 +57,8 @@ func (*nodeStorage) Kind() string            { return "NodeMetrics" }
 func (*nodeStorage) NamespaceScoped() bool   { return false }
 func (*nodeStorage) GetSingularName() string { return "" }
 
-// Get measures one node.
+// Get measures one node. It returns NotFound if the node does not exist or its usage is
+// unknown, and ServiceUnavailable if its kubelet does not answer.
 func (n *nodeStorage) Get(ctx context.Context, name string, _ *metav1.GetOptions) (runtime.Object, error) {
 	node, err := n.nodes.Get(name)
 	if err != nil {
@@ -74,8 +75,7 @@ func (n *nodeStorage) Get(ctx context.Context, name string, _ *metav1.GetOptions
 	return &measured, nil
 }
 
-// List measures all nodes that a selector selects. One that does not answer is
-// left out.
+// List measures all nodes that match the selectors. It omits nodes that do not answer.
 func (n *nodeStorage) List(ctx context.Context, options *metainternalversion.ListOptions) (runtime.Object, error) {
 	byLabel, byField := selectors(options)
 	nodes, err := n.nodes.List(byLabel)
@@ -146,7 +146,8 @@ func (p *podStorage) List(ctx context.Context, options *metainternalversion.List
 	return &metrics.PodMetricsList{Items: measured}, nil
 }
 
-// measure asks the nodes of pods. The error is of one that did not answer.
+// measure returns the usage of pods, sorted by namespace and name. It omits pods whose
+// usage is unknown, and returns the error of a node that did not answer.
 func (p *podStorage) measure(ctx context.Context, pods []*corev1.Pod) ([]metrics.PodMetrics, error) {
 	var nodes []*corev1.Node
 	index := map[string]int{}
@@ -182,8 +183,8 @@ func (p *podStorage) measure(ctx context.Context, pods []*corev1.Pod) ([]metrics
 	return all, silent
 }
 
-// podMetrics returns the usage of a pod's running containers. It is unknown as
-// long as one of them is too new to have been measured twice.
+// podMetrics returns the usage of a pod's running containers. known is false if one of
+// them is too new to have been measured, or if none runs.
 func podMetrics(pod *corev1.Pod, r readings) (measured metrics.PodMetrics, known bool) {
 	measured = metrics.PodMetrics{
 		ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace, Labels: pod.Labels},
@@ -210,7 +211,8 @@ func podMetrics(pod *corev1.Pod, r readings) (measured metrics.PodMetrics, known
 		}
 	}
 	if holder >= 0 {
-		// A cgroup would count a volume's memory for the container that wrote it.
+		// Count the memory of volumes for the first container that mounts one. A cgroup
+		// would count it for the container that wrote it.
 		sum := measured.Containers[holder].Usage[corev1.ResourceMemory]
 		sum.Add(*resource.NewQuantity(int64(volumes), resource.BinarySI))
 		measured.Containers[holder].Usage[corev1.ResourceMemory] = sum
