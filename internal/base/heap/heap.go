@@ -14,11 +14,11 @@ import (
 // restGC is Go's default.
 const restGC = 100
 
-// Rest collects garbage as usual again.
+// Rest restores Go's default frequency of garbage collection.
 func Rest() { debug.SetGCPercent(restGC) }
 
-// Settle waits, and then gives the memory that only the start needed back to the
-// job. It costs a core for 50 ms.
+// Settle waits for a time, and then returns the memory that only the start needed to the
+// system. That takes 50 ms of CPU time. It does nothing if ctx ends before.
 func Settle(ctx context.Context, after time.Duration) {
 	select {
 	case <-time.After(after):

@@ -16,11 +16,11 @@ import (
 // inside the cluster.
 const Port = 10247
 
-// Socket is the file, in a run's directory on disk, where the page is to be had
-// on the node itself.
+// Socket is the name of the socket in a run's directory on disk that serves the page on the
+// node itself.
 const Socket = "metrics.sock"
 
-// FastPath is the family that counts what became of connections of pods.
+// FastPath is the family that counts connections of pods by their outcome.
 const FastPath = "berth_fastpath_total"
 
 // Info is the family that names the running version.
@@ -29,7 +29,8 @@ const Info = "berth_info"
 // A Kind is a Prometheus type.
 type Kind string
 
-// A counter only rises while its process lives. A gauge is a current value.
+// Counter is the type of a value that never falls while its process lives. Gauge is the type
+// of a current value.
 const (
 	Counter Kind = "counter"
 	Gauge   Kind = "gauge"
@@ -89,7 +90,8 @@ type Page struct {
 // NewPage begins the page of a node.
 func NewPage(node string) *Page { return &Page{node: node, samples: map[string][]string{}} }
 
-// Add adds a value under a name. Labels are names and values in turn.
+// Add adds a value of the family name. labels holds alternating names and values of
+// labels.
 func (p *Page) Add(name string, value float64, labels ...string) {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s{node=%s", name, quote(p.node))
@@ -100,7 +102,7 @@ func (p *Page) Add(name string, value float64, labels ...string) {
 	p.samples[name] = append(p.samples[name], text.String())
 }
 
-// AddCounts adds what another process has counted; see Count.
+// AddCounts adds the counters of another process, whose keys Count has made.
 func (p *Page) AddCounts(counts map[string]uint64) {
 	for key, n := range counts {
 		name, rest, labelled := strings.Cut(key, "|")
@@ -127,7 +129,7 @@ func quote(value string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(value) + `"`
 }
 
-// WriteTo writes the page. What is under a name that Families lacks is left out.
+// WriteTo writes the page. It omits values with a name that Families does not contain.
 func (p *Page) WriteTo(w io.Writer) (int64, error) {
 	var text strings.Builder
 	for _, f := range Families() {

@@ -33,14 +33,14 @@ type Event struct {
 	Event string `json:"event"`
 	Name  string `json:"name,omitempty"`
 	Error string `json:"error,omitempty"`
-	// Counts may come with a heartbeat: what the role has counted since it
-	// started, by names that parent and role agree on.
+	// Counts holds the role's counters since its start, by names that parent and role
+	// agree on. Only heartbeats have them.
 	Counts map[string]uint64 `json:"counts,omitempty"`
 }
 
-// Notifier writes events. Its methods return no error on purpose: a role must
-// not fail because nobody listens, and a parent that is gone ends the role by
-// other means. All methods may be called concurrently, and on a nil Notifier.
+// Notifier writes events. Its methods return no error on purpose: a role must not fail
+// because its parent does not read, and the end of the parent ends the role in another
+// way. All methods may be called concurrently, and on a nil Notifier.
 type Notifier struct {
 	mu sync.Mutex
 	w  io.Writer
@@ -48,9 +48,9 @@ type Notifier struct {
 	Counts func() map[string]uint64
 }
 
-// New writes to the descriptor fd, which it owns from now on and hides from
-// the programs that the role executes. A negative fd gives a Notifier that
-// discards everything, for a role started by hand.
+// New returns a Notifier that writes to the descriptor fd. It takes ownership of fd, and
+// sets close-on-exec, so that programs of the role do not inherit it. For a negative fd, the
+// Notifier discards everything, so that a role can be started by hand.
 func New(fd int) *Notifier {
 	if fd < 0 {
 		return NewWriter(io.Discard)
@@ -68,17 +68,16 @@ func (n *Notifier) Phase(name string) { n.send(Event{Event: KindPhase, Name: nam
 // Ready reports that the role does its work.
 func (n *Notifier) Ready() { n.send(Event{Event: KindReady}) }
 
-// Notice passes on what the user should know. It is said each time.
+// Notice sends a message for the user. It does not suppress repetitions.
 func (n *Notifier) Notice(text string) { n.send(Event{Event: KindNotice, Name: text}) }
 
 // Fatal reports the error that ends the role. It does not end it.
 func (n *Notifier) Fatal(err error) { n.send(Event{Event: KindFatal, Error: err.Error()}) }
 
-// Alive sends a heartbeat each Period until ctx ends. A heartbeat must prove
-// more than that the runtime still schedules goroutines, so each one is
-// preceded by probe, which exercises what the role is there for and is given
-// one Period; while it fails or blocks no heartbeat is sent. A nil probe
-// always succeeds.
+// Alive sends a heartbeat each period until ctx ends. A heartbeat must prove more than that
+// the runtime schedules goroutines. So Alive calls probe before each heartbeat, with a
+// context that ends after one period. While probe blocks or returns errors, Alive sends no
+// heartbeat. A nil probe always succeeds.
 func (n *Notifier) Alive(ctx context.Context, probe func(context.Context) error) {
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
@@ -110,14 +109,15 @@ func (n *Notifier) send(e Event) {
 	}
 	line, err := json.Marshal(e)
 	if err != nil {
-		return // a struct of strings always encodes
+		return // an Event always encodes
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	_, _ = n.w.Write(append(line, '\n'))
 }
 
-// Read calls handle for each event on r until r ends, and returns nil then.
+// Read calls handle for each event on r until r ends, and returns nil then. It returns an
+// error for a line that is no event.
 func Read(r io.Reader, handle func(Event)) error {
 	lines := bufio.NewScanner(r)
 	for lines.Scan() {

@@ -19,8 +19,8 @@ type Cgroup struct {
 	Path string
 	// Controllers lists the controllers that Path can delegate.
 	Controllers []string
-	// Delegated is true where berth may make groups below Path and limit
-	// memory and processors in them.
+	// Delegated is true if berth may make groups below Path and limit memory and
+	// processors in them.
 	Delegated bool
 	// Reason is the reason why Delegated is false.
 	Reason string
@@ -43,9 +43,9 @@ func parseCgroup(content []byte) map[string]string {
 }
 
 // cgroupDirs returns the directories of the process's group and its ancestors,
-// from the innermost to the root of what is mounted. The controller is empty
-// for v2. A group outside of what is mounted (another cgroup namespace's) is
-// replaced by the mount's root: less is known then, but nothing is wrong.
+// from the innermost to the root of the mount. The controller is empty for v2. If the
+// group is outside of the mount, because it belongs to another cgroup namespace,
+// cgroupDirs returns only the root of the mount. Limits of the group are unknown then.
 func (h *Host) cgroupDirs(controller string) []string {
 	group, ok := h.cgroups()[controller]
 	if !ok {
@@ -82,8 +82,9 @@ func (h *Host) cgroupDirs(controller string) []string {
 // namespace. The kernel writes such a path with leading dots.
 func outside(group string) bool { return strings.HasPrefix(group, "/..") }
 
-// Cgroup looks for a writable v2 subtree. It only reads: delegation hands over
-// the files cgroup.procs and cgroup.subtree_control.
+// Cgroup returns the cgroup of the process, and whether a v2 subtree is delegated to it. It
+// changes nothing: it only checks whether the directory and the files cgroup.procs and
+// cgroup.subtree_control are writable.
 func (h *Host) Cgroup() Cgroup {
 	groups := h.cgroups()
 	_, unified := groups[""]
@@ -116,8 +117,8 @@ func (h *Host) Cgroup() Cgroup {
 	case kind != "" && kind != "domain":
 		c.Reason = "the group is of type " + kind
 	case h.uid == 0:
-		// Everything is writable for root, but the group belongs to systemd
-		// or Slurm, which trip over groups that they did not make.
+		// Root can write to all groups, but they belong to systemd or Slurm, which fail
+		// with groups that they did not make.
 		c.Reason = "root may write all groups, which delegates none"
 	case h.kernel.Access(c.Path, unix.W_OK|unix.X_OK) != nil:
 		c.Reason = "the directory " + c.Path + " is not writable for this user"

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Per-user resources that a cluster takes: for a head node with its control plane,
-// and for each further pod.
+// Limits that a head node needs. With less than the minimum, berth cannot run. With less
+// than the good value, many pods or their programs can fail.
 const (
 	filesMin, filesGood         = 4096, 65536
 	processesMin, processesGood = 512, 4096
@@ -19,8 +19,8 @@ const (
 	memoryGood                  = 1536 << 20
 )
 
-// HeadWatchers counts the instances of inotify that the roles of a node with a
-// control plane make.
+// HeadWatchers is the number of inotify instances of the roles of a node with a control
+// plane.
 const HeadWatchers = 17
 
 const (
@@ -73,9 +73,9 @@ type ProcessLimit struct {
 	Option, What string
 }
 
-// ProcessLimits returns the limits that a user's shell may have set, and Slurm passes on
-// from the login host. Least is the address space that the parts of a cluster map
-// without using it, and the stack that most systems allow: nft and runc need some of it.
+// ProcessLimits returns the limits that a user's shell may have lowered, and that Slurm
+// copies from the login host. The components of a cluster map much more address space than
+// they use. The stack limit is the default of most systems.
 func ProcessLimits() []ProcessLimit {
 	return []ProcessLimit{
 		{unix.RLIMIT_AS, 64 << 30, "-v", "address space"},

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Oldest kernels: below refusedKernel something always fails; from fullKernel
-// on everything is there (RHEL 9).
+// refusedKernel is the oldest kernel version that berth accepts. Kernels from fullKernel on
+// (RHEL 9) have every feature that berth uses.
 var (
 	refusedKernel = [2]int{4, 18}
 	fullKernel    = [2]int{5, 14}
@@ -48,7 +48,9 @@ func kernelVersion(release string) (major, minor int, ok bool) {
 	return major, minor, err == nil
 }
 
-// answer fills a result from a trial that needs others to have worked.
+// answer returns r with the outcome of a trial. The result is Unknown if the trial has no
+// outcome, or if trialUser or one of the trials in needs has failed. found describes
+// success.
 func (tried outcomes) answer(r Result, trial, found string, needs ...string) Result {
 	for _, need := range append([]string{trialUser}, needs...) {
 		if o, ok := tried[need]; !ok || !o.ok() {
@@ -106,7 +108,8 @@ func sysctlWord(trial string) string {
 	return trial
 }
 
-// whyNoUserNamespace guesses, from what can be read, who forbids them.
+// whyNoUserNamespace guesses from the kernel's settings what forbids user namespaces. It
+// returns the remedy, and text to append to the error.
 func whyNoUserNamespace(h *Host, o outcome) (Remedy, string) {
 	persist := func(setting string) string {
 		return fmt.Sprintf("sysctl -w %s   # and keep it in /etc/sysctl.d/90-berth.conf", setting)
@@ -142,9 +145,9 @@ func (h *Host) appArmorRestricts() bool {
 	return ok && value == "1"
 }
 
-// namespaceNeeds are the namespaces that a cluster takes: at the least, and
-// with pods enough for anybody. A pod takes one or two of most kinds, but none
-// of users and cgroups.
+// namespaceNeeds holds the number of namespaces that a cluster needs: min without pods,
+// good with more pods than most users start, and perPod for each pod. Pods need no user
+// namespace.
 var namespaceNeeds = []struct {
 	kind      string
 	min, good uint64
@@ -190,8 +193,8 @@ func checkNamespaceLimits(h *Host) Result {
 	return r
 }
 
-// checkMounts answers for the mounts that the sandbox makes before anything
-// else starts.
+// checkMounts reports whether the mounts work that the sandbox makes before anything else
+// starts.
 func checkMounts(h *Host, tried outcomes) []Result {
 	blocked := "the mount is refused"
 	remedy := Remedy{Admin: "look into the log of the security module: journalctl -k | grep -iE 'apparmor|avc'"}
@@ -227,8 +230,9 @@ func checkMounts(h *Host, tried outcomes) []Result {
 	}
 }
 
-// coversOf returns mounts below a directory that hide something of it. The
-// kernel counts all but those on empty directories that exist for it.
+// coversOf returns the mounts that hide a part of a directory. While there are such mounts,
+// the kernel permits no new mount of the file system in a user namespace. It ignores
+// mounts on empty directories that exist only to be mounted on.
 func (h *Host) coversOf(dir string) []string {
 	harmless := map[string]bool{
 		"/proc/sys/fs/binfmt_misc": true, "/proc/fs/nfsd": true,

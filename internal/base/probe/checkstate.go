@@ -12,8 +12,7 @@ func checkStateDir(h *Host, best Candidate, rejected []Candidate) Result {
 	var refused []string
 	named := h.getenv("BERTH_STATE_DIR")
 	for _, candidate := range rejected {
-		// A directory that merely does not exist is no news, unless it was
-		// asked for.
+		// Omit a directory that only does not exist, unless the user has named it.
 		if candidate.Path == named || candidate.Kind == KindNetwork || best.Path == "" {
 			refused = append(refused, candidate.Path+": "+candidate.Reason)
 		}
@@ -45,7 +44,7 @@ func checkStateDir(h *Host, best Candidate, rejected []Candidate) Result {
 	return r
 }
 
-// checkPrograms answers for the directory that berth's programs are in.
+// checkPrograms reports whether the programs in libexec can be executed.
 func checkPrograms(h *Host, libexec string) Result {
 	r := Result{Name: "programs", Title: "berth's programs", Level: Required, OK: Yes, Found: libexec}
 	if libexec == "" || !h.exists(libexec) {
@@ -139,8 +138,8 @@ func checkCgroup(h *Host) Result {
 	return r
 }
 
-// delegationRemedy has none inside of a job: Slurm makes the groups as root and
-// hands none on.
+// delegationRemedy returns no remedy inside of a job, because Slurm creates cgroups as root
+// and delegates none.
 func delegationRemedy(h *Host, c Cgroup) Remedy {
 	switch {
 	case h.inJob():

@@ -27,8 +27,7 @@ type Host struct {
 	cgroups func() map[string]string
 }
 
-// kernel is the part of the machine that is not a file to read, so that tests
-// can stand in for it.
+// kernel provides the facts about a machine that are in no file. Tests replace it.
 type kernel interface {
 	Statfs(path string) (filesystem, error)
 	// Access tries access(2) with the effective ids; a directory is written to
@@ -117,7 +116,7 @@ func (localKernel) Limit(resource int) (soft, hard uint64, err error) {
 	return limit.Cur, limit.Max, nil
 }
 
-// SourceTowards asks by connecting a UDP socket, which sends nothing.
+// SourceTowards connects a UDP socket, which sends no packet.
 func (localKernel) SourceTowards(to netip.Addr) netip.Addr {
 	const discard = 9
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, discard)))

@@ -26,15 +26,15 @@ type IDRange struct {
 type IDMap struct {
 	// UIDs and GIDs start with id 0 inside, which is the user.
 	UIDs, GIDs []IDRange
-	// OneUID is true if only the user's own id can be mapped. Reason is the cause,
-	// and Remedy the cure.
+	// OneUID is true if only the user's own id can be mapped. Reason explains OneUID, or
+	// why Complete is false. Remedy adds the missing ids.
 	OneUID bool
 	Reason string
 	Remedy Remedy
 	// Complete is true if every id from 0 to 65535 is mapped.
 	Complete bool
-	// NewUIDMap and NewGIDMap are the programs that write the maps; empty
-	// where OneUID is true.
+	// NewUIDMap and NewGIDMap are the paths of the programs that write the maps. They
+	// are empty if OneUID is true.
 	NewUIDMap, NewGIDMap string
 	// NameService is true if subordinate ids come from a name service (sssd, LDAP).
 	// Only getsubids can read them, see AskNameService.
@@ -75,7 +75,7 @@ func parseSubIDs(content []byte) []subEntry {
 	return entries
 }
 
-// parseIDMap reads /proc/PID/uid_map or gid_map.
+// parseIDMap parses the content of /proc/PID/uid_map or gid_map.
 func parseIDMap(content []byte) []IDRange {
 	var ranges []IDRange
 	for line := range strings.Lines(string(content)) {
@@ -184,8 +184,8 @@ func mapLines(own int, ranges []subRange) []IDRange {
 	return lines
 }
 
-// mapped returns the parts of the ranges that exist in the user namespace with the
-// given map. Without a map (no /proc) all of them count as existing.
+// mapped returns the parts of the ranges that exist in the user namespace with the given
+// map. If the map is empty, because /proc is missing, it returns all ranges.
 func mapped(ranges []subRange, ids []IDRange) []subRange {
 	if len(ids) == 0 {
 		return ranges

@@ -8,17 +8,17 @@ import (
 
 // Memory is the amount of memory that the process and its children may use.
 type Memory struct {
-	// Bytes is the smallest limit found, and Source where it stands.
+	// Bytes is the smallest limit found. Source is the file or variable that has it.
 	Bytes  uint64
 	Source string
-	// Enforced is true where the kernel kills beyond Bytes (a cgroup); a
-	// request known from Slurm's environment may be watched by Slurm only,
-	// or by nobody.
+	// Enforced is true if the limit is a cgroup's, which the kernel enforces by killing
+	// processes. A limit from Slurm's environment may be enforced only by Slurm, or not
+	// at all.
 	Enforced bool
-	// UsageFile counts, in bytes, what the limit is held against; empty where
-	// Enforced is false.
+	// UsageFile is the file with the usage in bytes that the kernel compares with the
+	// limit. It is empty if Enforced is false.
 	UsageFile string
-	// Physical and Available are the machine's, from /proc/meminfo.
+	// Physical and Available are the machine's memory in bytes, from /proc/meminfo.
 	Physical, Available uint64
 }
 
@@ -31,8 +31,8 @@ const (
 	SmallPod = 128 << 20
 )
 
-// Holds reports whether a node fits whose roles need so many bytes. berth doctor
-// and berth run both judge by it.
+// Holds reports whether the memory suffices for a node whose roles need the given number of
+// bytes, and one small pod. berth doctor and berth run both use it.
 func (m Memory) Holds(roles uint64) bool { return m.Bytes >= roles+SmallPod }
 
 // Memory returns the effective memory limit of the process: the smallest of
@@ -67,7 +67,7 @@ func (h *Host) Memory() Memory {
 		if i > 0 {
 			continue
 		}
-		// Ancestors above what is mounted are seen in this sum only.
+		// Only this value includes ancestors above the mounted hierarchy.
 		for line := range strings.Lines(string(h.read(path.Join(dir, "memory.stat")))) {
 			value, ok := strings.CutPrefix(strings.TrimSpace(line), "hierarchical_memory_limit ")
 			if bytes, err := strconv.ParseUint(value, 10, 64); ok && err == nil && bytes < m.Bytes {
@@ -78,8 +78,8 @@ func (h *Host) Memory() Memory {
 	return m
 }
 
-// slurmMemory reads what the job or step asked for. Slurm counts in MiB; 0
-// means all of the node.
+// slurmMemory returns the memory that the job or step requested, in bytes, and the names of
+// the variables. ok is false if there is none: Slurm writes 0 for all memory of the node.
 func (h *Host) slurmMemory() (uint64, string, bool) {
 	times := func(name, count string) (uint64, string, bool) {
 		each, err := strconv.ParseUint(h.getenv(name), 10, 32)
@@ -104,7 +104,7 @@ func (h *Host) slurmMemory() (uint64, string, bool) {
 	return times("SLURM_MEM_PER_GPU", "SLURM_GPUS_ON_NODE")
 }
 
-// kibibytes reads "1024 kB".
+// kibibytes parses a value such as "1024 kB", and returns bytes; 0 for other texts.
 func kibibytes(value string) uint64 {
 	n, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(value, "kB")), 10, 54)
 	if err != nil {

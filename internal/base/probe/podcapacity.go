@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxPods is the largest number of pods that a node offers: its addresses for
-// pods are a /24.
+// MaxPods is the largest number of pods that a node offers. The node's range of pod
+// addresses is larger: 510 in IPv4.
 const MaxPods = 250
 
 const (
@@ -25,25 +25,23 @@ const (
 	// container, so that a program that ran out of memory is reported as OOMKilled
 	// (containerd 2.3, internal/oom). Without delegation it drops these watches.
 	podWatchers = 2
-	// countBelow is a factor: a limit that allows that many times what is needed is so large
-	// that what other programs use of it is not counted.
+	// countBelow is a factor. If a limit is larger than countBelow times the need of the
+	// nodes, the use by other programs is not counted.
 	countBelow = 8
 )
 
-// PodCapacity holds the number of pods that fit into what the kernel's limits leave
-// this user.
+// PodCapacity holds the number of pods that the kernel's limits permit this user.
 type PodCapacity struct {
-	// Pods is MaxPods at most.
+	// Pods is at most MaxPods.
 	Pods int
-	// Limit names the limit that allows no more; empty where Pods is MaxPods.
+	// Limit names the limit that permits no more pods. It is empty if Pods is MaxPods.
 	Limit string
 	// Remedy raises that limit.
 	Remedy Remedy
 }
 
-// PodCapacity returns the number of pods that fit on each of several nodes that the
-// user starts on this machine. Memory is no part of it: the scheduler counts
-// that.
+// PodCapacity returns the number of pods that fit on each of several nodes that the user
+// starts on this machine. It does not consider memory, which the scheduler counts.
 func (h *Host) PodCapacity(nodes int) PodCapacity {
 	nodes = max(nodes, 1)
 	capacity := PodCapacity{Pods: MaxPods}
@@ -89,7 +87,8 @@ func namespaceRemedy(name string) Remedy {
 	return Remedy{Admin: fmt.Sprintf("sysctl -w %s=100000   # and keep it in /etc/sysctl.d/90-berth.conf", name)}
 }
 
-// checkPods answers for the number of pods, as a run decides it.
+// checkPods reports the number of pods that a single node offers here, as berth run
+// computes it.
 func checkPods(h *Host) Result {
 	r := Result{Name: "pods", Title: "pods on a node", Level: Recommended, OK: Yes}
 	capacity := h.PodCapacity(1)
@@ -104,16 +103,16 @@ func checkPods(h *Host) Result {
 	return r
 }
 
-// threadCapacity holds how many threads the user can start, and the limit that
-// allows no more.
+// threadCapacity holds the number of threads that the user can start, and the limit that
+// permits no more.
 type threadCapacity struct {
 	free   uint64
 	limit  string
 	remedy Remedy
 }
 
-// freeThreads returns the smallest room that any limit leaves. What is in use
-// is counted only of limits below enough.
+// freeThreads returns the smallest number of free threads that any limit leaves. It counts
+// the user's own threads only if the limit for the user is not above enough.
 func (h *Host) freeThreads(enough uint64) threadCapacity {
 	capacity := threadCapacity{free: math.MaxUint64, limit: "no limit"}
 	bound := func(limit, used uint64, found string, remedy Remedy) {

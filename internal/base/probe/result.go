@@ -5,26 +5,27 @@ import (
 	"strings"
 )
 
-// State is the answer of one probe.
+// State is the outcome of one probe.
 type State string
 
 const (
 	Yes      State = "yes"
 	No       State = "no"
-	Degraded State = "degraded" // it works, but less well
-	Unknown  State = "unknown"  // it could not be found out
+	Degraded State = "degraded" // the feature works, but with restrictions
+	Unknown  State = "unknown"  // the probe could not find out
 )
 
 // Level is the importance of a feature to berth.
 type Level string
 
 const (
-	Required    Level = "required"    // berth cannot run without
+	Required    Level = "required"    // berth cannot run without the feature
 	Recommended Level = "recommended" // berth runs, with a limit that a user can meet
 	Optional    Level = "optional"    // a convenience, or a part that few need
 )
 
-// Remedy is the cure for a missing feature: commands, ready to be typed.
+// Remedy tells the user and the administrator how to get a missing feature, by commands
+// where possible.
 type Remedy struct {
 	User  string `json:"user,omitempty"`
 	Admin string `json:"admin,omitempty"`
@@ -38,7 +39,7 @@ type Result struct {
 	Title string `json:"title"`
 	Level Level  `json:"level"`
 	OK    State  `json:"ok"`
-	// Found describes what the probe saw, whatever the answer.
+	// Found describes what the probe found, for every value of OK.
 	Found string `json:"found"`
 	// Cost is the effect of the missing feature, and Remedy the cure. Both are
 	// empty if OK is Yes.

@@ -10,13 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Space, in bytes, that a run's scratch directory needs: below minStateSpace a
-// directory is refused, below goodStateSpace another one is preferred.
+// Free space for a run's scratch directory, in bytes. A directory with less than
+// minStateSpace is refused. One with at least goodStateSpace is preferred.
 const (
 	minStateSpace  = 256 << 20
 	goodStateSpace = 4 << 30
 )
 
+// minStateInodes is the number of free inodes that a run needs.
 const minStateInodes = 20000
 
 // Candidate is a directory that could hold the scratch directories of runs:
@@ -26,23 +27,22 @@ type Candidate struct {
 	// Type is the file system's name, such as "ext4". Kind classifies it.
 	Type string
 	Kind Kind
-	// FreeBytes is the space that this user may still write. In memory it counts
-	// against the job.
+	// FreeBytes is the space that this user may still write. If Kind is KindMemory, it
+	// counts against the memory of the job.
 	FreeBytes uint64
-	// NoExec is true where programs in volumes cannot be executed. Container
-	// root file systems are not concerned: overlayfs ignores it.
+	// NoExec is true if programs in volumes cannot be executed. It does not affect
+	// container root file systems: overlayfs ignores it.
 	NoExec bool
-	// Overlay is true where the directory can hold the upper layers of
-	// overlayfs.
+	// Overlay is true if the directory can hold the upper layers of overlayfs.
 	Overlay bool
 	// Reason is the reason why the candidate was refused; empty for the chosen
 	// one.
 	Reason string
 }
 
-// StateDirs returns the places to try, the best first: what the user names
-// (BERTH_STATE_DIR), what Slurm or the site gives the job, then the usual
-// node-local places, memory last.
+// StateDirs returns the directories to try, in the order of preference: the user's
+// choice (BERTH_STATE_DIR), the directories of the job from Slurm or the site, the usual
+// node-local directories, and last /dev/shm, which is in memory.
 func (h *Host) StateDirs() []string {
 	var dirs []string
 	seen := map[string]bool{}
@@ -61,12 +61,11 @@ func (h *Host) StateDirs() []string {
 	return dirs
 }
 
-// StateDir chooses among candidates. Earlier ones win over later ones of the
-// same worth; one that can hold overlays wins over one that cannot, a disk over
-// memory, enough space over little, a mount that allows programs over one that
-// does not. The best candidate has an empty Path
-// where all were refused. The others are returned in their order, with the
-// reason of each.
+// StateDir returns the best of the candidates. It prefers, in this order, a directory that
+// can hold overlays, a disk to memory, enough free space, and a mount that permits
+// programs. Among equal candidates, it takes the first. If all candidates are refused,
+// best has an empty Path. rejected holds the other candidates in their order, each with
+// its Reason.
 func (h *Host) StateDir(candidates []string) (best Candidate, rejected []Candidate) {
 	chosen, worth := -1, -1
 	all := make([]Candidate, 0, len(candidates))
@@ -91,7 +90,7 @@ func (h *Host) StateDir(candidates []string) (best Candidate, rejected []Candida
 			rejected = append(rejected, candidate)
 		}
 	}
-	// The refusal of a shared directory names the better place.
+	// The message about a refused network file system names the chosen directory.
 	for i := range rejected {
 		if rejected[i].Kind == KindNetwork && best.Path != "" {
 			rejected[i].Reason += "; use " + best.Path
@@ -117,9 +116,9 @@ func (c Candidate) worth() int {
 	return worth
 }
 
-// candidate examines one directory. A network file system is known by its
-// mount and left untouched, because one whose server is away hangs every
-// process that looks at it.
+// candidate examines one directory, and sets Reason if it is refused. It detects a network
+// file system by its mount entry and does not access it, because an access hangs if the
+// server is down.
 func (h *Host) candidate(dir string) Candidate {
 	c := Candidate{Path: dir}
 	if !filepath.IsAbs(dir) {
@@ -188,8 +187,8 @@ func (h *Host) candidate(dir string) Candidate {
 	return c
 }
 
-// CheckShared reports why other machines would not see what is put into a folder, which
-// need not be there yet: it has to be on a file system of the network.
+// CheckShared returns an error unless a folder is on a network file system, so that other
+// machines see its content. The folder need not exist.
 func (h *Host) CheckShared(folder string) error {
 	resolved, err := h.resolve(filepath.Clean(folder))
 	if err != nil {
@@ -211,7 +210,8 @@ func (c *Candidate) refuseShared() {
 	}
 }
 
-// resolve follows links, through the file system that tests can replace.
+// resolve follows symbolic links. It reads them through h.root, which tests can replace. It
+// stops at a network file system. It returns ELOOP after 40 links.
 func (h *Host) resolve(dir string) (string, error) {
 	for range 40 { // as many as the kernel follows
 		next := dir
@@ -231,7 +231,7 @@ func (h *Host) resolve(dir string) (string, error) {
 		}
 		dir = next
 		if mount, ok := mountOf(h.mounts(), dir); ok && kindOf(mount.Type, 0) == KindNetwork {
-			return dir, nil // far enough: it is refused, and left untouched
+			return dir, nil // do not access a network file system
 		}
 	}
 	return "", unix.ELOOP
@@ -255,7 +255,7 @@ func unwrapPath(err error) error {
 	return err
 }
 
-// Bytes writes a size for people: "1.5 GiB".
+// Bytes formats a size in bytes with a binary unit, such as "1.5 GiB".
 func Bytes(n uint64) string {
 	const units = "KMGTPE"
 	if n < 1<<10 {

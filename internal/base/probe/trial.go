@@ -50,8 +50,8 @@ const (
 	trialNftables6  = "nftables6"
 )
 
-// trialLimit bounds all trials together. They take some 50 ms; only a hanging
-// mount or name service comes near.
+// trialLimit bounds all trials together. They take about 50 ms, unless a mount or name
+// service hangs.
 const trialLimit = 10 * time.Second
 
 // outcome is the result of a trial. It crosses a pipe as a line of JSON.
@@ -74,17 +74,18 @@ func newOutcome(trial string, err error) outcome {
 
 // Trials runs the trials that need children.
 type Trials struct {
-	// Command is put before the arguments of RunTrial when the program calls
-	// itself: the words that lead its command line there.
+	// Command holds the arguments that make this program call RunTrial. The arguments of
+	// RunTrial follow them.
 	Command []string
-	// Memory narrows the memory that the process finds to what its job has, where
-	// neither the kernel nor the environment says that. It may be nil.
+	// Memory reduces the memory that the process finds to the memory of its job, if
+	// neither the kernel nor the environment limits it. It may be nil.
 	Memory func(context.Context, Memory) Memory
-	// StateDir is a directory for scratch files; may be empty.
+	// StateDir is a directory for scratch files. It may be empty.
 	StateDir string
 }
 
-// outcomes are the results by trial. A trial without a result was not reached.
+// outcomes holds the outcome of each trial by its name. A trial without an outcome was not
+// reached.
 type outcomes map[string]outcome
 
 // run makes all trials. It leaves nothing behind: the namespaces end with the
@@ -110,9 +111,9 @@ func (t Trials) run(ctx context.Context, h *Host, ids IDMap) outcomes {
 	return found
 }
 
-// child starts the program in a new user namespace and records the outcomes
-// that it writes. The error is about the namespace and its ids; a child that
-// ends early has merely fewer outcomes.
+// child starts the program in a new user namespace and records the outcomes that it
+// writes. It returns an error if it cannot create the namespace or map the ids. If the
+// child ends early, outcomes are missing, but child returns no error.
 //
 // The single line of a one-uid map is written before execve, as the sandbox
 // does it: a process with no_new_privs keeps the capabilities that it has, but
@@ -129,7 +130,7 @@ func (t Trials) child(ctx context.Context, ids IDMap, record func(outcome), stag
 	}
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", append(arguments, stage...)...)
 	cmd.SysProcAttr = attributes
-	// A grandchild that keeps the pipe must not keep us.
+	// Do not wait for a grandchild that keeps the pipe open.
 	cmd.WaitDelay = time.Second
 	gate, err := cmd.StdinPipe()
 	if err != nil {
@@ -158,7 +159,7 @@ func (t Trials) child(ctx context.Context, ids IDMap, record func(outcome), stag
 	cancel()
 	ended := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // killed or ended, what it had to say is read
+		_ = cmd.Wait() // its output was read already
 		close(ended)
 	}()
 	select {
@@ -186,7 +187,8 @@ func readOutcomes(r io.Reader, record func(outcome)) {
 	}
 }
 
-// writeMaps gives a process's new user namespace its subordinate ids.
+// writeMaps writes the id maps of a process's new user namespace with newuidmap and
+// newgidmap.
 func writeMaps(ctx context.Context, pid int, ids IDMap) error {
 	for _, program := range []struct {
 		path   string
@@ -212,7 +214,7 @@ func mapArguments(ranges []IDRange) []string {
 	return words
 }
 
-// errnoOf drops what the standard library puts around an error number.
+// errnoOf returns the error number that err wraps, or err.
 func errnoOf(err error) error {
 	if errno, ok := errors.AsType[unix.Errno](err); ok {
 		return errno

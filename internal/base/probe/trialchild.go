@@ -55,10 +55,10 @@ func hold(rest []string, stdin io.Reader) int {
 	return 1
 }
 
-// inside runs as root of the user namespace. It makes the other namespaces one by
-// one, so that each has its own answer, and a child in a PID namespace.
+// inside runs as root of the user namespace. It makes the other namespaces one by one, so
+// that each has its own outcome. Then it runs trialInit in a child in a PID namespace.
 func inside(rest []string, report func(string, error)) int {
-	// Gaining capabilities cleared the signal that the parent had set.
+	// The kernel clears the parent-death signal when a process gains capabilities.
 	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	for _, namespace := range []struct {
 		trial string
@@ -79,7 +79,7 @@ func inside(rest []string, report func(string, error)) int {
 	err := cmd.Start()
 	if err != nil {
 		report(trialPIDNS, errnoOf(err))
-		// Go on without: the other answers are still worth having.
+		// Continue without a PID namespace, because the other outcomes are still useful.
 		return trialInit(rest, report)
 	}
 	report(trialPIDNS, nil)
@@ -252,7 +252,7 @@ func tryFUSE(target string) error {
 	return unix.Unmount(target, unix.MNT_DETACH)
 }
 
-// tryPivot does what runc does for each container.
+// tryPivot changes the root as runc does for each container.
 func tryPivot(root string) error {
 	if err := unix.Chdir(root); err != nil {
 		return err

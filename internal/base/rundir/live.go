@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Memory returns where small files that must not reach a disk are kept, or
-// nothing where there is no such place.
+// Memory returns a writable directory in memory for small files that must not reach a disk,
+// or "" if there is none.
 func Memory(getenv func(string) string) string {
 	for _, dir := range []string{getenv("XDG_RUNTIME_DIR"), sharedMemory} {
 		if dir == "" || !filepath.IsAbs(dir) {
@@ -53,7 +53,7 @@ func Live(base string) []string {
 	for _, home := range Owned(base) {
 		entries, err := os.ReadDir(home)
 		if err != nil {
-			continue // nobody can have one there
+			continue // no run can have a directory there
 		}
 		for _, entry := range entries {
 			path := filepath.Join(home, entry.Name())
@@ -74,7 +74,8 @@ func locked(path string) bool {
 	return errors.Is(unix.Flock(int(file.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// Await returns when no process has the directory locked any more.
+// Await returns nil when no process has the directory locked any more, or if it has no
+// lock file.
 func Await(path string) error {
 	file, err := os.Open(filepath.Join(path, lockName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,8 +109,8 @@ func Claim(base, name string) (*Dir, error) {
 	return nil, fmt.Errorf("make run directory %s: %w", name, fs.ErrExist)
 }
 
-// reclaim removes the directory if nobody has locked it, and reports whether it
-// is gone.
+// reclaim removes the directory if no process has locked it. It reports whether the name is
+// free.
 func reclaim(base, name string) bool {
 	for _, home := range Owned(base) {
 		path := filepath.Join(home, name)
@@ -125,8 +126,8 @@ func reclaim(base, name string) bool {
 			return false
 		}
 		dir := Dir{Path: path, Lock: lock}
-		// Another process may have done the same meanwhile, and have made a
-		// new directory of that name.
+		// Another process may have removed the directory meanwhile, and made a new one with
+		// this name.
 		if !dir.current() {
 			lock.Close()
 			return true
@@ -146,8 +147,8 @@ func (d *Dir) current() bool {
 	return err == nil && os.SameFile(mine, there)
 }
 
-// Remove removes a directory with no files but this user's, and unlocks it. It
-// leaves its name at once: another process may want that.
+// Remove removes a directory that contains only files of this user, and unlocks it. It
+// renames the directory first, so that another process can use the name at once.
 func (d *Dir) Remove() error {
 	defer d.Lock.Close()
 	aside, err := os.MkdirTemp(filepath.Dir(d.Path), newPrefix)

@@ -30,10 +30,9 @@ type Dir struct {
 	Lock *os.File
 }
 
-// Home returns the name of the user's own directory below base, where its runs
-// have their directories. Other users can take that name in a place that
-// everybody writes to; then the directory has the name and a suffix that nobody
-// can foresee.
+// Home returns the path of the user's own directory below base, which contains the
+// directories of runs. If base is writable for everybody, another user can take that name.
+// Then the directory has the name with a random suffix.
 func Home(base string) string { return filepath.Join(base, fmt.Sprintf("berth-%d", os.Getuid())) }
 
 // Owned returns this user's directories below base with the name of Home, or that
@@ -45,7 +44,7 @@ func Owned(base string) []string {
 	if owned(first) {
 		homes = append(homes, first)
 	}
-	// A directory that cannot be read had no room for another name either.
+	// If base cannot be read, only the directory without a suffix is found.
 	entries, _ := os.ReadDir(base)
 	for _, entry := range entries {
 		path := filepath.Join(base, entry.Name())
@@ -98,7 +97,7 @@ func create(base, run string) (*Dir, error) {
 	return dir, nil
 }
 
-// makeHome makes the user's own directory, or finds it.
+// makeHome returns the user's own directory below base, and creates it if necessary.
 func makeHome(base string) (string, error) {
 	home := Home(base)
 	if homes := Owned(base); len(homes) > 0 {
@@ -107,7 +106,7 @@ func makeHome(base string) (string, error) {
 		return "", fmt.Errorf("make run directory: %w", err)
 	}
 	if !owned(home) {
-		// Where a run's end has just removed it, Create tries again.
+		// If another run has just removed it at its end, Create tries again.
 		_, err := os.Lstat(home)
 		if err != nil {
 			return "", fmt.Errorf("make run directory: %w", err)
@@ -140,8 +139,7 @@ func lock(path string) (*Dir, error) {
 	return &Dir{Path: path, Lock: file}, nil
 }
 
-// Stale returns the directories of runs below base whose processes are all
-// gone.
+// Stale returns the directories of runs below base that no process has locked any more.
 func Stale(base string) ([]string, error) {
 	var stale []string
 	for _, home := range Owned(base) {
