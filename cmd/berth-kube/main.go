@@ -1,4 +1,4 @@
-// Command berth-kube is the roles of a cluster that are Kubernetes itself:
+// Command berth-kube runs the roles of a cluster that are parts of Kubernetes:
 // control (etcd, API server, controller manager, scheduler), controllers (the
 // latter two where there are several control planes) and node (kubelet,
 // kube-proxy, volumes). Under the name kubectl it is kubectl, which shares most of
@@ -30,9 +30,9 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: berth-kube control|controllers|node --plan FILE; berth starts it, nobody else has to")
 		os.Exit(2)
 	}
-	// Everything in a job may be signalled at once (scancel, time limit), also
-	// what has no part in deciding its end. The supervisor's order to stop is
-	// the one signal that nobody else sends.
+	// Slurm may signal all processes of a job at once (scancel, time limit), but only the
+	// supervisor decides when a role ends. So a role stops in order only at SIGPWR, which
+	// Slurm never sends.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGPWR)
 	defer stop()

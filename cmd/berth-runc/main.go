@@ -1,6 +1,6 @@
-// Command berth-runc is runc for pods with the fast path: their processes get
-// its seccomp filter in addition to any profile. It installs the filter on
-// itself and becomes runc, whose children inherit it. Rejected alternative: runc
+// Command berth-runc is runc for pods with the fast path: their processes get the
+// fast path's seccomp filter in addition to any profile. berth-runc installs the filter
+// on itself and becomes runc, whose children inherit the filter. Rejected alternative: runc
 // could install it (linux.seccomp.listenerPath), but the filter would have to be
 // combined with every profile in libseccomp's language. That language cannot
 // describe what i386's socketcall may do, and it takes 20 ms to compile.
@@ -19,9 +19,9 @@ import (
 	"berth.dev/berth/internal/network/fastpath"
 )
 
-// Variables that the shim sets: where a Switch takes filters, the description of
-// the pod for the Switch (none for a pod without the fast path), whether there
-// is only one node, and the memory in bytes that each container may use.
+// Variables that the shim sets: the socket where a Switch receives filters, the
+// description of the pod for the Switch (none for a pod without the fast path), whether
+// there is only one node, and the memory in bytes that each container may use.
 const (
 	socketVariable = "BERTH_FAST_PATH"
 	podVariable    = "BERTH_FAST_PATH_POD"

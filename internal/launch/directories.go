@@ -41,8 +41,8 @@ func (d *directories) fill() error {
 	return nil
 }
 
-// leave lets go of the locks. It removes the directories unless a janitor has done
-// so.
+// leave releases the locks. It removes the directories first, unless removed is set because
+// the janitor does that.
 func (d *directories) leave(removed bool) error {
 	var err error
 	for _, dir := range []*rundir.Dir{d.scratch, d.private} {
@@ -53,7 +53,7 @@ func (d *directories) leave(removed bool) error {
 			err = errors.Join(err, os.RemoveAll(dir.Path))
 		}
 		dir.Lock.Close()
-		// If another run's directory is there, it stays.
+		// This fails if the parent contains a directory of another run.
 		_ = os.Remove(filepath.Dir(dir.Path))
 	}
 	return err
@@ -84,9 +84,10 @@ func (d *directories) writeKubeconfig(content []byte) error {
 	return d.write(rundir.KubeconfigFile, content, "write kubeconfig")
 }
 
-// noteHead stores the name of the head.
+// noteHead stores the name of the head for other processes on this host.
 func (d *directories) noteHead(name string) error {
-	// It is replaced atomically: without a name, the API server would seem to be here.
+	// Replace the file atomically: without a name in it, this node would seem to be the
+	// head.
 	const what = "record the head's name"
 	if err := d.write(rundir.HeadFile+".new", []byte(name), what); err != nil {
 		return err
@@ -98,7 +99,8 @@ func (d *directories) noteHead(name string) error {
 	return nil
 }
 
-// tools makes kubectl and helm available to the command.
+// tools links kubectl and helm into the run's directory, and returns the paths that the
+// command needs.
 func (d *directories) tools() (command.Tools, error) {
 	t := command.Tools{
 		Kubeconfig: filepath.Join(d.private.Path, rundir.KubeconfigFile),

@@ -43,7 +43,7 @@ type followObject struct {
 	Source string
 }
 
-// followEvent is a message from the process. One field is set.
+// followEvent is a message from the process. One of Warn, Inform, Step and Result is set.
 type followEvent struct {
 	Warn, Inform string
 	Step         *workload.Step

@@ -29,9 +29,9 @@ type imported struct {
 	Error   string `json:"error"`
 }
 
-// importImages imports the run's archives into containerd. It ends before any
-// object is applied. The kubelet would pull the image of an earlier pod from a
-// registry, fail, and wait for a back-off.
+// importImages imports the run's archives into containerd. It returns before any object is
+// applied. Otherwise the kubelet could try to pull an image that is not imported yet, fail,
+// and wait for its back-off.
 func (n *node) importImages(ctx context.Context) error {
 	if len(n.archives) == 0 {
 		return nil
@@ -100,9 +100,9 @@ func (n *node) importArchives(ctx context.Context, archives []archive.Archive, s
 	return exitcode.Wrap(exitcode.NoInput, errors.Join(problems...))
 }
 
-// readImports reads what the program that imports archives reports, and returns the
-// archives that it could not import. It returns at once when ctx ends, because the
-// program may need long for an archive; it ends with the sandbox.
+// readImports reads the output of the program that imports archives, and returns an error
+// for each archive that it could not import. It returns at once when ctx ends, because
+// the program may need long for an archive. The program ends with the sandbox.
 func readImports(ctx context.Context, log *slog.Logger, from io.ReadCloser, archives int) (problems []error, err error) {
 	defer context.AfterFunc(ctx, func() { from.Close() })()
 	var done atomic.Int32
@@ -135,7 +135,7 @@ func readImports(ctx context.Context, log *slog.Logger, from io.ReadCloser, arch
 // time until each further report doubles.
 const firstImportReport = 5 * time.Second
 
-// reportImport reports the progress of an import until it is stopped.
+// reportImport logs the progress of an import until the caller calls stop.
 func reportImport(log *slog.Logger, done *atomic.Int32, all int) (stop func()) {
 	began, stopped := time.Now(), make(chan struct{})
 	var reporting sync.WaitGroup

@@ -29,11 +29,11 @@ const (
 	logSpoolEnv = "BERTH_LOG_SPOOL"
 )
 
-// logRole opens the log of each container of this node as soon as it appears, and
-// serves it to the process that passes the workload's output on. The kubelet
-// forwards requests to it. Without the role, the API server serves the logs, as
-// for kubectl. The kubelet deletes all but two files of a container. The role
-// keeps deleted files until they were read.
+// logRole returns the role that serves the logs of this node's containers to the process
+// that passes the workload's output on. The role opens each log as soon as it appears. The
+// kubelet forwards requests to the role. Without the role, the API server serves the logs,
+// as for kubectl. The kubelet deletes all but two files of a container. The role keeps
+// deleted files until they were read.
 func logRole(plan cluster.Plan, box *sandbox.Sandbox, getenv func(string) string) *supervisor.Role {
 	return supervisor.InSandbox(box, &supervisor.Role{
 		Name: "logs", Path: "/proc/self/exe", Optional: true,

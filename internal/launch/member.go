@@ -14,8 +14,8 @@ import (
 	"berth.dev/berth/internal/launch/pulls"
 )
 
-// signalTimeout bounds the wait for the head after a signal. It is longer than any
-// workload takes to end. The loss of the head is noticed in other ways.
+// signalTimeout bounds how long this node stays for the head's workload after a signal. It
+// does not serve to notice the loss of the head.
 const signalTimeout = ownGrace
 
 // takePart runs a node that is not the head. The node follows the head's plan until
@@ -40,7 +40,7 @@ func (r *run) takePart(ctx context.Context) (code int, err error) {
 	defer stop()
 	staying, lead := context.WithCancelCause(ctx)
 	defer lead(nil)
-	// Run gives the reasons for the order of the end.
+	// Comments in lead give the reasons for the order of the end.
 	r.start.list = []step{
 		{name: "host", do: r.inspectHost, stop: func() { r.localMembers.End() }},
 		{name: "directories", do: r.makeDirectories, undo: func() error { return r.dirs.leave(r.box != nil) }},

@@ -42,15 +42,15 @@ const (
 // must not end etcd.
 func replicaRoles(plan cluster.Plan, box *sandbox.Sandbox, listener *os.File) []*supervisor.Role {
 	file := plan.Paths.Plan()
-	way := supervisor.InSandbox(box, &supervisor.Role{
+	balancing := supervisor.InSandbox(box, &supervisor.Role{
 		Name: "balancer", Path: "/proc/self/exe",
 		Args: []string{BalancerArg, file},
 	})
 	if !plan.Control() {
-		return []*supervisor.Role{way}
+		return []*supervisor.Role{balancing}
 	}
-	way.Passed = []supervisor.Passed{{Flag: balancerListenerFlag, File: listener}}
-	return []*supervisor.Role{way, supervisor.InSandbox(box, &supervisor.Role{
+	balancing.Passed = []supervisor.Passed{{Flag: balancerListenerFlag, File: listener}}
+	return []*supervisor.Role{balancing, supervisor.InSandbox(box, &supervisor.Role{
 		Name: "controllers", Path: filepath.Join(plan.Paths.Libexec, "berth-kube"),
 		Args: []string{"controllers", "--plan", file}, NotifyFlag: "--notify-fd",
 	})}

@@ -93,6 +93,7 @@ func (r *run) stayUp(ctx context.Context) error {
 // The messages of the start are in the same stream.
 const upMark = "berth-up: "
 
+// sayUp writes the line that reports that the cluster is up.
 func sayUp(to io.Writer, facts persistent.Facts) error {
 	encoded, err := json.Marshal(facts)
 	if err == nil {
@@ -101,7 +102,7 @@ func sayUp(to io.Writer, facts persistent.Facts) error {
 	return err
 }
 
-// parseUp parses such a line.
+// parseUp parses a line that sayUp wrote. ok is false for any other line.
 func parseUp(line string) (facts persistent.Facts, ok bool) {
 	encoded, ok := strings.CutPrefix(line, upMark)
 	return facts, ok && json.Unmarshal([]byte(encoded), &facts) == nil

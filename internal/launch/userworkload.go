@@ -66,7 +66,8 @@ func (w *userWorkload) follow(ctx context.Context, ids string, giveUp context.Ca
 	return w.result(result, w.asked.Load(), err)
 }
 
-// result returns the exit code of a workload and logs the reason of a failure.
+// result returns the exit code of a workload and logs the reason of a failure. asked is set
+// if the workload was asked to end: then neither a failure nor lost output is reported.
 func (o Options) result(result workload.Result, asked bool, err error) (int, error) {
 	if errors.As(err, new(*workload.NeverStarts)) {
 		return 0, exitcode.Wrap(exitcode.NeverStarts, err)
@@ -80,8 +81,8 @@ func (o Options) result(result workload.Result, asked bool, err error) (int, err
 	return result.Code, err
 }
 
-// end asks the command and, by the function pods, the pods to end if a signal or the
-// time limit is the cause. It returns when both have ended, or with the time for it.
+// end asks the command and the pods to end if cause is a signal or the time limit. It calls
+// pods for the pods. It returns when both have ended, or their time is over.
 func (w *userWorkload) end(ctx context.Context, cause error, pods func(context.Context, time.Duration)) {
 	both := func(ctx context.Context, grace time.Duration) {
 		var ending sync.WaitGroup

@@ -9,7 +9,7 @@ import (
 type Script struct {
 	// Name is the job's name, unless an option sets it.
 	Name string
-	// Options become lines of #SBATCH, so that the script says all of the job.
+	// Options become lines of #SBATCH, so that the script describes the whole job.
 	Options []Option
 	// Berth is the absolute path of the program, and Args its arguments.
 	Berth string
@@ -23,8 +23,8 @@ type Script struct {
 	CommandLine []string
 }
 
-// missing is the exit code of a script that does not find its program, as that
-// of any machine that lacks what a cluster needs.
+// missing is the exit code of a script that does not find its program. It equals
+// exitcode.Unavailable.
 const missing = 69
 
 // Text renders the script. It is for any POSIX shell.
@@ -68,7 +68,7 @@ fi
 	return []byte(b.String())
 }
 
-// join makes one line for a shell of words.
+// join quotes words for a shell and joins them to one line.
 func join(words []string) string {
 	quoted := make([]string, len(words))
 	for i, word := range words {
@@ -77,7 +77,7 @@ func join(words []string) string {
 	return strings.Join(quoted, " ")
 }
 
-// quote makes one word for a shell.
+// quote quotes a word for a shell where that is necessary.
 func quote(word string) string {
 	if word != "" && strings.Trim(word, plain) == "" {
 		return word
@@ -85,6 +85,7 @@ func quote(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
+// plain holds the characters that need no quotes.
 const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+./:,@%"
 
 // optionLine writes an option as sbatch reads it from a script, which is not
@@ -97,8 +98,9 @@ func optionLine(words []string) string {
 	return strings.Join(quoted, " ")
 }
 
-// quoteOption: within double quotes sbatch takes a backslash for the character
-// behind it. A line cannot be continued, so its end becomes a space.
+// quoteOption quotes a word for a #SBATCH line. Within double quotes sbatch removes a
+// backslash and keeps the character after it. A line cannot be continued, so a newline
+// becomes a space.
 func quoteOption(word string) string {
 	if word != "" && strings.Trim(word, plain) == "" {
 		return word

@@ -25,16 +25,18 @@ type State struct {
 	Stdout, Stderr string
 }
 
+// final holds the names of the states of ended jobs.
 var final = []string{"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
 
 // ended reports whether the job will not run any more.
 func (s State) ended() bool { return slices.Contains(final, s.Name) }
 
-// signalNotBegun is the number that slurmd gives instead of a signal for a script
-// that it could not begin: 0:53.
+// signalNotBegun stands for the signal in the exit status (0:53) of a script that slurmd
+// could not start.
 const signalNotBegun = 53
 
-// ExitCode returns the script's exit code if the script ended by itself.
+// ExitCode returns the script's exit code if the script ended by itself, and otherwise the
+// exit code of berth for the reason why it ended, as in package exitcode.
 func (s State) ExitCode() int {
 	switch {
 	case s.Name == "TIMEOUT" || s.Name == "DEADLINE":
@@ -57,7 +59,7 @@ func (s State) ExitCode() int {
 	return 1
 }
 
-// text says in a few words how the job is.
+// text describes the state in a few words.
 func (s State) text() string {
 	name := strings.ToLower(s.Name)
 	switch {
@@ -75,7 +77,7 @@ func (s State) text() string {
 	return name
 }
 
-// readStates asks for all parts of a job.
+// readStates asks Slurm for the states of all parts of a job.
 func readStates(ctx context.Context, job Job, ask slurm.Ask) ([]State, error) {
 	command := []string{"scontrol"}
 	if job.Cluster != "" {

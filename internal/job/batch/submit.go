@@ -20,26 +20,27 @@ func (r *Refused) Error() string { return fmt.Sprintf("sbatch ended with exit co
 // Submission holds the arguments and input of sbatch.
 type Submission struct {
 	Options []Option
-	// Env is the environment of sbatch, and with that of the job.
+	// Env is the environment of sbatch, and so of the job.
 	Env    []string
 	Script []byte
-	// Wait says that the job will be waited for.
+	// Wait is set if the caller waits for the job and so needs its number.
 	Wait bool
-	// Stdout and Stderr receive what sbatch says.
+	// Stdout and Stderr receive the output of sbatch.
 	Stdout, Stderr io.Writer
 }
 
-// Job is one that has been submitted.
+// Job identifies a submitted job.
 type Job struct {
 	// ID is the number of the job, of the whole array, or of the first
 	// component.
 	ID string
-	// Cluster is Slurm's name of another machine, where the job went to one.
+	// Cluster is Slurm's name of the cluster if the job was sent to another one.
 	Cluster string
 }
 
-// Submit calls sbatch. The job is empty where sbatch printed none, as with
-// --test-only, or --quiet where nobody waits.
+// Submit calls sbatch and returns the submitted job. The job is empty if sbatch printed
+// none, as with --test-only, or with --quiet and without Wait. If sbatch fails, the error is
+// a *Refused.
 func Submit(ctx context.Context, sbatch string, s Submission) (Job, error) {
 	command := exec.CommandContext(ctx, sbatch)
 	var said bytes.Buffer
@@ -75,7 +76,7 @@ var (
 	parsable  = regexp.MustCompile(`(?m)^(\d+)(?:;(\S+))?$`)
 )
 
-// submitted finds the job in what sbatch says.
+// submitted finds the job in the output of sbatch.
 func submitted(output string) Job {
 	for _, form := range []*regexp.Regexp{announced, parsable} {
 		if found := form.FindStringSubmatch(strings.TrimRight(output, " ")); found != nil {

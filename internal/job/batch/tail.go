@@ -13,9 +13,9 @@ import (
 // again, because a network file system fetches others' writes at an open.
 const readPeriod = 250 * time.Millisecond
 
-// Tail copies what is written to a file, which need not be there yet, until ctx
-// ends; then the rest. A file that became shorter, as that of a job that was
-// requeued, is copied from its start.
+// Tail copies a file that grows. When ctx ends, it copies the rest and returns. The file
+// need not exist yet. If it becomes shorter, as the output of a requeued job does, Tail
+// copies it from its start.
 func Tail(ctx context.Context, path string, to io.Writer) error {
 	var offset int64
 	for {
@@ -35,7 +35,7 @@ func Tail(ctx context.Context, path string, to io.Writer) error {
 	}
 }
 
-// copyFrom copies a file from an offset on, and returns where it ends.
+// copyFrom copies a file from an offset on, and returns the offset of the next byte.
 func copyFrom(path string, offset int64, to io.Writer) (int64, error) {
 	file, err := os.Open(path)
 	if err != nil {

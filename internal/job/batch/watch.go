@@ -27,14 +27,15 @@ type Watcher struct {
 	// Started is called once, when the files of the job's output are known.
 	Started func(State)
 
-	states   []State
-	started  bool
-	failing  bool
+	states  []State
+	started bool
+	// failing is set while the controller does not answer.
+	failing bool
+	// reported is the text that report printed last.
 	reported string
 }
 
-// Watch waits until all of a job has ended, and returns the states of its
-// parts.
+// Watch waits until all parts of a job have ended, and returns their states.
 func (w *Watcher) Watch(ctx context.Context, job Job) ([]State, error) {
 	for since := time.Now(); ; {
 		changed, err := w.look(ctx, job)
@@ -55,8 +56,9 @@ func (w *Watcher) Watch(ctx context.Context, job Job) ([]State, error) {
 	}
 }
 
-// look queries the state once. It is repeated, because a controller that does not
-// answer now may answer later.
+// look queries the state once and reports whether it changed. If the controller does not
+// answer, look only logs that, because the controller may answer later. It returns an error
+// if Slurm does not know the job any more or ctx has ended.
 func (w *Watcher) look(ctx context.Context, job Job) (changed bool, err error) {
 	now, err := readStates(ctx, job, w.Ask)
 	switch {

@@ -129,7 +129,7 @@ func (f *Folder) Withdraw(node string) {
 // Clear removes everything that the step has in the folder.
 func (f *Folder) Clear() error { return f.root.RemoveAll(f.below) }
 
-// Close can be called twice.
+// Close closes the folder, and does not remove anything. It can be called twice.
 func (f *Folder) Close() error { return f.root.Close() }
 
 func (f *Folder) file(node string) string { return f.below + "/" + node }

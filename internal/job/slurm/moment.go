@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Moment is the state of a job at a moment.
+// Moment is a snapshot of the state of a job.
 type Moment struct {
 	// Running is true if the job runs and nothing has begun to end it.
 	Running bool

@@ -28,7 +28,8 @@ type Archive struct {
 	Root, SIF bool
 }
 
-// Find checks the archives that the command line names.
+// Find returns the archives that the command line names. It returns an error if one cannot
+// be read, or if its beginning shows that it is no image.
 func Find(images []string) ([]Archive, error) {
 	var found []Archive
 	for _, image := range images {

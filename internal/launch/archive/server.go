@@ -49,6 +49,7 @@ type Source struct {
 // several.
 const sourceName = "archives"
 
+// Serve starts a server for archives, which listens on a free port of ports.
 func Serve(archives []Archive, ports rendezvous.PortRange) (*Server, error) {
 	shared, err := identity.NewShared(sourceName, sourceName)
 	if err != nil {
@@ -87,6 +88,7 @@ func newPool(authority []byte) *x509.CertPool {
 	return pool
 }
 
+// Close ends the server and its connections. It does nothing if s is nil.
 func (s *Server) Close() {
 	if s != nil {
 		s.server.Close()

@@ -34,13 +34,15 @@ func findOwnNetwork(job slurm.Job, getenv func(string) string, local []netip.Add
 	return &ownNetwork{names: podNames(job, getenv), look: look}
 }
 
+// hasOwnNetwork reports whether this process is in the own network of a job: the variable
+// names an address of this host.
 func hasOwnNetwork(getenv func(string) string, local []netip.Addr) bool {
 	own, err := netip.ParseAddr(getenv(PodAddress))
 	return err == nil && slices.Contains(local, own)
 }
 
-// NetworkOf returns the number of the job whose network this is, or an empty
-// string in the hosts' network. Each component of a heterogeneous job has its own
+// NetworkOf returns the number of the job whose own network this process is in, or an
+// empty string in the hosts' network. Each component of a heterogeneous job has its own
 // network.
 func NetworkOf(job slurm.Job, getenv func(string) string, local []netip.Addr) string {
 	if !hasOwnNetwork(getenv, local) {

@@ -52,6 +52,7 @@ type keptMessage struct {
 	Data json.RawMessage
 }
 
+// New returns a Layers without mounts, before its role is started.
 func New() (*Layers, error) {
 	l := &Layers{}
 	var err error
@@ -138,6 +139,7 @@ func (l *Layers) keep(conn *net.UnixConn) {
 	}
 }
 
+// take closes the stored descriptors of a mount, and stores files if there are any.
 func (l *Layers) take(message keptMessage, files []*os.File) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -72,7 +72,7 @@ func Hold(plan cluster.Plan, overlay *hostnet.Overlay, listeners []*os.File, con
 	return h, nil
 }
 
-// addTo adds what the net role inherits.
+// addTo adds the files that the net role inherits.
 func (h *Held) addTo(fds *linux.FDTable) {
 	fds.Add(fdListener, h.listeners...)
 	fds.Add(fdContainers, h.containers)
@@ -82,8 +82,7 @@ func (h *Held) addTo(fds *linux.FDTable) {
 	fds.Add(fdServices, h.services[0])
 }
 
-// ForNodeRole returns what the node role inherits. There is nothing without a
-// Switch.
+// ForNodeRole returns the files that the node role inherits, or nil if h is nil.
 func (h *Held) ForNodeRole() []supervisor.Passed {
 	if h == nil {
 		return nil
@@ -98,7 +97,7 @@ func (h *Held) release() {
 	}
 }
 
-// Close may be called twice, and on nil.
+// Close closes the files that Hold opened. It may be called twice, and on nil.
 func (h *Held) Close() {
 	if h == nil {
 		return

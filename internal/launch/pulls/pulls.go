@@ -77,7 +77,8 @@ func (p Settings) RuntimeEnv(run string, getenv func(string) string) []string {
 	return env
 }
 
-// OutsideEnv returns the same settings for a process outside the sandbox.
+// OutsideEnv returns the settings of RuntimeEnv in the environment of a process outside the
+// sandbox, with the user's own paths.
 func (p Settings) OutsideEnv(getenv func(string) string) []string {
 	env := slices.Clone(p.proxies)
 	for _, name := range []string{"SSL_CERT_FILE", "SSL_CERT_DIR"} {

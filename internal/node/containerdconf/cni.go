@@ -11,13 +11,13 @@ import (
 // CNI returns the configuration of the pod network on one node: a bridge with
 // the node's part of each pod range, and host ports through nftables.
 //
-// The ports of the bridge are isolated: pods of a node reach each other through
-// its routing, where Services and network policies work, and not behind its
-// back. Bridged packets would come by there only with the module br_netfilter,
-// and those to link-local addresses never.
+// The ports of the bridge are isolated, so that pods of a node reach each other only
+// through the node's routing, where Services and network policies apply. They would apply
+// to bridged packets only with the module br_netfilter, and to bridged packets for
+// link-local addresses never.
 //
-// Nothing is masqueraded here: the way out accepts any source address, and
-// kube-proxy masquerades what has to come back through the node.
+// Nothing is masqueraded here: the egress device accepts any source address, and
+// kube-proxy masquerades packets if their replies must come back through the node.
 func CNI(plan cluster.Plan) []byte {
 	var ranges [][]cniRange
 	var routes []cniRoute

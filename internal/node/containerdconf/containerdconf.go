@@ -63,8 +63,8 @@ func Containerd(plan cluster.Plan) []byte {
 	).Replace(containerdTemplate))
 }
 
-// fastPathEnv passes to shims where the fast path takes filters of containers, and
-// berth-runc which calls it has to see.
+// fastPathEnv returns environment variables of shims for berth-runc: the path of the socket
+// that receives the seccomp filters of containers, and whether there is only one node.
 func fastPathEnv(plan cluster.Plan) string {
 	if !plan.FastPath {
 		return ""
@@ -85,9 +85,9 @@ func mirrorHosts(plan cluster.Plan) string {
 	return plan.Paths.RegistryHosts()
 }
 
-// allowance returns by how many bytes a container may pass its memory limit
-// before the shim notices. It has to fit into what is reserved for berth, and
-// the less it is, the more often an idle container is looked at.
+// allowance returns by how many bytes a container may exceed its memory limit before the
+// shim notices. It must fit into the memory that is reserved for berth. The smaller it is,
+// the more often the shim checks an idle container.
 func allowance(reserved uint64) uint64 {
 	return min(max(reserved/4, 64<<20), 256<<20)
 }

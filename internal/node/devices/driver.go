@@ -39,7 +39,8 @@ func (m Machine) libraryFolders(libraryPath string) []string {
 	return slices.DeleteFunc(append(folders, usualFolders()...), func(folder string) bool { return !filepath.IsAbs(folder) })
 }
 
-// configured reads a file of the dynamic linker's configuration.
+// configured returns the folders in a file of the dynamic linker's configuration and in
+// the files that it includes, at most four deep. It skips files that it cannot read.
 func (m Machine) configured(path string, depth int) []string {
 	text, err := os.ReadFile(m.at(path))
 	if err != nil || depth > 4 {
@@ -67,6 +68,8 @@ func (m Machine) configured(path string, depth int) []string {
 	return folders
 }
 
+// versioned matches the file name of a library, and captures the part up to .so and the
+// version.
 var versioned = regexp.MustCompile(`^(lib.+\.so)\.(\d+\.\d+[.\d]*)$`)
 
 // findDriver finds the driver libraries that a program on the host would load:
@@ -99,8 +102,8 @@ func (m Machine) findDriver(folders []string) driver {
 	return d
 }
 
-// ours reports whether programs for this machine's architecture could load a
-// library. If the file cannot be parsed, it leaves the decision to the linker.
+// ours reports whether a library is a 64-bit one. If the file cannot be parsed, ours
+// returns true and leaves the decision to the dynamic linker.
 func ours(path string) bool {
 	file, err := elf.Open(path)
 	if err != nil {

@@ -11,10 +11,10 @@ type GPUs struct {
 	// Numbers are the numbers of the device files, as Slurm counts GPUs; nil if
 	// Slurm gives none.
 	Numbers []string
-	// Visible are the positions, among the GPUs that can be opened, or the
-	// UUIDs of those to use; nil means all of them.
+	// Visible lists the GPUs to use: their UUIDs, or their positions among the GPUs that
+	// can be opened. nil means all of them.
 	Visible []string
-	// Job is true inside of a job, where only what it was given is used.
+	// Job is set inside a job, which may use only the GPUs that Slurm gave it.
 	Job bool
 }
 
@@ -24,8 +24,8 @@ var visibleVariables = []string{"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", 
 // FromEnv reads the environment of this node's task. numbers are Slurm's numbers
 // of its GPUs.
 //
-// In a job with constrained devices, Slurm numbers the visible GPUs from 0
-// again, so its own numbers take precedence if there are any.
+// In a job with constrained devices, the variables number the visible GPUs from 0 again, so
+// numbers takes precedence over them if it is not empty.
 func FromEnv(getenv func(string) string, inJob bool, numbers []string) GPUs {
 	gpus := GPUs{Numbers: numbers, Job: inJob}
 	for _, variable := range visibleVariables {
@@ -48,7 +48,8 @@ func (g GPUs) none() bool {
 // firstRenderNode is the number of the first file /dev/dri/renderD*.
 const firstRenderNode = 128
 
-// choose returns the job's GPUs out of all, in their order.
+// choose returns the job's GPUs among all, in the order of Numbers or Visible. found
+// receives a notice for each GPU that is not offered.
 func (g GPUs) choose(all []gpu, found *Found) []gpu {
 	var chosen []gpu
 	pick := func(id, source string, is func(int, gpu) bool) {

@@ -12,11 +12,11 @@ import (
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// NVIDIA's driver in a container is files of the host's, of the very version of
-// the kernel module: libraries, and a few programs. NVIDIA's own library that
-// lists them (nvcdi) asks the driver through its C library, which a static
-// program cannot load; so they are found by their names. What belongs to one
-// driver ends in its version.
+// A container with a GPU gets the user-space files of NVIDIA's driver from the host:
+// libraries, and a few programs. Their version must be that of the kernel module. NVIDIA's
+// library that lists them (nvcdi) asks the driver through its C library, which a static
+// program cannot load. So this package finds the files by their names: the libraries of one
+// driver end in its version.
 
 // driverFolder is the directory of the driver's libraries in containers. Images
 // made for CUDA look there.
@@ -47,7 +47,8 @@ func (m Machine) nvidiaGPUs() []gpu {
 			}
 		}
 	}
-	// Not every container has the driver's reports about the GPUs.
+	// If berth itself runs in a container, the driver's reports about the GPUs may be
+	// missing.
 	reports, _ := filepath.Glob(m.at("/proc/driver/nvidia/gpus/*/information"))
 	for _, path := range reports {
 		minor, uuid := information(path)
@@ -65,7 +66,8 @@ func (m Machine) nvidiaGPUs() []gpu {
 	return all
 }
 
-// information reads what the driver says of a GPU.
+// information returns the minor number and the UUID of a GPU from a report of the driver.
+// The number is -1 if the report has none.
 func information(path string) (minor int, uuid string) {
 	minor = -1
 	text, err := os.ReadFile(path)

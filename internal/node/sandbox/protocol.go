@@ -11,6 +11,7 @@ type request struct {
 	Signal *signalling `json:",omitempty"`
 }
 
+// signalling is a request to send a signal to the command with a name.
 type signalling struct {
 	Name   string
 	Signal syscall.Signal
