@@ -18,11 +18,10 @@ import (
 const repeatWithin = 3 * time.Second
 
 // attempts holds the connections that pods have asked for and do not have yet.
-// The host answers for some of them after two minutes or never, so the number
-// that wait for it is bounded, and shared fairly: when the table is full, the
-// pod with the most loses its oldest attempt to a pod with fewer. A SYN that
-// finds no room is ignored, as if the network had lost it. The pod's kernel repeats
-// it.
+// Some destinations answer only after two minutes or never. So the number of waiting
+// attempts is bounded, and shared fairly: when the table is full, the pod with the most
+// loses its oldest attempt to a pod with fewer. A SYN that finds no room is ignored, as if
+// the network had lost it. The pod's kernel repeats it.
 //
 // An attempt also ends when the pod stops repeating its SYN: no packet reports that
 // a program has given up.
@@ -40,10 +39,10 @@ type attempts struct {
 // attempt is one connection, from the pod's SYN until it is made or refused.
 type attempt struct {
 	pod netip.Addr
-	// sequence is quoted by an ICMP error about the SYN.
+	// sequence is the sequence number of the SYN. An ICMP error quotes it.
 	sequence uint32
 	began    time.Time
-	waits    bool // for the host
+	waits    bool // the destination has not answered yet
 	// ctx ends when the pod has given up, or another pod needs the room.
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -59,12 +58,12 @@ func newAttempts(e *engine) *attempts {
 	}
 }
 
-// admit takes a SYN. It calls forward for the first of a connection if there is
-// room, and returns what that returned; every other SYN is ignored. It returns false,
-// which resets the connection, if the pod has its share of open ones.
+// admit handles a SYN. For the first SYN of a connection, it calls forward if there is room,
+// and returns the result. It returns false, which resets the connection, if the pod has
+// used up its share of open connections. It ignores every other SYN and returns true.
 //
-// The lock is held meanwhile, and in complete: a connection is known here exactly
-// as long as the forwarder knows it, which would ignore a second request.
+// admit and complete hold the lock while they call the forwarder. So attempts and the
+// forwarder know the same connections. The forwarder would ignore a second request.
 func (a *attempts) admit(ctx context.Context, id stack.TransportEndpointID, sequence uint32, forward func() bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -76,7 +75,7 @@ func (a *attempts) admit(ctx context.Context, id stack.TransportEndpointID, sequ
 	}
 	pod := address(id.RemoteAddress)
 	if a.engine.shares.Full(pod) {
-		// A pod that tries again and again costs no more than a packet each time.
+		// A further attempt of the pod costs only one packet.
 		a.engine.hasItsShare(pod)
 		return false
 	}
@@ -128,7 +127,7 @@ func (a *attempts) evictFor(pod netip.Addr) bool {
 	return true
 }
 
-// leave ends the waiting for the host. The caller holds the lock.
+// leave records that an attempt does not wait any more. The caller holds the lock.
 func (a *attempts) leave(done *attempt) {
 	if !done.waits {
 		return
@@ -142,15 +141,15 @@ func (a *attempts) leave(done *attempt) {
 	}
 }
 
-// find returns the attempt of a connection that the forwarder has.
+// find returns the attempt of a connection, or nil if admit has not admitted it.
 func (a *attempts) find(id stack.TransportEndpointID) *attempt {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.byID[id]
 }
 
-// answered ends the waiting for the host. The connection remains known until
-// complete.
+// answered records that the destination has answered or cannot be reached. The connection
+// remains known until complete.
 func (a *attempts) answered(done *attempt) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -162,7 +161,7 @@ func (a *attempts) complete(request *tcp.ForwarderRequest, reset bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	id := request.ID()
-	request.Complete(reset) // then it has no ID
+	request.Complete(reset) // request has no ID afterwards
 	if done := a.byID[id]; done != nil {
 		a.leave(done)
 		done.cancel()

@@ -16,11 +16,11 @@ type Config struct {
 	// Node is the node's address, which CoreDNS asks from. Only notices need it. It may
 	// be invalid.
 	Node netip.Addr
-	// Cluster are the ranges of pods, Services and nodes. A packet to them
-	// that comes out of the device is a stray: it is refused.
+	// Cluster holds the ranges of pods, Services and nodes. Packets to them should not
+	// reach the device, and are refused.
 	Cluster []netip.Prefix
-	// Refuse are further ranges that pods may not reach. The host's loopback
-	// is always refused, whatever is said here.
+	// Refuse holds further ranges that pods may not reach. The host's loopback is always
+	// refused.
 	Refuse []netip.Prefix
 	// Publish are the ports of the host that lead into the cluster.
 	Publish []Published
@@ -30,13 +30,13 @@ type Config struct {
 	ResolvConf string
 
 	// Connections bounds the TCP connections at one time, Flows the UDP and
-	// echo flows. A connection too many is reset, and so is one of a pod that
-	// has more than its share. A flow too many ends
-	// the one that has been idle longest of the pod with the most.
+	// echo flows. A connection is reset if it exceeds the limit or its pod's share. A flow
+	// that exceeds the limit ends another one: of the pod with the most flows, the one that
+	// has been idle longest.
 	Connections, Flows int
-	// Attempts bounds the connections that wait for the host's answer. When there
-	// are as many, a pod with few gets the place of one with many, and a SYN of the
-	// others is ignored until there is room.
+	// Attempts bounds the connections that wait for an answer from the outside. At the
+	// limit, a pod with few attempts replaces an attempt of the pod with the most, and the
+	// SYNs of other pods are ignored until there is room.
 	Attempts int
 	// BufferBytes bounds what all TCP connections together hold for the pods'
 	// side. The more connections there are, the less a new one gets, but

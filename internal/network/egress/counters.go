@@ -37,8 +37,8 @@ type Stats struct {
 	Dropped uint64
 	// Overflowed counts flows that a limit in Config refused or ended.
 	Overflowed uint64
-	// Repeated counts TCP segments that were sent to a pod again. It is set when
-	// Run ends.
+	// Repeated counts TCP segments that were sent to a pod again. A Run adds its number
+	// when it ends.
 	Repeated uint64
 }
 

@@ -118,7 +118,7 @@ func exchange(ctx context.Context, server netip.AddrPort, timeout time.Duration,
 	}
 	var answer []byte
 	var failure error
-	// A buffer is held only once a datagram is there: servers may be slow.
+	// Hold a buffer only once a datagram has arrived, because servers may be slow.
 	err = raw.Read(func(fd uintptr) bool {
 		buffer := datagramBuffers.Get().(*[datagram]byte)
 		defer datagramBuffers.Put(buffer)

@@ -10,6 +10,6 @@
 // package overlay carries packets between nodes.
 //
 // Reading order: config.go, policy.go, egress.go (Run), link.go (the TUN device), tcp.go,
-// attempts.go, shares.go, relay.go, publish.go; flows.go, udp.go, echo.go, icmp.go; dns.go,
-// resolvers.go; counters.go.
+// attempts.go, relay.go, publish.go; flows.go, udp.go, echo.go, icmp.go; dns.go,
+// resolvers.go; counters.go. Package share divides connections and queries among the pods.
 package egress

@@ -15,9 +15,8 @@ import (
 )
 
 // handleICMP forwards echo requests through a ping socket (Linux 3.0), which
-// needs no privilege where net.ipv4.ping_group_range includes the user. All
-// other ICMP of pods ends here: it is about packets of ours, whose senders
-// find out by other means.
+// needs no privilege if net.ipv4.ping_group_range includes a group of the user. It drops
+// all other ICMP messages of pods: their errors do not reach the senders outside.
 func (e *engine) handleICMP(protocol tcpip.NetworkProtocolNumber, pod, remote netip.Addr, packet *stack.PacketBuffer) {
 	message := e.icmpMessage(protocol, pod, remote, packet)
 	if message == nil {
@@ -46,8 +45,8 @@ func (e *engine) handleICMP(protocol tcpip.NetworkProtocolNumber, pod, remote ne
 	}
 }
 
-// icmpMessage returns the echo request in a packet, in the table's scratch, or
-// nil where it holds none.
+// icmpMessage copies a packet to scratch and returns the echo request in it. It returns nil
+// if the packet is invalid or holds another message.
 func (e *engine) icmpMessage(protocol tcpip.NetworkProtocolNumber, pod, remote netip.Addr, packet *stack.PacketBuffer) []byte {
 	whole := e.flows.scratch[:min(packet.Data().Size(), datagram)]
 	writer := tcpip.SliceWriter(whole)
@@ -85,8 +84,8 @@ func (e *engine) icmpMessage(protocol tcpip.NetworkProtocolNumber, pod, remote n
 	return message
 }
 
-// openEcho opens a ping socket. The kernel puts the identifier of the socket
-// into what is sent, and hands out only the replies that carry it.
+// openEcho opens a ping socket. The kernel writes the identifier of the socket into each
+// request, and the socket receives only replies with this identifier.
 func openEcho(f *flow) error {
 	family, protocol := unix.AF_INET, unix.IPPROTO_ICMP
 	var to unix.Sockaddr = &unix.SockaddrInet4{Addr: [4]byte(f.key.remote.Addr().AsSlice())}
@@ -119,7 +118,8 @@ func openEcho(f *flow) error {
 	return err
 }
 
-// sendEchoReply makes the reply that the pod waits for of a request or a reply.
+// sendEchoReply turns a request or a reply into the reply that the pod waits for, and sends
+// it.
 func (e *engine) sendEchoReply(key flowKey, message []byte) {
 	message[0], message[1] = byte(header.ICMPv4EchoReply), 0
 	if key.pod.Addr().Is6() {

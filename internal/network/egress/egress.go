@@ -24,7 +24,7 @@ import (
 // nic is the number of the stack's only interface.
 const nic tcpip.NICID = 1
 
-// engine is one run.
+// engine holds the state of one Run.
 type engine struct {
 	Config
 	policy policy
@@ -32,19 +32,20 @@ type engine struct {
 	stack  *stack.Stack
 	flows  *flowTable
 	dns    *resolver
-	// workers are the goroutines of connections and queries.
+	// workers counts the goroutines of connections and queries.
 	workers  workers
 	attempts *attempts
-	shares   *share.Places
+	shares   *share.Places // of the TCP connections
 	warnEcho sync.Once
-	warned   sync.Map // texts
+	warned   sync.Map // the warnings that warnOnce has logged
 }
 
-// Run forwards what comes out of the TUN device until ctx ends (nil) or the
-// device is gone. It works on a duplicate of tun, so the caller may close tun
-// at once. The device carries IP packets without a further header (IFF_NO_PI);
-// with IFF_VNET_HDR, as linux.OpenTUN makes it, it is several times as fast.
-// When Run returns, every socket and goroutine of it has ended.
+// Run forwards the packets of the TUN device until ctx ends, and then returns nil. It
+// returns an error if config is invalid, the device is gone, or a listener of
+// Config.Publish was closed. Run works on a duplicate of tun, so the caller may close tun
+// at once. The device must carry IP packets without a further header (IFF_NO_PI). With
+// IFF_VNET_HDR, which linux.OpenTUN sets, Run is several times as fast. When Run returns,
+// all its sockets are closed and all its goroutines have ended.
 func Run(ctx context.Context, tun *os.File, config Config) error {
 	if config.Counters == nil {
 		config.Counters = new(Counters)
@@ -93,8 +94,8 @@ func Run(ctx context.Context, tun *os.File, config Config) error {
 	return err
 }
 
-// startStack sets the user-mode stack up: it accepts packets to any address
-// and answers from it.
+// startStack sets up the user-mode stack, which accepts packets to any address and answers
+// from that address.
 func (e *engine) startStack(ctx context.Context) error {
 	e.stack = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
@@ -127,9 +128,9 @@ func (e *engine) startStack(ctx context.Context) error {
 	return nil
 }
 
-// inspect keeps from the stack what it would answer by itself though it is not
-// the one who was asked: echo requests, and all other ICMP. It also drops what
-// must not be answered at all.
+// inspect reports whether the stack must not see a packet. It handles ICMP itself, because
+// the stack would answer echo requests to any address. It drops packets that must not be
+// answered at all.
 func (e *engine) inspect(protocol tcpip.NetworkProtocolNumber, packet *stack.PacketBuffer) bool {
 	var source, to netip.Addr
 	var next byte
@@ -207,7 +208,8 @@ type workers struct {
 	group  sync.WaitGroup
 }
 
-// start reports whether a goroutine may begin; it calls group.Done at its end.
+// start reports whether a goroutine may begin. If it may, the goroutine must call
+// group.Done at its end. After refuse, start returns false.
 func (w *workers) start() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

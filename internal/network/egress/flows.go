@@ -16,41 +16,42 @@ import (
 )
 
 const (
-	// shortIdle ends the flows of a single question and answer.
+	// shortIdle is the idle time after which a DNS or echo flow ends.
 	shortIdle = 15 * time.Second
 	// sweepEvery is the time between searches for idle flows, while there are flows.
 	sweepEvery = 5 * time.Second
-	// datagram is the largest datagram there is.
+	// datagram is the size of a buffer for any datagram, in bytes.
 	datagram = 1 << 16
 )
 
-// flowKey is a UDP flow, or an echo flow, whose identifier takes the place of
-// the pod's port.
+// flowKey identifies a UDP or echo flow. The identifier of an echo flow takes the place
+// of the pod's port.
 type flowKey struct {
 	protocol    tcpip.TransportProtocolNumber
 	pod, remote netip.AddrPort
 }
 
-// flow is a connected datagram socket of the host, which by itself takes
-// nothing but answers of the remote end.
+// flow is a connected datagram socket of the host. It receives datagrams only from the
+// remote end, because it is connected.
 type flow struct {
 	table *flowTable
 	key   flowKey
 	conn  interface{ Close() error }
 	raw   syscall.RawConn
-	// deliver sends what arrives on to the pod.
+	// deliver sends a received datagram to the pod.
 	deliver func(payload []byte)
-	// port is the host's, where other flows of the pod's socket share it.
+	// port is the host's port that the flows of the pod's socket share, or 0 if this flow
+	// has another one.
 	port uint16
-	idle time.Duration
-	used atomic.Int64 // nanoseconds since the table's birth
+	idle time.Duration // the time without a datagram after which the flow ends
+	used atomic.Int64  // the time of the last datagram, in nanoseconds since birth
 }
 
 // flowTable holds the open flows of a run.
 type flowTable struct {
 	engine *engine
 	birth  time.Time
-	// scratch belongs to the goroutine that reads the device.
+	// scratch holds a datagram of a pod. It belongs to the goroutine that reads the device.
 	scratch [datagram]byte
 
 	readers sync.WaitGroup
@@ -78,8 +79,8 @@ func newFlowTable(e *engine) *flowTable {
 	}
 }
 
-// find returns the flow of key, and opens it where there is none yet. It is
-// called by one goroutine at a time.
+// find returns the flow of key, and opens it if there is none yet. It returns the error of
+// open, or os.ErrClosed after close. Only one goroutine may call it at a time.
 func (t *flowTable) find(key flowKey, open func(*flow) error) (*flow, error) {
 	t.mu.Lock()
 	existing := t.flows[key]
@@ -133,8 +134,8 @@ func (t *flowTable) hostPort(pod netip.AddrPort) (uint16, bool) {
 	return 0, false
 }
 
-// evict ends the flow that has been idle longest of the pod that has the most. The
-// caller holds the lock.
+// evict ends a flow of the pod with the most flows: the flow that has been idle longest.
+// The caller holds the lock.
 func (t *flowTable) evict() {
 	var most netip.Addr
 	for pod, flows := range t.ofPod {
@@ -173,8 +174,8 @@ func (t *flowTable) remove(f *flow) {
 
 func (t *flowTable) sweepPeriod() time.Duration { return min(sweepEvery, t.engine.FlowIdle/2) }
 
-// sweep ends idle flows, and comes again only while there are flows: without
-// traffic the process sleeps.
+// sweep ends idle flows. It schedules the next sweep only while there are flows, so that
+// the process sleeps without traffic.
 func (t *flowTable) sweep() {
 	now := time.Since(t.birth)
 	t.mu.Lock()
@@ -213,15 +214,16 @@ func (f *flow) gauge() *gauge {
 
 func (f *flow) touch() { f.used.Store(int64(time.Since(f.table.birth))) }
 
-// send sends a datagram, or drops it where the host's buffer is full.
+// send sends a datagram. It does not block, and returns EAGAIN if the host's buffer is
+// full.
 func (f *flow) send(payload []byte) error {
 	f.touch()
 	var failure error
 	err := f.raw.Write(func(fd uintptr) bool {
 		_, failure = unix.Write(int(fd), payload)
 		if failure == unix.ECONNREFUSED {
-			// The error is that of an earlier datagram, which receive has
-			// not come to see.
+			// The error belongs to an earlier datagram, and receive has not read it
+			// yet.
 			_, failure = unix.Write(int(fd), payload)
 		}
 		return true
@@ -229,7 +231,7 @@ func (f *flow) send(payload []byte) error {
 	return errors.Join(err, failure)
 }
 
-// discard empties the socket. Read fails only when that is closed.
+// discard reads all datagrams that have arrived, and drops them.
 func (f *flow) discard() {
 	var one [1]byte
 	_ = f.raw.Read(func(fd uintptr) bool {
@@ -244,7 +246,8 @@ func (f *flow) discard() {
 // datagramBuffers are held only while a datagram is on its way.
 var datagramBuffers = sync.Pool{New: func() any { return new([datagram]byte) }}
 
-// receive sends on what arrives, until the flow is closed: Read's only error.
+// receive delivers datagrams until the flow is closed or its socket fails, and then removes
+// the flow.
 func (f *flow) receive() {
 	_ = f.raw.Read(func(fd uintptr) bool {
 		buffer := datagramBuffers.Get().(*[datagram]byte)
@@ -259,7 +262,7 @@ func (f *flow) receive() {
 			case unix.EAGAIN:
 				return false
 			case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EHOSTDOWN, unix.EACCES, unix.EMSGSIZE, unix.EPROTO:
-				// Asynchronous: an ICMP error came back. The socket lives on.
+				// An ICMP error arrived for an earlier datagram. The socket stays usable.
 				f.table.engine.rejectDatagram(f.key, err)
 			default:
 				return true

@@ -11,7 +11,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
-// A reason why a packet did not reach its destination.
+// reason tells why a packet did not reach its destination.
 type reason int
 
 const (
@@ -33,9 +33,8 @@ var codes = map[reason]struct {
 	prohibited:      {header.ICMPv4HostProhibited, header.ICMPv6Prohibited},
 }
 
-// quote is the packet that an ICMP error is about, as far as the error shows
-// it: by the addresses, and the first eight bytes after the IP header, the
-// receiver finds the socket.
+// quote holds the part of a pod's packet that an ICMP error repeats: the addresses, and the
+// first eight bytes after the IP header. The pod's kernel finds the socket by them.
 type quote struct {
 	pod, remote netip.Addr
 	protocol    tcpip.TransportProtocolNumber
@@ -97,7 +96,7 @@ func (e *engine) sendUnreachable(why reason, about quote) {
 	e.sendICMP(about.remote, about.pod, message)
 }
 
-// sendICMP sums a message of ICMP or ICMPv6 and sends it to a pod.
+// sendICMP sends a message of ICMP or ICMPv6 to a pod. It fills in the checksum.
 func (e *engine) sendICMP(from, pod netip.Addr, message []byte) {
 	protocol := header.ICMPv4ProtocolNumber
 	if pod.Is4() {
@@ -115,7 +114,7 @@ func (e *engine) sendICMP(from, pod netip.Addr, message []byte) {
 	e.send(from, pod, protocol, nil, message)
 }
 
-// send sends a packet to a pod; it is fragmented where the MTU demands it.
+// send sends a packet to a pod. The stack fragments a packet that exceeds the MTU.
 func (e *engine) send(from, pod netip.Addr, protocol tcpip.TransportProtocolNumber, transport, payload []byte) {
 	route, err := e.stack.FindRoute(nic, stackAddress(from), stackAddress(pod), networkOf(pod), false)
 	if err != nil {

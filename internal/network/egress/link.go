@@ -21,8 +21,8 @@ import (
 
 // link is the stack's end of the TUN device. The stack's own endpoint for file
 // descriptors offers segmentation and checksum offload on sockets only, so
-// this one reads and writes the virtio header itself: a TCP packet may be as
-// large as 64 KiB whatever the MTU of the pod, and nobody sums its bytes.
+// link reads and writes the virtio header itself. So a TCP packet may be as large as
+// 64 KiB, whatever the MTU of the pod, and no checksum is computed over its payload.
 type link struct {
 	file *os.File
 	fd   int
@@ -34,15 +34,16 @@ type link struct {
 	dropped    *atomic.Uint64
 	dispatcher atomic.Pointer[stack.NetworkDispatcher]
 
-	// open is held for reading during each write: the number of a closed
-	// descriptor may soon be someone else's.
+	// open is held for reading during each write, so that shut cannot close the
+	// descriptor. Another file may soon have its number.
 	open     sync.RWMutex
 	closed   bool
-	deafened atomic.Bool
+	deafened atomic.Bool // deafen was called
 }
 
-// The pieces into which a packet is read. Small packets must not hold a large
-// buffer, since the stack queues them; every header fits into the first piece.
+// pieces holds the sizes of the buffers that a packet is read into, in bytes. Small
+// packets must not hold a large buffer, since the stack queues them. Every header fits
+// into the first piece.
 var pieces = [...]int{256, 2048, 8192, 1 << 16}
 
 const (
@@ -76,7 +77,8 @@ func newLink(tun *os.File, mtu int, dropped *atomic.Uint64) (*link, error) {
 	return l, nil
 }
 
-// read delivers packets until the link is deaf (nil) or the device is gone.
+// read delivers packets until deafen is called, and then returns nil. It returns an error
+// if the device is gone or reading fails.
 func (l *link) read() error {
 	raw, err := l.file.SyscallConn()
 	if err != nil {
@@ -115,6 +117,7 @@ type packetReader struct {
 	iov   [len(pieces) + 1][]byte
 }
 
+// next reads one packet and delivers it. It returns EAGAIN if there is none.
 func (r *packetReader) next(fd int) error {
 	iov := r.iov[:0]
 	if r.link.vnet {
@@ -238,9 +241,9 @@ func (l *link) write(packet *stack.PacketBuffer) tcpip.Error {
 	}
 }
 
-// vnetHeader describes for the kernel what is left to do with a packet of the stack:
-// its TCP checksum covers the pseudo header only, and it may be several
-// segments. The kernel does neither for a receiver on this host.
+// vnetHeader tells the kernel what is incomplete in a packet of the stack: its TCP checksum
+// covers only the pseudo header, and the packet may be several segments. For a receiver on
+// this host, the kernel neither completes the checksum nor segments the packet.
 func vnetHeader(vnet *[linux.VnetHeaderLen]byte, packet *stack.PacketBuffer) {
 	gso := packet.GSOOptions
 	if gso.Type == stack.GSONone || !gso.NeedsCsum {
@@ -265,7 +268,7 @@ func (l *link) deafen() {
 	_ = l.file.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
 }
 
-// shut ends all. It can be called twice.
+// shut ends read and closes the device; later writes fail. It can be called twice.
 func (l *link) shut() {
 	l.deafen()
 	l.open.Lock()
@@ -294,7 +297,8 @@ func (l *link) GSOMaxSize() uint32 {
 	return 1<<16 - 1 - header.IPv6MinimumSize - header.TCPHeaderMaximumSize
 }
 
-// Attach is called with nil when the stack lets go of the link.
+// Attach sets the receiver of packets. The stack passes nil when it no longer uses the
+// link.
 func (l *link) Attach(dispatcher stack.NetworkDispatcher) {
 	if dispatcher == nil {
 		l.dispatcher.Store(nil)
@@ -303,8 +307,8 @@ func (l *link) Attach(dispatcher stack.NetworkDispatcher) {
 	l.dispatcher.Store(&dispatcher)
 }
 
-// Capabilities: what comes out of the device was in this machine's memory all
-// the time, and its checksum is usually not yet computed.
+// Capabilities makes the stack skip the checksums of packets from a device with a virtio
+// header. These packets never left this machine, and most have no complete checksum yet.
 func (l *link) Capabilities() stack.LinkEndpointCapabilities {
 	if l.vnet {
 		return stack.CapabilityRXChecksumOffload

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// verdict decides about a flow by its destination.
+// verdict is the decision about a flow.
 type verdict int
 
 const (
@@ -18,8 +18,8 @@ const (
 	serve
 )
 
-// policy decides by destination. A pod with raw sockets must not get around it, so
-// it also judges addresses that no kernel would route to the device.
+// policy decides about flows by their destinations. A pod with raw sockets must not get
+// around it, so it also covers addresses that no kernel would route to the device.
 type policy struct {
 	gateway netip.Addr
 	refused []netip.Prefix

@@ -34,7 +34,8 @@ type Published struct {
 	To netip.AddrPort
 }
 
-// publish starts accepting.
+// publish starts a goroutine for each published port, which accepts connections until ctx
+// ends.
 func (e *engine) publish(ctx context.Context, group *errgroup.Group) {
 	for _, p := range e.Publish {
 		stop := context.AfterFunc(ctx, func() { p.Listener.Close() })
@@ -110,6 +111,8 @@ func (e *engine) clientInside(client, to netip.Addr) netip.Addr {
 	return client
 }
 
+// dialInside connects from an address of the outside to an address in the cluster, through
+// the stack. It returns the endpoint and the queue of its events.
 func (e *engine) dialInside(ctx context.Context, from netip.Addr, to netip.AddrPort, open int64) (tcpip.Endpoint, *waiter.Queue, error) {
 	queue := new(waiter.Queue)
 	endpoint, err := e.stack.NewEndpoint(tcp.ProtocolNumber, networkOf(to.Addr()), queue)

@@ -47,8 +47,8 @@ func (c *connection) reset() {
 	})
 }
 
-// copyIn carries bytes from the outside to the pod. While the pod does not
-// read, it blocks, and the host's own window closes.
+// copyIn carries bytes from the outside to the pod. While the pod does not read, copyIn
+// blocks, and the window of the host's connection closes.
 func (c *connection) copyIn() error {
 	raw, err := c.outside.SyscallConn()
 	if err != nil {
@@ -109,8 +109,8 @@ func (c *connection) writeInside(data []byte, writable *stackWaiter) error {
 	return nil
 }
 
-// copyOut carries bytes from the pod to the outside. While the outside does
-// not take them, it blocks, and the window of the pod closes.
+// copyOut carries bytes from the pod to the outside. While the outside does not read,
+// copyOut blocks, and the window of the pod's connection closes.
 func (c *connection) copyOut() error {
 	readable := newWaiter(c.queue, waiter.ReadableEvents|waiter.EventErr|waiter.EventHUp)
 	defer readable.stop()
@@ -155,5 +155,5 @@ func newWaiter(queue *waiter.Queue, mask waiter.EventMask) *stackWaiter {
 
 func (w *stackWaiter) stop() { w.queue.EventUnregister(&w.entry) }
 
-// stackError makes an error of the stack's kind of error.
+// stackError converts an error of the stack.
 func stackError(err tcpip.Error) error { return errors.New(err.String()) }

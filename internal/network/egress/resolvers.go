@@ -26,8 +26,8 @@ type Resolvers struct {
 	Attempts int
 }
 
-// HostResolvers reads a file like /etc/resolv.conf. Without a server in it,
-// the host's own loopback is the server, as the C library has it.
+// HostResolvers reads a file like /etc/resolv.conf. If it lists no server, the server is
+// 127.0.0.1, as in the C library. It returns an error if the file cannot be read.
 func HostResolvers(path string) (Resolvers, error) {
 	config, err := dns.ClientConfigFromFile(path)
 	if err != nil {
@@ -40,7 +40,7 @@ func HostResolvers(path string) (Resolvers, error) {
 		Attempts: config.Attempts,
 	}
 	for _, server := range config.Servers {
-		// Only numbers are allowed there; the C library skips all else too.
+		// The C library, too, skips servers that are not numeric addresses.
 		if addr, err := netip.ParseAddr(server); err == nil {
 			resolvers.Servers = append(resolvers.Servers, netip.AddrPortFrom(addr, dnsPort))
 		}
@@ -61,8 +61,9 @@ type resolver struct {
 	checked time.Time
 	seen    os.FileInfo
 	current Resolvers
-	// preferred is the server that answered last; a dead first server must
-	// not cost every query a timeout.
+	// preferred is the last server that answered after an earlier one in the list had not.
+	// It comes first until the time in until, so that a dead server does not delay every
+	// query by a timeout.
 	preferred netip.AddrPort
 	until     time.Time
 }
@@ -93,8 +94,8 @@ func newResolver(path string) *resolver {
 // servers returns the servers, sorted by preference.
 func (r *resolver) servers() []netip.AddrPort { return r.read().Servers }
 
-// read returns the content of resolv.conf, read again if it has changed. A
-// file that became unreadable leaves the servers as they were.
+// read returns the content of resolv.conf, and reads the file again if it has changed. If
+// the file has become unreadable, read returns its last content.
 func (r *resolver) read() Resolvers {
 	r.mu.Lock()
 	defer r.mu.Unlock()

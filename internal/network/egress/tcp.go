@@ -19,24 +19,25 @@ import (
 )
 
 const (
-	// Bounds of what one connection buffers in each direction on the pods'
-	// side. The window is half of the buffer, and a segment is 64 KiB.
+	// leastBuffer and mostBuffer bound the buffer of a connection for each direction on
+	// the pods' side, in bytes. The window is half of the buffer, and a segment is 64 KiB.
 	leastBuffer = 64 << 10
 	mostBuffer  = 1 << 20
 
-	// A pod that is removed says no goodbye; its connections end after
+	// A removed pod does not close its connections. They end after
 	// keepAliveIdle + keepAliveCount*keepAliveInterval.
 	keepAliveIdle     = 2 * time.Minute
 	keepAliveInterval = 30 * time.Second
 	keepAliveCount    = 4
 
-	// timeWait may be short: no packet is ever delayed between a pod and us. It
-	// must be: where the outside closes first, the pod's kernel uses the port again
-	// at once, and the stack ignores a SYN for a connection that waits here, which
-	// the pod repeats after a second.
+	// timeWait is the duration of TIME_WAIT in the stack. It may be short, because no
+	// packet between a pod and the stack is delayed. It must be short: if the outside
+	// closes first, the pod's kernel may use the port again at once. During TIME_WAIT the
+	// stack ignores its SYN, and the pod repeats the SYN only after a second.
 	timeWait = 100 * time.Microsecond
 )
 
+// setUpTCP makes the stack pass each new connection of a pod to connect.
 func (e *engine) setUpTCP(ctx context.Context) error {
 	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(false)
 	// RACK arms a timer per round trip and, on a path without loss or
@@ -61,8 +62,8 @@ func (e *engine) setUpTCP(ctx context.Context) error {
 	})
 	e.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, func(id stack.TransportEndpointID, packet *stack.PacketBuffer) bool {
 		forward := func() bool { return forwarder.HandlePacket(id, packet) }
-		// The request does not give away the sequence number, without which
-		// the pod ignores an ICMP error.
+		// Read the sequence number here, because the request does not contain it. The pod
+		// ignores an ICMP error without it.
 		segment := header.TCP(packet.TransportHeader().Slice())
 		if segment.Flags()&(header.TCPFlagSyn|header.TCPFlagAck) == header.TCPFlagSyn {
 			return e.attempts.admit(ctx, id, segment.SequenceNumber(), forward)
@@ -72,8 +73,8 @@ func (e *engine) setUpTCP(ctx context.Context) error {
 	return nil
 }
 
-// connect answers a pod's SYN with what the outside answered: it is accepted
-// after the host's connection is made, and refused the way that one was.
+// connect connects to the destination of a pod's SYN, and then answers the SYN with the
+// result. It relays the connection until its end.
 func (e *engine) connect(ctx context.Context, request *tcp.ForwarderRequest) {
 	id := request.ID()
 	pod, remote := endpoints(id)
@@ -139,7 +140,8 @@ func (e *engine) target(remote netip.AddrPort) (targets []netip.AddrPort, ok boo
 	return nil, false
 }
 
-// dial connects to the first of the targets that answers.
+// dial connects to the first of the targets that answers. It returns the errors of all
+// targets if none does.
 func (e *engine) dial(ctx context.Context, targets []netip.AddrPort) (*net.TCPConn, error) {
 	dialer := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: keepAliveIdle, Interval: keepAliveInterval, Count: keepAliveCount,
@@ -159,9 +161,10 @@ func (e *engine) dial(ctx context.Context, targets []netip.AddrPort) (*net.TCPCo
 	return nil, errors.Join(problems...)
 }
 
-// reject reports to the pod why there is no connection. It returns true for "reset".
-// After a timeout it says nothing, for the pod's own timer ends then too, nor where
-// this process is short of descriptors or memory: the pod's kernel tries again.
+// reject reports to the pod why there is no connection. It sends an ICMP error, or returns
+// true if the connection must be reset. It does neither after a timeout, because the pod's
+// own timer ends then, too. If this process is short of descriptors or memory, it also does
+// neither, and the pod's kernel repeats the SYN.
 func (e *engine) reject(pod, remote netip.AddrPort, sequence uint32, err error) (reset bool) {
 	switch {
 	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EHOSTDOWN):
@@ -182,7 +185,8 @@ func (e *engine) reject(pod, remote netip.AddrPort, sequence uint32, err error) 
 	return false
 }
 
-// bound gives a connection its share of the buffers, and a keep-alive.
+// bound limits the buffers of a connection to its share, and turns on keep-alive. open is
+// the number of open connections.
 func (e *engine) bound(endpoint tcpip.Endpoint, open int64) {
 	share := max(leastBuffer, min(mostBuffer, int64(e.BufferBytes)/(2*open)))
 	options := endpoint.SocketOptions()
@@ -195,6 +199,5 @@ func (e *engine) bound(endpoint tcpip.Endpoint, open int64) {
 	endpoint.SetSockOptInt(tcpip.KeepaliveCountOption, keepAliveCount)
 }
 
-// copyBuffers are held only while bytes are on their way, so an idle
-// connection holds none.
+// copyBuffers holds buffers for relay. An idle connection uses none.
 var copyBuffers = sync.Pool{New: func() any { return new([256 << 10]byte) }}

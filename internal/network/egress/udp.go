@@ -14,8 +14,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
-// handleUDP takes a datagram of a pod. It runs on the goroutine that reads the
-// device and must not wait. False lets the stack answer "port unreachable".
+// handleUDP forwards a datagram of a pod. It runs on the goroutine that reads the
+// device and must not wait. It returns false to make the stack answer "port unreachable".
 func (e *engine) handleUDP(ctx context.Context, id stack.TransportEndpointID, packet *stack.PacketBuffer) bool {
 	udp := header.UDP(packet.TransportHeader().Slice())
 	lengthOK, sumOK := header.UDPValid(udp, packet.Data().Checksum, uint16(packet.Data().Size()),
@@ -75,8 +75,7 @@ func (e *engine) openUDP(f *flow) error {
 	if shared {
 		dialer.LocalAddr = net.UDPAddrFromAddrPort(netip.AddrPortFrom(anyAddress, port))
 	}
-	// The address is numeric and the protocol knows no handshake: this does
-	// not block.
+	// Dial does not block, because the address is numeric and UDP has no handshake.
 	conn, err := dialer.Dial(network, f.key.remote.String())
 	if errors.Is(err, unix.EADDRINUSE) {
 		shared, dialer.LocalAddr = false, nil
@@ -113,14 +112,14 @@ func (e *engine) sendUDP(from, pod netip.AddrPort, payload []byte) {
 	sum := header.PseudoHeaderChecksum(header.UDPProtocolNumber, stackAddress(from.Addr()), stackAddress(pod.Addr()), length)
 	sum = ^udp.CalculateChecksum(checksum.Checksum(payload, sum))
 	if sum == 0 {
-		sum = 0xffff // RFC 768: zero means that there is none.
+		sum = 0xffff // RFC 768: zero means that there is no checksum.
 	}
 	udp.SetChecksum(sum)
 	e.send(from.Addr(), pod.Addr(), header.UDPProtocolNumber, udp, payload)
 }
 
-// rejectDatagram reports to a pod why a datagram of a UDP or echo flow went astray,
-// where the host's kernel said so.
+// rejectDatagram reports to a pod why a datagram of a UDP or echo flow did not arrive. It
+// only counts an error that has no equivalent in ICMP.
 func (e *engine) rejectDatagram(key flowKey, err error) {
 	about := quoteUDP(key.pod, key.remote)
 	if key.protocol != header.UDPProtocolNumber {
