@@ -60,7 +60,8 @@ type Balancer struct {
 	open map[string]map[net.Conn]struct{}
 }
 
-// New makes a Balancer. It forwards nothing until Run finds a healthy server.
+// New returns a Balancer, which forwards nothing until Run finds a healthy server. It
+// returns an error if cfg lacks Servers, Check or Dial.
 func New(cfg Config) (*Balancer, error) {
 	if len(cfg.Servers) == 0 || cfg.Check == nil || cfg.Dial == nil {
 		return nil, errors.New("make a balancer: servers, a check and a way to connect are needed")
@@ -103,7 +104,8 @@ func (b *Balancer) Run(ctx context.Context) {
 	}
 }
 
-// checkCurrent checks the server in use, and changes to another one if it fails.
+// checkCurrent checks the server in use, and reports whether it is healthy. If not, it
+// changes to another healthy server, if there is one.
 func (b *Balancer) checkCurrent(ctx context.Context, timeout time.Duration) (healthy bool) {
 	current := b.inUse()
 	err := b.check(ctx, current, timeout)
@@ -119,8 +121,8 @@ func (b *Balancer) checkCurrent(ctx context.Context, timeout time.Duration) (hea
 }
 
 // checkOthers ends connections to servers that were in use earlier and do not answer
-// any more. It returns to the preferred server when that is healthy; connections to
-// the other one stay.
+// any more. In every returnPeriods-th round, it also checks the preferred server, and
+// returns to it if it is healthy. Connections to the other server stay.
 func (b *Balancer) checkOthers(ctx context.Context, rounds int) {
 	current, preferred := b.inUse(), b.cfg.Servers[0]
 	var looking sync.WaitGroup
@@ -142,8 +144,8 @@ func (b *Balancer) checkOthers(ctx context.Context, rounds int) {
 	}
 }
 
-// first waits for a healthy server, or for the end of ctx. It checks them
-// independently, because a server that only listens so far does not answer.
+// first waits for a healthy server and returns it, or "" if ctx ends. It checks the servers
+// independently, because a server that already listens may not answer yet.
 func (b *Balancer) first(ctx context.Context) string {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -227,8 +229,8 @@ func (b *Balancer) use(server string) {
 	b.current = server
 }
 
-// cut ends the connections to a server: over a dead network they would hang,
-// and their clients with them.
+// cut ends the connections to a server. Over a dead network, the connections and their
+// clients would hang.
 func (b *Balancer) cut(server string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -237,8 +239,9 @@ func (b *Balancer) cut(server string) {
 	}
 }
 
-// Serve forwards connections of a listener, until it is closed or ctx ends. They wait
-// until a server is healthy.
+// Serve forwards the connections of a listener until ctx ends, and then returns nil. The
+// connections wait until a server is healthy. Serve returns an error if the listener is
+// closed earlier.
 func (b *Balancer) Serve(ctx context.Context, listener net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
@@ -251,7 +254,7 @@ func (b *Balancer) Serve(ctx context.Context, listener net.Listener) error {
 			return nil
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept connections at %s: %w", listener.Addr(), err)
-		default: // out of descriptors, most likely: others have to end first
+		default: // probably no descriptor is free until another connection ends
 			b.cfg.Log.Warn("cannot accept a connection", "error", err)
 			select {
 			case <-time.After(b.cfg.Period / 10):
@@ -261,7 +264,7 @@ func (b *Balancer) Serve(ctx context.Context, listener net.Listener) error {
 	}
 }
 
-// pass connects a client to the server in use.
+// pass connects a client to the server in use, and copies until the connection ends.
 func (b *Balancer) pass(ctx context.Context, client net.Conn) {
 	defer client.Close()
 	stop := context.AfterFunc(ctx, func() { client.Close() })

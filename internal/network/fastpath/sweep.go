@@ -5,7 +5,7 @@ import "time"
 // tidyEvery is the time between checks of idle connections.
 const tidyEvery = 10 * time.Second
 
-// sweepSoon has sweep called.
+// sweepSoon schedules sweep.
 func (s *Switch) sweepSoon() { s.sweepAlarm.after(sweepEvery) }
 
 // sweep ends connects that have waited too long, and rings again for parked connections

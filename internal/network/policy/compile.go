@@ -41,8 +41,8 @@ func ClusterDNS(address netip.Addr) VirtualPod {
 	}
 }
 
-// compile makes the State. The objects must come from the API server, which
-// validates them and fills in defaults.
+// compile returns the State that the objects describe. They must come from the API server,
+// which validates them and fills in defaults.
 func compile(o objects) *State {
 	c := compiler{
 		namespaces:  map[string]labels.Set{},
@@ -107,8 +107,8 @@ type compiler struct {
 	namespaces  map[string]labels.Set
 	virtualPods []VirtualPod
 	peers       []Ranges
-	known       map[string]int    // indexes of peers
-	found       map[string]*meant // by namespace and selectors
+	known       map[string]int    // indexes into peers, by the bytes of the ranges
+	found       map[string]*meant // by namespace and JSON of the peers
 }
 
 // add adds a policy to the pods that it selects.
@@ -146,6 +146,7 @@ func directions(spec networkingv1.NetworkPolicySpec) (ingress, egress bool) {
 		slices.Contains(spec.PolicyTypes, networkingv1.PolicyTypeEgress)
 }
 
+// and adds rules to an isolation, and returns it. It creates the isolation if i is nil.
 func (i *Isolation) and(rules []Rule) *Isolation {
 	if i == nil {
 		i = &Isolation{}
@@ -231,8 +232,8 @@ type meant struct {
 	pods        []*pod
 	blocks      Ranges
 	virtualPods []VirtualPod
-	// index refers to the addresses of pods and blocks. Stand-ins need separate
-	// rules, because they have their own ports.
+	// index refers to the addresses of pods and blocks. Virtual pods need separate
+	// rules, because a rule must not permit other ports of their addresses.
 	index int
 }
 
@@ -299,7 +300,7 @@ func (c *compiler) matcher(namespace string, peer networkingv1.NetworkPolicyPeer
 	}
 }
 
-// intern returns the index of a set of addresses.
+// intern returns the index of a set of addresses in peers, and adds the set if it is new.
 func (c *compiler) intern(ranges Ranges) int {
 	var key []byte
 	for _, r := range ranges {
@@ -315,8 +316,8 @@ func (c *compiler) intern(ranges Ranges) int {
 	return index
 }
 
-// addressesOfBlock returns nil for a block that it cannot parse, so that the rule
-// permits nothing.
+// addressesOfBlock returns the addresses of a block without its exceptions. It returns nil
+// for a block that it cannot parse, so that the rule permits nothing.
 func addressesOfBlock(b *networkingv1.IPBlock) Ranges {
 	cidr, err := netip.ParsePrefix(b.CIDR)
 	if err != nil {

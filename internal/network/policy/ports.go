@@ -33,7 +33,8 @@ func comparePorts(a, b Ports) int {
 	return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last))
 }
 
-// split separates numbered ports from named ones, which pods define.
+// split separates numbered ports from named ones, which pods define. An entry without a
+// port stands for all ports of its protocol.
 func split(ports []networkingv1.NetworkPolicyPort) (numbered []Ports, named []networkingv1.NetworkPolicyPort) {
 	for _, p := range ports {
 		protocol := protocolOf(p.Protocol)

@@ -37,7 +37,7 @@ func rangeOf(prefix netip.Prefix) Range {
 	for bit := prefix.Bits(); bit < len(last)*8; bit++ {
 		last[bit/8] |= 0x80 >> (bit % 8)
 	}
-	end, _ := netip.AddrFromSlice(last) // as long as it was
+	end, _ := netip.AddrFromSlice(last) // last has the length of an address
 	return Range{prefix.Addr(), end}
 }
 
@@ -76,8 +76,8 @@ func (rs Ranges) normal() Ranges {
 	return joined
 }
 
-// reaches reports whether a range from start can be joined to r. It must not start
-// before r.
+// reaches reports whether a range that begins at start overlaps r or follows it without a
+// gap. start must not be before r.
 func (r Range) reaches(start netip.Addr) bool {
 	return start.Is4() == r.Last.Is4() && (!r.Last.Less(start) || r.Last.Next() == start)
 }

@@ -12,7 +12,7 @@ import (
 const table = "berth-policy"
 
 // Ruleset returns a script for nft(8) that makes the kernel of a node enforce the
-// State. It replaces the rules of an earlier one atomically. The script is empty if
+// State. The script replaces the rules of an earlier script atomically. It is empty if
 // none of the node's pods is isolated.
 //
 // The rules match every packet by the addresses of its connection in conntrack: the
@@ -48,7 +48,7 @@ func (s *State) Ruleset(node string) string {
 	return r.text()
 }
 
-// Removal returns the nft script that undoes Ruleset.
+// Removal returns the nft script that undoes the script of Ruleset.
 func Removal() string { return reset + "delete table inet " + table + "\n" }
 
 // reset lets the deletion after it succeed even if there is no table.
@@ -70,9 +70,9 @@ type ruleset struct {
 	used     map[int]bool // indexes of peers that rules name
 }
 
-// family holds the sets and maps of the rules for one IP version.
+// family holds the elements of the sets and maps for one IP version.
 type family struct {
-	name, key                       string // nft's words for it and its addresses
+	name, key                       string // nft's names of the IP version and its addresses
 	ipv4                            bool
 	isolated, self, ingress, egress []string
 }
@@ -83,7 +83,8 @@ type chain struct {
 	isolation  *Isolation
 }
 
-// direct adds a jump from an address to its chain to a verdict map.
+// direct adds an element to a verdict map, which makes the connections of an address jump to
+// the chain of its isolation. It adds nothing if isolation is nil.
 func (r *ruleset) direct(verdicts []string, address netip.Addr, direction string, isolation *Isolation) []string {
 	if isolation == nil {
 		return verdicts
@@ -173,7 +174,8 @@ func named(what, name, kind string, elements []string) string {
 	return fmt.Sprintf("\t%s %s { %s }\n", what, name, kind)
 }
 
-// matches returns conditions for a rule. A connection has to meet one of them.
+// matches returns conditions for a rule. A connection has to meet one of them. In peer, %s
+// stands for the IP version.
 func (r *ruleset) matches(rule Rule, peer string) []string {
 	addresses := []string{""}
 	if rule.Peers != anybody {

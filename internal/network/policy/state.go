@@ -37,7 +37,7 @@ type Isolation struct {
 
 // Rule permits connections with some peers over some ports.
 type Rule struct {
-	// Peers is an index into State.Peers, or Anybody.
+	// Peers is an index into State.Peers, or anybody.
 	Peers int
 	// Ports are ports of the side that accepts. An empty list permits everything,
 	// including protocols without ports.
@@ -50,9 +50,9 @@ const anybody = -1
 // None reports whether there is certainly no policy.
 func (s *State) None() bool { return !s.Pending && s.Pods == nil }
 
-// permits reports whether from may connect to a port, which is an endpoint and
-// never a Service's own. Pods always reach themselves. A node always reaches its
-// pods, and they reach it; the caller has to check that.
+// permits reports whether from may connect to an endpoint, which must not be a Service's
+// address. Pods always reach themselves. A pod and its own node always reach each other,
+// but the caller has to check that.
 func (s *State) permits(protocol Protocol, from netip.Addr, to netip.AddrPort) bool {
 	if s.Pending {
 		return false
@@ -64,6 +64,8 @@ func (s *State) permits(protocol Protocol, from netip.Addr, to netip.AddrPort) b
 		s.allows(s.Pods[to.Addr()].Ingress, from, protocol, to.Port())
 }
 
+// allows reports whether an isolation permits a connection to or from peer. A nil isolation
+// permits everything.
 func (s *State) allows(isolation *Isolation, peer netip.Addr, protocol Protocol, port uint16) bool {
 	if isolation == nil {
 		return true

@@ -18,9 +18,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// mergeTime is the shortest pause between two States. Changes accumulate meanwhile:
-// pods come in crowds, and each State costs a pass over all of them. The pause is
-// mergeTimes as long as that pass if this is longer, which bounds the CPU share.
+// mergeTime is the shortest pause between two States. Changes accumulate meanwhile,
+// because many pods change at once and each State costs a pass over all of them. The pause
+// is at least mergeTimes as long as the pass, which bounds the CPU share.
 const (
 	mergeTime  = 20 * time.Millisecond
 	mergeTimes = 4
@@ -45,7 +45,8 @@ type Config struct {
 type Hints struct {
 	mu        sync.Mutex
 	addresses map[types.UID][]netip.Addr
-	given     func()
+	// given is called after Give has changed an address. It may be nil.
+	given func()
 }
 
 // Give sets the addresses of a pod, until the pod is deleted.
@@ -64,7 +65,8 @@ func (h *Hints) Give(uid types.UID, addresses []netip.Addr) {
 	}
 }
 
-// take puts the addresses into pods, and forgets the addresses of deleted pods.
+// take replaces pods that have addresses here by copies with these addresses, and returns
+// pods. It forgets the addresses of deleted pods.
 func (h *Hints) take(pods []*corev1.Pod) []*corev1.Pod {
 	if h == nil {
 		return pods
@@ -132,7 +134,8 @@ type watcher struct {
 	stop context.CancelFunc
 }
 
-// state returns nil until the policies have been listed.
+// state returns the current State, or nil until the policies have been listed. It starts
+// and stops the watches of pods and namespaces.
 func (w *watcher) state(ctx context.Context) *State {
 	if !w.policies.complete() {
 		return nil
@@ -156,6 +159,7 @@ func (w *watcher) state(ctx context.Context) *State {
 	return compile(o)
 }
 
+// pause stops the watches of pods and namespaces.
 func (w *watcher) pause() {
 	if w.stop != nil {
 		w.stop()
@@ -169,7 +173,7 @@ type follower struct {
 	complete func() bool
 }
 
-// follow starts to watch a kind of object.
+// follow starts to watch a kind of object until ctx ends.
 func (w *watcher) follow(ctx context.Context, client rest.Interface, resource string, kind runtime.Object) follower {
 	handler := cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { w.mark() },
@@ -194,6 +198,7 @@ func (w *watcher) follow(ctx context.Context, client rest.Interface, resource st
 	return follower{store, controller.HasSynced}
 }
 
+// mark makes Watch compute the State again.
 func (w *watcher) mark() {
 	select {
 	case w.dirty <- struct{}{}:
@@ -201,7 +206,8 @@ func (w *watcher) mark() {
 	}
 }
 
-// shorten keeps only the fields that Compile reads.
+// shorten returns a copy of an object with only the fields that compile reads, to save
+// memory. It always returns nil as the error.
 func shorten(object any) (any, error) {
 	switch o := object.(type) {
 	case *corev1.Pod:

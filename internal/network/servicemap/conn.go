@@ -45,7 +45,8 @@ func (c *Conn) Send(s *State) error {
 	return nil
 }
 
-// Receive waits for a State. It returns io.EOF after the other end has closed.
+// Receive waits for a State. It returns io.EOF after the other end has closed, or after
+// Close.
 func (c *Conn) Receive() (*State, error) {
 	rights := make([]byte, unix.CmsgSpace(4))
 	n, rightsLen, _, _, err := c.conn.ReadMsgUnix(make([]byte, 1), rights)
@@ -74,9 +75,9 @@ func (c *Conn) Receive() (*State, error) {
 	return &s, nil
 }
 
-// Request asks the other end for a State, when this end has just started. lost are
-// the addresses of pods whose calls nobody can answer any more, because their
-// filters have lost their last descriptor.
+// Request asks the other end for a State, when this end has just started. lost holds the
+// addresses of pods whose calls nobody can answer any more, because the last descriptor of
+// their filters was closed. Request sends at most maxLost of them.
 func (c *Conn) Request(lost []netip.Addr) error {
 	encoded, err := json.Marshal(lost[:min(len(lost), maxLost)])
 	if err != nil {
@@ -109,6 +110,7 @@ const maxLost = 1000
 // Close ends all waiting calls.
 func (c *Conn) Close() error { return c.conn.Close() }
 
+// ended returns io.EOF if the error of a read means that the connection has ended.
 func ended(what string, err error) error {
 	if err == nil || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) {
 		return io.EOF

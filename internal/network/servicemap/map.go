@@ -40,9 +40,9 @@ type Map struct {
 // New returns a Map of a cluster whose pods have addresses in pods.
 func New(pods []netip.Prefix) *Map { return &Map{pods: pods} }
 
-// Set replaces the State. It omits a Service with endpoints that are not pods:
-// connections to those would be left to kube-proxy, which chooses again, so that
-// the pods would receive more than their share.
+// Set replaces the State. It omits a Service if some endpoints are not pods. Connections
+// to these endpoints would be left to kube-proxy, which would choose among all endpoints
+// again. So the pods would receive more than their share.
 func (m *Map) Set(s *State) {
 	services := make(map[netip.AddrPort]Service, len(s.Services))
 	for address, service := range s.Services {
@@ -70,7 +70,7 @@ func (m *Map) Resolve(to netip.AddrPort) (service Service, ok bool) {
 }
 
 // Claims reports whether an address outside the cluster's ranges may belong to a
-// Service.
+// Service. Before the first State it returns true.
 func (m *Map) Claims(a netip.Addr) bool {
 	external := m.external.Load()
 	return external == nil || slices.Contains(*external, a)

@@ -13,7 +13,7 @@ import (
 // length thresholds for shared-memory packet switches" (1998).
 const factor = 3
 
-// Places counts the taken places of each pod. Its methods may be called
+// Places counts the places that each pod has taken. Its methods may be called
 // concurrently.
 type Places struct {
 	mu    sync.Mutex
@@ -22,13 +22,13 @@ type Places struct {
 	taken int
 }
 
-// New returns places for all pods together.
+// New returns Places with limit places for all pods together.
 func New(limit int) *Places {
 	return &Places{limit: limit, of: make(map[netip.Addr]int)}
 }
 
-// Take reports whether a pod may have a further place. The caller calls Give when
-// it has become free.
+// Take takes a place for a pod, and reports whether it did. It refuses if the pod has used
+// up its share. The caller must call Give to free the place.
 func (p *Places) Take(pod netip.Addr) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -49,7 +49,7 @@ func (p *Places) Full(pod netip.Addr) bool {
 
 func (p *Places) full(pod netip.Addr) bool { return p.of[pod] >= factor*(p.limit-p.taken) }
 
-// Add takes a place that the pod must have, even above its share.
+// Add takes a place for a pod, even above its share.
 func (p *Places) Add(pod netip.Addr) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,7 +74,7 @@ func (p *Places) Taken() int {
 	return p.taken
 }
 
-// Most returns the pod that has most places. It is invalid if none has any.
+// Most returns the pod with the most places. The address is invalid if no pod has any.
 func (p *Places) Most() netip.Addr {
 	p.mu.Lock()
 	defer p.mu.Unlock()

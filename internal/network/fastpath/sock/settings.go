@@ -30,13 +30,13 @@ var carried = [...]struct{ level, name int }{
 // carriedIPv6 lists further options of IPv6 sockets.
 var carriedIPv6 = [...]int{unix.IPV6_TCLASS, unix.IPV6_UNICAST_HOPS, unix.IPV6_RECVTCLASS}
 
-// Settings holds the options of a socket that a program may change.
+// Settings holds the values of the carried options of a socket.
 type Settings struct {
 	values     [len(carried)]int
 	congestion string
 }
 
-// SettingsOf reads the options of a new socket, which are defaults.
+// SettingsOf reads the options of a new socket, which has the defaults of its namespace.
 func SettingsOf(socket int) (o Settings) {
 	for i, c := range carried {
 		o.values[i] = Option(socket, c.level, c.name)

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace returns a descriptor of a socket's network namespace.
+// Namespace returns a descriptor of a socket's network namespace. The caller closes it.
 func Namespace(socket int) (int, error) {
 	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(socket), unix.SIOCGSKNS, 0)
 	if errno != 0 {
@@ -18,7 +18,7 @@ func Namespace(socket int) (int, error) {
 	return int(fd), nil
 }
 
-// Disconnect makes a TCP socket as if it were new.
+// Disconnect resets the connection of a TCP socket, which can then connect again.
 func Disconnect(socket int) error {
 	if errno := Connect(socket, make([]byte, unix.SizeofSockaddrInet4)); errno != 0 { // AF_UNSPEC
 		return errno
@@ -101,11 +101,11 @@ func SendTimeout(socket int) time.Duration {
 
 // TCP states that State returns.
 const (
-	SynSent = 2 // TCP_SYN_SENT, of a socket that is about to be connected
-	Closed  = 7 // TCP_CLOSE, of one that has not begun to connect, or has failed
+	SynSent = 2 // TCP_SYN_SENT: the socket is connecting
+	Closed  = 7 // TCP_CLOSE: the socket has not begun to connect, or has failed
 )
 
-// State returns the TCP state of a socket.
+// State returns the TCP state of a socket, or 255 if the socket has none.
 func State(socket int) int { return Option(socket, unix.IPPROTO_TCP, unix.TCP_INFO) & 0xff }
 
 // Reset closes a connection with a reset.
@@ -114,7 +114,8 @@ func Reset(fd int) {
 	unix.Close(fd)
 }
 
-// Polled returns the events that are pending, without waiting.
+// Polled returns which of the events are pending, without waiting. It returns 0 if
+// there are none.
 func Polled(fd int, events int16) int16 {
 	p := []unix.PollFd{{Fd: int32(fd), Events: events}}
 	if n, err := unix.Poll(p, 0); n <= 0 || err != nil {
@@ -132,7 +133,8 @@ func CloseAll(fds ...int) {
 	}
 }
 
-// Sent returns the number of bytes written to a connection.
+// Sent returns the number of bytes that programs have written to a connection. It returns
+// 0 if the kernel does not tell.
 func Sent(fd int) uint64 {
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil {
