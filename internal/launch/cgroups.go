@@ -17,8 +17,9 @@ import (
 // groupFile is a file in a run's directory that contains the path of its cgroup.
 const groupFile = "cgroup"
 
-// makeCgroup creates the run's cgroup if Slurm delegated one, and returns nil
-// otherwise. If that fails, it warns, and the run continues without one.
+// makeCgroup creates the run's cgroup below the one that Slurm delegated. It returns nil
+// if there is none. It also returns nil, after a warning, if the cgroup cannot be created:
+// the run continues without it.
 func makeCgroup(runID, scratch string, log *slog.Logger) (*sandbox.Cgroup, error) {
 	delegation := probe.Local().Cgroup()
 	if !delegation.Delegated {

@@ -11,7 +11,8 @@ import (
 // The functions in this file undo the steps of the start, the last one first. Each
 // has to work after a step that failed.
 
-// takeDown ends the command and undoes all steps that have begun.
+// takeDown ends the command and undoes all steps that have begun. An error has the exit
+// code Internal.
 func (r *run) takeDown() error {
 	began := time.Now()
 	if parent := r.work.getCommand(); parent != nil {
@@ -27,8 +28,8 @@ func (r *run) takeDown() error {
 	return nil
 }
 
-// closeSandbox ends all that runs in the sandbox, and then the command and what it
-// left behind.
+// closeSandbox ends all processes in the sandbox, and then the command and the processes
+// that it left behind.
 func (r *run) closeSandbox() error {
 	if r.box == nil {
 		return nil

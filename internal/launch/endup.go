@@ -18,7 +18,8 @@ import (
 // stepPoll is the interval between questions to Slurm whether a step has ended.
 const stepPoll = 100 * time.Millisecond
 
-// ownGrace is longer than any pod takes, so each pod's own grace period applies.
+// ownGrace replaces a grace of 0. It is so long that the grace period of each pod applies
+// instead.
 const ownGrace = time.Hour
 
 // quietEnd is the time after which Down explains why it still waits.
@@ -75,7 +76,7 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 	return code, err
 }
 
-// awaitParent waits until the step of the ended cluster is over, a moment later.
+// awaitParent waits, for downLimit at most, until the step of the ended cluster is over.
 // Only then can another cluster start.
 func (o Options) awaitParent(ctx context.Context, job string) {
 	ctx, cancel := context.WithTimeout(ctx, downLimit)
@@ -92,7 +93,8 @@ func (o Options) awaitParent(ctx context.Context, job string) {
 	}
 }
 
-// endOn runs this command again, in a step on the cluster's head.
+// endOn runs this command again, in a step on the cluster's head, and returns its exit
+// code.
 func (o Options) endOn(ctx context.Context, job, head string) (int, error) {
 	self, err := os.Executable()
 	if err != nil {

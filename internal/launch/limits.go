@@ -15,8 +15,7 @@ import (
 // of all programs of a user on a machine. The usual limit is 128.
 const workerWatchers = 5
 
-// checkWatchers refuses a node whose roles could not get enough inotify
-// instances.
+// checkWatchers returns an error unless this user can create needed inotify instances now.
 func checkWatchers(needed int) error {
 	for range needed {
 		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
@@ -29,8 +28,8 @@ func checkWatchers(needed int) error {
 }
 
 // raiseLimits raises limits of the user's shell that are too low for a cluster.
-// Slurm passes them on from the login host. Memory is not among them, as the job
-// limits it.
+// Slurm passes these limits on from the login host. Memory is not among them, because the
+// job limits it.
 func raiseLimits() error {
 	for _, limit := range probe.ProcessLimits() {
 		var now unix.Rlimit

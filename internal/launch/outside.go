@@ -13,8 +13,8 @@ import (
 // cluster outside an allocation, which is probably a login host.
 var ErrOutside = errors.New("this host belongs to a Slurm cluster and is in no allocation, so no cluster is started here")
 
-// checkOutside refuses to start a cluster on a host of a Slurm cluster outside an
-// allocation, unless the user asks for it and the site permits it. A session that
+// checkOutside returns ErrOutside on a host of a Slurm cluster outside an
+// allocation, unless the user passes --here and the site permits it. A session that
 // Slurm adopted into a job is inside.
 func checkOutside(ctx context.Context, options Options, inJob bool) error {
 	if inJob || options.Here && options.HereForbidden == "" || slurm.AdoptedBy() != 0 || !slurm.OnCluster(ctx, options.Getenv) {

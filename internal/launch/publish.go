@@ -55,7 +55,7 @@ func (n *node) publish(ctx context.Context) error {
 	return nil
 }
 
-// closePorts closes the published ports, and gives up their names.
+// closePorts closes the published ports, and releases their names.
 func (n *node) closePorts() {
 	for _, port := range n.published {
 		port.Listener.Close()

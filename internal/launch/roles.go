@@ -87,7 +87,7 @@ func (n *node) controlRole() *supervisor.Role {
 		Args: []string{"control", "--plan", n.plan.Paths.Plan()}, NotifyFlag: "--notify-fd",
 		Passed: []supervisor.Passed{{Flag: "--listener-fd", File: n.box.Listener}},
 	}
-	if !n.plan.Replicated() { // otherwise the balancer has it
+	if !n.plan.Replicated() { // otherwise the balancer serves apiListener
 		control.Passed = append(control.Passed, supervisor.Passed{Flag: "--listener-fd", File: n.apiListener})
 	}
 	if n.saver != nil {
@@ -126,6 +126,7 @@ func (n *node) addRoles(roles ...*supervisor.Role) error {
 	return nil
 }
 
+// kubelet returns the node role, which contains the kubelet.
 func (n *node) kubelet() *supervisor.Role {
 	return supervisor.InSandbox(n.box, &supervisor.Role{
 		Name: "node", Path: filepath.Join(n.plan.Paths.Libexec, "berth-kube"),
@@ -135,8 +136,8 @@ func (n *node) kubelet() *supervisor.Role {
 }
 
 // nodeWaits reports whether the kubelet starts only after the import of the
-// archives. The pods of a restored cluster exist from the beginning. The kubelet
-// would pull the images that are not imported yet from a registry.
+// archives. The pods of a restored cluster exist from the beginning. Otherwise the kubelet
+// would pull images from a registry before they are imported.
 func (n *node) nodeWaits() bool { return n.Spec.State != "" && len(n.archives) > 0 }
 
 // startLateNode starts the kubelet if it had to wait for the archives.

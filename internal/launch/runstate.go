@@ -9,15 +9,15 @@ import (
 	"berth.dev/berth/internal/launch/members"
 )
 
-// run is one run, as this node sees it. The node that leads it has the workload.
+// run is one run, as this node sees it. Only the node that leads the run uses work.
 type run struct {
 	node
 	start   steps
 	work    userWorkload
 	monitor *members.Monitor
 	control *persistent.ControlSocket // of a persistent cluster
-	// lease is set if another node may lead the run after this one, and lostLease
-	// when it may do so.
+	// lease is set if another node may lead the run after this one. lostLease is set when
+	// this node has lost the lease, so that another node may lead the run.
 	lease     *lease.Lease
 	lostLease atomic.Bool
 	// endRenewal ends the renewal of the lease; nil before it begins.

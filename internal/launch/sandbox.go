@@ -139,8 +139,8 @@ func resolvConf(gateway netip.Addr) []byte {
 	return []byte(text)
 }
 
-// closeSandbox ends all that runs in the sandbox, and then the processes outside
-// that serve it.
+// closeSandbox keeps the logs of pods if the user wants them, ends all processes in the
+// sandbox, and then the processes outside that serve it.
 func (n *node) closeSandbox() error {
 	if n.box == nil {
 		return nil

@@ -15,8 +15,8 @@ import (
 type step struct {
 	name string
 	do   func(context.Context) error
-	// stop runs before any step is undone, for what cannot wait until then. The
-	// reason is beside the step.
+	// stop runs before any step is undone, for work that cannot wait until then. A
+	// comment at the step has the reason.
 	stop func()
 	undo func() error
 }

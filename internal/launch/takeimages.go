@@ -8,7 +8,7 @@ import (
 	"berth.dev/berth/internal/launch/archive"
 )
 
-// takeImages imports the archives that other runs bring on all nodes, until ctx
+// takeImages accepts archives from other runs and imports them on all nodes, until ctx
 // ends.
 func (r *run) takeImages(ctx context.Context) {
 	for {

@@ -12,7 +12,7 @@ const (
 	optional              // --nice or --nice=VALUE
 )
 
-// letters are sbatch's options of one letter, by the long ones that they mean.
+// letters maps sbatch's options of one letter to their long names.
 var letters = map[byte]string{
 	'A': "account", 'a': "array", 'B': "extra-node-info", 'b': "begin", 'C': "constraint", 'c': "cpus-per-task",
 	'D': "chdir", 'd': "dependency", 'e': "error", 'F': "nodefile", 'G': "gpus", 'H': "hold", 'h': "help",
@@ -22,8 +22,8 @@ var letters = map[byte]string{
 	'w': "nodelist", 'x': "exclude",
 }
 
-// Options of sbatch in Slurm 20.11 to 25.11 (src/common/slurm_opt.c). Its
-// --help is no source: it shows some without the value that they need. An
+// Options of sbatch in Slurm 20.11 to 25.11 (src/common/slurm_opt.c). The output of
+// sbatch --help is no source: it shows some options without the value that they need. An
 // option that is missing here still works, see Split.
 const (
 	withoutValue = "contiguous external get-user-env help hold ignore-pbs no-requeue overcommit oversubscribe parsable quiet reboot " +
@@ -42,10 +42,12 @@ const (
 // ofSubmission lists options that concern the submission and not the job.
 const ofSubmission = "autocomplete help parsable quiet test-only usage verbose version wait"
 
+// listed reports whether a list with spaces contains a name.
 func listed(list, name string) bool { return strings.Contains(" "+list+" ", " "+name+" ") }
 
-// find returns the full name of a long option, which may be cut short as far as
-// it is still clear (getopt_long), and whether it takes a value.
+// find returns the full name of a long option and whether it takes a value. The name may be
+// any prefix of only one option, as for getopt_long. find returns an unknown or ambiguous
+// name unchanged.
 func find(name string) (string, value) {
 	lists := map[value]string{none: withoutValue, optional: withOptional, required: withValue}
 	for takes, list := range lists {
@@ -60,7 +62,7 @@ func find(name string) (string, value) {
 				continue
 			}
 			if takes != unknown {
-				return name, unknown // sbatch says between which
+				return name, unknown // sbatch lists the candidates
 			}
 			full, takes = candidate, kind
 		}

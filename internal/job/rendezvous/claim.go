@@ -65,6 +65,7 @@ func (c Claim) check(want Claim) error {
 	return nil
 }
 
+// encodeClaim returns the claim as JSON. A claim of more than maxClaim bytes is an error.
 func encodeClaim(claim Claim) ([]byte, error) {
 	text, err := json.Marshal(claim)
 	if err == nil && len(text) > maxClaim {

@@ -27,6 +27,7 @@ const (
 	maxReason = 4 << 10
 )
 
+// frame returns a frame with content.
 func frame(kind byte, content []byte) []byte {
 	out := make([]byte, frameHeader, frameHeader+len(content))
 	out[0] = kind

@@ -17,9 +17,9 @@ const configLimit = 500 * time.Millisecond
 var configFiles = []string{"/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf"}
 
 // OnCluster reports whether this host belongs to a Slurm cluster, as a login host
-// or a compute node does: Slurm's configuration is here. The controller is not
-// asked, so the answer is the same while it is down. Without an answer within half
-// a second, it is no.
+// or a compute node does: Slurm's configuration is here. It does not ask the controller,
+// so it returns the same while the controller is down. It returns false if scontrol does
+// not answer within half a second.
 func OnCluster(ctx context.Context, getenv func(string) string) bool {
 	return onCluster(ctx, append([]string{getenv("SLURM_CONF")}, configFiles...), func(ctx context.Context, command ...string) ([]byte, error) {
 		return askWithin(ctx, configLimit, command...)
@@ -51,8 +51,8 @@ func AdoptedBy() uint32 {
 
 // JobOfGroups reads the job from the /proc/PID/cgroup of a process in one of the
 // job's control groups. It returns 0 for other processes. Slurm's paths end in
-// uid_1000/job_7/step_extern/task_4294967295 by version 1, in
-// job_7/step_extern/user/task_special by version 2.
+// uid_1000/job_7/step_extern/task_4294967295 with cgroup v1, and in
+// job_7/step_extern/user/task_special with cgroup v2.
 func JobOfGroups(groups string) uint32 {
 	for part := range strings.FieldsFuncSeq(groups, func(r rune) bool { return r == '/' || r == '\n' }) {
 		text, named := strings.CutPrefix(part, "job_")

@@ -11,9 +11,9 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// CPUSet lists the CPUs of this node, so that pods can be bound to them. It
-// returns an empty string if they are unknown. Bound to the wrong CPUs, pods
-// would compete with another job while the CPUs of this job are idle.
+// CPUSet returns the CPUs of this node as a list, such as "0-3,8", so that pods can be
+// bound to them. It returns an empty string if they are unknown. Bound to the wrong CPUs,
+// pods would compete with another job while the CPUs of this job are idle.
 func (a *Allocation) CPUSet(ctx context.Context, cpus probe.CPUs, nodesPerHost int) string {
 	own, err := affinity()
 	if err != nil || nodesPerHost > 1 {

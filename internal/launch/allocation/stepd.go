@@ -31,8 +31,8 @@ func WatchStepd(ctx context.Context, getenv func(string) string, giveUp context.
 	}
 }
 
-// openStepd returns a pidfd of a task's slurmstepd, which is the task's parent,
-// or -1. This process must be the task or descend from it. The variable that
+// openStepd returns a pidfd of a task's slurmstepd, which is the task's parent. It
+// returns -1 if the slurmstepd cannot be found. This process must be the task or descend from it. The variable that
 // names the task may come from elsewhere: from a script that was submitted within
 // a step, or from a PID namespace with other numbers.
 func openStepd(task int) int {

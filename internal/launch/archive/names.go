@@ -11,14 +11,14 @@ import (
 // sifScheme is the prefix of an image in a manifest that is a SIF file.
 const sifScheme = "sif:"
 
-// imaged is an object with images. EachImage replaces each by what change returns.
+// imaged is an object with images. EachImage replaces each image by the result of change.
 type imaged interface {
 	EachImage(change func(image string) string)
 }
 
-// NameFiles replaces the SIF files, folders and archives in manifests by valid
-// image names. It returns them in the form of --image. Paths of SIF files are
-// relative to dir. Other paths must be absolute.
+// NameFiles replaces the paths of SIF files, folders and archives in manifests by valid
+// image names. It returns each name with its path in the form of --image, NAME=PATH. Paths
+// of SIF files are relative to dir. Other paths must be absolute.
 func NameFiles[T imaged](objects []T, dir string) (images []string, err error) {
 	named := map[string]bool{}
 	for _, object := range objects {
@@ -55,13 +55,13 @@ func NameFiles[T imaged](objects []T, dir string) (images []string, err error) {
 	return images, err
 }
 
-// sifName returns a name that shows which file it was, and that is unique to the
-// path.
+// sifName returns an image name for a SIF file. It contains the base name of the file and
+// a hash of path, which makes it unique.
 func sifName(path string) string {
 	return fileName("sif.localhost/file", strings.TrimSuffix(filepath.Base(path), ".sif"), path)
 }
 
-// rootName returns such a name for a folder or an archive.
+// rootName returns the same kind of name as sifName for a folder or an archive.
 func rootName(path string) string {
 	return fileName("root.localhost/folder", filepath.Base(path), path)
 }

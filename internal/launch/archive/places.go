@@ -12,9 +12,9 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 )
 
-// Readable returns the path of an archive on this node. It is a copy if this node
-// does not see the head's file. others is nil on the head, which has all
-// archives.
+// Readable returns the path of archive number i on this node. If this node does not see
+// the head's file, Readable copies the file to a directory of copies. others is nil on
+// the head, which has all archives.
 func Readable(ctx context.Context, i int, a Archive, others *Relay, copies Places) (string, error) {
 	if others == nil || a.Here() {
 		return a.Path, nil
@@ -40,7 +40,7 @@ func Readable(ctx context.Context, i int, a Archive, others *Relay, copies Place
 
 // Places names the directories for copies of archives. Passing holds copies
 // that are imported and removed. InPlace holds SIF files that are used as they
-// are, as long as the node lives. It is empty if the node uses none.
+// are, as long as the node lives. InPlace is empty if the node uses no SIF file in place.
 type Places struct{ Passing, InPlace string }
 
 // dir creates a directory for the copy of an archive.

@@ -18,7 +18,8 @@ import (
 	"berth.dev/berth/internal/launch/supervisor"
 )
 
-// Check checks early that the command exists.
+// Check returns an error if the command does not exist, before a cluster starts for it.
+// The command may be empty.
 func Check(args []string) error {
 	if len(args) == 0 || slices.Contains(programs.Tools(), args[0]) {
 		return nil
@@ -35,9 +36,9 @@ func Check(args []string) error {
 // Tools holds the paths that programs beside a cluster need to reach it.
 type Tools struct {
 	Kubeconfig string
-	// Cache is the directory where kubectl and helm cache what they learn of a
-	// server. By default they do so in the home directory, by the server's
-	// address, which differs in each run.
+	// Cache is the directory where kubectl and helm cache the API of a server. By
+	// default they use the home directory, with a folder for each address of a server,
+	// which differs in each run.
 	Cache string
 	// Bin is the directory with kubectl and helm.
 	Bin string
@@ -64,8 +65,8 @@ type Command struct {
 	Stderr  io.Writer
 }
 
-// Run runs the command until it or ctx ends, and returns its exit code. It calls
-// started with the command's parent.
+// Run runs the command until it or ctx ends, and returns its exit code, or the cause of
+// ctx. It calls started with the command's parent, which the caller must wait for.
 func (c Command) Run(ctx context.Context, started func(*Parent)) (int, error) {
 	// The tools come first in the command's PATH, and first in this lookup.
 	name := c.Args[0]

@@ -43,7 +43,8 @@ func TryFolder(folder string) error {
 	return nil
 }
 
-// MakeFolder creates the folder of the image cache.
+// MakeFolder creates the folder of the image cache if it does not exist. It returns an
+// error with the exit code NoInput if the user cannot write to the folder.
 func MakeFolder(folder string) error {
 	err := os.MkdirAll(folder, 0o700)
 	if err == nil && !rundir.Writable(folder) {

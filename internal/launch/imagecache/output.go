@@ -2,8 +2,8 @@ package imagecache
 
 import "time"
 
-// Line is one line of JSON that berth-images prints about the image cache. Both
-// modules compile this file.
+// Line is one line of JSON that berth-images prints about the image cache. The module of
+// berth-images compiles this file, too.
 type Line struct {
 	Image *Image `json:"image,omitempty"`
 	// Progress is the number of bytes received and their total.

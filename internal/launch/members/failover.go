@@ -37,7 +37,8 @@ func newFailover(offers []cluster.Offer) (*failover, error) {
 	return s, nil
 }
 
-// config returns the rendezvous of the nodes with a successor of the head.
+// config returns a copy of the configuration of for a rendezvous with head as the head
+// instead of the lost one.
 func (s *failover) config(of rendezvous.Config, head string) (rendezvous.Config, error) {
 	nodes := []string{head}
 	for _, node := range of.Nodes {

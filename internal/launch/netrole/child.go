@@ -121,7 +121,7 @@ func openOverlay(given config, fds linux.PassedFDs, log *slog.Logger) (*overlay.
 	return overlay.New(config)
 }
 
-// takePublished takes over the listeners in the net role.
+// takePublished returns the published ports with the listeners that the role inherited.
 func takePublished(given config, fds linux.PassedFDs) ([]egress.Published, error) {
 	var opened []egress.Published
 	for _, to := range given.Published {

@@ -14,7 +14,8 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// Parent holds what the net role is given. It outlives each life of the role.
+// Parent holds the inputs of the net role. They stay the same when the role is started
+// again.
 type Parent struct {
 	Spec cluster.Spec
 	Plan cluster.Plan

@@ -31,8 +31,8 @@ type podSwitch struct {
 	known    chan struct{} // closed when there is a service map
 }
 
-// openSwitch takes over what the supervisor holds. It returns nil if there is no
-// Switch. reaches reports whether pods may reach an address outside the cluster.
+// openSwitch creates the Switch with the files that the supervisor holds for it. It
+// returns nil if there is no Switch. reaches reports whether pods may reach an address outside the cluster.
 func openSwitch(given config, fds linux.PassedFDs, reaches func(netip.Addr) bool, log *slog.Logger) (*podSwitch, error) {
 	if given.Switch == nil {
 		return nil, nil

@@ -27,9 +27,9 @@ func (s *Supervisor) FailedError(name, what, log string) error {
 	return &failedError{name: name, what: what, log: log, lines: tail(log, lastLines), kept: s.KeepLogs}
 }
 
-// failedCode gives the error of a failed role its exit code. A shortage of inotify
-// instances is not a fault of the role: the check at the start passed, but other
-// runs started at the same time.
+// failedCode adds the exit code to the error of a failed role: Unavailable if inotify
+// instances ran out, and Internal otherwise. That shortage is not a fault of the role: the
+// check at the start passed, but other runs started at the same time.
 func failedCode(err error) error {
 	if strings.Contains(err.Error(), noWatchers) {
 		return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("%w\n%s", err, MoreWatchers()))
