@@ -26,11 +26,12 @@ const (
 	packedZstd = ".zst"
 )
 
-// older is the extension of files in bench/results from before this format.
+// older is the extension of files in bench/results that are older than this format.
 const older = ".json"
 
-// Append opens or creates a file. It ends a last line that a crash left unfinished, so
-// that the next line is complete.
+// Append opens or creates a file and locks it. It ends a last line that a crash left
+// unfinished, so that the next line is complete. It returns an error for a packed file, and
+// if another process writes to the file.
 func Append(path string) (*Writer, error) {
 	if unpackedName(path) != path {
 		return nil, fmt.Errorf("add to records (%s): they are packed; unpack them with gunzip or zstd -d, or give another file with --out", path)
@@ -70,7 +71,7 @@ func (w *Writer) finishLastLine() error {
 	return err
 }
 
-// Add writes a line, and returns once it is on disk.
+// Add sets the Schema and the Time of a line, writes it, and returns once it is on disk.
 func (w *Writer) Add(line Line) error {
 	line.Schema, line.Time = schema, time.Now().UTC()
 	encoded, err := json.Marshal(line)
@@ -130,8 +131,8 @@ func ReadFile(path string) ([]Line, error) {
 	return lines, nil
 }
 
-// read reads records. For a line that a crash cut off it returns only the number. The
-// next line begins a session that repeats the trial.
+// read reads records. For a line that a crash cut off, it returns only the number of the
+// line; the session that follows repeats the trial.
 func read(from io.Reader) ([]Line, error) {
 	var lines []Line
 	reader := bufio.NewReader(from)
@@ -148,7 +149,7 @@ func read(from io.Reader) ([]Line, error) {
 				line.renameSystems()
 				lines = append(lines, line)
 			case line.Schema != schema:
-				return nil, fmt.Errorf("line %d has version %d of the form, this program reads %d", n, line.Schema, schema)
+				return nil, fmt.Errorf("line %d has version %d of the format, but this program reads only up to %d", n, line.Schema, schema)
 			default:
 				lines = append(lines, line)
 			}
@@ -162,6 +163,7 @@ func read(from io.Reader) ([]Line, error) {
 	}
 }
 
+// cutOff reports whether the error is that of JSON which ends too early.
 func cutOff(err error) bool {
 	var syntax *json.SyntaxError
 	return errors.As(err, &syntax) && syntax.Error() == "unexpected end of JSON input"

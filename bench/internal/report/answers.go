@@ -40,7 +40,7 @@ type Answer struct {
 	Detail  string
 }
 
-// Says returns the answer in words. One no is enough for a no.
+// Says returns the answer in words. It is no if it was no in one of the trials.
 func (a Answer) Says() string {
 	switch a.Yes {
 	case a.Of:
@@ -63,7 +63,7 @@ func (r *Report) answer(system, caseName string, v record.Value) {
 	if v.Value == 1 {
 		a.Yes++
 	}
-	// For a no, keep what was wrong.
+	// The detail of a no is the reason, so keep it.
 	if a.Detail == "" || v.Value == 0 {
 		a.Detail = v.Detail
 	}

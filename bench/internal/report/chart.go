@@ -21,9 +21,9 @@ const (
 	restHeight = 1.7 * vg.Centimeter
 )
 
-// chart draws a figure: a line for each system with every value as a point, the
-// median as a stroke, and its interval as a bar. The axis begins at zero, so that
-// lengths can be compared.
+// chart returns a figure as an SVG: for each system a row with every value as a point, the
+// median as a stroke, and its interval as a bar. The axis begins at zero, so that lengths
+// can be compared.
 func chart(f Figure) (string, error) {
 	p := plot.New()
 	p.X.Label.Text = f.Unit
@@ -35,7 +35,7 @@ func chart(f Figure) (string, error) {
 	medians := plotter.XYs{}
 	greatest := 0.0
 	for i := range f.Rows {
-		// The first one at the top.
+		// The first system is at the top.
 		row := f.Rows[len(f.Rows)-1-i]
 		names = append(names, row.Label())
 		at := float64(i)
@@ -92,13 +92,14 @@ func drawn(p *plot.Plot, height vg.Length, name string) (string, error) {
 	return "<svg role=\"img\" " + svg, nil
 }
 
-// apartBy keeps equal values apart, in a way that is always the same.
+// apartBy returns the vertical offset of the nth point, which keeps equal values apart. It
+// is not random, so that a report is a function of its records.
 func apartBy(n int) float64 { return []float64{0, 0.09, -0.09, 0.18, -0.18}[n%5] }
 
-// stroke is a mark that stands upright.
+// stroke is a glyph: a vertical line.
 type stroke struct{}
 
-// DrawGlyph draws it.
+// DrawGlyph draws the line, with its middle at a point.
 func (stroke) DrawGlyph(c *draw.Canvas, style draw.GlyphStyle, at vg.Point) {
 	c.SetLineStyle(draw.LineStyle{Color: style.Color, Width: vg.Points(1.5)})
 	var path vg.Path

@@ -11,7 +11,7 @@ import (
 
 type key struct{ caseName, figure, system string }
 
-// underLink is a system under a link; without links that is empty.
+// underLink is a system under a link. Without links, link is empty.
 type underLink struct{ system, link string }
 
 // leftOut is a case that a session did not measure, with the session's link.
@@ -20,8 +20,7 @@ type leftOut struct {
 	link string
 }
 
-// collector gathers what the lines of records say, one after the other, for the
-// report.
+// collector gathers the content of records for the report, one line after the other.
 type collector struct {
 	report *Report
 	groups []Group
@@ -38,10 +37,12 @@ type collector struct {
 	measured   map[Missing]int
 	failed     map[Missing][]string
 	unmeasured []leftOut
-	mpis       map[string][]string
-	under      map[underLink]bool
-	link       string // of the current session
-	pool       *pool
+	// mpis holds the MPI versions of each system.
+	mpis map[string][]string
+	// under holds the systems and links that have trials.
+	under map[underLink]bool
+	link  string // of the current session
+	pool  *pool
 }
 
 func newCollector(r *Report) *collector {
@@ -72,7 +73,7 @@ func (c *collector) add(line record.Line) error {
 		}
 	case line.Trial != nil:
 		if c.report.Sessions == 0 {
-			return errors.New("the records begin with a trial, and not with what they are of")
+			return errors.New("the records begin with a trial instead of a session")
 		}
 		c.trial(line.Trial)
 	}
@@ -131,14 +132,14 @@ func (c *collector) run(t *record.Trial) {
 	}
 }
 
-// fill writes the figures of all cases to the report.
+// fill adds the figures of all cases to the report.
 func (c *collector) fill() {
 	r := c.report
 	r.cases = c.pool.cases
 	for system, said := range c.mpis {
 		r.Versions["MPI of "+system] = strings.Join(said, " and ")
 	}
-	// The reference first, and others by their names: not in random order.
+	// The reference comes first, then the others by their names: trials have a random order.
 	slices.SortFunc(r.Systems, func(a, b string) int {
 		if (a == r.Reference) != (b == r.Reference) {
 			return map[bool]int{true: -1, false: 1}[a == r.Reference]

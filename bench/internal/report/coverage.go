@@ -26,8 +26,8 @@ func (v coverage) String() string {
 	}[v]
 }
 
-// judge returns the verdict on trials of some systems. Amounts or programs that differ from the
-// paper's are enough for "otherwise".
+// judge returns how far trials of these systems cover the figure. Amounts or programs that differ
+// from the paper's are enough for otherwise.
 func (p Paper) judge(systems []string, differ bool, tuned profileState) coverage {
 	found, peers := 0, false
 	for of := range p.Of {
@@ -57,7 +57,9 @@ func (p Paper) has(of string, systems []string) bool {
 // noProfile is the profile that changes nothing.
 const noProfile = "default"
 
-// profileState holds the settings of a profile by their state on the first host.
+// profileState holds the names of a profile's settings by their state on the first host: in
+// effect and different from before (changed), in effect as before (same), another value in effect
+// (other), a device without the setting (absent), or a setting that could not be read (unseen).
 type profileState struct{ changed, same, other, absent, unseen []string }
 
 // readTunings returns the states of the profiles of links, by the links' names.
@@ -99,7 +101,8 @@ func readTunings(lines []record.Line) map[string]profileState {
 	return all
 }
 
-// keyOf returns the key of a setting: one of an interface has the interface's name before it.
+// keyOf returns the key of a setting. The keys of an interface's settings begin with the interface's
+// name.
 func keyOf(settings map[string]string, name string) string {
 	for _, key := range slices.Sorted(maps.Keys(settings)) {
 		if link, ok := strings.CutPrefix(key, record.LinkSetting); ok && strings.HasSuffix(link, " "+name) {
@@ -109,7 +112,8 @@ func keyOf(settings map[string]string, name string) string {
 	return name
 }
 
-// inForce returns the value of a setting; of all values that a file shows, the one in effect.
+// inForce returns the value of a setting. If a file shows all possible values, it returns the one in
+// brackets, which is in effect.
 func inForce(value string) string {
 	value = strings.Join(strings.Fields(value), " ")
 	if _, rest, brackets := strings.Cut(value, "["); brackets {
@@ -133,7 +137,8 @@ func (s profileState) applied(protocol string) bool {
 	return slices.ContainsFunc(s.changed, func(name string) bool { return decisive(name, protocol) })
 }
 
-// words lists the settings of a profile, the decisive ones first.
+// words describes the settings of a profile by their state, the decisive ones first and with an
+// asterisk.
 func (s profileState) words(protocol string) string {
 	var parts []string
 	say := func(what string, names []string) {

@@ -19,7 +19,7 @@ import (
 // over is the parameter on the x axis of a curve.
 const over = "nodes"
 
-// Curve is a figure of one case by the number of nodes.
+// Curve is a figure of one case as a function of the number of nodes.
 type Curve struct {
 	Case, Name, Unit string
 	Lines            []Line
@@ -30,8 +30,8 @@ type Curve struct {
 type Line struct {
 	System string
 	Points []Point
-	// Further is the cost of a further node: the median of the slopes between all
-	// trials of different numbers of nodes (Theil and Sen).
+	// Further is the increase of the figure with each further node: the median of the
+	// slopes between all trials with different numbers of nodes (Theil-Sen estimator).
 	Further float64
 }
 
@@ -41,8 +41,7 @@ type Point struct {
 	Summary
 }
 
-// curves sets the figures of cases that were measured with several numbers of
-// nodes.
+// curves adds a curve for each figure that was measured with several numbers of nodes.
 func (r *Report) curves(lines []record.Line) {
 	type which struct{ caseName, figure, system string }
 	values := map[which]map[float64][]float64{}
@@ -85,6 +84,7 @@ func (r *Report) curves(lines []record.Line) {
 	}
 }
 
+// line returns the line of a system. values holds its results by the number of nodes.
 func line(system string, values map[float64][]float64) Line {
 	l := Line{System: system}
 	var slopes []float64

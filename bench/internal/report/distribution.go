@@ -29,12 +29,14 @@ type Distribution struct {
 	SVG     string
 }
 
-// Spread is the row of one system, in µs. Each time is the median of the trials,
-// or NaN if too few were made to know it.
+// Spread is the row of one system.
 type Spread struct {
 	System string
-	Runs   int
-	Times  []float64
+	// Runs is the number of trials.
+	Runs int
+	// Times holds the time for each percentile, in µs: the median of the trials, or NaN
+	// if a trial has too few times to know the percentile.
+	Times []float64
 }
 
 // quantile is a percentage of all times, and the time in µs within which it was
@@ -106,7 +108,7 @@ func quantiles(t *record.Trial) []quantile {
 
 var sockperfTimes = regexp.MustCompile(`(?m)---> (?:percentile ([0-9.]+)|<(MAX|MIN)> observation) = +([0-9.]+)`) //nolint:gochecknoglobals // a constant
 
-// fromSockperf reads its table of percentiles, which goes from the longest down.
+// fromSockperf parses sockperf's table of percentiles, which begins with the longest time.
 func fromSockperf(text string) (all []quantile) {
 	for _, match := range sockperfTimes.FindAllStringSubmatch(text, -1) {
 		percent := map[string]string{"MAX": "100", "MIN": "0", "": match[1]}[match[2]]
@@ -121,7 +123,7 @@ func fromSockperf(text string) (all []quantile) {
 	return all
 }
 
-// fromFortio reads its histogram.
+// fromFortio parses fortio's histogram.
 func fromFortio(text string) (all []quantile) {
 	var said struct {
 		DurationHistogram struct {
@@ -158,8 +160,8 @@ func timesAt(all []quantile) []float64 {
 	return times
 }
 
-// drawDistribution draws a line for each system. The scale is logarithmic, as the
-// longest times are a thousand times the others.
+// drawDistribution returns a chart with a line for each system, as an SVG. The scale is
+// logarithmic, because the longest times exceed the median by orders of magnitude.
 func drawDistribution(d Distribution) (string, error) {
 	p := plot.New()
 	p.Y.Label.Text = "µs"
@@ -168,7 +170,7 @@ func drawDistribution(d Distribution) (string, error) {
 	for i, row := range d.Rows {
 		var points plotter.XYs
 		for at, time := range row.Times {
-			if time > 0 { // nor NaN: a logarithm has neither
+			if time > 0 { // false for NaN, too; neither has a logarithm
 				points = append(points, plotter.XY{X: float64(at), Y: time})
 			}
 		}

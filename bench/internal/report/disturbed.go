@@ -18,11 +18,12 @@ const between = 10 * time.Minute
 // has the load, with or without a baseline.
 type Disturbed struct {
 	Host, When   string
-	Now, Minutes string // the load of the last minute, and of the last five
+	Now, Minutes string // the load average of one minute, and of five
 	Processors   int
 }
 
-// disturbed finds the greatest load at each beginning of a run.
+// disturbed returns, for each beginning of a run, the host with the greatest load for its
+// processors, if that load exceeds them.
 func disturbed(lines []record.Line) (all []Disturbed) {
 	// Hosts that share a machine's processors each show the load of the whole
 	// machine.
@@ -59,7 +60,7 @@ func disturbed(lines []record.Line) (all []Disturbed) {
 	return all
 }
 
-// loads returns the first two numbers of /proc/loadavg.
+// loads parses the first two numbers of /proc/loadavg.
 func loads(text string) (now, minutes float64, ok bool) {
 	words := strings.Fields(text)
 	if len(words) < 2 {

@@ -55,7 +55,7 @@ type Report struct {
 	Rubric  *Rubric
 	// Before is the command that ran on each host before images were delivered.
 	Before string
-	// fast holds the systems that have the fast path, according to the plan.
+	// fast holds the systems that use the fast path, according to the plan.
 	fast map[string]bool
 	// memory is the memory of a job on each host, in bytes.
 	memory float64
@@ -77,8 +77,8 @@ type HostLink struct{ Host, Settings string }
 type Group struct {
 	Name, Kind, Anchor string
 	Parameters         string
-	// Against is the case that the ratios compare with: its figures of the reference.
-	// It is empty for the case itself.
+	// Against is another case. The ratios compare with that case's figures on the
+	// reference. If it is empty, they compare with this case's own figures there.
 	Against string
 	// Beware is a warning about all figures of the case, or "".
 	Beware  string
@@ -127,7 +127,7 @@ const leastShare = 99
 type Noise struct {
 	Name, Unit         string
 	Start, Middle, End float64
-	// Change is the relative difference between the largest and the smallest.
+	// Change is the relative difference between the largest and the smallest median.
 	Change float64
 	// Drifted reports whether Change exceeds Report.Drift, and Interrupted whether one of
 	// the medians is missing.
@@ -205,7 +205,7 @@ func (r *Report) session(line record.Line) error {
 	return nil
 }
 
-// link adds a session's link to the report, unless the report has it.
+// link adds a session's link to the report, unless the report already has it.
 func (r *Report) link(s *record.Session) {
 	if s.Link == nil {
 		return

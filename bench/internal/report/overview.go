@@ -20,13 +20,12 @@ type OverviewRow struct {
 	Cells                                  []OverviewCell
 }
 
-// OverviewCell is a system's median, and beside it the ratio to the reference's.
-// For the reference, and for a figure that is such a ratio, it has the interval
-// instead.
+// OverviewCell is a system's median, and beside it the ratio to the reference's. The cell of
+// the reference, or of a figure that is itself a ratio, has the median's interval instead.
 type OverviewCell struct{ Median, Beside, Verdict string }
 
-// overview makes the table; nil if the plan names no figure, or none was
-// measured.
+// overview returns the overview, or nil if the plan lists no figures for it, or none of them
+// was measured.
 func (r *Report) overview() (*Overview, error) {
 	var plan struct {
 		Overview []string

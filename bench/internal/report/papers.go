@@ -39,21 +39,21 @@ type Paper struct {
 	// Vary lists parameters whose values in the trials are reported, besides the
 	// parameters in amountOf.
 	Vary string `yaml:"vary"`
-	// Plan names a plan that measures it.
+	// Plan names a plan that measures the figure.
 	Plan string `yaml:"plan"`
-	// Note names the differences from the paper's, and the substitutes for its
-	// programs.
+	// Note names the differences from the paper's measurement, and the substitutes for
+	// its programs.
 	Note string `yaml:"note"`
 	// Of maps each system that the paper compares to its substitutes here.
 	Of map[string][]string `yaml:"of"`
-	// Reason is the reason why the bench does not measure it, or "".
+	// Reason is the reason why the figure was not measured, or "".
 	Reason string `yaml:"reason"`
-	// At is the anchor of the trials in the report, or "". Coverage compares them
-	// with the paper's.
+	// At is the anchor of the figure's trials in the report, or "" if there are none.
+	// Coverage compares these trials with the paper's measurement.
 	At       string   `yaml:"-"`
 	Coverage coverage `yaml:"-"`
-	// Has describes the trials, and Elsewhere reports that no plan of the records
-	// has it.
+	// Has describes the trials. Elsewhere reports whether the figure is missing because no
+	// plan of the records has it.
 	Has       string `yaml:"-"`
 	Elsewhere bool   `yaml:"-"`
 }
@@ -133,7 +133,7 @@ func joinedBy(by string, parts ...string) string {
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), by)
 }
 
-// sorted sorts words, and numbers by their value.
+// sorted returns the values in order. It compares two numbers by value.
 func sorted(values []string) []string {
 	return slices.SortedFunc(slices.Values(values), func(a, b string) int {
 		x, wrong := strconv.Atoi(a)
@@ -145,7 +145,8 @@ func sorted(values []string) []string {
 	})
 }
 
-// without names the paper's systems that have no trial, each with its reason.
+// without describes the paper's systems that have no trial, each with the reason. It returns
+// "" if all have trials. has lists the systems with trials.
 func (p Paper) without(has []string, reasons map[string]string) string {
 	var missing []string
 	for _, system := range slices.Sorted(maps.Keys(p.Of)) {
@@ -171,7 +172,8 @@ func (p Paper) under(l record.Link) bool {
 	return (p.Profile == "" || profileOf(l.Is) == p.Profile) && (p.Link == "" || l.Name == p.Link)
 }
 
-// among reports whether a session's plan has the system whose trials count.
+// among reports whether a session's plan has the system whose trials count. It returns true
+// if every system counts, and if the plan's systems are unknown.
 func (p Paper) among(s *record.Session) bool {
 	var plan struct{ Systems []struct{ Name string } }
 	if p.System == "" || yaml.Unmarshal([]byte(s.Plan), &plan) != nil || plan.Systems == nil {
@@ -193,8 +195,8 @@ func profileOf(link string) string {
 	return ""
 }
 
-// kindOf maps the names of a plan's cases to their kinds. The names are without
-// the suffix of a matrix or link.
+// kindOf maps the names of a plan's cases to their kinds. The names have no suffix of a
+// matrix or link.
 type kindOf map[string]string
 
 func kinds(text string) (kindOf, error) {
@@ -211,7 +213,7 @@ func kinds(text string) (kindOf, error) {
 	return all, nil
 }
 
-// of returns the kind of a case.
+// of returns the kind of a case, whose name may have a suffix.
 func (k kindOf) of(name string) string {
 	base, _, _ := strings.Cut(name, " ")
 	return cmp.Or(k[base], base)

@@ -11,7 +11,8 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// readPlan reads the systems and jobs of a plan.
+// readPlan sets the systems with the fast path, and the memory of a job, from the plan of a
+// session.
 func (r *Report) readPlan(s *record.Session) error {
 	var plan struct {
 		MemoryMB float64 `yaml:"memory-mb"`
@@ -32,7 +33,7 @@ func (r *Report) readPlan(s *record.Session) error {
 	return nil
 }
 
-// hasFastPath reports whether the option network gives pods the fast path.
+// hasFastPath reports whether this value of the option network gives pods the fast path.
 func hasFastPath(s *record.Session, network string) bool {
 	if s.Renamed() {
 		return network == "fast"

@@ -15,12 +15,12 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// conditions holds everything that the trials of a session share. It must be
-// equal for trials in one row, besides the trials' names.
+// conditions holds everything that the trials of a session share. Trials in one row must
+// have equal conditions.
 type conditions struct {
 	machines []record.Machine
 	versions map[string]string
-	// trial holds the cores and memory that the plan gives each trial.
+	// trial holds the plan's settings cpus and memory-mb, for each trial.
 	trial map[string]string
 	// systems holds the plan's systems by name.
 	systems map[string]any
@@ -48,7 +48,7 @@ func conditionsOf(s *record.Session) (conditions, error) {
 	return c, nil
 }
 
-// differences lists where other conditions differ. It compares only versions and
+// differences describes each difference to other conditions. It compares only versions and
 // systems that both have.
 func (c conditions) differences(other conditions) (all []string) {
 	if !record.SameMachines(c.machines, other.machines) {
@@ -71,7 +71,8 @@ func (c conditions) differences(other conditions) (all []string) {
 	return all
 }
 
-// differing lists the names whose values differ between a and b.
+// differing describes each name whose values differ between a and b. what begins each
+// description.
 func differing(what string, a, b map[string]string) (all []string) {
 	names := maps.Clone(a)
 	if names == nil {
@@ -115,7 +116,8 @@ type pooled struct {
 	conditions
 	kind       string
 	parameters map[string]string
-	said       bool
+	// said is set once a fault of the case has been added.
+	said bool
 }
 
 func newPool() *pool {
@@ -163,7 +165,8 @@ func (p *pool) trial(t *record.Trial) {
 	p.cases[t.Case] = first
 }
 
-// another lists the differences that make it another case, whatever its name.
+// another describes the differences in kind and parameters. With any, the two are different
+// cases in spite of their name.
 func (p pooled) another(other pooled) (all []string) {
 	if p.kind != other.kind {
 		all = append(all, fmt.Sprintf("case: %s; %s", p.kind, other.kind))
@@ -171,7 +174,7 @@ func (p pooled) another(other pooled) (all []string) {
 	return append(all, differing("parameter ", p.parameters, other.parameters)...)
 }
 
-// same avoids the comparison for trials of one session.
+// same reports whether the two belong to one session, so that they need no comparison.
 func (c conditions) same(other conditions) bool {
 	return reflect.ValueOf(c.systems).Pointer() == reflect.ValueOf(other.systems).Pointer()
 }
@@ -179,6 +182,7 @@ func (c conditions) same(other conditions) bool {
 // mostFaults limits the faults in an error message.
 const mostFaults = 5
 
+// fault returns the faults, of which it describes at most mostFaults, or nil.
 func (p *pool) fault() error {
 	if n := len(p.faults); n > mostFaults {
 		return errors.Join(append(slices.Clone(p.faults[:mostFaults]), fmt.Errorf("and %d more such faults", n-mostFaults))...)

@@ -21,7 +21,7 @@ var htmlTemplate string //nolint:gochecknoglobals // the only way to embed
 //go:embed report.md.tmpl
 var markdownTemplate string //nolint:gochecknoglobals // the only way to embed
 
-// Make makes the files of a report, by name.
+// Make returns the content of a report's files by name: an HTML page, Markdown and CSV.
 func Make(lines []record.Line) (map[string][]byte, error) {
 	r, err := model(lines)
 	if err != nil {
@@ -97,7 +97,7 @@ func writeCSV(to io.Writer, lines []record.Line) error {
 	return nil
 }
 
-// number formats a figure with four significant digits.
+// number formats a figure with four significant digits, but at most six after the point.
 func number(v float64) string {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return "–"
@@ -141,7 +141,7 @@ func shareText(r Row) string {
 	return ""
 }
 
-// times writes a ratio: two digits after the point near one, none far from it.
+// times formats a ratio. The larger it is, the fewer digits it has after the point.
 func times(v float64) string {
 	switch {
 	case v >= 100:
@@ -152,7 +152,7 @@ func times(v float64) string {
 	return strconv.FormatFloat(v, 'f', 3, 64)
 }
 
-// cell makes text fit into a cell of a Markdown table.
+// cell escapes text for a cell of a Markdown table.
 func cell(s string) string {
 	return strings.NewReplacer("|", "\\|", "\n", " ", "<", "&lt;").Replace(s)
 }

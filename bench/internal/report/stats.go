@@ -15,7 +15,7 @@ const confidence = 0.95
 type Summary struct {
 	Values             []float64 // ascending
 	Median, Mean, SD   float64
-	Low, High          float64 // of the median; equal to infinities where there are too few values
+	Low, High          float64 // the median's interval; infinite if there are too few values
 	Smallest, Greatest float64
 }
 
