@@ -9,12 +9,13 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// Case is one case. Task and Read keep nothing between calls.
+// Case is one case. Task and Read keep no state between calls.
 type Case struct {
 	plan.Kind
-	// Task returns the program for a case with these parameters.
+	// Task returns the program for a case with these parameters. cpus and memoryMB are a
+	// trial's cores and memory. An error means that these values cannot be measured.
 	Task func(parameters map[string]string, cpus, memoryMB int) (system.Task, error)
-	// Read returns the figures in the program's output.
+	// Read returns the figures in the program's output, or an error if one is missing.
 	Read func(parameters map[string]string, out system.Output) ([]record.Value, error)
 }
 
@@ -27,7 +28,7 @@ func All() []Case {
 	}
 }
 
-// Find returns the case with a name.
+// Find returns the case with a name, and reports whether there is one.
 func Find(name string) (Case, bool) {
 	for _, c := range All() {
 		if c.Name == name {
@@ -46,7 +47,7 @@ func Kinds() map[string]plan.Kind {
 	return all
 }
 
-// positive checks that a value is a whole number above zero.
+// positive returns an error unless a value is a whole number above zero.
 func positive(value string) error {
 	if n, err := strconv.Atoi(value); err != nil || n < 1 {
 		return fmt.Errorf("give a whole number from 1")
@@ -54,7 +55,7 @@ func positive(value string) error {
 	return nil
 }
 
-// number reads a parameter that was checked.
+// number parses a parameter that a Check has accepted.
 func number(parameters map[string]string, name string) float64 {
 	n, err := strconv.ParseFloat(parameters[name], 64)
 	if err != nil {

@@ -42,7 +42,8 @@ func cpu() Case {
 	}
 }
 
-// find returns the number that the group of a pattern matches.
+// find returns the number that the group of a pattern matches. It returns an error if the
+// text does not match.
 func find(text, pattern string) (float64, error) {
 	match := regexp.MustCompile(pattern).FindStringSubmatch(text)
 	if match == nil {
@@ -51,10 +52,10 @@ func find(text, pattern string) (float64, error) {
 	return strconv.ParseFloat(match[1], 64)
 }
 
-// perUnit divides a trial's processor time by its work. The time is the
-// machine's while the program ran; if that is unknown, it is the whole trial's
-// on the first host, including the start of a cluster. If neither is known,
-// there is no figure.
+// perUnit returns a trial's CPU time divided by its work, units. The CPU time is that of
+// the whole machine while the program ran. If this is unknown, it is the CPU time of the
+// trial on the first host, including the start of a cluster. If both are unknown, perUnit
+// returns no figure.
 func perUnit(out system.Output, units float64, unit string) []record.Value {
 	if w := out.Step.Window; w != nil && units != 0 {
 		return []record.Value{{Name: "machine's CPU time per " + unit, Unit: "s", Better: lower, Value: w.Busy / units}}

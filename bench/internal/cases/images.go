@@ -25,18 +25,21 @@ func registryLine() []plan.Parameter {
 // patchMB is the size in megabytes of the image whose versions are delivered.
 const patchMB = 258
 
-// onLine estimates the time in seconds to transfer and unpack an image.
+// onLine estimates the time in seconds to transfer and unpack an image of that many
+// megabytes.
 func onLine(p map[string]string, megabytes float64) float64 {
 	if rate := number(p, "rate"); rate > 0 {
 		return 8 * megabytes / rate
 	}
-	return megabytes / 100 // unpacking
+	return megabytes / 100 // only to unpack it
 }
 
+// versions returns the parameter for the number of versions, with a default.
 func versions(number string) plan.Parameter {
 	return plan.Parameter{Name: "versions", Default: number, Help: "of the image, each with a different last layer", Check: positive}
 }
 
+// integer returns an error unless a value is a whole number from zero.
 func integer(value string) error {
 	if n, err := strconv.Atoi(value); err != nil || n < 0 {
 		return fmt.Errorf("give a whole number from 0")
@@ -44,7 +47,7 @@ func integer(value string) error {
 	return nil
 }
 
-// delivered returns a task that delivers images.
+// delivered returns the delivery of the named images to that many nodes.
 func delivered(p map[string]string, work deliver.Work, on int, names ...string) *system.Images {
 	return &system.Images{
 		Names: names, Work: work, Nodes: on,
@@ -64,8 +67,9 @@ func patchTuesday() Case {
 	}, false)
 }
 
-// coldNode returns the case that delivers a version to empty nodes of a later run. It
-// measures the time that a folder of layers saves, which runs share.
+// coldNode returns the case that delivers each version to the empty nodes of a new run. An
+// earlier run has filled the folder of layers that runs can share, so the case measures the
+// time that the folder saves.
 func coldNode() Case {
 	return versioned(plan.Kind{
 		Name: "cold-node", Summary: "each version comes to nodes that have nothing, where runs share what they can", Hosts: 2,
@@ -85,7 +89,7 @@ func fourNodes() Case {
 }
 
 // versioned returns a case that delivers versions of an image to all its hosts. If fresh is
-// set, the hosts are emptied first.
+// set, the nodes are empty for each version.
 func versioned(kind plan.Kind, fresh bool) Case {
 	kind.Parameters, kind.Images = append(registryLine(), kind.Parameters...), true
 	return Case{
@@ -105,7 +109,7 @@ func versioned(kind plan.Kind, fresh bool) Case {
 	}
 }
 
-// lazyPull returns the case for figure 3 of the same paper: the time from submission until
+// lazyPull returns the case for figure 3 of the paper on image delivery: the time from submission until
 // a pipeline reaches its checkpoints. These are plain Python, a library, and a file that is
 // most of the image.
 func lazyPull() Case {
@@ -137,6 +141,8 @@ func lazyPull() Case {
 	}
 }
 
+// readImages parses the result of a delivery. It returns an error unless it has the wanted
+// number of images.
 func readImages(out system.Output, want int) ([]deliver.Image, error) {
 	var said deliver.Result
 	if err := fromJSON(out.Stdout, &said); err != nil {
@@ -148,8 +154,8 @@ func readImages(out system.Output, want int) ([]deliver.Image, error) {
 	return said.Images, nil
 }
 
-// readVersions returns the figures of each version on the slowest node. The bytes that
-// the registry sent are also given in images, if the nodes were empty.
+// readVersions returns the figures of each version on the slowest node. If the nodes were
+// empty, they include the bytes that the registry sent, divided by the size of the image.
 func readVersions(p map[string]string, out system.Output, nodes int, fresh bool) (values []record.Value, err error) {
 	images, err := readImages(out, int(number(p, "versions")))
 	if err != nil {

@@ -24,7 +24,8 @@ func memory() Case {
 			Seconds: func(parameters map[string]string) float64 { return number(parameters, "seconds") },
 		},
 		Task: func(parameters map[string]string, cpus, _ int) (system.Task, error) {
-			// It prints its figures to standard error, where srun and pods print, too.
+			// By default stress-ng prints its figures on standard error, where srun and pods
+			// print, too.
 			return system.Task{Window: true, Args: []string{
 				"stress-ng", "--stdout", "--temp-path", "/tmp", "--stream", strconv.Itoa(cpus), "--stream-l3-size", parameters["cache"],
 				"--timeout", parameters["seconds"], "--metrics",
@@ -51,7 +52,7 @@ func memory() Case {
 	}
 }
 
-// size checks a number of bytes such as 8G.
+// size returns an error unless a value is a number of bytes with a unit, such as 8G.
 func size(value string) error {
 	if !regexp.MustCompile(`^[1-9][0-9]*[kKmMgG]$`).MatchString(value) {
 		return fmt.Errorf("give a size such as 256k, 32m or 8G")

@@ -18,6 +18,7 @@ func server(port string) []plan.Parameter {
 	}
 }
 
+// serve returns the server that the parameters of server select.
 func serve(p map[string]string, args ...string) *system.Server {
 	return &system.Server{Args: args, Port: int(number(p, "port")), At: system.Where(p["to"])}
 }
@@ -86,7 +87,7 @@ func bandwidth() Case {
 	}
 }
 
-// length checks a number of bytes, with or without a unit.
+// length returns an error unless a value is a number of bytes, with or without a unit.
 func length(value string) error {
 	if positive(value) == nil {
 		return nil
@@ -100,7 +101,7 @@ func latency() Case {
 	return Case{
 		Kind: plan.Kind{
 			Name: "latency", Summary: "round trips by sockperf from a container on the first host to a server on the second", Hosts: 2,
-			// A separate port, because the last connection of iperf3 would block it.
+			// Not iperf3's port, which iperf3's last connection may still block.
 			Parameters: append(server("5004"),
 				plan.Parameter{Name: "bytes", Default: "200", Help: "of each message", Check: positive},
 				plan.Parameter{Name: "protocol", Default: "tcp", Help: "tcp or udp", Check: plan.OneOf("tcp", "udp")},
@@ -134,7 +135,8 @@ func latency() Case {
 				}
 				values = append(values, record.Value{Name: figure.name, Unit: "µs", Better: lower, Value: v})
 			}
-			// All round trips, because the processor time includes the first and last ones.
+			// The time of the processors includes the first and last round trips, which
+			// the percentiles omit. So divide it by the number of all.
 			trips, err := find(out.Stdout, `\[Total Run\].* ReceivedMessages=([0-9]+)`)
 			if err != nil {
 				return nil, err
@@ -144,8 +146,8 @@ func latency() Case {
 	}
 }
 
-// connections measures whole cycles: connect, send a message, receive the answer, close.
-// The program is berth's, because Debian has none that measures this.
+// connections measures whole cycles: connect, send a message, receive the answer, close. It
+// uses fortio, because no program of Debian measures this.
 func connections() Case {
 	return Case{
 		Kind: plan.Kind{
@@ -181,7 +183,7 @@ func connections() Case {
 			}
 			took := said.DurationHistogram
 			if took.Count == 0 || said.RetCodes["200"] != took.Count {
-				return nil, fmt.Errorf("fortio: of %.0f cycles, these ended so: %v", took.Count, said.RetCodes)
+				return nil, fmt.Errorf("fortio made %.0f cycles, with these status codes: %v", took.Count, said.RetCodes)
 			}
 			values := []record.Value{{Name: "cycles per second", Unit: "1/s", Better: higher, Value: said.ActualQPS}}
 			time := func(name string, seconds float64) {

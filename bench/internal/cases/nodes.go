@@ -28,7 +28,7 @@ func scale() Case {
 				return nil, err
 			}
 			if r.At == 0 || r.Values == nil {
-				return nil, errors.New("it does not say when all nodes were there")
+				return nil, errors.New("the result of the sequence has no time when all nodes were ready")
 			}
 			at := time.Unix(0, r.At)
 			return append(r.Values,

@@ -12,7 +12,7 @@ import (
 )
 
 // storage measures figures 5 and 6 of the KSI paper. Reads use a file that fio writes
-// before the measurement. Both bypass the page cache.
+// before the measurement. By default reads and writes bypass the page cache.
 func storage() Case {
 	return Case{
 		Kind: plan.Kind{
@@ -57,7 +57,7 @@ func storage() Case {
 	}
 }
 
-// bytes returns the number of bytes of a size that was checked.
+// bytes parses a size that the function size has checked.
 func bytes(size string) float64 {
 	n, err := strconv.ParseFloat(size[:len(size)-1], 64)
 	if err != nil {
@@ -66,7 +66,7 @@ func bytes(size string) float64 {
 	return n * map[string]float64{"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}[strings.ToLower(size[len(size)-1:])]
 }
 
-// fromJSON reads the object that a program printed, and ignores text before it.
+// fromJSON parses the JSON object that a program printed. It ignores text around the object.
 func fromJSON(text string, into any) error {
 	start := strings.Index(text, "{")
 	if start < 0 {

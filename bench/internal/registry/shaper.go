@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// burst is the number of bytes that may go out at once, like a router's queue.
+// burst is the number of bytes that may be ahead of the rate, like a router's queue.
 const burst = 64 << 10
 
 // shaper bounds the rate of all connections together.
@@ -20,6 +20,8 @@ type shaper struct {
 	free time.Time
 }
 
+// newLine returns a listener whose connections share a rate in bytes per second, and each
+// begin after a delay.
 func newLine(listener net.Listener, rate float64, delay time.Duration) net.Listener {
 	return &shaper{Listener: listener, rate: rate, delay: delay}
 }
@@ -29,11 +31,11 @@ func (l *shaper) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Making the connection takes a delay as well.
+	// The handshake of a distant client would take a delay as well.
 	return &end{Conn: connection, shaper: l, from: time.Now().Add(l.delay)}, nil
 }
 
-// take waits until so many bytes have been sent.
+// take waits until the rate permits that many further bytes.
 func (l *shaper) take(bytes int) {
 	if l.rate <= 0 {
 		return

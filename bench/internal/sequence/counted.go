@@ -14,8 +14,9 @@ time.sleep(1.1)
 print(urllib.request.urlopen("http://%s:10247/metrics" % os.environ["NODE"], timeout=10).read().decode())
 `
 
-// counted records who makes the workers' connections. Workers connect only to pods. A
-// connection that belongs to no other node stays on its node and uses no network.
+// counted calls does, and adds to its result the share of the workers' connections that the
+// hosts made. Workers connect only to pods. So a connection that is not to a pod of another
+// node stays on its node, and does not count.
 func (s Spec) counted(ctx context.Context, does func() (Result, error)) (Result, error) {
 	if !s.Counted {
 		return does()
@@ -45,7 +46,7 @@ func (s Spec) pages(ctx context.Context) (all []counters.Counts, err error) {
 	for n := range s.Nodes {
 		page, err := s.kubectl(ctx, "", "exec", fmt.Sprintf("%s-%d", workers, n), "--", python, "-c", pageProgram)
 		if err != nil {
-			return nil, fmt.Errorf("ask who makes the connections: %w", err)
+			return nil, fmt.Errorf("read the counters of connections: %w", err)
 		}
 		c, err := counters.Read(page)
 		if err != nil {

@@ -42,7 +42,8 @@ func program(ctx context.Context, s Spec) (Result, error) {
 	return readFigures(string(out))
 }
 
-// readFigures reads the lines that are figures. A repeated name is an error.
+// readFigures parses the lines that begin with "{", each of which is a figure. It returns an
+// error if a name is missing or repeated, or if there are no figures.
 func readFigures(text string) (r Result, err error) {
 	for line := range strings.Lines(text) {
 		if !strings.HasPrefix(line, "{") {
@@ -55,7 +56,7 @@ func readFigures(text string) (r Result, err error) {
 			return r, fmt.Errorf("read the figure %s: %w", strings.TrimSpace(line), err)
 		}
 		if v.Name == "" || slices.ContainsFunc(r.Values, func(have record.Value) bool { return have.Name == v.Name }) {
-			return r, fmt.Errorf("the figure %s has no name, or one that there was", strings.TrimSpace(line))
+			return r, fmt.Errorf("the figure %s has no name, or the name of an earlier figure", strings.TrimSpace(line))
 		}
 		r.Values = append(r.Values, v)
 	}

@@ -19,8 +19,8 @@ var offloads = map[string]uint32{ //nolint:gochecknoglobals // a constant
 	"tso": unix.ETHTOOL_GTSO, "gso": unix.ETHTOOL_GGSO, "gro": unix.ETHTOOL_GGRO,
 }
 
-// links returns the settings of this machine's interfaces to others, as far as a
-// user can read them.
+// links returns the settings of this machine's network interfaces, except the loopback, as
+// far as a user can read them.
 func links() map[string]string {
 	settings := map[string]string{}
 	interfaces, err := net.Interfaces()
@@ -57,8 +57,8 @@ func links() map[string]string {
 	return settings
 }
 
-// ask queries a setting of ethtool that any user may read (ethtool_value in
-// linux/ethtool.h).
+// ask returns a setting of a device that any user may read (ethtool_value in
+// linux/ethtool.h). ok reports whether the device has the setting.
 func ask(socket int, device string, command uint32) (on, ok bool) {
 	value := struct{ command, data uint32 }{command: command}
 	ok = ethtool(socket, device, unsafe.Pointer(&value))
@@ -75,7 +75,8 @@ func rings(socket int, device string) (rx, tx string, ok bool) {
 	return strconv.Itoa(int(value.rx)), strconv.Itoa(int(value.tx)), ok && value.rx+value.tx > 0
 }
 
-// ethtool sends an ethtool request to a device (SIOCETHTOOL).
+// ethtool sends an ethtool request to a device (SIOCETHTOOL), and reports whether it
+// succeeded. question points to a struct that receives the answer.
 func ethtool(socket int, device string, question unsafe.Pointer) bool {
 	request := struct {
 		name [unix.IFNAMSIZ]byte
@@ -87,7 +88,7 @@ func ethtool(socket int, device string, question unsafe.Pointer) bool {
 	return errno == 0
 }
 
-// alias returns the alias of an interface.
+// alias returns the alias of an interface, or "".
 func alias(device string) string {
 	// /sys would show the interfaces of the network namespace that mounted it.
 	all, err := syscall.NetlinkRIB(syscall.RTM_GETLINK, syscall.AF_UNSPEC)
@@ -114,7 +115,7 @@ func alias(device string) string {
 	return ""
 }
 
-// queue returns a device's queueing discipline in tc's format.
+// queue returns a device's queueing discipline in tc's format, or "" if tc fails.
 func queue(device string) string {
 	for _, tc := range []string{"tc", "/usr/sbin/tc", "/sbin/tc"} {
 		command := exec.Command(tc, "qdisc", "show", "dev", device)

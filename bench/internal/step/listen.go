@@ -12,8 +12,8 @@ import (
 // listening is the line that a step prints when its program listens.
 const listening = "berth-bench-listening"
 
-// reportListening waits until a program on this machine has the port, and for TCP until
-// it listens. Then it reports that.
+// reportListening waits until a program on this machine listens on a TCP port, or has bound
+// a UDP port. Then it prints the line listening.
 func reportListening(port int) {
 	for {
 		for path, state := range map[string]string{"/proc/net/tcp": listen, "/proc/net/tcp6": listen, "/proc/net/udp": unconnected, "/proc/net/udp6": unconnected} {
@@ -26,13 +26,13 @@ func reportListening(port int) {
 	}
 }
 
-// States of sockets in the kernel's tables.
+// States of sockets in /proc/net/tcp and /proc/net/udp.
 const (
 	listen      = "0A"
 	unconnected = "07"
 )
 
-// has reports whether such a table has a port in a state.
+// has reports whether a table of /proc/net has a socket with a local port in a state.
 func has(table string, port int, state string) bool {
 	for line := range strings.Lines(table) {
 		fields := strings.Fields(line)
@@ -43,8 +43,8 @@ func has(table string, port int, state string) bool {
 	return false
 }
 
-// AwaitListening reads a step's output until its program listens. If the step ends
-// before, it returns the output.
+// AwaitListening reads a step's output until the step reports that its program listens. ok
+// is false if the output ends before. said is the output up to there.
 func AwaitListening(from io.Reader) (said string, ok bool) {
 	var text strings.Builder
 	for lines := bufio.NewScanner(from); lines.Scan(); {

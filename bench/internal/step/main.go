@@ -26,7 +26,8 @@ const (
 	SequenceArg = "sequence"
 )
 
-// Main runs one of the parts if the arguments select one.
+// Main runs one of the parts if the first argument selects one, and returns its exit code.
+// is reports whether it ran a part.
 func Main(args []string) (code int, is bool) {
 	if len(args) == 0 {
 		return 0, false

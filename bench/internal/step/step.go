@@ -78,7 +78,7 @@ func Run(archive string, through, args []string, noted bool) (int, error) {
 	}
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_CHILDREN, &usage); err != nil {
-		return 0, fmt.Errorf("read what the program took: %w", err)
+		return 0, fmt.Errorf("read the CPU time of the program: %w", err)
 	}
 	facts.CPUSeconds = seconds(usage.Utime) + seconds(usage.Stime)
 	facts.LoadAfter = load()
@@ -93,7 +93,8 @@ func Run(archive string, through, args []string, noted bool) (int, error) {
 	return status.ExitStatus(), nil
 }
 
-// wait waits for a process, and then for orphans that became our children.
+// wait waits for a process, and then at most straggle for orphans that became children of
+// this process. It returns the status of the process.
 func wait(pid int) (syscall.WaitStatus, error) {
 	var result syscall.WaitStatus
 	for {
@@ -124,6 +125,7 @@ func wait(pid int) (syscall.WaitStatus, error) {
 
 func seconds(t syscall.Timeval) float64 { return float64(t.Sec) + float64(t.Usec)/1e6 }
 
+// load returns the load averages of this machine, or "".
 func load() string {
 	content, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

@@ -45,7 +45,7 @@ command -v mksquashfs >/dev/null || missing mksquashfs squashfs-tools
 	// buildScript makes the file "$2" from the archive "$1". Apptainer cannot read an OCI
 	// archive without entries for its folders, so the script unpacks it first.
 	buildScript = `mkdir -p -m 0700 "$home"
-[ -O "$home" ] || { echo "$home is somebody else's: remove it, or set TMPDIR" >&2; exit 1; }
+[ -O "$home" ] || { echo "$home belongs to another user: remove it, or set TMPDIR" >&2; exit 1; }
 files=$(tar -tf "$1")
 case $files in
 *oci-layout*) rm -rf "$home/oci"; mkdir "$home/oci"; tar -C "$home/oci" -xf "$1"; from=oci:$home/oci ;;

@@ -46,13 +46,13 @@ func Unpack(archive string) (string, error) {
 	if info, err := os.Lstat(dir); err == nil {
 		owner, ok := info.Sys().(*syscall.Stat_t)
 		if !info.IsDir() || !ok || int(owner.Uid) != os.Getuid() {
-			return "", fmt.Errorf("%s is somebody else's: remove it, or set TMPDIR", dir)
+			return "", fmt.Errorf("%s belongs to another user: remove it, or set TMPDIR", dir)
 		}
 		return dir, nil
 	}
 	image, err := tarball.ImageFromPath(archive, nil)
 	if err != nil {
-		return "", fmt.Errorf("read image archive %s: %w; it has to be one of docker save", archive, err)
+		return "", fmt.Errorf("read image archive %s: %w; the archive must be in the format of 'docker save'", archive, err)
 	}
 	fresh, err := os.MkdirTemp(filepath.Dir(dir), filepath.Base(dir)+"-")
 	if err != nil {
@@ -127,8 +127,9 @@ func writeFile(into *os.Root, name string, from io.Reader, mode fs.FileMode) err
 	return errors.Join(err, file.Close())
 }
 
-// Command returns the command that starts a program of an unpacked image without
-// a container: with the image's own loader and libraries.
+// Command returns the command that starts a program of an unpacked image without a
+// container: with the image's own loader and libraries. It returns an error if the image
+// has no such program, or no loader of the GNU C library.
 func Command(root string, args []string) ([]string, error) {
 	var program string
 	for _, dir := range []string{"usr/bin", "usr/sbin", "bin"} {

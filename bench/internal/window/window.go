@@ -19,8 +19,8 @@ import (
 // Mark begins the lines of this package in a program's output.
 const Mark = "--- berth-bench "
 
-// Functions defines "machine WORD" for a shell that has busybox. It prints a line of
-// counters without starting a process, which would count.
+// Functions defines the function "machine WORD" for a shell that has busybox. The function
+// prints a line of counters without starting a process, whose CPU time would count.
 const Functions = `processors=$(busybox grep -c '^cpu[0-9]' /proc/stat)
 machine() { read -r up _ </proc/uptime; read -r counters </proc/stat; echo "` + Mark + `$1 $processors $up $counters"; }
 `
@@ -31,7 +31,8 @@ func Shell(args []string) []string {
 	return append([]string{"sh", "-c", Functions + `machine before; "$@"; code=$?; echo; machine after; exit $code`, "sh"}, args...)
 }
 
-// Run does the same without a container, and returns the program's exit code.
+// Run runs a program between two lines of counters on this machine, without a shell. It
+// returns the program's exit code.
 func Run(args []string) (int, error) {
 	if len(args) == 0 {
 		return 0, errors.New("there is no program")
@@ -70,7 +71,7 @@ func Run(args []string) (int, error) {
 	return command.ProcessState.ExitCode(), nil
 }
 
-// counters returns a line like the one that "machine" prints.
+// counters returns the line that the shell function "machine" would print.
 func counters(word string) (string, error) {
 	up, err := os.ReadFile("/proc/uptime")
 	if err != nil {
@@ -91,8 +92,8 @@ func counters(word string) (string, error) {
 	return fmt.Sprintf("%s%s %d %s %s", Mark, word, processors, since, lines[0]), nil
 }
 
-// Cut removes the lines of counters from a program's output, and returns the window
-// between them; nil without such lines.
+// Cut removes the lines of counters from a program's output, and returns the window between
+// them. The window is nil if there are no such lines.
 func Cut(text string) (own string, w *record.Window, err error) {
 	head, rest, found := strings.Cut(text, Mark+"before ")
 	if !found {
