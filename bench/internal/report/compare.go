@@ -109,8 +109,8 @@ func (r Report) between(other Report) (differs []string, apart map[string]string
 	return differs, apart
 }
 
-// both returns the label of two rows of one system. It tells which of them describes the
-// overlay instead of the fast path.
+// both returns the label of two rows of one system. If only one row describes the overlay
+// instead of the fast path, the label names that row.
 func both(first, second Row) string {
 	switch {
 	case first.Overlay == second.Overlay:

@@ -182,7 +182,7 @@ func (c conditions) same(other conditions) bool {
 // mostFaults limits the faults in an error message.
 const mostFaults = 5
 
-// fault returns the faults, of which it describes at most mostFaults, or nil.
+// fault returns the faults as one error, or nil. It describes at most mostFaults of them.
 func (p *pool) fault() error {
 	if n := len(p.faults); n > mostFaults {
 		return errors.Join(append(slices.Clone(p.faults[:mostFaults]), fmt.Errorf("and %d more such faults", n-mostFaults))...)

@@ -42,8 +42,8 @@ func program(ctx context.Context, s Spec) (Result, error) {
 	return readFigures(string(out))
 }
 
-// readFigures parses the lines that begin with "{", each of which is a figure. It returns an
-// error if a name is missing or repeated, or if there are no figures.
+// readFigures parses the figures: the lines that begin with "{". It returns an error if a
+// name is missing or repeated, or if there are no figures.
 func readFigures(text string) (r Result, err error) {
 	for line := range strings.Lines(text) {
 		if !strings.HasPrefix(line, "{") {

@@ -141,7 +141,7 @@ func TestMainSaysWhatItCannot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Main(t.Context(), string(text)); err == nil || !strings.Contains(err.Error(), `no "nothing"`) {
+	if err := Main(t.Context(), string(text)); err == nil || !strings.Contains(err.Error(), `no sequence "nothing"`) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -402,7 +402,7 @@ echo "berth_fastpath_total{node=\"x\",outcome=\"overlay: the address is no other
 	}
 	s = cluster(t, "exit 1\n")
 	s.Counted = true
-	if _, err := s.counted(t.Context(), steps); err == nil || !strings.Contains(err.Error(), "who makes the connections") {
+	if _, err := s.counted(t.Context(), steps); err == nil || !strings.Contains(err.Error(), "read the counters of connections") {
 		t.Errorf("a page that cannot be read: %v", err)
 	}
 }

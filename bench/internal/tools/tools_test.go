@@ -115,7 +115,7 @@ func TestSomebodyElses(t *testing.T) {
 	if err := os.Symlink("/", dir); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Unpack(image); err == nil || !strings.Contains(err.Error(), "somebody else's") {
+	if _, err := Unpack(image); err == nil || !strings.Contains(err.Error(), "belongs to another user") {
 		t.Errorf("got %v", err)
 	}
 }
