@@ -59,6 +59,7 @@ func LocalAPI(getenv func(string) string) (*API, error) {
 	return nil, problem(codeUsage, "%d clusters of yours are running on this machine: set KUBECONFIG to one of %s", len(found), strings.Join(found, ", "))
 }
 
+// openAPI returns the API of the server in a kubeconfig.
 func openAPI(kubeconfig string) (*API, error) {
 	content, err := os.ReadFile(kubeconfig)
 	if err != nil {

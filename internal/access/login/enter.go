@@ -77,6 +77,7 @@ func (e *entrance) enter(ctx context.Context) (*tunnel.Tunnel, *step, error) {
 	return nil, nil, err
 }
 
+// tryBriefly works like try, for nodeLimit at most.
 func (e *entrance) tryBriefly(ctx context.Context, node string) (*tunnel.Tunnel, *step, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, nodeLimit, errNoAnswer)
 	defer cancel()

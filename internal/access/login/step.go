@@ -25,7 +25,7 @@ type step struct {
 	in      io.WriteCloser
 	out     io.ReadCloser
 	said    tail
-	ended   chan struct{}
+	ended   chan struct{} // closed when srun has ended
 }
 
 func (s *step) Read(p []byte) (int, error)  { return s.out.Read(p) }

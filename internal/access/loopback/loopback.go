@@ -25,8 +25,8 @@ var errOthers = errors.New("the connection belongs to another user")
 // Listener accepts connections of this user's processes only.
 type Listener struct {
 	*net.TCPListener
-	// Refused is called with the error for each connection that is turned
-	// away; nil ignores it.
+	// Refused, if not nil, is called with the reason for each refused
+	// connection.
 	Refused func(error)
 }
 
@@ -64,8 +64,8 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// checkOwner finds the other end of a connection among the sockets of this
-// host.
+// checkOwner returns an error unless the other end of a connection belongs to
+// this user.
 func checkOwner(conn *net.TCPConn) error {
 	client := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 	server := conn.LocalAddr().(*net.TCPAddr).AddrPort()
@@ -81,8 +81,8 @@ func checkOwner(conn *net.TCPConn) error {
 
 // owner returns the uid of the socket between two addresses, seen from the
 // first. It asks by socket diagnostics, because the table in /proc takes longer
-// the more sockets the host has, and others could keep Accept busy with it. The
-// table is read where the kernel has no diagnostics.
+// the more sockets the host has, and others could keep Accept busy with it. It
+// reads the table only if the diagnostics fail.
 func owner(local, remote netip.AddrPort) (int, error) {
 	local, remote = netip.AddrPortFrom(local.Addr().Unmap(), local.Port()), netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port())
 	diag, err := linux.OpenSocketDiag()
@@ -114,8 +114,8 @@ const (
 	columnInode  = 9
 )
 
-// ownerInTable looks a socket up in the kernel's table. A socket that no process
-// has any more belongs to nobody; the kernel says uid 0 of it.
+// ownerInTable looks a socket up in the kernel's table. A socket whose
+// processes have all closed it has no owner; the kernel reports uid 0 for it.
 func ownerInTable(table string, local, remote netip.AddrPort) (int, error) {
 	file, err := os.Open(table)
 	if err != nil {

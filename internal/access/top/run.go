@@ -12,8 +12,9 @@ import (
 	_ "berth.dev/berth/internal/access/top/background" // before Bubbletea
 )
 
-// share bounds the time that is spent on reading pods: where there are thousands,
-// it takes longer, for the API server as for this process, and is done less often.
+// share bounds the time spent on listing pods. Between two snapshots there is a pause of
+// share times the duration of the last list, because a list of thousands of pods is
+// work for the API server and for this process.
 const share = 10
 
 // silenceTimeout limits how long a cluster may be silent before the view ends.
@@ -44,17 +45,17 @@ func Once(ctx context.Context, api API, view View, w io.Writer) error {
 type Terminal struct {
 	In  io.Reader
 	Out io.Writer
-	// Every is the time between two looks.
+	// Every is the shortest pause between two snapshots.
 	Every time.Duration
 	// Lost, where not nil, is closed when the cluster cannot be reached any more.
 	Lost <-chan struct{}
 }
 
-// errLost ends a view whose way to the cluster is gone; the caller knows why.
+// errLost is Run's error after Terminal.Lost was closed. The caller knows the reason.
 var errLost = errors.New("the cluster cannot be reached any more")
 
-// Run shows a cluster until the user has seen enough, ctx ends, or it is gone. The
-// terminal is then as it was.
+// Run shows a cluster until the user quits, ctx ends, or the cluster is lost. It then
+// restores the terminal.
 func Run(ctx context.Context, api API, view View, terminal Terminal) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -148,7 +149,7 @@ func (m *model) press(key string) tea.Cmd {
 	return nil
 }
 
-// take shows what was read, or says that nothing could be.
+// take shows a snapshot, or the error of a failed one.
 func (m *model) take(read readMsg) tea.Cmd {
 	now := time.Now()
 	if read.err == nil {

@@ -13,9 +13,9 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// Ask sends a message to the berthd with that directory and returns its reply, or an
-// error if the reply is one. The caller owns the descriptors that come with it, a
-// pod's namespaces.
+// Ask sends a message to the berthd whose directory is run, and returns its reply. If the
+// reply is an error, Ask returns its reason as an error. The caller closes the files that
+// come with the reply: a pod's namespaces, and the lock of a session.
 func Ask(ctx context.Context, run string, question Message) (Message, []*os.File, error) {
 	path := filepath.Join(run, Socket)
 	var dialer net.Dialer
@@ -48,7 +48,8 @@ var ErrClosed = errors.New("the other side has closed the connection")
 // the lock of a session.
 const maxDescriptors = 3
 
-// ReadMessage reads one message and its descriptors.
+// ReadMessage reads one message and its descriptors, which the caller closes. After an error
+// there are none.
 func ReadMessage(conn *net.UnixConn) (m Message, files []*os.File, err error) {
 	defer func() {
 		if err != nil {

@@ -42,6 +42,7 @@ func NextHop(host netip.Addr) netip.Addr {
 	return embed(netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: 'b', 9: 'e', 10: 'r', 11: 't'}), host)
 }
 
+// embed replaces the last 32 bits of an IPv6 address with an IPv4 address.
 func embed(in, address netip.Addr) netip.Addr {
 	all, last := in.As16(), address.As4()
 	copy(all[embeddedBits/8:], last[:])

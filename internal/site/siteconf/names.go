@@ -36,7 +36,7 @@ func (a Allocation) JobLabel() string {
 	return strconv.FormatUint(uint64(a.Job), 10)
 }
 
-// UserLabel returns the label of its user. If the name cannot be a label, the user's
+// UserLabel returns the label of the allocation's user. If the name cannot be a label, the user's
 // number makes the label unique.
 func (a Allocation) UserLabel() string {
 	l := label(a.User)
@@ -59,7 +59,7 @@ func (a Allocation) Domains(cluster string, site []string) []string {
 const (
 	// MaxNames bounds the number of names that a user gives a job.
 	MaxNames = 64
-	// maxText bounds their total length, with commas: all nodes of the job keep them,
+	// maxText bounds the total length of these names in bytes, with commas: all nodes of the job keep them,
 	// and etcd keeps former ones for an hour.
 	maxText = 1024
 )

@@ -46,7 +46,7 @@ type Allocation struct {
 	Name string `json:"name"`
 	VNI  uint32 `json:"vni"`
 	Pods []Pod  `json:"pods"`
-	// After is the revision of etcd after which it was created. No two allocations
+	// After is etcd's revision at the previous allocation, after which this one was made. No two allocations
 	// have the same ID and After.
 	After int64 `json:"after"`
 	// Problem is the reason why the job got no pods.
@@ -72,7 +72,7 @@ func (a Allocation) ID() string {
 	return strconv.FormatUint(uint64(a.Job), 10)
 }
 
-// Owner returns the owner of its network: the group's name, or the user's number,
+// Owner returns the owner of the allocation's network: the group's name, or the user's number,
 // which no group can have as its name.
 func (a Allocation) Owner() string {
 	if a.Group != "" {
@@ -81,7 +81,8 @@ func (a Allocation) Owner() string {
 	return strconv.FormatUint(uint64(a.UID), 10)
 }
 
-// With returns the allocation with another address for the pod on a node, if that is valid.
+// With returns a copy of the allocation with another address for the pod on a node. An invalid
+// address changes nothing.
 func (a Allocation) With(node string, address netip.Addr) Allocation {
 	if !address.IsValid() {
 		return a
@@ -95,7 +96,7 @@ func (a Allocation) With(node string, address netip.Addr) Allocation {
 	return a
 }
 
-// On returns the pod on a node.
+// On returns the pod on a node, and reports whether there is one.
 func (a Allocation) On(node string) (Pod, bool) {
 	for _, pod := range a.Pods {
 		if pod.Node == node {

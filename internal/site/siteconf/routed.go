@@ -13,7 +13,8 @@ import (
 // tunnels.
 func (c Config) ByRoutes() bool { return len(c.Routed) > 0 }
 
-// Subnets maps each node to its own range of addresses for pods.
+// Subnets returns each node's own range of addresses for pods. Invalid entries of the
+// configuration are left out.
 func (c Config) Subnets() map[string]netip.Prefix {
 	subnets, _ := c.subnets()
 	return subnets

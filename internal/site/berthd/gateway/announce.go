@@ -46,7 +46,7 @@ func (g *Gateways) Announce(ctx context.Context, apply func(ctx context.Context,
 			g.log.Warn("etcd gives no lease as short as a gateway's should be: its election timeout is long", "seconds", lease.TTL)
 		}
 		if _, err := g.store.Client().Put(limited, store.GatewaysKey+g.node, g.host.String(), clientv3.WithLease(lease.ID)); err != nil {
-			return fmt.Errorf("tell of this gateway: %w", errors.Join(err, context.Cause(limited)))
+			return fmt.Errorf("announce this gateway: %w", errors.Join(err, context.Cause(limited)))
 		}
 		refreshed, err := g.store.Client().KeepAlive(ctx, lease.ID)
 		if err != nil {

@@ -50,7 +50,7 @@ func Open(config siteconf.Config) (*Store, error) {
 	s := New(nil, config)
 	s.client, err = clientv3.New(clientv3.Config{
 		Endpoints: config.Etcd.Endpoints, TLS: security,
-		// Everything it would log is in the errors that it returns.
+		// The client returns as errors all that it would log.
 		Logger:            zap.NewNop(),
 		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
 		DialOptions: []grpc.DialOption{

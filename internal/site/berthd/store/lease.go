@@ -13,8 +13,8 @@ import (
 )
 
 // put returns the operation that writes an allocation. A job's allocation lives as long as
-// Slurm's controller knows the job. Only their host knows of sessions, so their allocation
-// lives as long as the host refreshes its lease.
+// Slurm's controller knows the job. Only a login host knows its sessions, so their
+// allocation lives as long as the host refreshes its lease.
 func (s *Store) put(a siteconf.Allocation) (clientv3.Op, error) {
 	value, err := json.Marshal(a)
 	if err != nil || a.Login == "" {
