@@ -10,20 +10,19 @@ import (
 // admissionPoll is the interval of readiness checks of admission plugins.
 const admissionPoll = 5 * time.Millisecond
 
-// admissionPlugins collects the plugins of kube-apiserver as they are made, to
-// know when they are ready. A write that comes too early is not refused, but
-// looks again only after 100 ms, so it is better held back by the gate. What
-// takes long is the policies, which look for their own caches every 100 ms,
-// from a moment that has nothing to do with when those are filled.
+// admissionPlugins collects the plugins of kube-apiserver when they are created, so that
+// the gate can wait until they are ready. Without the gate, an early write would wait in
+// steps of 100 ms. The slowest plugins are the policies, which check their own caches
+// every 100 ms.
 type admissionPlugins struct {
 	plugins []readyPlugin
 }
 
-// readyPlugin is a plugin that may have to wait. The only way to ask it is to
-// let it wait.
+// readyPlugin is a plugin that may not be ready yet. It has no method that checks this
+// without waiting.
 type readyPlugin interface{ WaitForReady() bool }
 
-// Decorate collects the plugin and leaves it as it is.
+// Decorate collects the plugin, and returns it unchanged.
 func (a *admissionPlugins) Decorate(plugin admission.Interface, _ string) admission.Interface {
 	if p, ok := plugin.(readyPlugin); ok {
 		a.plugins = append(a.plugins, p)
@@ -38,8 +37,8 @@ func (a *admissionPlugins) wait(ctx context.Context) bool {
 	for _, p := range a.plugins {
 		ready := make(chan struct{}, 1)
 		for asking := true; asking; {
-			// A question that is not answered at once sleeps for 100 ms and
-			// then asks again, so a fresh one is put beside it.
+			// WaitForReady checks the plugin only every 100 ms, but the first time at
+			// once. So start a new call at each tick.
 			go func() {
 				if p.WaitForReady() {
 					select {

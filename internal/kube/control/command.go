@@ -15,10 +15,10 @@ import (
 	"berth.dev/berth/internal/base/notify"
 )
 
-// Main runs the role as its command line says, until ctx ends.
+// Main parses args and runs the role until ctx ends, and then returns nil. args are:
 //
 //	--plan FILE          the plan, as JSON
-//	--notify-fd N        where to report; see package notify
+//	--notify-fd N        the descriptor for reports; see package notify
 //	--listener-fd N      a listening TCP socket; may be repeated
 //	--state-fd N         a listening socket that serves the objects to save
 func Main(ctx context.Context, args []string) error {

@@ -19,10 +19,10 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// namespaceFastPath gives pods the fast path that their namespace says: its
-// annotation becomes theirs, where they have none. Nobody on a node knows the
-// namespace of a pod before its containers are made. Values that say nothing are
-// refused: a pod that was meant to do without would have the fast path.
+// namespaceFastPath is an admission plugin. It copies the annotation
+// cluster.FastPathAnnotation from a namespace to each new pod without one, because a node
+// cannot read the namespace before it makes the pod's containers. It refuses invalid
+// values: with a typo in the value "off", pods would have the fast path.
 type namespaceFastPath struct {
 	*admission.Handler
 	client     kubernetes.Interface
@@ -31,12 +31,13 @@ type namespaceFastPath struct {
 
 const fastPathPlugin = "NamespaceFastPath"
 
-// addFastPathPlugin has the API server run the plugin.
+// addFastPathPlugin adds the plugin to kube-apiserver's.
 func addFastPathPlugin(o *options.AdmissionOptions) {
 	o.Plugins.Register(fastPathPlugin, func(io.Reader) (admission.Interface, error) {
 		return &namespaceFastPath{Handler: admission.NewHandler(admission.Create, admission.Update)}, nil
 	})
-	// Plugins at the end of the order see the changes of all others.
+	// Put the plugin first, so that webhooks and policies, which come last, see its
+	// changes.
 	o.RecommendedPluginOrder = append([]string{fastPathPlugin}, o.RecommendedPluginOrder...)
 }
 
@@ -78,11 +79,11 @@ func (p *namespaceFastPath) Admit(ctx context.Context, a admission.Attributes, _
 	}
 	namespace, err := p.namespaces.Get(a.GetNamespace())
 	if apierrors.IsNotFound(err) {
-		// It may have just been made.
+		// The namespace may be newer than the cache.
 		namespace, err = p.client.CoreV1().Namespaces().Get(ctx, a.GetNamespace(), metav1.GetOptions{})
 	}
 	if apierrors.IsNotFound(err) {
-		return nil // as another plugin says
+		return nil // upstream's plugin NamespaceLifecycle refuses the pod
 	}
 	if err != nil {
 		return fmt.Errorf("look at the namespace of pod %s: %w", pod.Name, err)
@@ -96,7 +97,7 @@ func (p *namespaceFastPath) Admit(ctx context.Context, a admission.Attributes, _
 	return nil
 }
 
-// checkFastPath refuses values of the annotation that say nothing.
+// checkFastPath returns an error if the annotation has an invalid value.
 func checkFastPath(a admission.Attributes, annotations map[string]string) error {
 	switch said, ok := annotations[cluster.FastPathAnnotation]; {
 	case !ok, said == cluster.FastPathAuto, said == cluster.FastPathOff:

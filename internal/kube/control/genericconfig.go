@@ -31,11 +31,10 @@ import (
 	"berth.dev/berth/internal/kube/usage"
 )
 
-// newConfig stands in for app.NewConfig. Upstream's makes two RSA keys, one
-// after the other, for a certificate that only this process ever sees: 60 to
-// 300 ms of a core, which cannot be turned off or replaced from outside. The
-// function that makes them is called by one that only puts public pieces
-// together, so here they are put together with a key that takes 0.1 ms.
+// newConfig replaces app.NewConfig. Upstream's function generates two RSA keys for a
+// certificate that only this process uses. That takes 60 to 300 ms of CPU time and cannot
+// be disabled. The upstream function around it only combines exported functions. So
+// newConfig combines them itself, with a key that takes 0.1 ms to generate.
 // TestGenericConfigMatchesUpstream compares the result with upstream's.
 func newConfig(opts options.CompletedOptions, loopback *loopback) (*app.Config, error) {
 	generic, versioned, storage, err := newGenericConfig(opts, loopback)
@@ -63,7 +62,7 @@ func newConfig(opts options.CompletedOptions, loopback *loopback) (*app.Config, 
 	return &app.Config{Options: opts, KubeAPIs: apis, ApiExtensions: extensions, Aggregator: aggregator}, nil
 }
 
-// newGenericConfig stands in for controlplaneapiserver.BuildGenericConfig.
+// newGenericConfig replaces controlplaneapiserver.BuildGenericConfig.
 func newGenericConfig(opts options.CompletedOptions, loopback *loopback) (
 	*server.Config, informers.SharedInformerFactory, *serverstorage.DefaultStorageFactory, error,
 ) {
@@ -144,8 +143,7 @@ func newGenericConfig(opts options.CompletedOptions, loopback *loopback) (
 	return config, versioned, storage, nil
 }
 
-// applyAccess configures who a client is and what it may do, the latter behind
-// a gate.
+// applyAccess configures authentication and authorization. The authorizer is behind a gate.
 func applyAccess(ctx context.Context, opts options.CompletedOptions, config *server.Config,
 	client kubernetes.Interface, versioned informers.SharedInformerFactory,
 ) error {
@@ -166,8 +164,9 @@ func applyAccess(ctx context.Context, opts options.CompletedOptions, config *ser
 	return nil
 }
 
-// withoutManagedFields makes the server's own informers forget what it never
-// reads and what is the larger half of many objects.
+// withoutManagedFields removes the managed fields from an object in the caches of the
+// server's own informers. The server never reads them there, and they are more than half
+// of many objects.
 func withoutManagedFields(object any) (any, error) {
 	if m, err := meta.Accessor(object); err == nil && m.GetManagedFields() != nil {
 		m.SetManagedFields(nil)

@@ -6,9 +6,9 @@ import (
 	"sync"
 )
 
-// mergedListener accepts from several listeners as if they were one, because
-// kube-apiserver serves exactly one: here the namespace's and the host
-// loopback's, which live in different network namespaces.
+// mergedListener accepts connections from several listeners as if they were one, because
+// kube-apiserver serves exactly one. There are two: one in the node's network
+// namespace, and one on the host's loopback.
 type mergedListener struct {
 	listeners []net.Listener
 	accepted  chan net.Conn
@@ -18,8 +18,8 @@ type mergedListener struct {
 	closeErr  error
 }
 
-// mergeListeners accepts from all listeners and takes ownership of them. There
-// must be at least one.
+// mergeListeners returns a listener that accepts from all listeners, and takes ownership of
+// them. There must be at least one.
 func mergeListeners(listeners []net.Listener) *mergedListener {
 	m := &mergedListener{
 		listeners: listeners,
@@ -38,7 +38,7 @@ func (m *mergedListener) acceptFrom(l net.Listener) {
 		conn, err := l.Accept()
 		if err != nil {
 			select {
-			case m.failed <- err: // net/http retries after a temporary one
+			case m.failed <- err: // net/http retries after a temporary error
 			case <-m.closed:
 				return
 			}

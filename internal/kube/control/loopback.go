@@ -14,9 +14,9 @@ import (
 	"berth.dev/berth/internal/base/pki"
 )
 
-// loopback holds the credentials for the process's requests to itself. It is the
-// privileged user system:apiserver, with a token that never leaves the process,
-// and the server's certificate is made in the process.
+// loopback holds the credentials for kube-apiserver's requests to itself. The client is the
+// privileged user system:apiserver, with a token that never leaves the process. The
+// server's certificate for it is generated in the process.
 type loopback struct {
 	authority   []byte
 	certificate pki.Pair
@@ -72,8 +72,8 @@ func (l *loopback) config(userAgent string) *rest.Config {
 	}
 }
 
-// applyTo makes the server present the certificate to its own clients, and
-// gives it its client.
+// applyTo adds the certificate to a server's configuration, and sets the configuration of
+// the server's own client.
 func (l *loopback) applyTo(config *server.Config) error {
 	provider, err := dynamiccertificates.NewStaticSNICertKeyContent(
 		"loopback", l.certificate.Cert, l.certificate.Key, server.LoopbackClientServerNameOverride)

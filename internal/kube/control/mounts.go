@@ -39,8 +39,8 @@ func addFolderMounts(opts *options.ServerRunOptions, mounts []cluster.FolderMoun
 	plugins.EnablePlugins = append(plugins.EnablePlugins, folderMountsPlugin)
 }
 
-// Admit adds the volumes, and mounts them wherever the pod's author has mounted
-// nothing of that path.
+// Admit adds the volumes to a new pod, and mounts them in each container without a mount at
+// the same path.
 func (f *folderMounts) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*core.Pod)
 	if !ok || a.GetResource().GroupResource() != core.Resource("pods") || a.GetSubresource() != "" {
@@ -49,7 +49,7 @@ func (f *folderMounts) Admit(_ context.Context, a admission.Attributes, _ admiss
 	for i, mount := range f.mounts {
 		volume := fmt.Sprintf("berth-mount-%d", i)
 		if slices.ContainsFunc(pod.Spec.Volumes, func(v core.Volume) bool { return v.Name == volume }) {
-			continue // made from a pod that has them
+			continue // the manifest is a copy of a pod that has the volumes
 		}
 		used := false
 		for _, containers := range [][]core.Container{pod.Spec.InitContainers, pod.Spec.Containers} {

@@ -11,8 +11,8 @@ import (
 
 // publishAPI returns a function that gives the Service default/kubernetes its
 // endpoints. Upstream does so up to 100 ms after kube-apiserver is ready; a pod that
-// asks the API before then is refused. It is upstream's own controller that does
-// it, only earlier. The function must not be called before kube-apiserver is ready:
+// asks the API before then is refused. The function calls upstream's own controller,
+// only earlier. The function must not be called before kube-apiserver is ready:
 // until then upstream removes what an earlier run may have left.
 func publishAPI(config app.CompletedConfig, loop *loopback) (func(context.Context) error, error) {
 	client, err := kubernetes.NewForConfig(loop.config(managedBy))
@@ -31,7 +31,7 @@ func publishAPI(config app.CompletedConfig, loop *loopback) (func(context.Contex
 		ServicePort:        apis.Extra.APIServerServicePort,
 		PublicServicePort:  port,
 	}, client, apis.ControlPlane.VersionedInformers.Core().V1().Services())
-	const reconcile = false // what exists is left as it is
+	const reconcile = false // do not change an existing Service
 	return func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, addonTimeout)
 		defer cancel()

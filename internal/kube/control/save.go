@@ -39,7 +39,7 @@ func (r *role) serveState(ctx context.Context, listener net.Listener) {
 
 func (r *role) sendState(ctx context.Context, conn net.Conn) error {
 	select {
-	case <-r.writable: // before, a cluster that is being restored would be half there
+	case <-r.writable: // before, the store may contain only a part of a restored cluster
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -55,7 +55,7 @@ func (r *role) sendState(ctx context.Context, conn net.Conn) error {
 	return savedstate.Write(conn, facts, lasting)
 }
 
-// read returns all objects as they are at one moment.
+// read returns all objects at one revision of the store.
 func (s *store) read(ctx context.Context) ([]savedstate.Record, error) {
 	client, err := s.client()
 	if err != nil {
@@ -80,8 +80,8 @@ func (s *store) read(ctx context.Context) ([]savedstate.Record, error) {
 	}
 }
 
-// restored returns what an earlier cluster has left to this one, by keys of the
-// store, and what the user should know of it; nothing where there was none.
+// restored returns the objects of an earlier cluster, and notices about them for the user.
+// It returns none if there is no state to restore.
 func restored(plan cluster.Plan) ([]seedObject, []string, error) {
 	file, err := os.Open(plan.Paths.Restore())
 	if errors.Is(err, os.ErrNotExist) {
@@ -126,8 +126,8 @@ func parseRanges(texts []string) ([]netip.Prefix, error) {
 	return ranges, nil
 }
 
-// merge adds the restored objects to the seed. The new cluster's own objects
-// win, except the ones that users change.
+// merge adds the restored objects to the seed. If both have an object, the seed's takes
+// precedence, except for namespaces and service accounts, which users change.
 func merge(seed, restored []seedObject) []seedObject {
 	position := map[string]int{}
 	for i, object := range seed {

@@ -17,9 +17,9 @@ import (
 )
 
 // staleTaints drops patches that would mark a ready node as not ready. The node
-// controller decides by its cache, and then adds the taint to the node as it is by then
-// (SwapNodeControllerTaint). So a node that was ready and had no taint could get one,
-// and keep it until the controller's next check.
+// controller decides by its cache, which may be old, and then adds the taint to the
+// present node (SwapNodeControllerTaint). So a ready node could get a taint, and keep it
+// until the controller's next check.
 //
 // Each such patch has the resource version that it was made from, and kube-apiserver
 // refuses it when the node has changed since. So only that version has to be read.
@@ -56,7 +56,7 @@ func (s staleTaints) unchanged(r *http.Request, patch *corev1.Node) *http.Respon
 	get.URL.RawQuery = ""
 	answer, err := s.next.RoundTrip(get)
 	if err != nil {
-		return nil // the patch meets the error again
+		return nil // the patch gets the same error
 	}
 	text, err := io.ReadAll(answer.Body)
 	answer.Body.Close()

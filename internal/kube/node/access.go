@@ -15,11 +15,11 @@ import (
 	"k8s.io/client-go/transport"
 )
 
-// access is one identity's way to the API server, which starts at the same
-// moment as the node. Its client can be handed to components at once: their
-// requests wait at a gate until one request of ours went through. Without it
-// their first requests would fail, and the back-off of whoever sent them (800
-// ms for an informer) would decide how long a start takes.
+// access holds the clients of one identity for the API server, which starts at the same
+// moment as the node. Components can use client at once: their requests wait at a gate
+// until open has made a first request successfully. Without the gate, the first requests
+// would fail, and the back-off of their senders (800 ms for an informer) would delay the
+// start.
 type access struct {
 	client kubernetes.Interface
 	early  kubernetes.Interface // passes the gate
@@ -52,16 +52,17 @@ func newAccess(kubeconfig string, wrap ...transport.WrapperFunc) (*access, error
 	return a, nil
 }
 
-// Between two attempts to get through to the API server.
+// Times between two attempts of open: the first one, and the longest.
 const (
 	attemptFirst = 5 * time.Millisecond
 	attemptMost  = 100 * time.Millisecond
-	// attemptsEnd is when to give up: by then the server answers, and refuses.
+	// attemptsEnd limits the time of all attempts. If the server has not admitted a
+	// request by then, it probably answers, but refuses.
 	attemptsEnd = 2 * time.Minute
 )
 
-// open tries attempt until it succeeds and lets all waiting requests go. It
-// must not be called again after it did.
+// open calls attempt until it succeeds, and then opens the gate. After attemptsEnd, or when
+// ctx ends, it returns the last error. It must not be called again after it has succeeded.
 func (a *access) open(ctx context.Context, attempt func(context.Context, kubernetes.Interface) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, attemptsEnd, errNoAnswer)
 	defer cancel()

@@ -14,7 +14,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// Sizes and times that differ from upstream's defaults, and why.
+// Sizes and times that differ from upstream's defaults.
 const (
 	// One workload uses the node, and its log is the product: a follower that
 	// reads slowly must not lose it to a rotation. With more than two files, the

@@ -17,17 +17,18 @@ import (
 )
 
 // containerLogsPath is the path on the kubelet's server for the output of
-// containers. The API server leads there as a proxy to the node, so the usual
+// containers. Clients reach it by the API server's proxy to the node, so the usual
 // authentication and authorization of both apply (nodes/log of the node).
 const containerLogsPath = "/logs/containers/"
 
 // unwrittenPath is the path for the number of bytes that could not be written to the
-// log of a container. The kubelet serves it itself, also where the role logs is absent.
+// log of a container. The kubelet serves it itself, even if the log role is absent.
 const unwrittenPath = "/logs/unwritten/"
 
-// serveContainerLogs puts the logs of containers in the place of the files of
-// the node's /var/log, which the kubelet would serve. The role logs has them, and
-// listens at socket. unwritten is the directory of the counts.
+// serveContainerLogs makes the kubelet serve the logs of containers instead of the files in
+// the node's /var/log. It proxies requests to the log role, which listens at socket.
+// unwritten is the directory of the counts of unwritten bytes. It returns an error if the
+// kubelet has no such field.
 func serveContainerLogs(k *kubelet.Kubelet, socket, unwritten string, log *slog.Logger) error {
 	field, err := hidden(reflect.ValueOf(k).Elem(), "logServer")
 	if err != nil {

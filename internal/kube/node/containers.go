@@ -54,7 +54,7 @@ func newContainerManager(ctx context.Context, s *options.KubeletServer, d *kubel
 	return &containerManager{real}, nil
 }
 
-// containerManager is upstream's where pods have no cgroups.
+// containerManager is upstream's container manager for pods without cgroups.
 type containerManager struct{ cm.ContainerManager }
 
 // NewPodContainerManager returns what stands in for the cgroups of pods.
@@ -83,7 +83,7 @@ func (*podContainers) GetPodCgroupConfig(pod *v1.Pod, _ v1.ResourceName) (*cm.Re
 	return config, nil
 }
 
-// SetPodCgroupConfig has nothing to set.
+// SetPodCgroupConfig does nothing.
 func (*podContainers) SetPodCgroupConfig(klog.Logger, *v1.Pod, *cm.ResourceConfig) error { return nil }
 
 func setDefault[T any](field **T, value T) {

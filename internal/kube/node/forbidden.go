@@ -19,8 +19,8 @@ func awaitAuthorizer(next http.RoundTripper) http.RoundTripper {
 }
 
 const (
-	forbiddenPause = 4 * time.Millisecond // doubles
-	forbiddenTries = 6                    // a quarter of a second in all
+	forbiddenPause = 4 * time.Millisecond // before the second attempt; doubles each time
+	forbiddenTries = 6                    // with pauses of 124 ms in all
 )
 
 type authorizerWait struct {
@@ -29,7 +29,7 @@ type authorizerWait struct {
 	belongsToPod *regexp.Regexp
 }
 
-// RoundTrip sends r, again where that may help.
+// RoundTrip sends r, and repeats it if it is forbidden and reads an object of a pod.
 func (a *authorizerWait) RoundTrip(r *http.Request) (*http.Response, error) {
 	reply, err := a.next.RoundTrip(r)
 	if err != nil || reply.StatusCode != http.StatusForbidden || !a.belongsToPod.MatchString(r.URL.Path) {

@@ -9,10 +9,11 @@ import (
 )
 
 const (
-	// laterAfterReady leaves the first pod the time to start, too.
+	// laterAfterReady is the delay after the node is ready. The first pod can start in
+	// that time.
 	laterAfterReady = 500 * time.Millisecond
-	// laterMost bounds the wait for a node that does not become ready. Then its
-	// events are sent, which give the reason.
+	// laterMost bounds the wait for a node that does not become ready. Its events, which
+	// contain the reason, are sent after that.
 	laterMost = 5 * time.Second
 )
 

@@ -13,7 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// promptRetry is the pause after the stream of events broke.
+// promptRetry is the pause before the stream of events is opened again.
 const promptRetry = time.Second
 
 // followContainers calls changed with the pod of every container that starts or ends.

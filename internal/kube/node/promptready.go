@@ -17,13 +17,13 @@ const (
 //go:linkname fastNodeStatusUpdate k8s.io/kubernetes/pkg/kubelet.(*Kubelet).fastNodeStatusUpdate
 func fastNodeStatusUpdate(k *kubelet.Kubelet, ctx context.Context, timeout bool) bool
 
-// reportReady checks whether the node became ready and reports it, because the
-// scheduler waits for that. The kubelet itself does so every 100 ms after its
-// start. The Node must exist already.
+// reportReady reports the node ready as soon as it is, because the scheduler waits for
+// that. It checks every readyPause, for readyMost at most. The kubelet itself checks only
+// every 100 ms after its start. The Node must exist already.
 func reportReady(ctx context.Context, running *atomic.Pointer[kubelet.Kubelet]) {
 	for end := time.Now().Add(readyMost); time.Now().Before(end); {
-		// The kubelet is there before it is complete; its main loop turns
-		// only afterwards, once the runtime answered.
+		// running is set before the kubelet is complete. Its main loop starts only after
+		// that, once the runtime has answered.
 		if k := running.Load(); k != nil && !k.LatestLoopEntryTime().IsZero() && fastNodeStatusUpdate(k, ctx, false) {
 			return
 		}

@@ -20,18 +20,17 @@ import (
 // pass.
 const firstPullReport = 5 * time.Second
 
-// pullReports is the kubelet's recorder, and reports beside its events how pulls
-// of images that take long go on: the runtime's API for the kubelet has no
-// progress.
+// pullReports is the kubelet's event recorder. It adds events about the progress of long
+// image pulls, because the runtime's API for the kubelet has none.
 type pullReports struct {
 	record.EventRecorderLogger
 	ctx context.Context
-	// received returns how many bytes of its current downloads the node has, and
-	// their total size.
+	// received returns the number of received bytes of the node's current downloads, and
+	// their total size in bytes.
 	received func() (of, all int64)
 
 	mu sync.Mutex
-	// running ends reports, by the container that waits.
+	// running holds the functions that end reports, by waiting container.
 	running map[v1.ObjectReference]context.CancelFunc
 }
 
@@ -39,8 +38,8 @@ func newPullReports(ctx context.Context, recorder record.EventRecorderLogger, re
 	return &pullReports{EventRecorderLogger: recorder, ctx: ctx, received: received, running: map[v1.ObjectReference]context.CancelFunc{}}
 }
 
-// Event implements record.EventRecorder. The kubelet says in this way that it
-// begins to pull an image, and what has become of it.
+// Event implements record.EventRecorder. The kubelet reports the start and the result of
+// each pull by events.
 func (p *pullReports) Event(object runtime.Object, kind, reason, message string) {
 	p.EventRecorderLogger.Event(object, kind, reason, message)
 	container, ok := object.(*v1.ObjectReference)

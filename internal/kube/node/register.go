@@ -18,8 +18,8 @@ import (
 )
 
 // newNode returns the Node as the kubelet would register it. The kubelet sets its
-// status, except for the Ready condition: without that one the kubelet does not
-// hurry to report that it is ready.
+// status, except for the Ready condition: without that one, the
+// kubelet would report its readiness later.
 func newNode(plan cluster.Plan) *v1.Node {
 	labels := map[string]string{
 		v1.LabelHostname:             plan.Node.Name,
@@ -32,7 +32,7 @@ func newNode(plan cluster.Plan) *v1.Node {
 	node := &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: plan.Node.Name, Labels: labels,
-			// So do kubelets, as long as the controller-manager attaches volumes.
+			// Kubelets set this annotation if the controller manager attaches volumes.
 			Annotations: map[string]string{volumeutil.ControllerManagedAttachAnnotation: "true"},
 		},
 	}
@@ -61,7 +61,7 @@ func register(plan cluster.Plan) func(context.Context, kubernetes.Interface) err
 }
 
 // watchNode follows this node's own object. It calls ready once, when the
-// kubelet first reports that it takes pods.
+// kubelet first reports that the node is ready.
 func watchNode(client kubernetes.Interface, name string, ready func()) (informers.SharedInformerFactory, error) {
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0,
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {

@@ -75,8 +75,8 @@ func defines(object Object) bool {
 	return object.GetKind() == "CustomResourceDefinition" || object.GetKind() == "APIService"
 }
 
-// applyRetrying applies an object, again while the reason against it may pass.
-// An unknown kind may only where some have been defined just before.
+// applyRetrying applies an object. It repeats the attempt for applyTimeout while the error
+// may pass. The error for an unknown kind may pass only after kinds were defined.
 func (c *Client) applyRetrying(ctx context.Context, object Object, before earlier) (*unstructured.Unstructured, bool, error) {
 	deadline := time.Now().Add(applyTimeout)
 	for pause := applyPause; ; pause = min(2*pause, maxApplyPause) {
@@ -93,7 +93,7 @@ func (c *Client) applyRetrying(ctx context.Context, object Object, before earlie
 	}
 }
 
-// applyOnce also reports whether it has created the object.
+// applyOnce creates or updates an object, and reports whether it has created it.
 func (c *Client) applyOnce(ctx context.Context, object Object) (*unstructured.Unstructured, bool, error) {
 	resource, err := c.resource(object)
 	if err != nil {
@@ -125,7 +125,7 @@ func (c *Client) resource(object Object) (dynamic.ResourceInterface, error) {
 	kind := object.GroupVersionKind()
 	mapping, err := c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	if meta.IsNoMatchError(err) {
-		c.mapper.Reset() // its definition may be only just served
+		c.mapper.Reset() // the definition of the kind may be new
 		mapping, err = c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	}
 	if err != nil {

@@ -20,8 +20,7 @@ import (
 // berth's client have the same.
 const kubernetesMinor = 36
 
-// Check reports all that is wrong with objects as far as a client can tell without
-// a cluster: fields and kinds that do not exist, values of a wrong type, versions
+// Check returns all errors in objects that a client can find without a cluster: fields and kinds that do not exist, values of a wrong type, versions
 // that are no longer served, controllers that would not find their pods.
 // Kinds that are not Kubernetes' own are not checked.
 func Check(objects []Object) error {
@@ -78,7 +77,7 @@ func decode(decoder runtime.Decoder, object Object) (runtime.Object, []fault) {
 	return nil, []fault{{"", err.Error()}}
 }
 
-// typeName returns the word of manifests for a type of Go.
+// typeName returns the user's word for a Go type.
 func typeName(name string) string {
 	switch {
 	case strings.HasPrefix(name, "[]"):
@@ -95,7 +94,7 @@ func typeName(name string) string {
 	return "an object"
 }
 
-// valueName returns the word of manifests for the kind of a value.
+// valueName returns the user's word for a kind of JSON value.
 func valueName(name string) string {
 	switch name {
 	case "array":
@@ -110,8 +109,8 @@ func valueName(name string) string {
 	return "a " + name
 }
 
-// unknownKind returns the fault of a kind that Kubernetes does not have, in one of
-// its groups.
+// unknownKind returns the fault of an unknown kind in a group of Kubernetes, or none for
+// other groups.
 func unknownKind(kind schema.GroupVersionKind) []fault {
 	if !scheme.Scheme.IsGroupRegistered(kind.Group) {
 		return nil
@@ -145,7 +144,8 @@ func removed(typed runtime.Object, kind schema.GroupVersionKind) []fault {
 	return []fault{{"apiVersion", text}}
 }
 
-// checkValues returns what no API server accepts of an object whose form is right.
+// checkValues returns the faults in the values of a decoded object that every API server
+// refuses.
 func checkValues(object Object, typed runtime.Object) []fault {
 	metadata := field.NewPath("metadata")
 	problems := metav1validation.ValidateLabels(object.GetLabels(), metadata.Child("labels"))

@@ -19,8 +19,8 @@ const (
 	drainPoll = 50 * time.Millisecond
 	// drainDeletes is the number of pods to delete at once.
 	drainDeletes = 16
-	// endMargin is the time that pods have beyond their grace period until nothing
-	// waits for them. It covers a busy kubelet. A container whose process hangs in
+	// endMargin is the time after a pod's grace period until Drain no longer waits for the
+	// pod. It covers a busy kubelet. A container whose process hangs in
 	// the kernel, or an object with a finalizer, may stay for good.
 	endMargin = 30 * time.Second
 )
@@ -30,11 +30,11 @@ var nodeResource = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 // Drained counts the pods that were asked to end, and how many of them ended.
 type Drained struct{ Asked, Ended int }
 
-// Drain asks all pods to end, with their own grace period but no more than
-// grace, and lets no new ones be scheduled. It returns when the pods that it asked
-// have ended or are overdue, or with the context. Pods that ignore the scheduler,
-// such as a DaemonSet's, are replaced at once, and their successors run on. A grace
-// below a second counts as one second.
+// Drain deletes all pods, with their own grace period but no more than grace, and makes the
+// nodes unschedulable. It returns when these pods have ended or are overdue, or the cause
+// of ctx when ctx ends. Pods that ignore unschedulable nodes, such as a DaemonSet's, are
+// replaced at once, and their successors keep running. A grace below a second counts as
+// one second.
 func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error) {
 	var drained Drained
 	nodes, err := c.dynamic.Resource(nodeResource).List(ctx, metav1.ListOptions{})
@@ -106,8 +106,7 @@ func (c *Client) deletePods(ctx context.Context, limit int64) (asked map[types.U
 	return asked, longest, deletes.Wait()
 }
 
-// runningPods returns the pods that have been started on a node and have not
-// ended.
+// runningPods returns the pods that are assigned to a node and have not ended.
 func (c *Client) runningPods(ctx context.Context) ([]unstructured.Unstructured, error) {
 	pods, err := c.dynamic.Resource(podResource).List(ctx, metav1.ListOptions{})
 	if err != nil {

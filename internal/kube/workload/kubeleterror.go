@@ -8,9 +8,8 @@ import (
 	"strings"
 )
 
-// kubeletError is an error of the kubelet about a log. The kubelet answers with its
-// text, but the status 200 is sent by then, so the text looks like the
-// container's output.
+// kubeletError is an error of the kubelet about a log. The kubelet sends the text of the
+// error after status 200, so it looks like the container's output.
 type kubeletError struct {
 	begin string
 	// following is set if the kubelet has this error only while it follows a log.
@@ -51,8 +50,8 @@ var (
 // longest path and the words around it.
 const longestError = 16 << 10
 
-// shortestBegin is the number of bytes that a reader takes for the beginning of the
-// kubelet's words. Fewer pass at once: a prompt may end in them.
+// shortestBegin is the number of bytes that a reader must match to hold them back. Fewer
+// bytes pass at once, because a prompt may end with them.
 const shortestBegin = len("failed to ")
 
 // kubeletReader reads a log, and returns the kubelet's words at the end as an error.
@@ -60,9 +59,9 @@ type kubeletReader struct {
 	io.ReadCloser
 	stream *stream
 	follow bool
-	// held may be the kubelet's words.
+	// held is the end of the data so far, which may be the kubelet's words.
 	held   []byte
-	passed bool // some bytes of the log
+	passed bool // Read has returned bytes of the log
 	buffer []byte
 	out    []byte // to be returned by Read
 	err    error
@@ -97,8 +96,8 @@ func (r *kubeletReader) fill() {
 	}
 }
 
-// find returns where the kubelet's words may begin in the last line, the length of
-// data if nowhere.
+// find returns the offset in the last line where the kubelet's words may begin, or the
+// length of data.
 func (r *kubeletReader) find(data []byte) int {
 	for at := max(bytes.LastIndexByte(data, '\n')+1, len(data)-longestError); at+shortestBegin <= len(data); at++ {
 		for _, known := range kubeletErrors {
@@ -111,7 +110,8 @@ func (r *kubeletReader) find(data []byte) int {
 	return len(data)
 }
 
-// judge returns the error that held is, io.EOF where it is the container's.
+// judge returns errKubelet or errUnopened with the text in held if that is an error of the
+// kubelet. It returns io.EOF if held is the container's output.
 func (r *kubeletReader) judge() error {
 	held := string(r.held)
 	for _, known := range kubeletErrors {
