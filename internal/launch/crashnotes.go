@@ -11,7 +11,7 @@ func (n *node) noteCrash(lost string) {
 	n.Crash.Note(note)
 }
 
-// Results of a panic.
+// Values of crash.Note.Lost, which follow the reason of the panic in its sentence.
 const (
 	lostCluster = ", and the cluster has ended with it: the workload's result and its output that is not printed above are lost"
 	lostCode    = " after the end of the cluster: the workload's exit code is lost"

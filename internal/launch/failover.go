@@ -71,9 +71,9 @@ func (r *run) renewLease(ctx context.Context) {
 // errLeads is the reason why a node stops following a head.
 var errLeads = errors.New("this node leads the run now")
 
-// takeOver waits until this node has to lead the run, and leads it until its end.
-// A signal ends signalled at once, and ctx only later. takeOver calls begin when
-// this node becomes the leader.
+// takeOver waits until this node must lead the run, leads it until its end, and returns
+// the workload's exit code. A signal ends signalled at once, and ctx only later. takeOver
+// calls begin when this node becomes the leader.
 func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp context.CancelCauseFunc) (int, error) {
 	if err := r.work.connect(r.members.Own()); err != nil {
 		return 0, err

@@ -8,7 +8,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 )
 
-// checkMounts refuses mounts of folders that this node does not have.
+// checkMounts returns an error if this node does not have a folder that pods may mount.
 func checkMounts(spec cluster.Spec) error {
 	for _, value := range spec.Mounts {
 		mount, err := cluster.ParseMount(value)

@@ -59,7 +59,7 @@ func (r *run) listenForDown(ctx context.Context, giveUp context.CancelCauseFunc)
 	return nil
 }
 
-// stayUp lets other runs use the cluster until ctx ends.
+// stayUp lets other runs use the cluster until ctx ends, and returns the cause of ctx.
 func (r *run) stayUp(ctx context.Context) error {
 	tools, err := r.dirs.tools()
 	if err != nil {

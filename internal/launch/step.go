@@ -58,7 +58,7 @@ func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error)
 		env = slurm.KeepScriptEnv(env, os.Environ())
 	}
 	if key {
-		// For PassKey: the process that it starts ends with the thread.
+		// The relay that PassKey starts ends with this thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		if err := proof.PassKey(options.Spec); err != nil {
@@ -78,7 +78,8 @@ func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error)
 	return newStep(options, job, name).run(ctx, srun, command, env)
 }
 
-// findSrun returns the paths of srun and of berth, for a step in a job.
+// findSrun returns the paths of srun and of berth, for a step in a job. It returns an error
+// with the remedy if srun is in no directory of PATH.
 func findSrun(job slurm.Job) (srun, self string, err error) {
 	if self, err = os.Executable(); err != nil {
 		return "", "", fmt.Errorf("find berth's own file: %w", err)

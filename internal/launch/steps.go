@@ -81,6 +81,7 @@ func (p phases) note(report func(string)) func(string) {
 	}
 }
 
+// all returns a copy of the recorded times.
 func (p phases) all() map[string]time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()

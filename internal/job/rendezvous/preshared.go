@@ -8,6 +8,7 @@ import (
 	"fmt"
 )
 
+// minKey is the minimum size of a key, in bytes.
 const minKey = 32
 
 // PreShared proves with a key that all tasks of the step received over a private

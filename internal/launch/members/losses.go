@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// losses holds messages about nodes that were just lost, until the user has them.
+// losses holds messages about nodes that were just lost, until they are reported.
 type losses struct {
 	mu         sync.Mutex
 	unreported map[string]string // by node

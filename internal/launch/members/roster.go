@@ -52,6 +52,8 @@ func hostsOf(job slurm.Job) (hosts []string, own string, err error) {
 	return []string{own}, own, nil
 }
 
+// stepOf returns the identity of the job step for the rendezvous. Outside a step it is made
+// from the id of this process.
 func stepOf(job slurm.Job, getenv func(string) string) rendezvous.Step {
 	if job.Place != slurm.PlaceTask {
 		return rendezvous.Step{Job: fmt.Sprintf("local-%d", os.Getpid())}

@@ -22,7 +22,8 @@ type Published struct {
 	Listener *os.File
 }
 
-// Publish opens a port of this host.
+// Publish opens a port of this host. The error contains a remedy if the port is taken or
+// reserved for root.
 func Publish(ctx context.Context, wanted cluster.Publish) (Published, error) {
 	address := ":" + strconv.Itoa(int(wanted.Host))
 	if wanted.Address.IsValid() {

@@ -8,7 +8,7 @@ import (
 	"berth.dev/berth/internal/network/egress"
 )
 
-// refusedByUser returns the ranges that the user closes to pods.
+// refusedByUser returns the ranges of addresses that the user closes to pods.
 func refusedByUser(spec cluster.Spec) (ranges []netip.Prefix, err error) {
 	for _, refused := range spec.Network.Refuse {
 		prefix, err := netip.ParsePrefix(refused)

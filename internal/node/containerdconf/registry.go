@@ -31,8 +31,7 @@ func RegistryHosts(plan cluster.Plan) map[string][]byte {
 	return files
 }
 
-// anyRegistry is the directory that holds for every registry without one of
-// its own.
+// anyRegistry is the directory for registries that have no directory of their name.
 const anyRegistry = "_default"
 
 func registryHosts(runID, server string) []byte {
@@ -44,9 +43,9 @@ func registryHosts(runID, server string) []byte {
 	return []byte(out.String())
 }
 
-// hasRoot reports whether a server's address contains the protocol's /v2;
-// otherwise that is appended. Registries with projects have it in the middle:
-// https://registry/v2/project.
+// hasRoot reports whether the path of a server's address begins with /v2, the root of the
+// registry protocol. Otherwise containerd appends /v2. Registries with projects have more
+// after it: https://registry/v2/project.
 func hasRoot(server string) bool {
 	parsed, err := url.Parse(server)
 	return err == nil && strings.HasPrefix(parsed.Path+"/", "/v2/")

@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// kfd is the device file of all GPUs of AMD's.
+// kfd is the device file that all AMD GPUs share.
 const kfd = "/dev/kfd"
 
-// amdGPUs reads what the driver amdkfd knows. A program needs kfd, which all
-// share, and the render node of its GPU; the libraries come with the image.
+// amdGPUs returns the GPUs that the driver amdkfd lists. A program needs kfd and the render
+// node of its GPU. The libraries come with the image.
 func (m Machine) amdGPUs() []gpu {
 	var all []gpu
 	properties, _ := filepath.Glob(m.at("/sys/class/kfd/kfd/topology/nodes/*/properties"))
@@ -32,8 +32,8 @@ func (m Machine) amdGPUs() []gpu {
 	return all
 }
 
-// property returns the number after a word in a file of such lines, -1 if there is
-// none.
+// property returns the number of a property in a file with lines "NAME NUMBER", or -1 if
+// there is none.
 func property(path, name string) int {
 	text, err := os.ReadFile(path)
 	if err != nil {

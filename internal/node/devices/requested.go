@@ -11,8 +11,9 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// findRequested looks for what the user asks for with --device. A node need not
-// have all of it: nodes of a job may differ.
+// findRequested finds the devices that the user requests with --device. A node need not
+// have all of them, because the nodes of a job may differ. found receives the resources,
+// and a notice for each missing device.
 func (m Machine) findRequested(wish Wish, found *Found) (*cdi.Spec, error) {
 	spec := &cdi.Spec{Version: cdiVersion, Kind: vendor + "/device"}
 	for i, request := range wish.Requests {
@@ -42,7 +43,7 @@ func (m Machine) findRequested(wish Wish, found *Found) (*cdi.Spec, error) {
 	return spec, nil
 }
 
-// expand replaces folders by the device files in them.
+// expand replaces folders by the usable device files in them.
 func (m Machine) expand(paths []string, found *Found) []string {
 	var files []string
 	for _, path := range paths {

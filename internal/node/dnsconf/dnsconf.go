@@ -20,7 +20,7 @@ const (
 	metricsPort = 9153
 )
 
-// domain is the cluster domain, the one that nearly every chart assumes.
+// domain is the cluster domain. Nearly every Helm chart assumes this one.
 const domain = "cluster.local"
 
 //go:embed Corefile.tmpl
@@ -28,8 +28,8 @@ var corefile string
 
 // Corefile returns the whole configuration of CoreDNS on the node of the plan.
 //
-// The template is filled by plain replacement: a plan that is complete can
-// then fail in no way, and its paths hold no character that a Corefile quotes.
+// Plain replacement fills the template, which cannot fail. Paths in the plan contain no
+// character that a Corefile must quote.
 func Corefile(plan cluster.Plan) []byte {
 	dns := plan.Addresses.DNS
 	return []byte(strings.NewReplacer(
