@@ -15,36 +15,36 @@ import (
 // last one. The Switch sees all connections of a pod with the fast path, so it keeps their
 // affinity, in records that outlive it. kube-proxy does that for other pods.
 
-// stick identifies connections of one pod to one Service.
-type stick struct {
+// affinityKey identifies the connections of one pod to one Service.
+type affinityKey struct {
 	from netip.Addr
 	to   netip.AddrPort
 }
 
 const (
-	minSticks = 1024
-	maxSticks = numRecords / 4
+	minSticky = 1024
+	maxSticky = numRecords / 4
 )
 
 // affinity holds the pod that received the last connection of each pod to each Service.
 type affinity struct {
 	state *state
 
-	mu     sync.Mutex
-	sticks map[stick]*record
-	// tidyAt is the size that sticks must reach before expired records are removed.
+	mu      sync.Mutex
+	records map[affinityKey]*record
+	// When there are tidyAt records, the expired ones are removed.
 	tidyAt int
 }
 
 func newAffinity(s *state) *affinity {
-	return &affinity{state: s, sticks: map[stick]*record{}, tidyAt: minSticks}
+	return &affinity{state: s, records: map[affinityKey]*record{}, tidyAt: minSticky}
 }
 
 // adopt takes a record of a predecessor.
 func (a *affinity) adopt(r *record) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.sticks[stick{r.local.addrPort().Addr(), r.peer.addrPort()}] = r
+	a.records[affinityKey{r.local.addrPort().Addr(), r.peer.addrPort()}] = r
 }
 
 // choose returns the pod for a connection to a Service: the pod of the last connection if
@@ -57,13 +57,13 @@ func (a *affinity) choose(from netip.Addr, to netip.AddrPort, r Route) netip.Add
 	now := sinceBoot()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	known := a.sticks[stick{from, to}]
+	known := a.records[affinityKey{from, to}]
 	if known == nil {
 		if known = a.rememberLocked(from, now); known == nil {
 			return chosen
 		}
 		known.local, known.peer = packEnd(netip.AddrPortFrom(from, 0)), packEnd(to)
-		a.sticks[stick{from, to}] = known
+		a.records[affinityKey{from, to}] = known
 	}
 	if before := known.target.addrPort(); now < time.Duration(known.cookie) && slices.Contains(r.Targets, before) {
 		chosen = before
@@ -75,17 +75,17 @@ func (a *affinity) choose(from netip.Addr, to netip.AddrPort, r Route) netip.Add
 // rememberLocked returns a new record, or nil if there are too many. It removes expired
 // records whenever their number has doubled.
 func (a *affinity) rememberLocked(from netip.Addr, now time.Duration) *record {
-	if len(a.sticks) >= a.tidyAt {
-		maps.DeleteFunc(a.sticks, func(_ stick, r *record) bool {
+	if len(a.records) >= a.tidyAt {
+		maps.DeleteFunc(a.records, func(_ affinityKey, r *record) bool {
 			over := now >= time.Duration(r.cookie)
 			if over {
 				a.state.put(r)
 			}
 			return over
 		})
-		a.tidyAt = min(2*len(a.sticks)+minSticks, maxSticks)
+		a.tidyAt = min(2*len(a.records)+minSticky, maxSticky)
 	}
-	if len(a.sticks) >= maxSticks {
+	if len(a.records) >= maxSticky {
 		return nil
 	}
 	return a.state.take(kindSticky, from)

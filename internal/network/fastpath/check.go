@@ -38,7 +38,7 @@ func Check() error {
 		}
 	})
 	if errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("%w: this process is under one already, as in a container that makes its connections in this way", err)
+		return fmt.Errorf("%w: this process already has a seccomp filter with a listener, as in a container of bypass4netns", err)
 	}
 	if err != nil {
 		return err

@@ -19,7 +19,7 @@ func sockaddrOf(at netip.AddrPort, ipv6 bool) unix.Sockaddr {
 	return &unix.SockaddrInet4{Addr: at.Addr().As4(), Port: int(at.Port())}
 }
 
-// Listen makes a socket for Config.Listeners.
+// Listen returns a listener for Config.Listeners, at an address and port of the host.
 func Listen(at netip.AddrPort) (*net.TCPListener, error) {
 	fd, ipv6, err := sock.New(at.Addr())
 	if err != nil {
@@ -27,7 +27,7 @@ func Listen(at netip.AddrPort) (*net.TCPListener, error) {
 	}
 	file := os.NewFile(uintptr(fd), "listener")
 	defer file.Close()
-	const queue = 1<<16 - 1 // the kernel also has a limit
+	const queue = 1<<16 - 1 // net.core.somaxconn limits it
 	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	if err == nil {
 		err = unix.Bind(fd, sockaddrOf(at, ipv6))

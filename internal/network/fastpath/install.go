@@ -26,6 +26,8 @@ func (t *trap) watchAgain(epoll, number, connection int, w watch) error {
 	return nil
 }
 
+// addUnder adds a connection to an epoll instance under the descriptor number. It gives the
+// calling thread its own table of descriptors, so the thread must end afterwards.
 func addUnder(instance, number, connection int, w watch) error {
 	if err := unix.Unshare(unix.CLONE_FILES); err != nil {
 		return err

@@ -12,22 +12,23 @@ import (
 
 // metadata describes the container whose filter the runtime delivers.
 type metadata struct {
-	// Address is the pod's of IPv4, Address6 that of IPv6; invalid where it has
-	// none.
+	// Address is the pod's IPv4 address, and AddressIPv6 its IPv6 address. AddressIPv6 is
+	// invalid if the pod has none.
 	Address, AddressIPv6 netip.Addr
-	// Network is the cookie of its network namespace (SO_NETNS_COOKIE).
+	// Network is the cookie of the pod's network namespace (SO_NETNS_COOKIE).
 	Network uint64
 	// Memory is the memory in bytes that sysinfo(2) reports; 0 leaves the call to the
 	// kernel.
 	Memory uint64
 }
 
-// UnmarshalText parses the form that the runtime sends.
+// UnmarshalText parses the metadata that the runtime sends: the addresses separated by a
+// comma, the cookie, and the memory, which may be missing.
 func (m *metadata) UnmarshalText(text []byte) error {
 	var addresses string
 	// The last number is optional.
 	if n, err := fmt.Sscan(string(text), &addresses, &m.Network, &m.Memory); n < 2 || n == 2 && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("read what a container is (%q): %w", text, err)
+		return fmt.Errorf("read the metadata of a container (%q): %w", text, err)
 	}
 	four, ipv6, both := strings.Cut(addresses, ",")
 	var err error
@@ -38,7 +39,7 @@ func (m *metadata) UnmarshalText(text []byte) error {
 		err = unix.EAFNOSUPPORT
 	}
 	if err != nil {
-		return fmt.Errorf("read what a container is (%q): %w", text, err)
+		return fmt.Errorf("read the metadata of a container (%q): %w", text, err)
 	}
 	return nil
 }

@@ -9,8 +9,8 @@ import (
 )
 
 // sysinfo answers sysinfo(2) with the memory of the caller's container. glibc's
-// sysconf(_SC_PHYS_PAGES) asks for it, and so the JVM, OpenMPI and Python. A task
-// has one listener at most, so the answer is due here.
+// sysconf(_SC_PHYS_PAGES) uses sysinfo(2), and the JVM, OpenMPI and Python use sysconf. The
+// Switch answers it, because a task can have only one seccomp listener.
 func (t *trap) sysinfo() {
 	memory := t.from.record.memory
 	answer, err := linux.LimitedSysinfo(memory)

@@ -1,6 +1,6 @@
-// Package filter makes the seccomp program of a pod's processes: the calls that the
-// kernel passes to package fastpath, allows or refuses. It knows no sockets and installs
-// nothing.
+// Package filter returns the seccomp program of a pod's processes. The program selects the
+// calls that the kernel passes to package fastpath, allows or refuses. The package does not
+// install the program.
 package filter
 
 import (
@@ -106,6 +106,7 @@ func (p *Program) whenAtLeast(value, verdict uint32) {
 	p.End(verdict)
 }
 
+// here makes the next instruction the target of a jump of unless.
 func (p *Program) here(jump int) { (*p)[jump].Jt = uint8(len(*p) - jump - 1) }
 
 // whenFlag ends with v if an argument of call has a flag, and otherwise allows the call.
@@ -117,8 +118,8 @@ func (p *Program) whenFlag(call uint32, argument int, flag, v uint32) {
 	p.End(unix.SECCOMP_RET_ALLOW)
 }
 
-// unless continues with the next instruction if the loaded value differs from value, and
-// otherwise at the place that here sets for the returned jump.
+// unless adds a jump and returns its index. The program continues with the next instruction
+// if the loaded word differs from value, and otherwise where here sets the jump's target.
 func (p *Program) unless(value uint32) (jump int) {
 	p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, value, 0)
 	return len(*p) - 1
