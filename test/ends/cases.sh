@@ -25,8 +25,8 @@ command_is_asked_to_end() {
 	ends a 143
 }
 
-# kill -9 of one part. Killing one of the first three ends the run, including
-# processes that the user's command started.
+# kill_one kills one part with SIGKILL: the supervisor, the janitor, init or the parent.
+# The run ends, including processes that the user's command started.
 kill_one() { # PART CODE...
 	local part=$1
 	shift
@@ -258,7 +258,8 @@ stop_new_shims() {
 	wait $stopper
 	stopped_in_time || fail "not stopped in time: $(xargs <"$out/stopped")"
 }
-# A server with a child has begun with the sandbox of its pod.
+# stopped_in_time reports whether a shim's first process and a server without a child were
+# stopped. A server with a child has already begun with the sandbox of its pod.
 stopped_in_time() { grep -qx first "$out/stopped" && grep -qx server "$out/stopped"; }
 
 stop_supervisor() {

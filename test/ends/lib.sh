@@ -66,7 +66,7 @@ poll() {
 	done
 }
 
-# says NAME TEXT waits until the output contains TEXT.
+# says NAME TEXT waits until the output of the command of begin NAME contains TEXT.
 says() {
 	poll "${timeout:-100}" says_or_ended "$@" && grep -qF -- "$2" "$out/$1" ||
 		fail "no '$2' in the output of $1: $(tail -n 12 "$out/$1")"
@@ -76,7 +76,8 @@ says_or_ended() { ended "$1" || grep -qF -- "$2" "$out/$1"; }
 
 never_says() { ! grep -qF -- "$2" "$out/$1" || fail "'$2' in the output of $1"; }
 
-# ends NAME CODE... waits until it ends, with one of the codes.
+# ends NAME CODE... waits until the command of begin NAME ends, and checks that its exit
+# code is one of the codes.
 ends() {
 	local name=$1 code
 	shift

@@ -15,13 +15,13 @@ collect=1s
 
 say() { echo "    $*"; }
 
-# fail prints only the first failure of a case.
+# fail MESSAGE... marks the case as failed. It prints only the first failure of a case.
 fail() {
 	[[ $failed == yes ]] || say "FAILED: $*"
 	failed=yes
 }
 
-# poll SECONDS CMD...
+# poll SECONDS CMD... waits until CMD succeeds; it fails at the deadline.
 poll() {
 	local deadline=$((SECONDS + $1))
 	shift
@@ -206,8 +206,8 @@ settled() {
 	for name in "${with_pods[@]}"; do [[ -z $(left_on "$name") ]] || return 1; done
 }
 
-# With IPv6 nobody on a host may use a pod's address, even while there are no pods:
-# those rules stay.
+# With IPv6, the rules that keep users of a host from a pod's address stay even while there
+# are no pods, so left_on does not count them.
 left_on() {
 	local rules='{ nft list tables || echo "nft has ended with $?"; } | grep -E "berth|ended"'
 	[[ -z $ipv6 ]] || rules='nft list tables | grep "bridge berth"; nft list table inet berth 2>/dev/null | grep -E "set |chain |hook |jump " | grep -vE "chain output|hook output"'

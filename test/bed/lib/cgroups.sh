@@ -26,8 +26,8 @@ used_hierarchies() {
 	hierarchies | if [[ $cgroup_kind == v1 ]]; then cat; else sed -n '/^unified /p'; fi
 }
 
-# choose_cgroup_kind sets the cgroup version for Slurm: none, v1 or v2. Controllers
-# are on one of the versions; where version 1 has memory, version 2 is empty.
+# choose_cgroup_kind sets the cgroup version for Slurm: none, v1 or v2. The memory
+# controller is on only one of the versions, and Slurm uses that one.
 choose_cgroup_kind() {
 	cgroup_kind=none
 	[[ $PROCTRACK == cgroup || $TASK == cgroup ]] || return 0
@@ -94,7 +94,7 @@ clear_cgroups() {
 	done < <(used_hierarchies)
 }
 
-# join_cgroups HOST moves the calling shell.
+# join_cgroups HOST moves the calling shell into the groups of the host.
 join_cgroups() {
 	local controllers at dir
 	while read -r controllers at; do
@@ -135,8 +135,8 @@ kill_cgroups() {
 	[[ ! -w $at/bed-$BED_NAME/cgroup.kill ]] || echo 1 >"$at/bed-$BED_NAME/cgroup.kill"
 }
 
-# remove_cgroups looks in all hierarchies, so that it also clears up after a
-# bed whose settings are lost. False while one of them is still in use.
+# remove_cgroups removes the bed's groups from all hierarchies, so that it also clears
+# up after a bed whose settings are lost. It fails while a group is still in use.
 remove_cgroups() {
 	local controllers at left=0
 	while read -r controllers at; do

@@ -36,8 +36,9 @@ bed_check() {
 
 no_jobs() { [[ -z $(inside ctl timeout 5 squeue -h) ]]; }
 
-# list_keys: the kernel keeps keys by user, for all hosts together.
-# A user's own _uid keyrings are made by the kernel at the first use of any.
+# list_keys prints the keys that users of the bed have left, and fails if there are any.
+# The kernel keeps keys by user, for all hosts together. It makes a user's _uid keyrings
+# at the first use of any keyring, so these do not count.
 list_keys() {
 	local uid keys left=0
 	while read -r uid; do
@@ -54,14 +55,16 @@ list_keys() {
 	return $left
 }
 
-# list_left runs inside the host, as its root.
+# list_left HOST FIRST-USER prints what is left on a host, and fails if there is
+# anything. It runs inside the host, as its root.
 list_left() {
 	local host=$1 first=$2 found namespaces own
 	# lsns prints nothing, not even an error, when a process ends while it reads.
 	own=$(readlink /proc/1/ns/net | tr -dc 0-9)
 	until namespaces=$(lsns -n -o NS,TYPE,PID,COMMAND) && [[ $namespaces == *$own* ]]; do sleep 0.1; done
 	found=$(
-		# Ids of users and subordinate ones are all above; slurm's is 64030.
+		# All user ids and subordinate ids of the bed are from $first on, but so is
+		# slurm's, 64030.
 		ps -e -o pid=,uid=,stat=,comm=,args= | cut -c1-200 | awk -v first="$first" -v slurm="$(id -u slurm)" \
 			'$2 >= first && $2 != slurm || $4 == "slurmstepd" { print "process", $0 }'
 

@@ -28,7 +28,8 @@ write_config() {
 	echo "the outside world" >"$state/web/index.html"
 }
 
-# The machine's users, without those whose name or number a bed user has.
+# write_users writes the users of the bed, and the users of the machine whose names and
+# numbers no user of the bed has.
 write_users() {
 	local file name id names next=$first_subordinate
 	names=$(printf '%s\n' "${users[@]}" | paste -sd'|')
@@ -168,7 +169,8 @@ slurm_conf() {
 	END
 }
 
-# Names that are not the hosts' lead nowhere; Slurm knows the addresses.
+# node_lines SETTINGS prints the lines of the nodes. Names of nodes that differ from the
+# names of their hosts do not resolve, so these lines have the address.
 node_lines() {
 	local name
 	[[ -n $NAMES ]] || echo "NodeName=n[1-$NODES] $*"
@@ -177,9 +179,9 @@ node_lines() {
 	done
 }
 
-# Slurm 22.05 reads a cgroup plugin under every ProctrackType, and cannot find
-# out by itself which, where both versions are mounted. Its cgroup/v2 asks
-# systemd for a scope unless told not to.
+# cgroup_conf names the cgroup plugin, because Slurm 22.05 loads one under every
+# ProctrackType, and cannot choose one itself if both versions are mounted. Its cgroup/v2
+# asks systemd for a scope unless IgnoreSystemd is set.
 cgroup_conf() {
 	case $cgroup_kind in
 	v2) printf 'CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n' ;;

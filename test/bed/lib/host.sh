@@ -20,7 +20,8 @@ host() {
 	wait
 }
 
-# connect_host plugs eth0 into the switch. The machine's /proc is still there.
+# connect_host plugs eth0 into the switch. It needs the machine's /proc, which mount_host
+# replaces later.
 connect_host() {
 	nsenter --net="$bed_router" ip -batch - <<-END
 		link add v-$1 mtu $(mtu_of "$1") type veth peer name eth0 mtu $(mtu_of "$1") netns 1
@@ -77,7 +78,7 @@ mount_host() {
 		mount -t tmpfs -o "mode=1777,$local_options" tmpfs /var/tmp
 	fi
 	[[ $name != n* || $PROGRAMS == all ]] || hide_programs
-	# Last, as a bind mount inherits this.
+	# This comes last, because a bind mount inherits the read-only flag.
 	mount -o remount,bind,ro /
 }
 
@@ -90,9 +91,9 @@ share_folder() {
 	bindfs -o default_permissions /srv/shared /srv/shared
 }
 
-# hide_programs leaves what the packages of a small compute node bring: a shell
-# and the usual small tools, Slurm, munge, LDAP, newuidmap. Of the machine's other
-# programs, folders and data, only shared libraries are visible.
+# hide_programs hides the machine's programs that a small compute node does not have. A
+# shell and the usual small tools, Slurm, munge, LDAP and newuidmap stay. Of the machine's
+# other folders and data, only shared libraries stay visible.
 hide_programs() {
 	local packages=(bash dash coreutils util-linux bsdutils mount passwd login hostname grep sed mawk findutils
 		tar gzip procps iproute2 libc-bin uidmap slurmd slurm-client munge nslcd)
@@ -155,8 +156,8 @@ start_ctl() {
 	answers slurmctld listening ctl 6817
 }
 
-# MariaDB with nothing but the system tables that slurmdbd's stored procedures
-# need, and no users: half a second instead of the usual ten.
+# start_slurmdbd starts MariaDB with only the system tables that slurmdbd's stored
+# procedures need, and without users. That is faster than a complete installation.
 start_slurmdbd() {
 	install -d -o slurm /run/slurm /run/mysqld /var/spool/mariadb
 	local mariadbd=(mariadbd --no-defaults --user=slurm --datadir=/var/spool/mariadb

@@ -88,7 +88,7 @@ become_daemon() {
 }
 
 wait_until_idle() {
-	# A long limit, for slow and busy machines: a process that dies is noticed at once.
+	# The limit is long, for slow and busy machines. A process that dies ends the wait.
 	local limit=$((120 + NODES))
 	local name
 	for name in $(host_names); do
@@ -189,7 +189,8 @@ current_instance() { cat "$state/instance" 2>/dev/null || true; }
 
 remove_files() { rm -rf --one-file-system -- "$state"; }
 
-# alive ROLE reports whether its process runs, and no other process with a reused pid.
+# alive ROLE reports whether the process of a role or host runs. Another process with the
+# same pid does not count.
 alive() {
 	local pid
 	pid=$(cat "$state/pid/$1" 2>/dev/null) || return 1
@@ -199,7 +200,8 @@ alive() {
 	esac
 }
 
-# ended PID COMMAND reports whether it has ended; a zombie has no command line.
+# ended PID COMMAND reports whether the process has ended, or its pid belongs to another
+# command. A zombie has ended: it has no command line.
 ended() { ! tr '\0' ' ' 2>/dev/null <"/proc/$1/cmdline" | grep -q " $2 "; }
 
 bed_status() {

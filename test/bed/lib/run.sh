@@ -29,7 +29,7 @@ set_port() {
 	nsenter -t "$(cat "$state/pid/supervisor")" -n ip link set "v-$1" "$2"
 }
 
-# bed_lose returns when nothing of the host is left.
+# bed_lose HOST kills a host, and returns when nothing of it is left.
 bed_lose() {
 	[[ -n ${1:-} ]] || { usage >&2; exit 2; }
 	need_root lose
@@ -41,7 +41,7 @@ bed_lose() {
 
 is_lost() { ! alive "$1" && ! nsenter -t "$(cat "$state/pid/supervisor")" -n ip link show "v-$1" >/dev/null 2>&1; }
 
-# bed_start returns when the host answers, as `up` does.
+# bed_start HOST starts a lost host, and returns when it is ready, as `up` does.
 bed_start() {
 	[[ -n ${1:-} ]] || { usage >&2; exit 2; }
 	need_root start
