@@ -18,8 +18,8 @@ func BecomeSubreaper() error {
 	return nil
 }
 
-// Parent returns the parent of a process, 0 where that is in an outer PID
-// namespace; false where the process is gone or hidden.
+// Parent returns the parent of a process, or 0 if the parent is in an outer PID namespace.
+// It returns false if the process has ended or is hidden.
 func Parent(pid int) (int, bool) {
 	s, err := ReadStat("/proc", pid)
 	return s.Parent, err == nil
@@ -50,7 +50,7 @@ func Siblings(pid int) ([]int, error) {
 	return slices.DeleteFunc(all, func(child int) bool { return child == pid }), err
 }
 
-// Descendants returns the children of a process, theirs, and so on.
+// Descendants returns the children of a process, and all their descendants.
 func Descendants(pid int) ([]int, error) {
 	parents, err := Parents()
 	if err != nil {
@@ -68,8 +68,8 @@ func Descendants(pid int) ([]int, error) {
 	return all, nil
 }
 
-// Parents maps processes to their parents. Not every kernel has
-// /proc/PID/task/TID/children, so all of /proc is read.
+// Parents returns the parent of each visible process. It reads all of /proc, because not
+// every kernel has /proc/PID/task/TID/children.
 func Parents() (map[int]int, error) {
 	proc, err := os.Open("/proc")
 	if err != nil {

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The calls below are made without a notice to Go's scheduler: they never wait, and
-// a notice costs as much as a small packet, most of all when it then gives
-// the thread's place to another one. See PollBriefly.
+// The functions below use raw system calls, without a notice to Go's scheduler. They never
+// block, and a notice takes as much time as a small packet. It takes most if the scheduler
+// then gives the thread's P to another thread. See PollBriefly.
 
 // Message is struct mmsghdr: one message of SendMessages or ReceiveMessages.
 // The memory that it points to must be on the heap, and stay there.
@@ -57,8 +57,8 @@ func WriteVector(fd int, vector []unix.Iovec) error {
 }
 
 // PollBriefly calls ppoll(2) with a timeout of a few milliseconds at most: the
-// thread keeps its place in Go's scheduler (a P) while it waits. A program whose
-// threads wait so has to allow for them in GOMAXPROCS.
+// thread keeps its P (a place in Go's scheduler) while it waits. A program with such
+// threads must add their number to GOMAXPROCS.
 func PollBriefly(fds []unix.PollFd, timeout *unix.Timespec) (int, error) {
 	// The kernel writes back what is left of the timeout.
 	left := *timeout

@@ -26,8 +26,8 @@ func Bind(source, target string) error {
 	return nil
 }
 
-// SetPropagation changes how mounts below target reach other namespaces, for
-// the whole tree: flag is one of MS_PRIVATE, MS_SLAVE, MS_SHARED.
+// SetPropagation sets the propagation of mounts to other namespaces, for target and all
+// mounts below it. flag is MS_PRIVATE, MS_SLAVE or MS_SHARED.
 func SetPropagation(target string, flag uintptr) error {
 	if err := unix.Mount("", target, "", flag|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("set propagation of %s to %#x: %w", target, flag, err)

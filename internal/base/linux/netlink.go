@@ -34,16 +34,16 @@ func NetlinkAttribute(kind uint16, values ...[]byte) []byte {
 
 // NetlinkExchange sends the requests to a netlink protocol as one datagram,
 // because nftables takes one datagram for one transaction. It waits for the
-// acknowledgement of each request that asks for one (NLM_F_ACK). The first
-// refusal is returned as the kernel's error number. It suits the few messages of
-// a start, not dumps.
+// acknowledgement of each request with NLM_F_ACK. If the kernel refuses a request, it
+// returns the kernel's error number. It is for a few messages during a start, not for
+// dumps.
 func NetlinkExchange(protocol int, requests []NetlinkRequest) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {
 		return fmt.Errorf("open netlink socket (protocol %d): %w", protocol, err)
 	}
 	defer unix.Close(fd)
-	// An answer comes at once or never; a lost one must not hang a caller.
+	// The kernel answers at once. A lost answer must not block the caller forever.
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5}); err != nil {
 		return fmt.Errorf("set netlink timeout: %w", err)
 	}

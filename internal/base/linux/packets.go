@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// maxPacket bounds one message. Command lines, and the paths of an image's
-	// layers, are the largest things in them.
+	// maxPacket bounds one message, in bytes. The largest messages contain command lines,
+	// or the paths of an image's layers.
 	maxPacket = 64 << 10
 	// MaxPacketFiles bounds the descriptors beside one message.
 	MaxPacketFiles = 16
@@ -88,14 +88,15 @@ func ReceivePacket(conn *net.UnixConn, message any) ([]*os.File, error) {
 	return files, nil
 }
 
-// CloseAll closes files that were received, or that another process has now.
+// CloseAll closes files, and ignores errors.
 func CloseAll(files []*os.File) {
 	for _, file := range files {
 		file.Close()
 	}
 }
 
-// parseRights returns the passed files, with an error those before it.
+// parseRights returns the passed files. With an error, it returns the files before the
+// malformed message.
 func parseRights(oob []byte) ([]*os.File, error) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {

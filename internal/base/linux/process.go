@@ -23,8 +23,8 @@ func Resume(pid int) bool {
 	return ProcessState(pid) == ProcessStopped && unix.Kill(pid, unix.SIGCONT) == nil
 }
 
-// AwaitChild waits until a child of this process has ended, and reaps it. A
-// process that is no child, or is waited for elsewhere, is no error.
+// AwaitChild waits until a child of this process has ended, and reaps it. It returns nil
+// for a process that is not a child, or was reaped already.
 func AwaitChild(pid int) error {
 	for {
 		_, err := unix.Wait4(pid, nil, 0, nil)

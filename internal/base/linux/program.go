@@ -13,8 +13,8 @@ import (
 
 // ForgetProgram drops the pages of this program's own file from the process and
 // returns their size in bytes. Pages that are used again come back from the page
-// cache, which takes a microsecond for 64 KiB. Pages that only the start needed,
-// in a large program most of them, stay out, and the kernel can reclaim them.
+// cache, which takes a microsecond for 64 KiB. Most pages of a large program are
+// needed only during its start. They stay out, and the kernel can reclaim them.
 //
 // Pages that were written to have no copy in the file and stay.
 func ForgetProgram() (bytes int64, err error) {

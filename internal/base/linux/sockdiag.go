@@ -8,16 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SocketDiag asks the kernel about TCP sockets of a network namespace.
+// SocketDiag finds TCP sockets of a network namespace (sock_diag(7)).
 type SocketDiag struct{ fd int }
 
-// OpenSocketDiag asks about the current network namespace.
+// OpenSocketDiag returns a SocketDiag for the current network namespace.
 func OpenSocketDiag() (*SocketDiag, error) {
 	fd, err := SocketDiagSocket()
 	return &SocketDiag{fd}, err
 }
 
-// NewSocketDiag asks about the network namespace where the socket was made.
+// NewSocketDiag returns a SocketDiag for the network namespace where the socket was made.
 func NewSocketDiag(socket int) *SocketDiag { return &SocketDiag{socket} }
 
 // SocketDiagSocket makes a socket for NewSocketDiag.
@@ -32,15 +32,15 @@ func SocketDiagSocket() (int, error) {
 func (d *SocketDiag) Close() { unix.Close(d.fd) }
 
 // Inode returns the inode of the connection with these ends and the cookie
-// (SO_COOKIE), as /proc/PID/fd names it, and 0 where no process has it open.
+// (SO_COOKIE), as in /proc/PID/fd, or 0 if no process has it open.
 func (d *SocketDiag) Inode(local, peer netip.AddrPort, cookie uint64) (uint32, error) {
 	found, err := d.find(local, peer, cookie)
 	return found.inode, err
 }
 
-// Owner returns the uid of the connection with these ends, seen from the first.
-// It reports false where no process has it open. The kernel finds it by a hash:
-// the time does not grow with the number of sockets.
+// Owner returns the uid of the socket at the end local of a connection. open reports whether
+// a process has it open. The kernel finds the socket by a hash, so the time does not grow
+// with the number of sockets.
 func (d *SocketDiag) Owner(local, peer netip.AddrPort) (uid uint32, open bool, err error) {
 	const (
 		anyCookie = ^uint64(0)
@@ -56,7 +56,7 @@ type diagnosed struct {
 	uid, inode uint32
 }
 
-// find returns the zero value where there is no such socket.
+// find returns the zero value if there is no such socket.
 func (d *SocketDiag) find(local, peer netip.AddrPort, cookie uint64) (diagnosed, error) {
 	const (
 		byFamily     = 20 // SOCK_DIAG_BY_FAMILY

@@ -28,8 +28,9 @@ func OpenTUN(name string) (*os.File, error) {
 	return openTUN(name, 0)
 }
 
-// OpenTUNQueues works like OpenTUN, but for a device that several threads serve,
-// each one file: the kernel keeps the packets of one flow in one queue.
+// OpenTUNQueues works like OpenTUN, but returns a file for each of several queues, so that
+// several threads can serve the device. The kernel keeps the packets of one flow in one
+// queue.
 func OpenTUNQueues(name string, queues int) ([]*os.File, error) {
 	var files []*os.File
 	for range queues {

@@ -21,8 +21,8 @@ type Usage struct {
 	Memory uint64
 }
 
-// UsageOf measures a process. Its memory is read from its page tables: some
-// milliseconds for a large one.
+// UsageOf measures a process. The kernel walks the page tables to measure its memory, which
+// takes some milliseconds for a large process.
 func UsageOf(pid int) (u Usage, err error) {
 	s, err := ReadStat("/proc", pid)
 	if err != nil {
@@ -37,7 +37,8 @@ func UsageOf(pid int) (u Usage, err error) {
 	return u, err
 }
 
-// Kilobytes reads a line such as "Pss:  123 kB" of a file, as bytes.
+// Kilobytes returns the value of a line such as "Pss:  123 kB" of a file, in bytes. name is
+// the first word of the line. It returns an error if the file has no such line.
 func Kilobytes(path, name string) (uint64, error) {
 	file, err := os.Open(path)
 	if err != nil {

@@ -37,8 +37,8 @@ func readPackageNote(path string) (packageNote, error) {
 	return parsePackageNote(content, file.ByteOrder)
 }
 
-// parsePackageNote takes a note apart: the lengths of owner and text, the type,
-// the owner, the text with zeros behind it.
+// parsePackageNote parses a note. It consists of the lengths of owner and text, the type,
+// the owner, and the text with zeros after it.
 func parsePackageNote(content []byte, order binary.ByteOrder) (packageNote, error) {
 	var note packageNote
 	const header = 12

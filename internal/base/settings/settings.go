@@ -62,8 +62,8 @@ func Paths(getenv func(string) string) (paths []string, named bool) {
 	return paths, named
 }
 
-// Read reads a file. The error lists all mistakes in the file's form; the readable
-// rest is returned as well. If the file does not exist, Read returns nil.
+// Read reads a file. The error lists all mistakes in the file, and Read also returns the
+// part without mistakes. If the file does not exist, Read returns nil and no error.
 func Read(path string) (*File, error) {
 	content, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {

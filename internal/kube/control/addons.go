@@ -48,7 +48,8 @@ const (
 	policyReader          = "berth:network-policy"
 )
 
-// No error of kube-apiserver's is final while it starts.
+// While kube-apiserver starts, none of its errors is final. Requests are repeated every
+// addonRetry. addonTimeout limits the attempts to publish the API.
 const (
 	addonRetry   = 10 * time.Millisecond
 	addonTimeout = 30 * time.Second
