@@ -25,7 +25,7 @@ func newImageCommand() *cobra.Command {
 		Short: "Keep images in a folder for later runs",
 		Long: `Keeps images in a folder that all nodes see. With
 'berth run --image-cache FOLDER' nodes use them from there: nothing is fetched,
-and no registry has to resolve a name. So a login host can fill
+and no registry is asked what a name means. So a login host can fill
 the folder, and nodes need no access to the outside.
 
 The folder is --image-cache, BERTH_IMAGE_CACHE, the one in a settings file, or
@@ -231,8 +231,8 @@ estargz   gzip with a table of contents, for runtimes that start containers befo
           a layer is complete. Its layers have other digests, and every runtime
           reads them.
 zstd      faster to unpack than gzip, and mostly smaller; Docker 23, podman 3 and
-          containerd 1.5 or newer read it. Of an archive, the layers are the same
-          without their compression, so that caches know them.`,
+          containerd 1.5 or newer read it. Layers of an archive keep their uncompressed
+          content, so that caches recognize them.`,
 		Example: `  berth image convert --to estargz python:3.13-slim python-esgz.tar
   berth image convert --to zstd app.tar app-zstd.tar`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -266,9 +266,9 @@ yours, and you are root inside. A container has the node's network, devices and
 host name, its root is read-only, /tmp, /var/tmp and /run are in memory, and
 --mount adds folders.
 
-Without FOLDER it is for 'srun --container-image=IMAGE', on sites with berth's
-network: steps find it by its name, below the folder of the images. --mount is
-then for each folder that the site shows in images.`,
+Without FOLDER the bundle is for 'srun --container-image=IMAGE', on sites with
+berth's network: steps find it by its name, below the folder of the images. Give
+--mount for each folder that the site shows in images.`,
 		Example: `  berth image bundle --mount /project/alice python:3.13-slim /project/alice/python
   srun -N4 --container=/project/alice/python python3 /project/alice/step.py
 

@@ -9,11 +9,12 @@ import (
 	"github.com/vbauerster/mpb/v8/decor"
 )
 
-// liveSteps are the steps of a bring-up on a terminal: a line each, with a
-// spinner until it is done and its time from then on.
+// liveSteps shows the steps of a cluster's start on a terminal, one line for each: a
+// spinner until the step is done, and its time afterwards.
 type liveSteps struct {
 	*mpb.Progress
-	start   time.Time
+	start time.Time
+	// bars holds the lines by the names of their steps. pending counts unfinished steps.
 	bars    map[string]*mpb.Bar
 	pending int
 }
@@ -36,8 +37,8 @@ func newLiveSteps(to *os.File, start time.Time) *liveSteps {
 	return l
 }
 
-// time shows how long a step took since the start of the run: its own moment
-// once it is done.
+// time returns a decorator that shows the time since the start of the run. It stops
+// when the step is done.
 func (l *liveSteps) time() func(decor.Statistics) string {
 	var final string
 	return func(s decor.Statistics) string {
@@ -63,7 +64,7 @@ func (l *liveSteps) done(name string) bool {
 	return l.pending == 0
 }
 
-// omit takes a step's line away.
+// omit removes the line of a step.
 func (l *liveSteps) omit(name string) {
 	if bar := l.bars[name]; bar != nil {
 		bar.Abort(true)
@@ -72,7 +73,7 @@ func (l *liveSteps) omit(name string) {
 	}
 }
 
-// vanish takes the lines away.
+// vanish removes all lines.
 func (l *liveSteps) vanish() {
 	for _, bar := range l.bars {
 		bar.Abort(true)

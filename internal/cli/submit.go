@@ -64,7 +64,7 @@ array the highest. Ctrl-C then ends the waiting, not the job.`,
 		if err != nil {
 			return err
 		}
-		// They are read again where the job runs.
+		// Report problems in settings files now. The job reads the files again.
 		if _, err := readPreferences(os.Getenv); err != nil {
 			return err
 		}

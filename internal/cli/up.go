@@ -134,11 +134,11 @@ returns when nothing of it is left. The allocation stays.`,
 	return command
 }
 
-// onlyErrIsUp reports whether nothing else is wrong.
+// onlyErrIsUp reports whether an error is launch.ErrIsUp without any other error.
 func onlyErrIsUp(err error) bool { return err.Error() == launch.ErrIsUp.Error() }
 
-// reachForGood opens a session whose tunnel, if it takes one, stays open as long
-// as the cluster does: variables of a shell do not hold it.
+// reachForGood opens a session whose tunnel, if it needs one, stays open until the
+// cluster ends: the shell that uses the variables does not keep the tunnel open.
 func reachForGood(command *cobra.Command, job string) (*login.Session, error) {
 	place, err := newPlace()
 	if err != nil {
@@ -147,7 +147,7 @@ func reachForGood(command *cobra.Command, job string) (*login.Session, error) {
 	return place.Lasting().Connect(command.Context(), login.Target{Job: job})
 }
 
-// writeExports writes what a shell is to evaluate.
+// writeExports writes commands for a shell that set the session's variables and PATH.
 func writeExports(w io.Writer, session *login.Session) error {
 	for _, variable := range sessionEnv(session) {
 		name, value, _ := strings.Cut(variable, "=")
@@ -163,5 +163,5 @@ func writeExports(w io.Writer, session *login.Session) error {
 	return err
 }
 
-// quote makes a word of a shell.
+// quote returns the value as one word for a shell.
 func quote(value string) string { return "'" + strings.ReplaceAll(value, "'", `'\''`) + "'" }

@@ -46,7 +46,7 @@ const (
 	maxEvents   = 5
 )
 
-// style is a style of text.
+// style is the parameter of the terminal's escape sequence for a style of text.
 type style string
 
 const (
@@ -212,7 +212,7 @@ func (v View) events(s *snapshot) []string {
 }
 
 // window returns the visible lines of a table: the heading, and the lines after
-// the ones scrolled away.
+// the first Skip lines.
 func (v View) window(lines []string, height int) []string {
 	const heading = 2
 	if height < heading+1 {
@@ -245,8 +245,8 @@ func (v View) paint(s style, text string) string {
 	return "\x1b[" + string(s) + "m" + text + "\x1b[0m"
 }
 
-// clean removes characters that could control a terminal, because names and messages
-// may contain anything.
+// clean removes control characters, because names and messages may contain escape
+// sequences for the terminal.
 func clean(text string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
