@@ -25,7 +25,7 @@ func newImageCommand() *cobra.Command {
 		Short: "Keep images in a folder for later runs",
 		Long: `Keeps images in a folder that all nodes see. With
 'berth run --image-cache FOLDER' nodes use them from there: nothing is fetched,
-and no registry is asked what a name means. So a login host can fill
+and no registry is contacted. So a login host can fill
 the folder, and nodes need no access to the outside.
 
 The folder is --image-cache, BERTH_IMAGE_CACHE, the one in a settings file, or

@@ -38,9 +38,9 @@ means the cluster of this machine, if there is only one.`,
 	}
 }
 
-// withCluster calls do with the API of the cluster of a job, or of the one that is
-// meant, and with the session, if one is needed to reach it. A tunnel that was lost
-// is the reason of whatever failed then.
+// withCluster calls do with the API of the cluster of a job, or of
+// LocalAPI's cluster if job is empty, and with the session, if one is needed. If do
+// fails and the tunnel was lost, the error is the loss of the tunnel.
 func withCluster(ctx context.Context, job string, do func(*login.API, *login.Session) error) error {
 	if job == "" {
 		api, err := login.LocalAPI(os.Getenv)

@@ -31,8 +31,8 @@ prints them once, as text.
 Keys: c, m and n sort the pods by CPU, memory and name; the arrows, Page Up,
 Page Down and Home scroll them.
 
-Inside of 'berth run', or where one cluster runs on this machine outside of
-Slurm, that is the one which is meant.`,
+Without JOB, inside 'berth run' it shows that run's cluster. Outside Slurm it
+shows the cluster of this machine, if there is only one.`,
 		Example: `  berth top
   berth top 4711 --sort memory
   berth top 4711 --once > state.txt`,

@@ -3,7 +3,7 @@
 // kernel through internal/site/vxlan, or CNI plugins through internal/site/podcni. Links, routes
 // and rules do not belong here, nor does the wire format, which is in internal/site/siteconf.
 //
-// A Daemon only connects its parts. Each part is one type with its own state.
+// The type daemon only connects its parts. Each part is one type with its own state.
 //
 // docs/glossary.md explains the term site network.
 //
@@ -25,8 +25,8 @@
 //     resolvers.go their resolv.conf, and the package pidns their PID namespaces.
 //   - watch: watch.go follows the networks that have a pod here, and all networks on some
 //     hosts; follower.go mirrors one of them.
-//   - sessions: sessions.go keeps which users have sessions on a login host.
-//   - opt-outs: optouts.go keeps which jobs want no network.
+//   - sessions: sessions.go tracks which users have sessions on a login host.
+//   - opt-outs: optouts.go records which jobs want no network.
 //   - names: runs.go keeps the names of runs, jobnames.go all names given to jobs here, and the
 //     package nameserver runs CoreDNS.
 //   - records: audit.go and metrics.go record what happened.

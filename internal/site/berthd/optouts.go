@@ -50,6 +50,7 @@ func (o *optOuts) covers(job, uid uint32) (bool, error) {
 	return true, nil
 }
 
+// forget removes the record of a job, if there is one.
 func (o *optOuts) forget(job uint32) error {
 	if err := os.Remove(o.file(job)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("forget that job %d wants no network: %w", job, err)

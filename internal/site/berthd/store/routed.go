@@ -8,8 +8,8 @@ import (
 )
 
 // chooseRouted takes the lowest free address of each node's own subnet. It never
-// takes the first and the last address of the subnet, nor the address that all
-// nodes have for their pods, in whichever subnet that is.
+// takes the first and the last address of the subnet, nor gateway, the address
+// that all nodes have for their own pods.
 func chooseRouted(subnets map[string]netip.Prefix, gateway netip.Addr, taken map[netip.Addr]bool, via map[string]netip.Addr, nodes []string) ([]siteconf.Pod, error) {
 	var chosen []siteconf.Pod
 	for _, node := range nodes {
