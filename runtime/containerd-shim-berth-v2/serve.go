@@ -28,8 +28,8 @@ type serverOptions struct {
 	debug         bool
 }
 
-// readServerOptions reports whether args start the server of a pod, and no action
-// of the library's.
+// readServerOptions parses args, and reports whether they start the server of a pod.
+// Otherwise they are for an action of containerd's shim library.
 func readServerOptions(args []string) (o serverOptions, ok bool) {
 	flags := flag.NewFlagSet("containerd-shim-berth-v2", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
@@ -40,15 +40,15 @@ func readServerOptions(args []string) (o serverOptions, ok bool) {
 	return o, flags.Parse(args) == nil && flags.NArg() == 0 && o.id != ""
 }
 
-// socketFD is the listening socket that the shim inherits.
+// socketFD is the descriptor of the listening socket that the shim inherits.
 const socketFD = 3
 
 // freePeriod is the interval between returns of unused memory to the kernel.
 const freePeriod = 30 * time.Second
 
-// serve answers containerd until that asks for the end. shim.RunShim does the
-// same, but shuts down at SIGINT and SIGTERM from the moment that it serves, and
-// takes no handler of the caller's instead (containerd 2.3, pkg/shim).
+// serve answers containerd until containerd asks it to end. shim.RunShim does the same, but
+// shuts down at SIGINT and SIGTERM once it serves, and does not accept another signal
+// handler (containerd 2.3, pkg/shim).
 func serve(ctx context.Context, o serverOptions) error {
 	outliveSignals()
 	go reapChildren(catchChildren())
@@ -98,10 +98,10 @@ func serve(ctx context.Context, o serverOptions) error {
 }
 
 // outliveSignals makes the shim indifferent to signals that reach every process
-// of a job at once (scancel, time limit, Ctrl-C): its containers would lose the
-// time that they have to end. containerd asks for the end by a request. Until
-// here SIGINT and SIGHUP are ignored, by inheritance. From here on they are caught
-// with the others, because the containers would inherit that as well.
+// of a job at once (scancel, time limit, Ctrl-C). If the shim ended, its containers would
+// lose the time that they have to end. containerd ends the shim by a request. The shim
+// has inherited SIGINT and SIGHUP as ignored, and catches them from here on, because the
+// containers would inherit ignored signals, but they do not inherit handlers.
 func outliveSignals() {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT,
 		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGPIPE)
@@ -126,8 +126,8 @@ func setLog(ctx context.Context, verbose bool) error {
 	return nil
 }
 
-// catchChildren must be called before the first child starts: the Go runtime discards a
-// SIGCHLD that nobody has asked for.
+// catchChildren returns a channel that receives SIGCHLD. It must be called before the first
+// child starts, because the Go runtime discards a SIGCHLD without a subscriber.
 func catchChildren() <-chan os.Signal {
 	ended := make(chan os.Signal, 32)
 	signal.Notify(ended, syscall.SIGCHLD)

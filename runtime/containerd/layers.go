@@ -30,7 +30,7 @@ import (
 
 // layersConfig is the section [plugins.'io.containerd.snapshotter.v1.erofs'].
 type layersConfig struct {
-	// Squash shows images as the property of one user.
+	// Squash makes user and group 0 the owners of all files of images.
 	Squash bool `toml:"squash"`
 	// Cache is the folder of a cache that jobs share; empty for none. Job is the name
 	// of this job on this node in the cache.
@@ -52,16 +52,17 @@ type layersConfig struct {
 type layers struct {
 	*roots.Snapshotter
 	// root is the snapshotter's directory.
-	root   string
-	cache  *layercache.Cache
+	root  string
+	cache *layercache.Cache
+	// folder is the folder of the cache, for messages.
 	folder string
 }
 
 // cacheSign is the interval between a job's signs of life in the cache.
 const cacheSign = time.Hour
 
-// openCache opens the cache. It returns nil if there is none. A cluster works
-// without a cache, and the user gets a notice then.
+// openCache opens the cache. It returns nil if none is configured, or if it cannot be
+// opened. Then the cluster works without a cache, and the user gets a notice.
 func openCache(ctx context.Context, config *layersConfig, notice func(string)) *layercache.Cache {
 	if config.Cache == "" {
 		return nil
@@ -76,7 +77,7 @@ func openCache(ctx context.Context, config *layersConfig, notice func(string)) *
 	go func() {
 		for {
 			if err := errors.Join(cache.Alive(), cache.Trim(time.Now())); err != nil {
-				log.G(ctx).WithError(err).Warn("the cache of layers is not looked after")
+				log.G(ctx).WithError(err).Warn("the cache of layers is not maintained")
 			}
 			time.Sleep(cacheSign)
 		}
@@ -93,9 +94,9 @@ func withoutCache(folder string, err error) string {
 	return text
 }
 
-// layersPlugin returns the snapshotter of layers in one file each. fd is the socket
-// to the role that serves the layers, -1 for none; notice notifies the user; most
-// bounds the layers.
+// layersPlugin returns the plugin of the snapshotter that keeps each layer in one file. fd
+// is the socket to the role that serves the layers, or -1 without that role. notice
+// notifies the user. most bounds the layers.
 func layersPlugin(fd int, notice func(string), most budget.Budget) *plugin.Registration {
 	return &plugin.Registration{
 		Type:   plugins.SnapshotPlugin,
@@ -129,8 +130,8 @@ func layersPlugin(fd int, notice func(string), most budget.Budget) *plugin.Regis
 				ic.Meta.Exports[imagestore.SharedExport] = "true"
 			}
 			// A layer does not depend on its parents, so layers are converted in
-			// parallel. Layers from the cache cannot be: containerd looks for
-			// them by their parent. The same holds for lazy layers.
+			// parallel, which the capability rebase permits. It excludes cached and lazy
+			// layers, because containerd looks for them by their parent.
 			if config.Lazy {
 				// Without these annotations a layer cannot be assigned to its image.
 				ic.Meta.Exports["enable_remote_snapshot_annotations"] = "true"
@@ -153,9 +154,8 @@ func layersPlugin(fd int, notice func(string), most budget.Budget) *plugin.Regis
 	}
 }
 
-// openSnapshotStore opens a database that does not wait for the disk: each of the
-// four transactions per container would wait for it, and no data of a node outlives
-// the node.
+// openSnapshotStore opens the snapshotter's database. It does not wait for the disk, because
+// there are four transactions for each container, and no data of a node outlives the node.
 func openSnapshotStore(root string) (*storage.MetaStore, error) {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return nil, fmt.Errorf("create directory of snapshots: %w", err)
@@ -170,7 +170,7 @@ func openSnapshotStore(root string) (*storage.MetaStore, error) {
 	return database, nil
 }
 
-// layerDiffer writes the layers of this snapshotter.
+// layerDiffer returns the plugin of the differ that writes layers for layersPlugin.
 func layerDiffer(notice func(string), most budget.Budget) *plugin.Registration {
 	return &plugin.Registration{
 		Type:     plugins.DiffPlugin,
@@ -192,7 +192,7 @@ func layerDiffer(notice func(string), most budget.Budget) *plugin.Registration {
 			}
 			if err == nil && l.(layers).cache != nil {
 				differ.Cache = l.(layers).cache
-				var once sync.Once // all layers would say the same
+				var once sync.Once // the error of all layers would be the same
 				differ.Unpublished = func(err error) {
 					once.Do(func() { notice(withoutCache(l.(layers).folder, err)) })
 				}

@@ -136,7 +136,7 @@ func (c checked) ImageFilter(children images.HandlerFunc, store content.Store) i
 }
 
 // checkTexts checks the stated sizes of manifests, indexes and configurations before they
-// are fetched. containerd fetches no more than the stated size, but stores that.
+// are fetched. containerd fetches no more than the stated size, but would store all of it.
 func (p *pulls) checkTexts(children images.HandlerFunc) images.HandlerFunc {
 	return func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		all, err := children(ctx, desc)
@@ -155,7 +155,7 @@ func (p *pulls) checkTexts(children images.HandlerFunc) images.HandlerFunc {
 	}
 }
 
-// Store gives an image its name.
+// Store gives an image its name after it has checked the image's lazy layers.
 func (c checked) Store(ctx context.Context, desc ocispec.Descriptor, store images.Store) ([]images.Image, error) {
 	if c.pulls.layers != nil {
 		if err := lazy.CheckClaims(ctx, c.pulls.content, c.pulls.layers, desc); err != nil {
@@ -172,7 +172,7 @@ const answersWithin = 5 * time.Second
 // askLogin returns the login of a pull for a host. The source gives it over a stream, as
 // it does when another process pulls for it.
 func askLogin(ctx context.Context, source *transferregistry.OCIRegistry, host string, within time.Duration) (login lazy.Login, err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("the password of %s cannot be had", host))
+	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("the password of %s is not available", host))
 	defer cancel()
 	s := stream{ctx: ctx, questions: make(chan typeurl.Any), answers: make(chan typeurl.Any)}
 	if _, err := source.MarshalAny(ctx, &s); err != nil {
@@ -197,7 +197,7 @@ func askLogin(ctx context.Context, source *transferregistry.OCIRegistry, host st
 			return login, fmt.Errorf("ask for the password of %s: %w", host, err)
 		}
 		if a.AuthType == transfertypes.AuthType_HEADER {
-			return login, errors.New("the registry's password is a header")
+			return login, errors.New("the registry's login is a header, which is not supported")
 		}
 		return lazy.Login{User: a.Username, Secret: a.Secret}, nil
 	case <-ctx.Done():
@@ -205,14 +205,15 @@ func askLogin(ctx context.Context, source *transferregistry.OCIRegistry, host st
 	}
 }
 
-// stream is one within this process.
+// stream is a streaming.Stream within this process. The source of a pull receives
+// questions for a login from it, and sends the answers.
 type stream struct {
 	ctx                context.Context
 	used               bool
 	questions, answers chan typeurl.Any
 }
 
-// Create is called if there is something to ask for.
+// Create returns the stream. A source calls it only if it has a login.
 func (s *stream) Create(context.Context, string) (streaming.Stream, error) {
 	s.used = true
 	return s, nil
@@ -228,7 +229,7 @@ func (s *stream) Recv() (typeurl.Any, error) {
 	}
 }
 
-// Send takes an answer.
+// Send passes on an answer.
 func (s *stream) Send(answer typeurl.Any) error {
 	select {
 	case s.answers <- answer:

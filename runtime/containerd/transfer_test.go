@@ -51,7 +51,7 @@ func TestAskLogin(t *testing.T) {
 		t.Error("a header is taken for a password")
 	}
 	// containerd does not answer then.
-	if _, err := askLogin(t.Context(), with, "broken.test", 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), "cannot be had") {
+	if _, err := askLogin(t.Context(), with, "broken.test", 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), "is not available") {
 		t.Errorf("a login that cannot be read: %v", err)
 	}
 	without, err := transferregistry.NewOCIRegistry(t.Context(), "registry.test/app:1")

@@ -13,7 +13,7 @@ type Image struct {
 	// the readers may keep because of them.
 	packed, keepable                  atomic.Int64
 	files, kept, content, read, steps atomic.Int64
-	// headed is as in Layer.
+	// headed is the sum of Layer.headed.
 	headed atomic.Int64
 }
 
@@ -26,7 +26,7 @@ func (i *Image) grow(packed, keepable int64) {
 	i.keepable.Add(min(keepable, mostPacked))
 }
 
-// Of makes a layer count for an image, too, unless that is nil.
+// Of makes a layer count for an image, too, unless the image is nil. It returns the layer.
 func (l *Layer) Of(i *Image) *Layer {
 	if i != nil {
 		l.image = i
@@ -41,8 +41,8 @@ func (l *Layer) raises() (packed, keepable int64) {
 	return min(l.packed, mostPacked), min(l.ratio*min(cmp.Or(l.table, l.packed), mostPacked), mostPacked)
 }
 
-// Drop takes what the layer has used from the count of its image. A caller that reads a
-// layer again drops the count of the first try, because nothing of that is left.
+// Drop subtracts what the layer has used from the count of its image. A caller that reads a
+// layer again drops the count of the first try, because nothing of that try is left.
 func (l *Layer) Drop() {
 	i := l.image
 	l.image = &Image{} // what is dropped twice, or used later, does not count
@@ -113,8 +113,8 @@ type Images struct {
 	all   map[string]*Image
 }
 
-// mostImages bounds the images that are read at a time. Beyond it, the image that began
-// first is counted from the beginning.
+// mostImages bounds the images that are counted at a time. Beyond it, the image that began
+// first is forgotten, and its next layer counts from 0 again.
 const mostImages = 64
 
 // Of returns the count of the image with a name.

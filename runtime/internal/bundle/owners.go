@@ -12,10 +12,9 @@ import (
 
 // A shared file system accounts for space by the owner of a file. Files written by
 // the root of a container belong to the user, but files written by its other users
-// belong to subordinate ids, which no quota covers. Servers cannot distinguish them
-// better than the kernel does, so such writes are refused here: a container that
-// starts as another user gets these mounts read-only, and one that starts as root
-// stays root.
+// belong to subordinate ids, and no quota covers those. A file server cannot tell such
+// files from others, so this package refuses to write them: a container that starts as
+// another user gets these mounts read-only, and one that starts as root stays root.
 
 // Notice is an event for a pod's owner. Package node in berth-kube reads it.
 type Notice struct {
@@ -90,13 +89,13 @@ func pin(p *specs.Process) {
 	}
 }
 
-// isHostPath distinguishes folders of the user from folders that the kubelet and
-// containerd made for the pod.
+// isHostPath reports whether a folder belongs to the user. Others are devices, or were made
+// for the pod by the kubelet or containerd.
 func isHostPath(source string) bool {
 	return !strings.HasPrefix(source, kubeletDir+"/") && !strings.Contains(source, "/io.containerd.") && !strings.HasPrefix(source, "/dev/")
 }
 
-// mount is a mounted file system.
+// mount is a mounted file system. kind is its type, and device its number, such as 8:1.
 type mount struct{ path, kind, device string }
 
 // kubeletDir is the mount point of the run's directory on disk.
@@ -124,7 +123,7 @@ func readMounts(path string) (mounts, error) {
 }
 
 // localKinds lists the file systems of a single machine. Any other kind counts as
-// shared, because no list has them all.
+// shared, because no list has all shared ones.
 var localKinds = []string{
 	"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "reiserfs", "nilfs2", "vfat", "exfat",
 	"tmpfs", "ramfs", "rootfs", "devtmpfs", "hugetlbfs", "overlay", "squashfs", "erofs", "iso9660", "udf",
@@ -132,8 +131,8 @@ var localKinds = []string{
 	"pstore", "configfs", "efivarfs", "fusectl", "binfmt_misc", "nsfs", "rpc_pipefs",
 }
 
-// sharedKind returns the kind of a shared file system that holds path or is
-// mounted below it, "" if there is none.
+// sharedKind returns the type of a shared file system that holds path or is mounted below
+// it; "" if there is none.
 func (all mounts) sharedKind(path string) string {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real

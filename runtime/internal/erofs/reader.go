@@ -12,12 +12,11 @@ import (
 type Image struct {
 	from io.ReaderAt
 	size int64
-	// name is in errors about limits; "" if it is unknown.
+	// name is the path of the image, for errors about limits; "" if it is unknown.
 	name string
 	// maxEntries bounds the entries of a directory.
 	maxEntries int
-	// HasXattrs reports whether an inode may have extended attributes other than
-	// trusted ones.
+	// HasXattrs is set if an inode may have extended attributes other than trusted ones.
 	HasXattrs bool
 }
 
@@ -32,8 +31,8 @@ type Inode struct {
 	Size   int64
 
 	layout uint16
-	start  int64 // offset of the data in whole blocks
-	xattrs int   // size of the extended attributes
+	start  int64 // offset in the image of the data in whole blocks
+	xattrs int   // size of the extended attributes in bytes
 }
 
 // OpenFile opens the image in a file. The caller closes the file after the last use
@@ -64,7 +63,7 @@ func Open(from io.ReaderAt, size int64) (*Image, error) {
 	return open(blocks, size)
 }
 
-// open opens an image of size bytes.
+// open opens an image of size bytes, without its checksums.
 func open(from io.ReaderAt, size int64) (*Image, error) {
 	var b [superSize]byte
 	if size < 2*BlockSize {
@@ -155,7 +154,7 @@ func (i *Image) Inode(number uint64) (Inode, error) {
 	return n, nil
 }
 
-// check reports an error if a part of the inode lies outside the image.
+// check returns an error if the inode is malformed or a part of it is outside the image.
 func (i *Image) check(n Inode, format uint16) error {
 	whole, tail := n.split()
 	at := int64(n.Number)*slotSize + inodeSize + int64(n.xattrs)
@@ -167,7 +166,7 @@ func (i *Image) check(n Inode, format uint16) error {
 	case n.Size < 0 || n.Size > i.size:
 		return fmt.Errorf("size %d", n.Size)
 	case kind != TypeRegular && kind != TypeDir && kind != TypeSymlink && n.Size != 0:
-		return fmt.Errorf("size %d of what has no content", n.Size)
+		return fmt.Errorf("size %d of a device, pipe or socket", n.Size)
 	case kind == TypeSymlink && (n.Size == 0 || n.Size > maxLinkLength), kind == TypeDir && (n.Size == 0 || n.Size > maxDirectory):
 		return fmt.Errorf("size %d", n.Size)
 	case n.layout == layoutInline && n.Size%BlockSize == 0:
@@ -182,7 +181,7 @@ func (i *Image) check(n Inode, format uint16) error {
 	return nil
 }
 
-// split returns how many bytes of the content lie in whole blocks, and how many
+// split returns the number of content bytes that are in blocks, and the number of those
 // behind the inode.
 func (n Inode) split() (whole, tail int64) {
 	if n.layout == layoutPlain {

@@ -18,13 +18,13 @@ var ErrNoSpace = errors.New("it does not fit")
 const (
 	// interval is the number of bytes between two checks of the file system.
 	interval = 16 << 20
-	// A twentieth of the file system stays free: at least leastFree and at most
-	// mostFree, but never more than a quarter of the space that is free at first.
+	// A part of 1/share of the file system stays free: at least leastFree and at most
+	// mostFree bytes, but never more than a quarter of the space that is free at first.
 	// The kubelet evicts pods when less than 256 MiB are free.
 	share     = 20
 	leastFree = 512 << 20
 	mostFree  = 8 << 30
-	// urgentFree bounds the reserve for data that running pods wait for. The kubelet's
+	// urgentFree bounds the bytes that stay free when pods wait for the data. The kubelet's
 	// threshold is higher, so a full disk first evicts pods, and only then fails reads.
 	urgentFree = 64 << 20
 )
@@ -42,7 +42,7 @@ type Guard struct {
 	dir           string
 	look          func(dir string) (space, error)
 	bytes, inodes uint64 // must stay free
-	packed        bool   // the data is packed
+	packed        bool   // the data is packed, for messages
 
 	mu      sync.Mutex
 	all     int64 // bytes counted so far
@@ -82,7 +82,7 @@ func lookAt(dir string) (space, error) {
 	return space{st.Bavail * block, st.Blocks * block, st.Ffree, st.Files}, nil
 }
 
-// add counts bytes that are about to be written. It returns ErrNoSpace if too little
+// add counts bytes that are about to be written. Its error wraps ErrNoSpace if too little
 // would stay free.
 func (g *Guard) add(n int) error {
 	g.mu.Lock()
@@ -108,8 +108,8 @@ func (g *Guard) add(n int) error {
 	return nil
 }
 
-// Room returns ErrNoSpace if too little would stay free after a write of n bytes. It counts
-// nothing.
+// Room returns an error that wraps ErrNoSpace if too little would stay free after a write
+// of n bytes. It counts nothing.
 func (g *Guard) Room(n int64) error {
 	now, err := g.look(g.dir)
 	if err == nil && now.free < g.bytes+uint64(n) {
@@ -118,7 +118,7 @@ func (g *Guard) Room(n int64) error {
 	return err
 }
 
-// Reader returns a reader whose bytes count.
+// Reader returns a reader that counts the bytes it reads, because they are written next.
 func (g *Guard) Reader(from io.Reader) io.Reader { return reader{g, from} }
 
 type reader struct {
@@ -134,7 +134,7 @@ func (r reader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Writer returns a writer whose bytes count.
+// Writer returns a writer that counts the bytes it writes.
 func (g *Guard) Writer(to io.Writer) io.Writer { return writer{g, to} }
 
 type writer struct {

@@ -25,13 +25,13 @@ import (
 type Populator struct {
 	Cache    *layercache.Cache
 	Platform ocispec.Platform
-	// Chosen reports whether the user named the platform. If so, a cached image
-	// must be for that platform.
+	// Chosen is set if the user named the platform. Then a cached image must be for that
+	// platform.
 	Chosen bool
 	// Budget bounds what the images may contain.
 	Budget budget.Budget
-	// Progress receives the number of additional bytes and the total,
-	// concurrently. For an image's layers, 0 marks the beginning.
+	// Progress receives the number of additional bytes and the total, from several
+	// goroutines. A call with 0 additional bytes marks the beginning of an image's layers.
 	Progress func(more, total int64)
 }
 

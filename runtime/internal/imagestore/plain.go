@@ -37,6 +37,7 @@ type plain struct {
 	texts map[digest.Digest][]byte
 }
 
+// source is the file of an archive.
 type source interface {
 	io.ReadSeeker
 	io.ReaderAt
@@ -51,6 +52,8 @@ const savedManifest = "manifest.json"
 // errOtherForm is the error for archives that must be read from beginning to end.
 var errOtherForm = errors.New("its blobs cannot be read one by one")
 
+// openPlain opens an archive and reads its index. It returns nil without an error if the
+// archive must be read in another way, see errOtherForm.
 func openPlain(ctx context.Context, a Archive) (*plain, ocispec.Index, error) {
 	file, err := os.Open(a.Path)
 	if err != nil {
@@ -121,7 +124,7 @@ func listParts(file io.ReadSeeker, most *budget.Layer) (map[string]part, error) 
 			}
 			for key := range header.PAXRecords {
 				if strings.HasPrefix(key, "GNU.sparse.") {
-					return nil, errOtherForm // its content is not as it lies there
+					return nil, errOtherForm // the archive omits the holes of its content
 				}
 			}
 			if header.Size > end-offset {
@@ -241,6 +244,7 @@ func (p *plain) compressed(at part) bool {
 	return err != nil || bytes.HasPrefix(magic, gzipMagic) || bytes.HasPrefix(magic, zstdMagic)
 }
 
+// keep keeps a text that is not in the archive under its digest.
 func (p *plain) keep(mediaType string, text []byte) ocispec.Descriptor {
 	desc := ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(text), Size: int64(len(text))}
 	p.texts[desc.Digest] = text

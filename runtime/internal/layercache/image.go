@@ -68,13 +68,13 @@ func checkBlob(desc ocispec.Descriptor, content []byte) error {
 		return fmt.Errorf("it has more than %d bytes", maxBlob)
 	}
 	if own := desc.Digest.Algorithm().FromBytes(content); own != desc.Digest {
-		return fmt.Errorf("its content is %s", own)
+		return fmt.Errorf("the digest of its content is %s", own)
 	}
 	return nil
 }
 
-// Blob reads a manifest or a configuration. If it is missing or damaged, the
-// error is fs.ErrNotExist.
+// Blob reads a manifest or a configuration. If it is missing or damaged, the error wraps
+// fs.ErrNotExist. It removes a damaged one.
 func (c *Cache) Blob(d digest.Digest) ([]byte, error) {
 	if err := d.Validate(); err != nil {
 		return nil, fmt.Errorf("read %s: %w: %w", d, err, fs.ErrNotExist)
@@ -104,7 +104,7 @@ func readBounded(path string, limit int64) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// Name gives an image its name. It replaces an image of that name and platform.
+// Name records an image under its name. It replaces an image of that name and platform.
 func (c *Cache) Name(image Image) error {
 	text, err := json.Marshal(image)
 	if err == nil {
@@ -115,7 +115,7 @@ func (c *Cache) Name(image Image) error {
 	}
 	before, err := readRecord(c.record(image.Name, ""))
 	if image.Platform != "" && (err == nil && before.Platform == image.Platform || errors.Is(err, errNoRecord)) {
-		_ = os.Remove(c.record(image.Name, "")) // else it is there twice, or says nothing
+		_ = os.Remove(c.record(image.Name, "")) // otherwise the image would be recorded twice, or an unusable record would stay
 	}
 	return nil
 }
@@ -138,7 +138,7 @@ func (f folder) OfName(name string) (all []Image, err error) {
 		case err != nil:
 			none = err
 		case image.Name != name:
-			none = fmt.Errorf("its file is of %s", image.Name)
+			none = fmt.Errorf("its record is of image %s", image.Name)
 		default:
 			all = append(all, image)
 		}
@@ -150,7 +150,8 @@ func (f folder) OfName(name string) (all []Image, err error) {
 	return all, nil
 }
 
-// Image finds the image of a full name for a platform.
+// Image finds the image of a full name for a platform. Without one the error wraps
+// ErrNoImage.
 func (f folder) Image(name string, platform platforms.MatchComparer) (Image, error) {
 	all, err := f.OfName(name)
 	if err != nil {
@@ -186,7 +187,7 @@ func readRecord(path string) (image Image, err error) {
 	}
 	for _, d := range image.Layers {
 		if d.Validate() != nil || d.Algorithm() != digest.SHA256 {
-			return image, fmt.Errorf("%w: layer %q is none", errNoRecord, d)
+			return image, fmt.Errorf("%w: %q is not the digest of a layer", errNoRecord, d)
 		}
 	}
 	return image, nil
@@ -226,7 +227,7 @@ func (f folder) named() (map[digest.Digest]bool, error) {
 	return layers, err
 }
 
-// Size returns the size of an image's layers, and the number of missing layers.
+// Size returns the size of an image's layers in bytes, and the number of missing layers.
 func (f folder) Size(image Image) (size int64, missing int) {
 	for _, d := range image.Layers {
 		info, err := os.Stat(f.path(d))

@@ -16,8 +16,8 @@ import (
 const partialFor = 7 * 24 * time.Hour
 
 // Partial is a partial download of a registry's blob. Several processes may
-// write to it at once, because all write the blob's bytes at each offset. Nobody
-// trusts it: every reader checks the whole blob's digest.
+// write to it at once, because all write the same bytes at each offset. Its content is not
+// trusted: every reader checks the whole blob's digest.
 type Partial struct {
 	file *os.File
 	// before is the size at the opening; end is the offset of the next bytes.
@@ -44,10 +44,10 @@ func (c *Cache) Partial(blob digest.Digest) (*Partial, error) {
 	return &Partial{file, info.Size(), info.Size()}, nil
 }
 
-// Before returns the size when it was opened.
+// Before returns the size of the partial download when it was opened, in bytes.
 func (p *Partial) Before() int64 { return p.before }
 
-// Reader reads the bytes that were there at the opening.
+// Reader returns a reader of the bytes that were there when it was opened.
 func (p *Partial) Reader() io.Reader { return io.NewSectionReader(p.file, 0, p.before) }
 
 // Add appends content. After an error the download cannot be continued.
@@ -82,16 +82,17 @@ func (p *Partial) Remove() error {
 	return errors.Join(ignoreGone(os.Remove(p.file.Name())), p.Close())
 }
 
-// beginnings returns the files of all partial blobs, the oldest first.
+// beginnings returns the files of all partial blobs, the oldest first, and their total size
+// in bytes.
 func (f folder) beginnings() (files []fs.FileInfo, total int64, err error) {
 	entries, err := os.ReadDir(f.partials())
 	for _, e := range entries {
-		// NFS renames a removed file that somebody has open, and refuses to
-		// remove the new name.
+		// Skip other names: an NFS client renames a removed file that a process has open,
+		// and the new name cannot be removed.
 		if digest.NewDigestFromEncoded(digest.SHA256, e.Name()).Validate() != nil {
 			continue
 		}
-		if info, err := e.Info(); err == nil && info.Mode().IsRegular() { // else somebody has just finished it
+		if info, err := e.Info(); err == nil && info.Mode().IsRegular() { // otherwise another job has just finished it
 			files = append(files, info)
 			total += info.Size()
 		}

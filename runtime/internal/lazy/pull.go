@@ -22,7 +22,7 @@ type Pull struct {
 	// prefetching.
 	Blob func(ctx context.Context, d digest.Digest) ([]byte, error)
 
-	// image counts the layers that are made.
+	// image counts what the layers use together against the budget.
 	image budget.Image
 
 	mu sync.Mutex
@@ -53,8 +53,8 @@ const (
 
 type pullKey struct{}
 
-// WithPull assigns layers that are made with the context to a pull, until end is
-// called.
+// WithPull assigns layers that are made with the context to a pull, until end is called.
+// end cancels the context and waits for the pull's requests.
 func WithPull(ctx context.Context, p *Pull) (_ context.Context, end func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	return context.WithValue(ctx, pullKey{}, p), func() {
@@ -121,7 +121,7 @@ func (p *Pull) askAhead(ctx context.Context, m Maker, l Layer) {
 }
 
 // sizeOf returns the size of a layer in bytes, as the image's manifest states it; 0 if the
-// manifest cannot be read.
+// manifest cannot be read. A manifest without the size is an error.
 func (p *Pull) sizeOf(ctx context.Context, l Layer) (int64, error) {
 	if p.Blob == nil || l.Manifest == "" {
 		return 0, nil
@@ -149,8 +149,8 @@ func (p *Pull) manifest(ctx context.Context, d digest.Digest) (manifest ocispec.
 	return manifest, nil
 }
 
-// layersFrom returns an image's eStargz layers from one layer on, in the order in
-// which containerd makes them. The table of a layer that turns out to be in a
+// layersFrom returns at most mostAhead of an image's eStargz layers, from one layer on, in
+// the order in which containerd makes them. The table of a layer that turns out to be in a
 // shared folder is never taken, and is dropped at the end of the pull.
 func (p *Pull) layersFrom(ctx context.Context, l Layer) (layers []ocispec.Descriptor, err error) {
 	manifest, err := p.manifest(ctx, l.Manifest)
@@ -170,7 +170,8 @@ func (p *Pull) layersFrom(ctx context.Context, l Layer) (layers []ocispec.Descri
 	return layers, nil
 }
 
-// take waits for the prefetched table of a layer, and removes it from the pull.
+// take waits for the prefetched table of a layer, and removes it from the pull. It reports
+// whether the table has arrived.
 func (p *Pull) take(ctx context.Context, layer digest.Digest) (t packedTable, ok bool) {
 	p.mu.Lock()
 	a := p.ahead[layer]

@@ -28,13 +28,14 @@ type Source struct {
 	Size int64 `json:"size"`
 }
 
-// idleWithin limits the time without progress of a response. The response as a
-// whole has no time limit, because its duration depends on the connection.
+// idleWithin bounds the time without progress of a response. The whole response has no
+// timeout, because its duration depends on the connection.
 const idleWithin = time.Minute
 
 var errIdle = fmt.Errorf("nothing came for %v", idleWithin)
 
-// errRefused is the error if a registry answers and refuses.
+// errRefused is wrapped by the error if a registry refuses a request, so that repeating the
+// request is useless.
 var errRefused = errors.New("the registry refuses")
 
 // remote requests parts of a blob from a registry.
@@ -97,13 +98,14 @@ func (r *remote) read(ctx context.Context, from, to int64) ([]byte, error) {
 	return content, nil
 }
 
-// readEnd returns the last bytes, and sets the blob's size if it is not known. Not all
-// registries support ranges that count from the end.
+// readEnd returns the last size bytes of the blob, or all of a smaller one. It sets the
+// blob's size if that is not known, because not all registries support ranges that count
+// from the end.
 func (r *remote) readEnd(ctx context.Context, size int64) ([]byte, error) {
 	if r.Size == 0 {
 		_, total, err := r.get(ctx, "bytes=0-0", 1)
 		if err == nil && total <= 0 {
-			err = errors.New("its size is not said")
+			err = errors.New("the registry does not state it")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("ask for the size of %s: %w", r.URL, err)
@@ -113,7 +115,8 @@ func (r *remote) readEnd(ctx context.Context, size int64) ([]byte, error) {
 	return r.read(ctx, max(0, r.Size-size), r.Size)
 }
 
-// get requests a range. It also returns the size of the whole blob.
+// get requests a range, such as bytes=0-99, and reads at most one byte more than limit. It
+// also returns the size of the whole blob, or 0 if the registry does not state it.
 func (r *remote) get(ctx context.Context, bytes string, limit int64) (content []byte, size int64, err error) {
 	ctx, cancel := context.WithCancelCause(docker.WithScope(ctx, r.Scope))
 	defer cancel(nil)

@@ -27,9 +27,9 @@ const (
 	// megabyte left a connection of 200 Mbit/s and 10 ms idle a third of the
 	// time.
 	atOnceOfAll = 3
-	// part is the size of background requests. A chunk of the default size of
-	// four megabytes would take a sixth of a second on that connection. For a
-	// time of lately after a reader has waited, the size is partThen, because a
+	// part is the size of background requests in bytes. A chunk of the default size of
+	// four megabytes would take a sixth of a second on that connection. While a reader
+	// waits, and for the duration lately after that, the size is partThen, because a
 	// starting program soon waits again.
 	part, partThen = aheadInBackground, 512 << 10
 	lately         = time.Second
@@ -37,7 +37,7 @@ const (
 	backgroundTimeout = 5 * time.Second
 )
 
-// wake is called with mu held.
+// wake wakes all waiting background requests. The caller holds mu.
 func (l *Scheduler) wake() {
 	if l.changed != nil {
 		close(l.changed)
@@ -105,7 +105,7 @@ func (l *Scheduler) ended() {
 	l.wake()
 }
 
-// read requests a range of the blob: at once if a reader waits, and otherwise in
+// read requests a range of the blob: in one request if a reader waits, and otherwise in
 // parts in the background.
 func (f *File) read(ctx context.Context, from, to int64, waits bool) ([]byte, error) {
 	if waits {

@@ -14,15 +14,15 @@ import (
 	"berth.dev/berth/runtime/internal/idmap"
 )
 
-// Request asks the server to serve a mount, whose /dev/fuse is beside it. It is
-// also what the server remembers of it.
+// Request asks the server to serve a mount. The descriptor of the mount's /dev/fuse is
+// beside it. The descriptor holder keeps the Request for a restarted server.
 type Request struct {
 	// ID identifies the mount.
 	ID string
-	// Layers are the paths of the images, the uppermost first.
+	// Layers holds the paths of the layers' images, the uppermost first.
 	Layers []string
-	// Squash shows everything as the property of user and group 0. Otherwise owners
-	// are fitted to IDs.
+	// Squash makes user and group 0 the owners of all files. Otherwise owners are fitted
+	// to IDs.
 	Squash bool
 	IDs    idmap.Map
 	// Login marks a request without a mount. It brings a login to a registry, which
@@ -30,7 +30,7 @@ type Request struct {
 	Login bool
 }
 
-// reply answers a Request.
+// reply answers a Request. Error is empty if it succeeded.
 type reply struct {
 	ID    string
 	Error string
@@ -38,9 +38,9 @@ type reply struct {
 
 // keptMessage is a message between the server and the holder of its descriptors. A
 // Request comes with a mount's descriptors to keep: /dev/fuse, the memory file,
-// and the SIF files of its layers in order. An ID without a Request is
-// forgotten. At the start the holder sends what it has, and then an empty
-// message.
+// and the SIF files of its layers in order. An ID without a Request makes the holder
+// forget the mount. When a server starts, the holder sends all that it keeps, and then an
+// empty message.
 type keptMessage struct {
 	ID   string
 	Data *Request
@@ -60,7 +60,7 @@ func Conn(fd int) (*net.UnixConn, error) {
 	unixConn, ok := conn.(*net.UnixConn)
 	if !ok {
 		conn.Close()
-		return nil, errors.New("use inherited socket: it is none of a unix kind")
+		return nil, errors.New("use inherited socket: it is not a unix socket")
 	}
 	return unixConn, nil
 }

@@ -2,7 +2,7 @@
 // binds the container's processes to them. Without a cgroup nothing else keeps
 // a container to its CPU limit, and programs size themselves by their affinity.
 //
-// Package bundle determines the limit of a container.
+// Package bundle reads the limit of a container from its specification.
 package pinning
 
 import (
@@ -22,7 +22,7 @@ import (
 )
 
 // lockTimeout bounds the wait for another shim, which normally holds the lock for
-// microseconds. A shim that is stopped must not block the pods of the node.
+// microseconds. A shim stopped by SIGSTOP must not block the pods of the node.
 const lockTimeout = time.Second
 
 // Ledger is a file that the shims of a node share. It holds the CPUs of each
@@ -116,8 +116,8 @@ func leastUsed(claims []claim, before, all cpuset.CPUSet, want int) cpuset.CPUSe
 	return cpuset.New(order[:want]...)
 }
 
-// change replaces the claims under a lock, and drops the claims of shims that
-// were killed.
+// change calls a function with the claims of running shims, and writes the claims that it
+// returns. It holds the lock meanwhile. The claims of killed shims are dropped.
 func (l *Ledger) change(change func([]claim) []claim) error {
 	file, err := os.OpenFile(l.path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package podlink configures what the plugins that make a pod's interface
-// cannot, and reads what they have made. It uses no netlink library: every pod
-// has a shim, and its size counts.
+// Package podlink sets options of a pod's network interface that CNI plugins cannot set, and
+// reads the addresses that they have set. It uses no netlink library, because every pod has
+// a shim, which must stay small.
 package podlink
 
 import (
@@ -20,9 +20,8 @@ import (
 // name is the pod interface's name, set by containerd.
 const name = "eth0"
 
-// LimitSuperPackets sets the size, in bytes, of the largest packet that the
-// interface of a pod takes uncut (gso_max_size). path is the network namespace
-// of the pod.
+// LimitSuperPackets sets the size in bytes of the largest packet that the interface of a
+// pod accepts unsegmented (gso_max_size). path is the network namespace of the pod.
 func LimitSuperPackets(path string, size int) error {
 	if err := inside(path, func() error { return setLink(size) }); err != nil {
 		return fmt.Errorf("limit the packets of %s in %s to %d bytes: %w", name, path, size, err)
@@ -45,7 +44,7 @@ func IgnoreRedirects(path string) error {
 
 // Identity identifies a pod's network: its IPv4 address, its IPv6 address if it
 // has one, and the kernel's cookie of the namespace (SO_NETNS_COOKIE, Linux
-// 5.14), in the fast path's format.
+// 5.14), in the fast path's format: "ADDRESS COOKIE" or "ADDRESS,ADDRESS6 COOKIE".
 func Identity(path string) (identity string, err error) {
 	err = inside(path, func() error {
 		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -85,8 +84,8 @@ func Identity(path string) (identity string, err error) {
 	return identity, nil
 }
 
-// address6 returns the IPv6 address of the interface in the network namespace of
-// the thread; an invalid one where it has none but that of its link.
+// address6 returns the global IPv6 address of the interface in the network namespace of the
+// thread. It returns an invalid address if there is none.
 func address6() (netip.Addr, error) {
 	table, err := os.ReadFile("/proc/thread-self/net/if_inet6")
 	if errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
@@ -109,7 +108,7 @@ func address6() (netip.Addr, error) {
 	return netip.Addr{}, nil
 }
 
-// inside does f on a thread in a network namespace.
+// inside calls f on a new thread in a network namespace.
 func inside(path string, f func() error) error {
 	namespace, err := os.Open(path)
 	if err != nil {
@@ -118,8 +117,8 @@ func inside(path string, f func() error) error {
 	defer namespace.Close()
 	failure := make(chan error)
 	go func() {
-		// The thread ends with this function, for it is not unlocked: no other
-		// goroutine finds itself in the pod's namespace.
+		// The goroutine never unlocks its thread, so the thread ends with it, and no other
+		// goroutine runs in the pod's namespace.
 		runtime.LockOSThread()
 		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
 			failure <- err
@@ -130,7 +129,7 @@ func inside(path string, f func() error) error {
 	return <-failure
 }
 
-// setLink asks the kernel, in the network namespace of the thread.
+// setLink sets gso_max_size of the interface in the network namespace of the thread.
 func setLink(size int) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -155,7 +154,7 @@ func setLink(size int) error {
 	return nil
 }
 
-// request returns an RTM_SETLINK message.
+// request returns an RTM_SETLINK message that sets gso_max_size.
 func request(size int) []byte {
 	order := binary.NativeEndian
 	message := make([]byte, unix.SizeofNlMsghdr+unix.SizeofIfInfomsg)

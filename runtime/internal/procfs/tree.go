@@ -13,20 +13,20 @@ import (
 )
 
 // Root names the first process of a container and the container's mount
-// namespace. Both together find every process of it:
+// namespace. Together they identify every process of the container:
 //
 //   - descendants of the first process, however they changed namespaces;
 //   - processes started by exec, which are children of the shim;
-//   - orphans, which become children of the shim or of the first process of
-//     the PID namespace, which in a pod with shareProcessNamespace is another
-//     container's. The mount namespace shows whose they were.
+//   - orphans, which become children of the shim or of the first process of the
+//     PID namespace. In a pod with shareProcessNamespace, that process belongs to
+//     another container. The mount namespace shows whose they were.
 type Root struct {
 	PID            int
 	MountNamespace string
 }
 
-// Tree returns the live processes below a shim by container. The names of
-// roots are the caller's; a process that belongs to none is left out.
+// Tree returns the live processes below a shim by container, with the keys of roots. It
+// omits a process that belongs to none of them.
 func (f FS) Tree(shim int, roots map[string]Root) (map[string][]linux.Stat, error) {
 	first := make(map[int]string, len(roots))
 	mounts := make(map[string]string, len(roots))
@@ -50,7 +50,7 @@ func (f FS) Tree(shim int, roots map[string]Root) (map[string][]linux.Stat, erro
 	walk = func(parent linux.Stat, owner string, adoptive bool) {
 		children, err := childrenOf(parent)
 		if err != nil {
-			return // it ended while we looked
+			return // the parent has just ended
 		}
 		for _, pid := range children {
 			s, err := linux.ReadStat(f.root, pid)
@@ -79,8 +79,8 @@ func (f FS) Tree(shim int, roots map[string]Root) (map[string][]linux.Stat, erro
 	return found, nil
 }
 
-// byParent reads the state of all processes once and returns what answers like
-// Children.
+// byParent reads the state of all processes once, and returns a function that works like
+// children.
 func (f FS) byParent() (func(linux.Stat) ([]int, error), error) {
 	all, err := f.all()
 	if err != nil {
@@ -112,8 +112,8 @@ func (f FS) InMountNamespaces(wanted map[string]bool) ([]int, error) {
 	return pids, nil
 }
 
-// ProcessorTime returns how long a process and its threads, but not its
-// children, have run, to the nanosecond: one system call and no file.
+// ProcessorTime returns the CPU time that a process and its threads, but not its children,
+// have used. It takes one system call, opens no file, and is exact to the nanosecond.
 func ProcessorTime(pid int) (time.Duration, error) {
 	// The clock of a process, clock_getcpuclockid(3): CPUCLOCK_SCHED is 2.
 	var t unix.Timespec
@@ -128,7 +128,7 @@ type Usage struct {
 	Processes, Threads       int
 	User, System             time.Duration
 	MinorFaults, MajorFaults uint64
-	// Resident is the sum of linux.Stat.Resident: an upper bound of Memory.
+	// Resident is the sum of linux.Stat.Resident in bytes: an upper bound of Memory.
 	Resident uint64
 }
 
@@ -146,7 +146,7 @@ func Sum(processes []linux.Stat) (u Usage) {
 	return u
 }
 
-// TotalMemory adds up the memory of processes, read by one of f's methods.
+// TotalMemory adds up the memory of processes, which read returns for each of them.
 // Processes that end meanwhile count as 0.
 func TotalMemory(processes []linux.Stat, read func(pid int) (Memory, error)) (total Memory) {
 	for _, s := range processes {

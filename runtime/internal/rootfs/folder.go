@@ -32,14 +32,14 @@ type Left struct {
 }
 
 const (
-	// piece is the size of a write.
+	// piece is the size of a write in bytes.
 	piece = 1 << 20
 	// maxDepth bounds nested directories, because each stays open.
 	maxDepth = 500
 )
 
-// Write writes a tree into an empty folder. After an error the caller removes the
-// content. The files count against the limits of most, because the inodes of a malformed
+// Write writes a tree into an empty folder, and counts what is left out. After an error the
+// caller removes the content. The files count against the limits of most, because the inodes of a malformed
 // image may share entries and content. count receives the number of written bytes.
 func Write(ctx context.Context, from *tree.Tree, to *os.Root, most *budget.Layer, count func(int)) (Left, error) {
 	w := writer{ctx: ctx, from: from, top: to, most: most, entered: map[uint64]bool{}, names: map[uint64]string{}, buffer: make([]byte, piece), count: count}
@@ -58,7 +58,7 @@ type writer struct {
 	from *tree.Tree
 	top  *os.Root
 	most *budget.Layer
-	// entered holds the directories: each has one name.
+	// entered holds the directories that were visited, because each must have one name.
 	entered map[uint64]bool
 	// names maps an inode to its first path. Further paths become hard links.
 	names  map[uint64]string
@@ -97,7 +97,7 @@ func (w *writer) directory(n tree.Node, dir *os.Root, name string) error {
 	if err := w.describe(n); err != nil {
 		return err
 	}
-	// The owner must be able to enter and empty it.
+	// The owner must be able to enter and empty the directory.
 	mode := fs.FileMode(n.Mode)&0o777 | 0o700
 	if n.Mode&unix.S_ISVTX != 0 {
 		mode |= fs.ModeSticky
@@ -122,7 +122,7 @@ func (w *writer) entry(n tree.Node, dir *os.Root, name, full string) error {
 		return err
 	}
 	if kind == erofs.TypeDir {
-		// The final mode might forbid to fill it.
+		// The final mode might not permit filling the directory.
 		if err := dir.Mkdir(name, 0o700); err != nil {
 			return err
 		}
@@ -210,7 +210,7 @@ func (w *writer) file(n tree.Node, dir *os.Root, name string) (err error) {
 		return err
 	}
 	// Set-user bits are dropped, because the file gets another owner. The owner may
-	// always read it, like root in the image.
+	// always read the file, like root in the image.
 	if err := file.Chmod(fs.FileMode(n.Mode)&0o777 | 0o400); err != nil {
 		return err
 	}

@@ -36,8 +36,8 @@ type Differ struct {
 	Folder string
 	// Cache is nil if there is no cache.
 	Cache Publisher
-	// Budget bounds the layers, and Images counts the layers of an image together. It is
-	// nil if each counts for itself.
+	// Budget bounds the layers. Images counts the layers of an image together, and is nil
+	// if each layer counts only for itself.
 	Budget budget.Budget
 	Images *budget.Images
 	// Unpublished receives the reason why a layer was not put into the cache.
@@ -51,7 +51,7 @@ type Publisher interface {
 	Publish(d digest.Digest, from string) (path string, err error)
 }
 
-// Compare is not implemented: nobody saves containers here.
+// Compare returns ErrNotImplemented, because containers are not saved as images.
 func (d Differ) Compare(context.Context, []mount.Mount, []mount.Mount, ...diff.Opt) (ocispec.Descriptor, error) {
 	return ocispec.Descriptor{}, fmt.Errorf("compare snapshots: %w", errdefs.ErrNotImplemented)
 }
@@ -126,8 +126,8 @@ func (d Differ) publish(ctx context.Context, layer digest.Digest, path string) {
 	}
 }
 
-// fromCache uses the cached layer, if there is one, and the digest of the
-// uncompressed layer is known without reading the layer.
+// fromCache links the cached layer to target, if the cache has the layer. It works only if
+// the digest of the uncompressed layer is known without reading the layer.
 func (d Differ) fromCache(ctx context.Context, desc ocispec.Descriptor, target string) (applied ocispec.Descriptor, ok bool) {
 	if d.Cache == nil {
 		return applied, false

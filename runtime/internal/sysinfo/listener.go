@@ -1,6 +1,6 @@
 // Package sysinfo answers the system call sysinfo(2) of a container's processes
-// with the memory of the container. glibc's sysconf(_SC_PHYS_PAGES) asks for it,
-// and so do the JVM and Python.
+// with the memory of the container. glibc's sysconf(_SC_PHYS_PAGES) uses sysinfo(2), and
+// so do the JVM and Python.
 //
 // The calls arrive at a seccomp listener in the shim. A process has at most one
 // listener, so pods with the fast path are not for this package: their listener
@@ -18,11 +18,11 @@ import (
 	"berth.dev/berth/runtime/internal/linux"
 )
 
-// Install installs a filter that traps sysinfo(2) on the calling thread, and on
-// all that it starts from now on, and returns the listener. No filter can be
-// removed, so the thread must be one of linux.OnNewThread.
+// Install installs a filter on the calling thread that traps sysinfo(2), and returns the
+// listener. Processes and threads that the thread starts later inherit the filter. No
+// filter can be removed, so the caller runs in linux.OnNewThread.
 //
-// Programs of another architecture than the kernel's see the machine.
+// A program of an architecture other than the kernel's gets the memory of the machine.
 func Install() (*os.File, error) {
 	arch, ok := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}[runtime.GOARCH]
 	if !ok {
@@ -61,7 +61,7 @@ func Serve(listener *os.File, memory func() uint64) error {
 	// The poller wakes this goroutine, so that no thread waits.
 	err = conn.Read(func(fd uintptr) (done bool) {
 		for {
-			// To receive a call ignores O_NONBLOCK, so ask first whether there is one.
+			// Receiving a call ignores O_NONBLOCK, so ask first whether there is one.
 			poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 			n, err := unix.Poll(poll, 0)
 			switch {

@@ -33,7 +33,7 @@ func (s *Service) endForMemory(ctx context.Context, id string, used, limit uint6
 	s.log.Info("container is above its memory limit", "container", id, "used", used, "limit", limit)
 	s.signalAll(id, c, syscall.SIGSTOP)
 
-	// Bounded: containerd may hang, and the memory must be freed nevertheless.
+	// Do not wait longer: containerd may hang, and the memory must be freed nevertheless.
 	publish, cancel := context.WithTimeout(namespaces.WithNamespace(ctx, s.namespace), time.Second)
 	defer cancel()
 	err := s.publisher.Publish(publish, runtime.TaskOOMEventTopic, &events.TaskOOM{ContainerID: id})
@@ -44,7 +44,7 @@ func (s *Service) endForMemory(ctx context.Context, id string, used, limit uint6
 }
 
 // signalAll sends a signal to all processes of a container, the first process
-// first: if that has its own PID namespace, its end ends the others.
+// first: if that process has its own PID namespace, its end ends the others.
 func (s *Service) signalAll(id string, c *container, signal syscall.Signal) {
 	done := map[int]uint64{}
 	for range rounds {
@@ -97,7 +97,7 @@ func (s *Service) Reap(ctx context.Context, exits <-chan gorunc.Exit) {
 	}
 }
 
-// startedAs returns the container with this first process.
+// startedAs returns the running container with this first process; nil if there is none.
 func (s *Service) startedAs(pid int) (string, *container) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,7 +115,7 @@ func (s *Service) startedAs(pid int) (string, *container) {
 // because the kernel reuses the number of a namespace.
 const namespacesFile = "mount-namespaces"
 
-// noteNamespaces is called with s.mu held.
+// noteNamespaces writes namespacesFile. The caller holds s.mu.
 func (s *Service) noteNamespaces() {
 	var text strings.Builder
 	for _, c := range s.containers {
@@ -128,13 +128,13 @@ func (s *Service) noteNamespaces() {
 	if err == nil {
 		err = os.Rename(path+".new", path)
 	}
-	if err != nil && !os.IsNotExist(err) { // the bundle goes before the shim
+	if err != nil && !os.IsNotExist(err) { // the bundle is removed before the shim ends
 		s.log.Warn("processes may outlive a killed shim", "error", err)
 	}
 }
 
-// EndLeftovers kills the processes of the pod whose shim, with its bundle in
-// dir, is gone. A bundle without a pod is no error.
+// EndLeftovers kills the processes of a pod after its shim was killed. dir is the shim's
+// bundle. A bundle without a pod is no error.
 func EndLeftovers(proc procfs.FS, dir string) error {
 	endViews(dir)
 	text, err := os.ReadFile(filepath.Join(dir, namespacesFile))

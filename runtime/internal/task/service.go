@@ -23,7 +23,8 @@ import (
 	"berth.dev/berth/runtime/internal/resourceview"
 )
 
-// Service wraps a task service. It inherits the methods that it does not define.
+// Service wraps containerd's task service. It inherits the methods that it does not define.
+// Config explains most of its fields.
 type Service struct {
 	taskapi.TTRPCTaskService
 	node      bundle.Node
@@ -45,8 +46,8 @@ type Service struct {
 	containers map[string]*container
 	// memory holds the answer of sysinfo(2) for each container, in bytes.
 	memory map[string]uint64
-	// ownListener is true where programs of the pod have a seccomp listener
-	// themselves, so that they can have no other.
+	// ownListener is true if programs of the pod install a seccomp listener themselves. A
+	// process can have only one.
 	ownListener bool
 }
 
@@ -54,8 +55,8 @@ type Service struct {
 type container struct {
 	bundle.Container
 	root procfs.Root
-	// counted is the highest processor time reported so far. What a process
-	// started by exec has used vanishes with it, but a counter must not fall.
+	// counted is the highest usage reported so far. The usage of a process started by
+	// exec vanishes with the process, but a counter must not fall.
 	counted procfs.Usage
 	// ended is true after the exit of the first process.
 	ended bool
@@ -74,8 +75,8 @@ type Config struct {
 	Proc      procfs.FS
 	Publisher shim.Publisher
 	Policy    memory.Policy
-	// SuperPacket is the size of the largest packet, in bytes, that the pod's
-	// interface takes uncut; 0 leaves it as it is.
+	// SuperPacket is the size in bytes of the largest packet that the pod's interface
+	// accepts unsegmented; 0 keeps the interface's default.
 	SuperPacket int
 	// FastPath is the variable that names the pod of a process to berth-runc; empty
 	// if the node has no fast path.
@@ -124,7 +125,7 @@ func (s *Service) RegisterTTRPC(server *ttrpc.Server) error {
 func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
 	c := &container{}
 	adapted, err := s.node.Adapt(r.Bundle, func(adapted bundle.Container) []specs.Mount {
-		// Static files are written now, with these limits.
+		// If the files of the view are static, they are written now with these limits.
 		c.Container, c.cpus = adapted, s.cpus.choose(r.ID, adapted)
 		return s.showLimits(r.ID, c)
 	})
@@ -181,7 +182,8 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	s.mu.Lock()
 	c.Container, c.root = adapted, procfs.Root{PID: int(response.Pid)}
 	s.mu.Unlock()
-	// runc has reset the affinity, and the first process waits to be started.
+	// Bind the container now: runc has reset the affinity, and the first process waits to
+	// be started.
 	s.cpus.bind(r.ID, c.root.PID, c.cpus)
 	if c.root.MountNamespace, err = s.proc.MountNamespace(c.root.PID); err != nil {
 		// The process has ended already; its exit is on the way.
@@ -202,7 +204,8 @@ func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.
 	return s.TTRPCTaskService.Start(ctx, r)
 }
 
-// limit lets the watcher enforce the limits that the kernel does not enforce.
+// limit sets the memory limit of a container in bytes. The watcher enforces it unless the
+// kernel does.
 func (s *Service) limit(id string, c *container, bytes int64) {
 	s.mu.Lock()
 	c.MemoryLimit = bytes
@@ -213,7 +216,7 @@ func (s *Service) limit(id string, c *container, bytes int64) {
 	}
 }
 
-// Delete deletes the container and its state here.
+// Delete deletes a container, and the wrapper's state of it.
 func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
 	response, err := s.TTRPCTaskService.Delete(ctx, r)
 	if err == nil && r.ExecID == "" {
@@ -235,7 +238,7 @@ func (s *Service) container(id string) *container {
 	return s.containers[id]
 }
 
-// roots returns where the containers' processes are found.
+// roots returns the roots of the containers' processes, by container ID.
 func (s *Service) roots() map[string]procfs.Root {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -246,6 +249,7 @@ func (s *Service) roots() map[string]procfs.Root {
 	return roots
 }
 
+// tree returns the live processes of each container.
 func (s *Service) tree() (map[string][]linux.Stat, error) {
 	return s.proc.Tree(os.Getpid(), s.roots())
 }

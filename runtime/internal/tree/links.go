@@ -10,8 +10,8 @@ import (
 )
 
 // maxLinkSteps bounds the work for the hard links of one directory to files of
-// lower layers: about two seconds. A step looks for a name in one layer or reads
-// one entry of a directory that is not in memory. Ten thousand links with paths of six names in an
+// lower layers: about two seconds. A step looks for a name in one layer or reads one entry
+// of a directory that is not in memory. Ten thousand links with paths of six names in an
 // image of 30 layers take two million steps.
 const maxLinkSteps = 1 << 24
 
@@ -47,7 +47,7 @@ func (r *linkResolver) entry(level int, e erofs.Entry) (own Entry, found bool, e
 			return Entry{name, r.id(inode{level, e.Number}), e.Type}, true, nil
 		}
 		if level, e, found, err = r.lookUpBelow(level, target); err != nil || !found {
-			return own, false, err // as if there were no such name
+			return own, false, err // a link without a target is omitted
 		}
 	}
 	return Entry{name, r.id(inode{level, e.Number}), e.Type}, true, nil
@@ -78,8 +78,8 @@ func (r *linkResolver) special(level int, e erofs.Entry) (target string, kind ch
 	return "", whiteout, err
 }
 
-// lookUpBelow looks a path up in the layers below one, and returns the uppermost
-// match and its layer. It does not find directories, because they have no hard
+// lookUpBelow looks a path up in the layers below a layer, and returns the uppermost match
+// and its layer. It does not find directories, because they have no hard
 // links.
 func (r *linkResolver) lookUpBelow(level int, path string) (at int, e erofs.Entry, found bool, err error) {
 	var stack []inode
