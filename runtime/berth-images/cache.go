@@ -28,7 +28,7 @@ import (
 type cacheCommand struct {
 	cache    *layercache.Cache
 	platform string
-	// platformNamed says that the platform was named.
+	// platformNamed is set if the user named the platform.
 	platformNamed bool
 	// form selects the packing of layers.
 	form string
@@ -38,14 +38,14 @@ type cacheCommand struct {
 	budget  budget.Budget
 	input   io.Reader
 	args    []string
-	// kept are the images that the command has brought.
+	// kept holds the images that the command has put into the cache.
 	kept []layercache.Image
 
 	mu  sync.Mutex
 	out *json.Encoder
 }
 
-// progressEvery bounds the rate of progress reports.
+// progressEvery is the least interval between progress reports.
 const progressEvery = 200 * time.Millisecond
 
 func useCache(ctx context.Context, name string, args []string, input io.Reader, out io.Writer) (err error) {
@@ -61,7 +61,7 @@ func useCache(ctx context.Context, name string, args []string, input io.Reader, 
 	c := &cacheCommand{servers: map[string]string{}, input: input, out: json.NewEncoder(out)}
 	flags := flag.NewFlagSet(name, flag.ContinueOnError)
 	dir := flags.String("dir", "", "`folder` of the cache")
-	limit := flags.Int64("limit", 0, "`bytes` that it may take")
+	limit := flags.Int64("limit", 0, "`bytes` that the cache may take")
 	flags.StringVar(&c.platform, "platform", platforms.DefaultString(), "`platform` that images are for")
 	flags.StringVar(&c.form, "to", "", "`form` of repacked layers")
 	flags.Func("budget", "`number` that multiplies the limits on images", c.budget.Set)
@@ -90,7 +90,7 @@ func useCache(ctx context.Context, name string, args []string, input io.Reader, 
 		return errors.New(usage)
 	}
 	c.args = flags.Args()
-	if err := log.SetLevel("fatal"); err != nil { // what matters comes back as an error
+	if err := log.SetLevel("fatal"); err != nil { // the libraries also return what they log
 		return err
 	}
 	// A unique job name that no real job has.
@@ -107,7 +107,7 @@ func useCache(ctx context.Context, name string, args []string, input io.Reader, 
 	return err
 }
 
-// print writes a line; a reader that has gone away is no reason to stop.
+// print writes a line. It ignores errors: the command continues without a reader.
 func (c *cacheCommand) print(line imagecache.Line) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -116,7 +116,7 @@ func (c *cacheCommand) print(line imagecache.Line) {
 
 func (c *cacheCommand) fault(ctx context.Context, err error) {
 	if ctx.Err() != nil {
-		return // the user has interrupted it
+		return // the user has interrupted the command
 	}
 	c.print(imagecache.Line{Error: err.Error(), NoSpace: layercache.NoSpace(err)})
 }
@@ -152,7 +152,8 @@ func (c *cacheCommand) populator() (*imagecache.Populator, error) {
 	}}, nil
 }
 
-// each does the same for every argument; one that fails stops no other.
+// each calls do for every argument, even if it fails for some. It reports the errors, and
+// then returns errReported.
 func (c *cacheCommand) each(ctx context.Context, do func(string) error) (err error) {
 	for _, arg := range c.args {
 		if ctx.Err() != nil {
@@ -212,10 +213,10 @@ func (c *cacheCommand) importAll(ctx context.Context) error {
 	return c.trimmed(err)
 }
 
-// trimmed makes room after something came in. That it takes what has just come is
-// an error.
+// trimmed trims the cache after images were added, and returns the error before. It adds an
+// error for each image that has lost layers, because the image does not fit.
 func (c *cacheCommand) trimmed(before error) error {
-	// The layers that this process uses would stay.
+	// Close first, because trimming keeps the layers that a job uses.
 	if err := errors.Join(c.cache.Close(), c.cache.Trim(time.Now())); err != nil {
 		return errors.Join(before, err)
 	}
@@ -264,7 +265,7 @@ func (c *cacheCommand) remove(ctx context.Context) error {
 	})
 }
 
-// export writes the one image to the file that is named last.
+// export writes the image that the first argument names to the file that the second names.
 func (c *cacheCommand) export(ctx context.Context) error {
 	if len(c.args) != 2 {
 		return errors.New(usage)
@@ -284,7 +285,7 @@ func (c *cacheCommand) export(ctx context.Context) error {
 	return populator.Export(ctx, image, c.args[1])
 }
 
-// convert writes images to the file that is named last.
+// convert writes the images of the first argument to the file that the second names.
 func (c *cacheCommand) convert(ctx context.Context) error {
 	if len(c.args) != 2 || c.args[0] == "" {
 		return errors.New(usage)
@@ -304,7 +305,7 @@ func (c *cacheCommand) convert(ctx context.Context) error {
 	return err
 }
 
-// bundle makes an OCI bundle in the folder that is named last.
+// bundle makes an OCI bundle of the first argument in the folder that the second names.
 func (c *cacheCommand) bundle(ctx context.Context) error {
 	if len(c.args) != 2 || c.args[0] == "" || c.args[1] == "" {
 		return errors.New(usage)
@@ -336,7 +337,7 @@ func (c *cacheCommand) collect(context.Context) error {
 	return errors.Join(err, c.sum(imagecache.Sum{Freed: before.Bytes - after.Bytes}))
 }
 
-// verify reads all that the cache has, or what some images have of it.
+// verify reads and checks all layers and images of the cache, or only the named images.
 func (c *cacheCommand) verify(ctx context.Context) error {
 	images, err := c.chosen()
 	if err != nil {

@@ -36,9 +36,9 @@ type mirrorConfig struct {
 	Hosts string `toml:"hosts"`
 }
 
-// mirrorPlugin serves images of archives, and named images in the cache, to this
-// daemon. A separate process would cost every cluster its start and its memory,
-// to serve data that this process has anyway.
+// mirrorPlugin returns the plugin that serves images of archives, and named images in the
+// cache, to this daemon. A separate process would cost startup time and memory in every
+// cluster, and this process has the data anyway.
 func mirrorPlugin(around *pulls) *plugin.Registration {
 	return &plugin.Registration{
 		Type:     plugins.ServicePlugin,
@@ -49,7 +49,7 @@ func mirrorPlugin(around *pulls) *plugin.Registration {
 	}
 }
 
-// runningMirror ends with the daemon, which closes its plugins.
+// runningMirror is the mirror's server. The daemon closes it at its end.
 type runningMirror struct{ *http.Server }
 
 func startMirror(ic *plugin.InitContext, around *pulls) (any, error) {
@@ -136,8 +136,8 @@ func (k knownImages) announce(ctx context.Context, mirrors *imagestore.Mirrors, 
 	}
 }
 
-// knownBlobs looks up blobs in containerd and then, manifests and configurations, in
-// the cache. Cached layers are used in place.
+// knownBlobs looks up blobs in containerd, and then in the cache, which has manifests and
+// configurations. Cached layers are used in place, so nobody requests them here.
 type knownBlobs struct {
 	content.Store
 	cache *layercache.Cache
@@ -158,6 +158,7 @@ func (k knownBlobs) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (cont
 	return textBlob{bytes.NewReader(text)}, nil
 }
 
+// textBlob is a manifest or configuration in memory.
 type textBlob struct{ *bytes.Reader }
 
 func (textBlob) Close() error { return nil }

@@ -13,7 +13,7 @@ import (
 // Stat holds fields of /proc/PID/stat.
 type Stat struct {
 	PID, Parent int
-	// State is a letter. ProcessZombie is one.
+	// State is a letter, such as ProcessZombie.
 	State   byte
 	Threads int
 	// Start is in clock ticks after boot. PID and Start identify a process for good.
@@ -21,7 +21,7 @@ type Stat struct {
 	// User and System are processor times, without the times ChildUser and ChildSystem
 	// of the children that the process has waited for.
 	User, System, ChildUser, ChildSystem time.Duration
-	// MinorFaults and MajorFaults include these children.
+	// MinorFaults and MajorFaults include the faults of these children.
 	MinorFaults, MajorFaults uint64
 	// Resident is an upper bound of the process's memory in bytes: it includes mapped
 	// files and counts shared pages in full.
@@ -45,7 +45,7 @@ const (
 	ProcessZombie  = 'Z' // ended, not yet waited for
 )
 
-// ReadStat reads the state of a process from a proc file system.
+// ReadStat reads the state of a process from the proc file system mounted at proc.
 func ReadStat(proc string, pid int) (Stat, error) {
 	text, err := os.ReadFile(filepath.Join(proc, strconv.Itoa(pid), "stat"))
 	if err != nil {

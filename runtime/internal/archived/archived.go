@@ -1,6 +1,6 @@
 // Package archived unpacks layers directly from an archive or a folder of the user,
-// without copying their blobs into containerd's store. It does not choose layers,
-// and does not decide what becomes of them.
+// without copying their blobs into containerd's store. It neither chooses nor converts
+// layers.
 package archived
 
 import (
@@ -34,20 +34,20 @@ func Whole(path string) (Part, error) {
 	return Part{Path: path, Size: info.Size()}, nil
 }
 
-// payload is the name under which containerd passes a part on to its differs.
+// payload is the key under which containerd passes a part on to its differs.
 const payload = "berth.dev/archived"
 
-// said is a part as it is passed on. JSON has no text but UTF-8, and paths may be any bytes.
+// said is the encoding of a Part. Its path is bytes, because JSON text must be UTF-8, and
+// paths need not be.
 type said struct {
 	Path         []byte
 	Offset, Size int64
 }
 
-// Apply makes the unpacker of a layer read it from the part, if the unpacker
-// calls Of. It is an option of one call, so nothing has to be cleared
-// afterwards, and an unpacker of the same layer from a registry does not see it.
-// Annotations of the layer would also go with the call, but a registry's
-// manifest sets those.
+// Apply returns an option that makes the differ of a layer read it from the part, if the
+// differ calls Of. The option applies to one call, so nothing has to be cleared afterwards,
+// and a differ of the same layer from a registry does not see it. Annotations of the layer
+// would be passed on, too, but a registry's manifest could set those.
 func (p Part) Apply() (diff.ApplyOpt, error) {
 	path, err := filepath.Abs(p.Path)
 	if err != nil {
@@ -60,7 +60,8 @@ func (p Part) Apply() (diff.ApplyOpt, error) {
 	return diff.WithPayloads(map[string]typeurl.Any{payload: &anypb.Any{TypeUrl: payload, Value: text}}), nil
 }
 
-// Of returns the place of the layer to unpack, if the call has one.
+// Of returns the part that Apply has passed on with the options of a call, and reports
+// whether there is one.
 func Of(ctx context.Context, desc ocispec.Descriptor, opts []diff.ApplyOpt) (p Part, found bool, err error) {
 	var config diff.ApplyConfig
 	for _, opt := range opts {
@@ -82,7 +83,7 @@ func Of(ctx context.Context, desc ocispec.Descriptor, opts []diff.ApplyOpt) (p P
 // ReaderAt opens the part. The caller must check the digest, because the file may have
 // been replaced.
 func (p Part) ReaderAt(context.Context, ocispec.Descriptor) (content.ReaderAt, error) {
-	// A pipe of that name would have who opens it wait for ever.
+	// Without O_NONBLOCK the open of a pipe with that name would never return.
 	file, err := os.OpenFile(p.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err

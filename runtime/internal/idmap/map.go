@@ -9,17 +9,17 @@ import (
 	"strings"
 )
 
-// Nobody owns the files of ids that a node does not have.
+// Nobody is the owner that files get if a node lacks the id of their owner.
 const Nobody = 65534
 
-// Extent is a line of a uid_map or gid_map: the ids from First on.
+// Extent is a line of a uid_map or gid_map: Count ids from First on, inside the namespace.
 type Extent struct{ First, Count uint32 }
 
-// Map holds the ids of a user namespace. The zero Map has all ids.
+// Map holds the ids of a user namespace. The zero Map contains all ids.
 type Map struct{ UIDs, GIDs []Extent }
 
-// Own returns the ids of this process's user namespace. Where it has only one, it
-// returns the zero Map: files have no owners there that anybody could distinguish.
+// Own returns the ids of this process's user namespace. If the namespace has only one user
+// or group, Own returns the zero Map, because owners of files cannot be told apart there.
 func Own() (m Map, err error) {
 	if m.UIDs, err = read("/proc/self/uid_map"); err != nil {
 		return Map{}, err
@@ -73,7 +73,7 @@ func has(extents []Extent, id uint32) bool {
 	return len(extents) == 0
 }
 
-// fit returns an id that is there: itself, Nobody, or the largest.
+// fit returns id if it is in the extents, or else Nobody, or else the largest id there.
 func fit(extents []Extent, id uint32) uint32 {
 	if has(extents, id) {
 		return id
@@ -91,7 +91,7 @@ func fit(extents []Extent, id uint32) uint32 {
 // Fit returns the owner that a file has on this node.
 func (m Map) Fit(uid, gid uint32) (uint32, uint32) { return fit(m.UIDs, uid), fit(m.GIDs, gid) }
 
-// Misfits counts the files that have other owners on this node than in their image.
+// Misfits counts the files that have different owners on this node than in their image.
 type Misfits struct {
 	Map
 	count   int

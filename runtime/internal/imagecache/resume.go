@@ -20,8 +20,8 @@ import (
 const resumable = 1 << 20
 
 // bringLayer makes the file of a layer. It keeps the downloaded part of a large
-// blob, so that after an interruption the next pull requests only the rest. The layer
-// counts for image.
+// blob, so that after an interruption the next pull requests only the rest. It counts what
+// the layer uses against the limits of image.
 func (p *Populator) bringLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, image *budget.Image, count func(int)) error {
 	limit := p.Cache.Limit()
 	try := func(from remotes.Fetcher, count func(int)) error {
@@ -37,7 +37,7 @@ func (p *Populator) bringLayer(ctx context.Context, path string, blob ocispec.De
 	}
 	partial, err := p.Cache.Partial(blob.Digest)
 	if err != nil {
-		// Fetch it nevertheless; that reports errors of the blob or the folder.
+		// Fetch the blob nevertheless, which reports errors of the blob or the folder.
 		return try(from, count)
 	}
 	defer partial.Close()
@@ -48,7 +48,7 @@ func (p *Populator) bringLayer(ctx context.Context, path string, blob ocispec.De
 		count(n)
 	})
 	if errors.Is(err, budget.ErrExceeded) {
-		return err // another try may have a higher limit, and needs the rest only
+		return err // keep the part: another try may have a higher limit, and needs only the rest
 	}
 	noSpace, ended := layercache.NoSpace(err), ctx.Err() != nil
 	broken := ended || errors.Is(resumed.failed, errBroken)
@@ -81,8 +81,8 @@ type resumed struct {
 	failed error
 }
 
-// wrong reports whether the received data is not the blob: it was complete, or too
-// long. A refusal of the registry says nothing about data that was received before.
+// wrong reports whether the received data is not the blob although all of it arrived, or
+// more. A refusal of the registry does not mean that earlier data is wrong.
 func (r *resumed) wrong() bool { return r.failed == nil || errdefs.IsFailedPrecondition(r.failed) }
 
 func (r *resumed) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
@@ -113,8 +113,7 @@ func (r *resumed) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCl
 	}{io.MultiReader(r.partial.Reader(), rest), rest}, nil
 }
 
-// keeping appends the bytes read to a partial blob. Errors of appending do not end
-// the read.
+// keeping appends the bytes that are read to a partial blob. It ignores errors of that.
 type keeping struct {
 	io.ReadCloser
 	of *resumed

@@ -18,19 +18,19 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// direct is containerd's content store, but blobs are written by this process
-// into the store's directory and only registered through containerd. The usual
-// way sends them through a socket, hashes them twice and waits for the disk
-// twice per blob, although nothing of a node outlives it.
+// direct is containerd's content store, but this process writes blobs into the store's
+// directory, and only registers them through containerd. containerd's own client would
+// send them through a socket, hash them twice and wait for the disk twice for each blob,
+// although no data of a node outlives the node.
 //
-// A blob is hashed while it is written, so its name is right by construction.
+// A blob is hashed while it is written, so it always gets the name of its content.
 type direct struct {
 	content.Store
 	root string
 }
 
-// newDirect returns a direct store over the content plugin's directory, or
-// remote itself where that directory cannot be written from here.
+// newDirect returns a direct store with the content plugin's directory, or remote itself if
+// this process cannot write to that directory.
 func newDirect(remote content.Store, root string) content.Store {
 	probe, err := os.CreateTemp(root, "berth-import-*")
 	if err != nil {
@@ -45,7 +45,7 @@ func (d direct) path(dgst digest.Digest) string {
 	return filepath.Join(d.root, "blobs", dgst.Algorithm().String(), dgst.Encoded())
 }
 
-// Writer starts a blob. Unlike containerd's it never resumes an earlier one.
+// Writer starts a blob. Unlike containerd's store, it never resumes an earlier one.
 func (d direct) Writer(_ context.Context, opts ...content.WriterOpt) (content.Writer, error) {
 	var o content.WriterOpts
 	for _, opt := range opts {
@@ -136,8 +136,8 @@ func (w *writer) Close() error {
 	return errors.Join(err, os.Remove(name))
 }
 
-// attempts bounds the attempts to put a blob in place, because containerd's garbage
-// collector may find its file before it is registered.
+// attempts bounds the attempts to put a blob in place. containerd's garbage collector may
+// remove the file before the blob is registered.
 const attempts = 5
 
 // Commit moves the blob into the store and registers it.
@@ -163,21 +163,21 @@ func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest,
 		}
 		err := w.register(ctx, dgst, opts)
 		if errdefs.IsFailedPrecondition(err) {
-			continue // gone before the registration: containerd waits for data
+			continue // the file was removed before the registration, so containerd waits for data
 		}
 		if err != nil && !errdefs.IsAlreadyExists(err) {
 			return fmt.Errorf("register blob %s: %w", dgst, err)
 		}
-		// Once registered the blob is safe, but it may be gone already.
+		// A registered blob is not removed, but the file may have been removed before.
 		if _, statErr := os.Lstat(path); statErr == nil {
 			return err
 		}
 	}
-	return fmt.Errorf("store blob %s: it vanishes: %w", dgst, errdefs.ErrUnavailable)
+	return fmt.Errorf("store blob %s: its file was removed each time: %w", dgst, errdefs.ErrUnavailable)
 }
 
-// register makes containerd know a blob that is in place: a writer for a
-// digest that the store has needs no data.
+// register makes a blob that is in place known to containerd. A writer for a digest that
+// the store has needs no data.
 func (w *writer) register(ctx context.Context, dgst digest.Digest, opts []content.Opt) error {
 	desc := ocispec.Descriptor{Digest: dgst, Size: w.written}
 	remote, err := w.store.Store.Writer(ctx, content.WithRef("berth-"+dgst.String()), content.WithDescriptor(desc))

@@ -19,7 +19,7 @@ import (
 const ownersXattr = "trusted.berth.owners"
 
 const (
-	// firstOwner is the lowest id that is listed. A node has more than the ids below.
+	// firstOwner is the lowest id that is listed. Every node has the ids below it.
 	firstOwner = 1000
 	// maxList bounds the list, in bytes. The highest ids stay in it, because they are
 	// the likeliest to be missing.
@@ -28,7 +28,7 @@ const (
 	maxExample = 64
 )
 
-// Owner counts the files of a layer with one owner and group.
+// Owner counts the files of a layer with the same owner and group.
 type Owner struct {
 	UID, GID uint32
 	Count    int
@@ -73,8 +73,8 @@ func (o owners) list() []Owner {
 	return all
 }
 
-// record writes the list of owners to the root of a layer. A list that has no room
-// beside the root's other attributes is omitted.
+// record writes the list of owners to the root of a layer. It omits the list if there is no
+// room beside the root's other attributes.
 func (c converter) record() {
 	var text strings.Builder
 	for _, o := range c.owners.list() {

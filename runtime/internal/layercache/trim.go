@@ -12,8 +12,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Trim removes abandoned files, and the least recently used layers until the
-// others fit. Layers without a named image go first. Layers that jobs use stay,
+// Trim removes abandoned files, and the least recently used layers until the remaining ones
+// are within the limit. It removes layers without a named image first. Layers that jobs use stay,
 // because removing them would free no space.
 func (c *Cache) Trim(now time.Time) error {
 	var problems []error
@@ -25,14 +25,15 @@ func (c *Cache) Trim(now time.Time) error {
 			if err != nil || now.Sub(info.ModTime()) <= age {
 				continue
 			}
-			// On NFS a file that a process has open stays until it is closed.
+			// Ignore errors for partial downloads: on NFS a file that a process has open
+			// stays until it is closed.
 			if err := os.RemoveAll(filepath.Join(dir, e.Name())); dir != c.partials() {
 				problems = append(problems, err)
 			}
 		}
 	}
-	// Unfinished images of jobs that ended without a cleanup, and whose folders are
-	// not old enough to be removed.
+	// Remove unfinished images of jobs that ended without a cleanup but do not have folders
+	// old enough to be removed.
 	parts, err := filepath.Glob(filepath.Join(filepath.Dir(c.job), "*", "*"+partExtension))
 	problems = append(problems, err)
 	for _, part := range parts {
@@ -59,8 +60,9 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// shrink removes layers until the remaining ones have at most limit bytes. If that
-// is impossible, it removes none, or, with whatThereIs, as many as it can.
+// shrink removes partial downloads and layers until the remaining ones have at most limit
+// bytes. If that is impossible, it removes no layer and returns errNoSpace, or, with
+// whatThereIs, removes as many as it can.
 func (c *Cache) shrink(limit int64, whatThereIs bool) error {
 	files, named, err := c.byAge()
 	if err != nil {
@@ -106,7 +108,8 @@ func (c *Cache) Layers() (layers []digest.Digest, err error) {
 	return layers, err
 }
 
-// VerifyLayer reads all of a layer and checks it. A damaged one is put aside.
+// VerifyLayer reads all of a layer and checks it. It puts a damaged layer aside and returns
+// an error. The error for a missing layer wraps fs.ErrNotExist.
 func (c *Cache) VerifyLayer(d digest.Digest) error {
 	own, err := c.Take(d)
 	if err != nil {

@@ -25,13 +25,13 @@ import (
 
 // Server is the registry. Its handlers can run at the same time.
 type Server struct {
-	// Names finds an image by its full name, such as
-	// docker.io/library/busybox:1.37, only among the images of archives.
+	// Names finds an image by its full name, such as docker.io/library/busybox:1.37. It
+	// knows only the images to serve.
 	Names interface {
 		Get(ctx context.Context, name string) (images.Image, error)
 		List(ctx context.Context, filters ...string) ([]images.Image, error)
 	}
-	// Content holds their blobs.
+	// Content holds the blobs of the images.
 	Content content.Provider
 }
 
@@ -47,7 +47,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if path == "" {
-		return // 200: the protocol is spoken here
+		return // 200 OK: this server speaks the protocol
 	}
 	target, err := s.find(r.Context(), r.URL.Query().Get("ns"), path)
 	if err == nil {
@@ -62,8 +62,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// find returns what a path below /v2/ means: REPOSITORY/manifests/REFERENCE or
-// REPOSITORY/blobs/DIGEST, where a repository's name may hold these words, too.
+// find returns the manifest or blob of a path below /v2/: REPOSITORY/manifests/REFERENCE or
+// REPOSITORY/blobs/DIGEST. The name of a repository may contain these words, too. The
+// error for an unknown path wraps errdefs.ErrNotFound.
 func (s *Server) find(ctx context.Context, registry, path string) (ocispec.Descriptor, error) {
 	words := strings.Split(path, "/")
 	if len(words) < 3 {
@@ -83,9 +84,9 @@ func (s *Server) find(ctx context.Context, registry, path string) (ocispec.Descr
 	}
 }
 
-// findDigest looks for a manifest or blob in all images. There are few of
-// them, and containerd asks only for what its own store lacks, which holds the
-// same blobs: this is next to never called.
+// findDigest looks for a manifest or blob in all images. That is slow, but there are few
+// images, and containerd requests only blobs that its own store lacks. That store has most
+// of the same blobs.
 func (s *Server) findDigest(ctx context.Context, dgst digest.Digest) (found ocispec.Descriptor, err error) {
 	all, err := s.Names.List(ctx)
 	if err != nil {

@@ -29,16 +29,16 @@ const (
 
 // Client mounts trees.
 type Client struct {
-	// Squash shows everything as the property of user and group 0. Otherwise owners
-	// are fitted to IDs.
+	// Squash makes user and group 0 the owners of all files. Otherwise owners are fitted
+	// to IDs.
 	Squash bool
 	IDs    idmap.Map
 
-	mu   sync.Mutex
-	conn *net.UnixConn
-	// logins holds the logins that the server has, by name.
+	mu       sync.Mutex
+	conn     *net.UnixConn
 	loginsMu sync.Mutex
-	logins   map[lazy.Login]string
+	// logins maps each login that the server has to its name there.
+	logins map[lazy.Login]string
 }
 
 // NewClient returns a client of the server at the other end of conn, which it
@@ -54,10 +54,10 @@ func (c *Client) Mount(ctx context.Context, target string, layers []string) erro
 	if err != nil {
 		return fmt.Errorf("mount image: %w; an administrator can run: modprobe fuse && chmod 0666 /dev/fuse", err)
 	}
-	// Only the server is to have it, or its death would not be noticed.
+	// Only the server may keep the device open. Otherwise its death would not be noticed.
 	defer device.Close()
-	// The kernel checks permissions. It keeps users of other user namespaces
-	// out in any case.
+	// With these options the kernel checks permissions. It never admits processes of other
+	// user namespaces.
 	data := fmt.Sprintf("fd=%d,rootmode=40755,user_id=0,group_id=0,allow_other,default_permissions", device.Fd())
 	if err := unix.Mount("berth", target, "fuse.berth", unix.MS_RDONLY|unix.MS_NODEV|unix.MS_NOATIME, data); err != nil {
 		return fmt.Errorf("mount image on %s: %w", target, err)
@@ -99,7 +99,7 @@ func (c *Client) Login(ctx context.Context, login lazy.Login) (string, error) {
 	return name, nil
 }
 
-// ask hands a mount or a login over to the server.
+// ask hands a mount or a login over to the server, and returns the error that it answers.
 func (c *Client) ask(ctx context.Context, request Request, device *os.File) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -126,7 +126,7 @@ func (c *Client) ask(ctx context.Context, request Request, device *os.File) erro
 				return fmt.Errorf("receive answer about a mount: %w", err)
 			}
 			if answer.ID != request.ID {
-				continue // to what was asked twice
+				continue // an answer to an earlier, repeated request
 			}
 			if answer.Error != "" {
 				return errors.New(answer.Error)
@@ -137,7 +137,8 @@ func (c *Client) ask(ctx context.Context, request Request, device *os.File) erro
 	return errors.New("the role that serves images does not answer")
 }
 
-// Unmount removes a mount. Who still uses it may go on.
+// Unmount removes a mount from its directory. Processes that use the mount can continue. It
+// returns nil if nothing is mounted there.
 func Unmount(target string) error {
 	if err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount image from %s: %w", target, err)

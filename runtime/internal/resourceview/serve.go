@@ -14,12 +14,12 @@ import (
 	"berth.dev/berth/runtime/internal/fusewire"
 )
 
-// Package fuse serves images, and lets the kernel cache what it reads. This server
-// must not.
+// Package fuse serves images, and lets the kernel cache what it reads. This server must not
+// let it, because the texts change.
 const (
 	// openDirect makes the kernel ask for each read: the text changes and has no size.
 	openDirect = 1 << 0
-	// background is the number of requests in the background.
+	// background is the maximum number of requests in the background.
 	background = 16
 	rootID     = 1
 )
@@ -34,8 +34,7 @@ type node struct {
 	last string
 }
 
-// server answers the kernel for one mount. Nodes have the number of their place
-// in the slice.
+// server answers the kernel for one mount. The number of a node is its index in nodes.
 type server struct {
 	nodes   []*node
 	mounted uint64
@@ -76,7 +75,7 @@ func (s *server) serve(device *os.File) error {
 			return fmt.Errorf("read request: %w", err)
 		}
 		if answer := s.handle(request[:n]); answer != nil {
-			// Nobody waits any more for what the kernel does not take.
+			// Ignore errors: the kernel rejects a reply that no process waits for any more.
 			_, _ = device.Write(answer)
 		}
 	}
@@ -96,7 +95,7 @@ func (s *server) handle(request []byte) []byte {
 	return r.Finish(out, errno)
 }
 
-// answer appends what follows the header.
+// answer appends the body of the reply, and returns the error number, or 0.
 func (s *server) answer(out []byte, r fusewire.Request) ([]byte, unix.Errno) {
 	switch r.Opcode {
 	case fusewire.OpInit:
@@ -120,7 +119,7 @@ func (s *server) answer(out []byte, r fusewire.Request) ([]byte, unix.Errno) {
 		}
 		return s.read(out, r.Node, uint64(offset), size), 0
 	}
-	return out, unix.ENOSYS // the kernel does not ask again, or passes it on
+	return out, unix.ENOSYS // the kernel does not ask again, or returns ENOSYS to the caller
 }
 
 func (s *server) lookup(out []byte, id uint64, name string) ([]byte, unix.Errno) {
@@ -132,10 +131,9 @@ func (s *server) lookup(out []byte, id uint64, name string) ([]byte, unix.Errno)
 	return out, unix.ENOENT
 }
 
-// read returns a part of a text. It is made again when a read starts at the
-// beginning, so that a program with a small buffer gets the rest of what it
-// began with. Only two programs that read the same file in parts at once can
-// get parts of two texts.
+// read appends a part of a text. The text is made again only when a read starts at the
+// beginning, so that a program with a small buffer gets the rest of the same text. Only if
+// two programs read the same file in parts at once, they may get parts of two texts.
 func (s *server) read(out []byte, id, offset uint64, size int) []byte {
 	n := s.nodes[id]
 	if n.text == nil {

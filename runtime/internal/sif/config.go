@@ -23,10 +23,10 @@ func configuration(architecture string, texts map[string]string) ocispec.Image {
 	image.Config.Entrypoint = []string{"/bin/sh", "-c", start, "runscript"}
 	image.RootFS.Type = "layers"
 	if json.Unmarshal([]byte(texts[labelsFile]), &image.Config.Labels) != nil {
-		image.Config.Labels = nil // they are only for people, and often missing
+		image.Config.Labels = nil // labels are only for people, and often missing
 	}
 	values := map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-	// In the order of their names, as the programs of the image read them.
+	// Read the scripts in the order of their names, as the image's own programs do.
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		if strings.HasPrefix(name, environment) && strings.HasSuffix(name, ".sh") {
 			readScript(texts[name], values)
@@ -62,7 +62,7 @@ func nesting(line string) (n int) {
 	for _, command := range strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(";&|", r) }) {
 		words := strings.Fields(command)
 		for len(words) > 0 && (slices.Contains([]string{"then", "do", "else"}, words[0]) || len(words) > 1 && strings.HasSuffix(words[0], ")") && !strings.Contains(words[0], "(")) {
-			words = words[1:] // the word after them, also after a case
+			words = words[1:] // continue with the command after the keyword or the case pattern
 		}
 		for i, word := range words {
 			switch {
@@ -76,8 +76,8 @@ func nesting(line string) (n int) {
 	return n
 }
 
-// readExport parses a line 'export NAME=WORD' whose word can be evaluated without a
-// shell. The runscript's shell handles all other lines.
+// readExport parses a line 'export NAME=WORD' and sets the values. It stops at a word that
+// only a shell can evaluate. Only the shell of the runscript handles such words.
 func readExport(line string, values map[string]string) {
 	rest, found := strings.CutPrefix(line, "export ")
 	for found && rest != "" {
@@ -104,7 +104,8 @@ func isName(text string) bool {
 	return text != ""
 }
 
-// word parses a word of the shell.
+// word parses a word of the shell. rest is the text to be parsed, and values holds the
+// variables.
 type word struct {
 	rest   string
 	values map[string]string
@@ -166,7 +167,8 @@ func (w *word) read(until byte) (string, bool) {
 	return out.String(), !quoted && until == 0
 }
 
-// variable reads $NAME, ${NAME}, ${NAME-WORD} and ${NAME:-WORD}.
+// variable evaluates $NAME, ${NAME}, ${NAME-WORD} or ${NAME:-WORD}, and reports whether it
+// understood the expression.
 func (w *word) variable() (string, bool) {
 	rest := w.rest[1:]
 	braces := strings.HasPrefix(rest, "{")

@@ -1,6 +1,6 @@
 // Package sif makes a container image of a file in the Singularity Image Format,
 // as Apptainer and Singularity build them: a layer of its squashfs image, and a
-// configuration with its environment and its runscript. It runs nothing of it.
+// configuration with its environment and its runscript. It runs no program of the file.
 //
 // The format: https://github.com/apptainer/sif/blob/main/pkg/sif/sif.go
 package sif
@@ -27,7 +27,7 @@ const (
 	// The size of a descriptor, and the offset of a partition's details in it.
 	descriptorSize  = 585
 	partitionOffset = 201
-	// maxDescriptors is more than any tool makes.
+	// maxDescriptors bounds the descriptors of a file. No tool makes as many.
 	maxDescriptors = 4096
 
 	dataPartition = 0x4004
@@ -62,7 +62,8 @@ type File struct {
 	offset int64
 }
 
-// Open reads the descriptors of a file of size bytes, within the limits of b.
+// Open reads the descriptors of a file of size bytes, and opens the file system of its
+// primary partition, within the limits of b.
 func Open(from io.ReaderAt, size int64, b budget.Budget) (*File, error) {
 	header := make([]byte, headerSize)
 	if _, err := from.ReadAt(header, 0); err != nil || !Is(header) {

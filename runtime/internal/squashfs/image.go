@@ -34,7 +34,7 @@ var order = binary.LittleEndian
 type Image struct {
 	limits    budget.Budget
 	from      io.ReaderAt
-	size      int64 // in bytes, according to the superblock
+	size      int64 // in bytes, as the superblock states it
 	blockSize uint32
 	inodes    uint32 // number of inodes
 	codec     codec
@@ -122,7 +122,7 @@ func unexpected(err error) error {
 	return err
 }
 
-// readIDs reads the table of user and group IDs, whose count has 16 bits.
+// readIDs reads the table of user and group IDs.
 func (i *Image) readIDs(list uint64, count uint16) error {
 	t, err := i.newTable(list, uint32(count), 4)
 	if err != nil {
