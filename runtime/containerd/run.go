@@ -56,19 +56,17 @@ func run(args []string) error {
 	if o.config == "" || flags.NArg() > 0 {
 		return errors.New("usage: containerd --config FILE [--log-level LEVEL] [--notify-fd N] [--layers-fd N] [--image-budget N]")
 	}
-	// containerd starts CNI plugins, shims and through them runc. They live for
-	// milliseconds, and threads and garbage collections only delay them. The only
-	// process that stays, a shim at work, resets this for itself.
+	// containerd starts CNI plugins and shims, and shims start runc. These processes live
+	// for milliseconds, and threads and garbage collections only delay them. Only the
+	// shim that serves a pod lives longer, and it sets both variables again for itself.
 	if err := errors.Join(os.Setenv("GOMAXPROCS", "1"), os.Setenv("GOGC", "off")); err != nil {
 		return err
 	}
-	// Everything in a job may be signalled at once (scancel, time limit), even a process
-	// that must not decide its own end. The signal that stops containerd is one that
-	// nobody else sends.
+	// All processes of a job may receive a signal at once (scancel, time limit), but
+	// containerd must not end by itself. So it ends only at SIGPWR, which only berth sends.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
-	// Shims and CNI plugins inherit this, and ignore both from their first
-	// instruction. The runtime of Go respects it for no other signal that ends a
-	// program.
+	// Shims and CNI plugins inherit this, and ignore both signals from their first
+	// instruction. The runtime of Go keeps no other signal ignored that ends a program.
 	signal.Ignore(syscall.SIGINT, syscall.SIGHUP)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGPWR)
 	defer stop()
@@ -76,7 +74,7 @@ func run(args []string) error {
 }
 
 // serve starts the daemon and returns after ctx is done and the databases are
-// closed. Containers go on: their shims outlive a restart of containerd.
+// closed. Containers continue, because their shims outlive a restart of containerd.
 func serve(ctx context.Context, o options) error {
 	notifier := notify.New(o.notifyFD)
 	begin := time.Now()

@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// Inode is an inode of a file of package erofs, which its writer need not be able to make.
+// Inode is an inode of an image of package erofs. The package's writer may be unable to make
+// such an inode.
 type Inode struct {
 	Mode uint16
 	Size int64
@@ -18,11 +19,11 @@ type Inode struct {
 const (
 	erofsBlock = 4096
 	erofsInode = 64
-	// erofsRoot is the number of the root's inode, and erofsFirst that of the next.
+	// erofsRoot is the number of the root's inode. erofsFirst is the number of the next one.
 	erofsRoot, erofsFirst = 36, 128
 )
 
-// InodeNumber returns the number of an inode by its index; that of the root is 0.
+// InodeNumber returns the number of the inode with an index. The root has the index 0.
 func InodeNumber(index int) uint64 {
 	if index == 0 {
 		return erofsRoot
@@ -30,8 +31,8 @@ func InodeNumber(index int) uint64 {
 	return uint64(erofsFirst + 2*(index-1))
 }
 
-// Directory returns the blocks of a directory with the given entries: names and indexes of
-// inodes of a type. It also returns its size.
+// Directory returns the blocks of a directory, and its size in bytes. children maps the
+// names of its entries to the indexes of their inodes, and kind is the type of all of them.
 func Directory(kind uint8, children map[string]int) (blocks []byte, size int64) {
 	names := []string{".", ".."}
 	for name := range children {
@@ -96,8 +97,8 @@ func EROFS(inodes []Inode, content []byte) []byte {
 	return append(all, tail...)
 }
 
-// NestedTwice returns the file of a layer of depth directories. Each has two names in the
-// directory before it. So there are few inodes, and two to the power of depth paths.
+// NestedTwice returns the image of a layer of depth directories. Each has two names in the
+// directory above it. So there are few inodes, but about 2^depth paths.
 func NestedTwice(depth int) []byte {
 	var inodes []Inode
 	var content []byte
@@ -113,8 +114,8 @@ func NestedTwice(depth int) []byte {
 	return EROFS(inodes, content)
 }
 
-// SharedEntries returns the file of a layer of directories that all have the same entries,
-// in one place of the file: links to one file.
+// SharedEntries returns the image of a layer with many directories. All have the same
+// entries, which are stored once: links names of one file.
 func SharedEntries(directories, links int) []byte {
 	dirs, files := map[string]int{}, map[string]int{}
 	inodes := make([]Inode, 1, directories+2)

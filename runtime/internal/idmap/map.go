@@ -19,7 +19,7 @@ type Extent struct{ First, Count uint32 }
 type Map struct{ UIDs, GIDs []Extent }
 
 // Own returns the ids of this process's user namespace. If the namespace has only one user
-// or group, Own returns the zero Map, because owners of files cannot be told apart there.
+// or group, Own returns the zero Map, because all files there seem to have the same owner.
 func Own() (m Map, err error) {
 	if m.UIDs, err = read("/proc/self/uid_map"); err != nil {
 		return Map{}, err

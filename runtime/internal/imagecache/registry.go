@@ -50,8 +50,8 @@ func (p *Populator) Pull(ctx context.Context, name string, registries Registries
 	return image, nil
 }
 
-// connection is a connection to a registry that supplies blobs. A broken connection
-// does not mean a bad blob.
+// connection fetches blobs from a registry. It wraps errors of the network in errBroken,
+// because a broken connection does not mean a bad blob.
 type connection struct{ remotes.Fetcher }
 
 func (l connection) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
@@ -151,8 +151,8 @@ func ParseLogins(text []byte) (Logins, error) {
 	return logins, nil
 }
 
-// find returns the login for a host and an image. The most specific entry wins;
-// the last resort is the entry for the registry in the image's name.
+// find returns the login for a host and an image; empty strings if there is none. The most
+// specific entry of the host wins. Without one, the registry in the image's name counts.
 func (l Logins) find(host string, ref reference.Named) (user, secret string) {
 	for _, name := range append([]string{host}, aliases(reference.Domain(ref))...) {
 		for key := name + "/" + reference.Path(ref); key != ""; {
@@ -166,6 +166,7 @@ func (l Logins) find(host string, ref reference.Named) (user, secret string) {
 	return "", ""
 }
 
+// aliases returns the names that a registry may have in a Docker configuration.
 func aliases(registry string) []string {
 	if registry == "docker.io" {
 		return []string{registry, "index.docker.io", "registry-1.docker.io"}

@@ -54,8 +54,8 @@ func normalize(name string) (string, error) {
 	return ref.String(), nil
 }
 
-// imageName returns the name of an image with these annotations, and reports
-// whether the image or the caller names it.
+// imageName returns the name of an image with annotations. named reports whether the caller
+// or an annotation names the image; otherwise it is named after the file.
 func (a Archive) imageName(annotations map[string]string) (name string, named bool, err error) {
 	if a.Name != "" {
 		return a.Name, true, nil
@@ -97,7 +97,7 @@ var (
 	zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
 )
 
-// windowed is a reader of zstd whose error for a large window names the limit.
+// windowed is a reader of zstd. Its error for a large window names the limit.
 type windowed struct {
 	io.ReadCloser
 	most *budget.Layer
@@ -111,8 +111,9 @@ func (w windowed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Decompress recognizes a compression by its first bytes. Neither reader
-// starts a program, as containerd's own would. The result counts for most.
+// Decompress returns a reader of unpacked data. It recognizes gzip and zstd by their first
+// bytes, and returns other data as they are. Unlike containerd's own readers it starts no
+// program. The unpacked bytes count against the limits of most.
 func Decompress(packed io.Reader, most *budget.Layer) (io.ReadCloser, error) {
 	unpacked, err := decompress(packed, most)
 	if err != nil {

@@ -23,8 +23,8 @@ import (
 type Lying interface {
 	content.Provider
 	io.Closer
-	// Part returns the place of a blob. The error is errdefs.ErrNotFound for a
-	// blob that does not exist or has no separate file.
+	// Part returns the place of a blob. The error wraps errdefs.ErrNotFound for a blob
+	// that does not exist or has no separate file.
 	Part(blob digest.Digest) (archived.Part, error)
 }
 
@@ -40,7 +40,7 @@ func OpenInPlace(ctx context.Context, a Archive) (Lying, ocispec.Index, error) {
 		index, err := readLayout(ctx, a.Path, a.Budget)
 		return layout(a.Path), index, err
 	case !info.Mode().IsRegular():
-		return nil, ocispec.Index{}, nil // a pipe can be opened once
+		return nil, ocispec.Index{}, nil // a pipe can be read only once
 	}
 	plain, index, err := openPlain(ctx, a)
 	if plain == nil {
@@ -49,12 +49,11 @@ func OpenInPlace(ctx context.Context, a Archive) (Lying, ocispec.Index, error) {
 	return plain, index, err
 }
 
-// layout is a folder with an OCI layout. Its blobs may be links, because tools that store each
-// blob only once make such folders. The reader of a blob checks its digest.
+// layout is a folder with an OCI layout. Its blobs may be links, because tools that store
+// each blob only once make such folders. The reader of a blob checks its digest.
 type layout string
 
-// isLayout reports whether a folder contains an OCI layout, and not an unpacked
-// image.
+// isLayout reports whether a folder contains an OCI layout instead of an unpacked image.
 func isLayout(dir string) bool {
 	info, err := os.Stat(filepath.Join(dir, ocispec.ImageLayoutFile))
 	return err == nil && info.Mode().IsRegular()
@@ -119,5 +118,5 @@ func (l layout) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.
 	return blob, nil
 }
 
-// Close has nothing to close.
+// Close does nothing.
 func (l layout) Close() error { return nil }

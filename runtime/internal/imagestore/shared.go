@@ -27,10 +27,10 @@ const (
 	NameLabel  = "containerd.io/snapshot.ref"
 )
 
-// importInPlace imports the images of an archive without copying layers to the
-// store. Like a pull from a registry, it reads nothing of layers that other jobs
-// have made. It reads the blobs of other layers in place. Manifests and
-// configurations are read and checked by digest.
+// importInPlace imports the images of an archive without copying layers to the store. Like a
+// pull from a registry, it does not read layers that other jobs have made. It reads the
+// blobs of the remaining layers in place. It copies manifests and configurations, and checks
+// their digests.
 func (i *Importer) importInPlace(ctx context.Context, a Archive, from Lying, index ocispec.Index) (imported []Imported, err error) {
 	begin := time.Now()
 	t := Texts{i.store, a.Budget.Layer(0)}
@@ -109,8 +109,8 @@ func (i *Importer) bringLayers(ctx context.Context, from Lying, t Texts, target 
 	return nil
 }
 
-// isThere asks the snapshotter whether it has a layer on top of others, the
-// lowest first.
+// isThere reports whether the snapshotter has a layer on top of the layers below, the lowest
+// first.
 func (i *Importer) isThere(ctx context.Context, below []digest.Digest, id digest.Digest) (bool, error) {
 	name := identity.ChainID(append(below[:len(below):len(below)], id)).String()
 	key := fmt.Sprintf(snapshots.UnpackKeyFormat, rand.Text(), name)

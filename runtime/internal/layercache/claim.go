@@ -13,19 +13,19 @@ import (
 
 const (
 	claimExtension = ".claim"
-	// claimGoneAfter is the age of a claim that no process renews any more. Kernels
-	// cache a file's times for up to a minute (acregmax of NFS).
+	// claimGoneAfter is the age of an abandoned claim. claimSign is the interval
+	// of its renewals. Kernels cache a file's times for up to a minute (acregmax of NFS).
 	claimGoneAfter = 5 * time.Minute
 	claimSign      = time.Minute
 )
 
-// claim makes this job the one that copies a layer, because every node of a large
-// job may have made it at the same time. It returns a function that gives the claim
-// up, or nil if another job holds it. If two jobs hold it, after one was believed to
-// be gone, the layer is only copied twice.
+// claim makes this job the only one that copies a layer, because every node of a large job
+// may have made the layer at the same time. It returns a function that gives the claim up,
+// or nil if another job holds the claim. If two jobs hold it, because one seemed to have
+// ended, the layer is only copied twice.
 //
-// The claim is a file in the job's folder with a second, shared name. If it has only
-// the shared name, its job has ended. Its times are the file server's.
+// The claim is a file in the job's folder with a second, shared name. If it has only the
+// shared name, its job has ended. Its times are by the clock of the file server.
 func (c *Cache) claim(d digest.Digest) (giveUp func(), err error) {
 	own := filepath.Join(c.job, d.Encoded()+claimExtension)
 	shared := filepath.Join(c.claims(), d.Encoded())
@@ -36,7 +36,7 @@ func (c *Cache) claim(d digest.Digest) (giveUp func(), err error) {
 	switch {
 	case !errors.Is(err, fs.ErrExist):
 	case same(own, shared):
-		err = nil // an answer of the server was lost, or containerd was restarted
+		err = nil // the answer of the file server was lost, or containerd was restarted
 	case abandoned(own, shared):
 		if err = ignoreGone(os.Remove(shared)); err == nil {
 			err = os.Link(own, shared)

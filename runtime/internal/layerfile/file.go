@@ -23,7 +23,7 @@ import (
 	"berth.dev/berth/runtime/internal/layer"
 )
 
-// Made describes the uncompressed layer.
+// Made describes the uncompressed layer. Size is in bytes.
 type Made struct {
 	Digest digest.Digest
 	Size   int64
@@ -35,9 +35,9 @@ var ErrTooLarge = errors.New("layer is too large")
 // Convert makes the file of a layer at path, where no file may exist, from its blob,
 // compressed or not.
 //
-// A layer of more than limit uncompressed bytes is refused. With limit 0 it may use
-// the space that the file system can spare. In either case the limits of most apply.
-// Convert passes each header to see. The caller verifies the returned digest.
+// For a layer of more than limit uncompressed bytes the error wraps ErrTooLarge. With limit
+// 0 the layer may use the space that the file system can spare. In either case the limits of
+// most apply. Convert passes each header to see. The caller verifies the returned digest.
 func Convert(ctx context.Context, path string, packed io.Reader, limit int64, most *budget.Layer, see ...func(*tar.Header)) (Made, error) {
 	archive, err := imagestore.Decompress(packed, most)
 	if err != nil {
@@ -58,8 +58,8 @@ func Convert(ctx context.Context, path string, packed io.Reader, limit int64, mo
 	return Made{digest.NewDigest(digest.SHA256, counted.hash), counted.size}, nil
 }
 
-// Write makes the file of a layer from its archive, at a path where no file may
-// exist.
+// Write makes the file of a layer from its uncompressed archive, at a path where no file may
+// exist. If it fails, it removes the file.
 func Write(path string, archive io.Reader, most *budget.Layer, see ...func(*tar.Header)) (err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o400)
 	if err != nil {

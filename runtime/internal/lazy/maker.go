@@ -33,12 +33,12 @@ type Layer struct {
 	// Manifest is the digest of the image's manifest; empty if unknown.
 	Manifest digest.Digest
 	Digest   digest.Digest
-	// Contents is the digest of its table of contents.
+	// Contents is the digest of the layer's table of contents.
 	Contents digest.Digest
 }
 
-// Make makes the file of a layer at a path, from the first registry whose table of
-// contents has the right digest.
+// Make makes the file of a layer at a path, from the first registry that has the right table
+// of contents. Its error joins the errors of all registries.
 func (m Maker) Make(ctx context.Context, file string, l Layer) error {
 	p := pullOf(ctx)
 	p.askAhead(ctx, m, l)
@@ -73,12 +73,13 @@ type blobs struct {
 	scope, login string
 }
 
+// of returns the source of a blob, without its size.
 func (b blobs) of(d digest.Digest) Source {
 	b.url.Path = path.Join(b.url.Path, d.String())
 	return Source{URL: b.url.String(), Scope: b.scope, Login: b.login}
 }
 
-// each calls f with each registry of an image, until it returns false.
+// each calls f with each registry of an image, until f returns false.
 func (m Maker) each(image string, f func(blobs) bool) error {
 	ref, err := reference.ParseDockerRef(image)
 	if err != nil {
@@ -105,8 +106,8 @@ func (m Maker) each(image string, f func(blobs) bool) error {
 	return nil
 }
 
-// login hands the login for a registry to the process that will read its layers,
-// and returns it, too.
+// login hands the login for a registry to the process that will read its layers. It returns
+// b with the name of the login, and the login.
 func (m Maker) login(ctx context.Context, p *Pull, b blobs) (blobs, Login, error) {
 	login, err := p.loginFor(ctx, b.url.Host)
 	if err == nil && login != (Login{}) {
@@ -115,7 +116,7 @@ func (m Maker) login(ctx context.Context, p *Pull, b blobs) (blobs, Login, error
 	return b, login, err
 }
 
-// first returns the first registry of an image.
+// first returns the first registry of an image, and the login for it.
 func (m Maker) first(ctx context.Context, p *Pull, image string) (b blobs, login Login, err error) {
 	err = m.each(image, func(found blobs) bool {
 		b = found

@@ -149,8 +149,8 @@ func (p *Pull) manifest(ctx context.Context, d digest.Digest) (manifest ocispec.
 	return manifest, nil
 }
 
-// layersFrom returns at most mostAhead of an image's eStargz layers, from one layer on, in
-// the order in which containerd makes them. If a layer turns out to be in a shared folder,
+// layersFrom returns at most mostAhead of an image's eStargz layers, from one layer on.
+// containerd makes them in this order. If a layer turns out to be in a shared folder,
 // its table is never taken, and is dropped at the end of the pull.
 func (p *Pull) layersFrom(ctx context.Context, l Layer) (layers []ocispec.Descriptor, err error) {
 	manifest, err := p.manifest(ctx, l.Manifest)

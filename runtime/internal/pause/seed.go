@@ -38,8 +38,8 @@ const (
 	labelPinned  = "io.cri-containerd.pinned"
 )
 
-// Seed makes the image present and unpacked. ctx carries the namespace. It
-// may be called again with the stores of an earlier run.
+// Seed puts the pause image into the stores and unpacks it. ctx carries the namespace. Seed
+// may be called again with the stores of an earlier run, and then does nothing.
 func Seed(ctx context.Context, s Stores) error {
 	img, err := newImage(runtime.GOARCH)
 	if err != nil {
@@ -48,7 +48,7 @@ func Seed(ctx context.Context, s Stores) error {
 	if _, err := s.Images.Get(ctx, imageName); err == nil {
 		return nil // containerd was restarted
 	}
-	// Until the image refers to them, blobs and snapshot would be garbage.
+	// Without a lease, the blobs and the snapshot would be garbage until the image exists.
 	lease, err := s.Leases.Create(ctx, leases.WithRandomID())
 	if err != nil {
 		return fmt.Errorf("create lease for pause image: %w", err)
@@ -96,8 +96,8 @@ func (i *image) store(ctx context.Context, s Stores) error {
 	})
 }
 
-// place writes the program into the root of a layer. Any user of a pod may have to
-// execute it, whatever the umask is that the user's shell left here.
+// place writes the program into the root of a layer. It sets the modes explicitly, because
+// any user of a pod may have to execute the program, and the umask here is the user's.
 func place(root string, program []byte) error {
 	path := filepath.Join(root, "pause")
 	if err := os.WriteFile(path, program, 0o755); err != nil {
@@ -116,7 +116,8 @@ func (i *image) unpack(ctx context.Context, s Stores) error {
 	write := func(root string) error { return place(root, i.program) }
 	switch {
 	case len(mounts) == 1 && mounts[0].Type == snapshotter.LayerMount:
-		// Every pod waits for it, and the first one would for a mount, too.
+		// Also write plain files, because every pod waits for this image. Without them the
+		// first pod would also wait for a mount.
 		plain := snapshotter.Plain(mounts[0].Source)
 		if err = os.Mkdir(plain, 0o755); err == nil {
 			err = errors.Join(write(plain), layerfile.Write(mounts[0].Source, bytes.NewReader(i.blobs[i.layer.Digest]), budget.Budget{}.Layer(0)))

@@ -13,9 +13,8 @@ import (
 // the registry.
 const nobody = -1
 
-// directory is the owner's record of a digest: the nodes that have requested it.
-// A node that has requested it has it, is receiving it, or will report that it
-// lacks it.
+// directory records, for each digest that this node owns, the nodes that have requested the
+// blob. Such a node has the blob, is receiving it, or will report that it lacks it.
 type directory struct {
 	mu     sync.Mutex
 	askers map[digest.Digest][]int
@@ -66,8 +65,8 @@ func (d *directory) giver(q question) int {
 	return nobody
 }
 
-// owners returns the nodes that may be asked who has a digest: the owner first,
-// then its substitutes.
+// owners returns the nodes that record who has a digest: the owner first, and then its
+// substitutes.
 func owners(dgst digest.Digest, nodes int) []int {
 	start, err := hex.DecodeString(dgst.Encoded()[:8])
 	if err != nil {

@@ -39,7 +39,7 @@ func newLocal(root string) (localStore, error) {
 	return sparing{s, space}, nil
 }
 
-// small is the size in bytes below which a blob is not worth a look at the file system.
+// small is the size in bytes below which Writer does not check the space for a blob.
 const small = 16 << 20
 
 // Writer opens a blob for writing. It refuses a blob whose stated size does not fit, before
@@ -71,10 +71,10 @@ type sparingWriter struct {
 }
 
 // Write writes content. If too little space would be left, it also frees what it has
-// written. That is the case of a blob that fitted when Writer was called, or is larger than
-// stated. Kept, it would hold all space that others may use until its lease ends, and
-// Writer would refuse to continue it. Freed, it costs one more download, which begins only
-// when there is room for all of it.
+// written. This happens if other data took the space meanwhile, or if the blob is larger
+// than stated. If the part stayed, it would block that space until its lease ends, although
+// Writer would refuse to continue the blob. Freeing it costs one more download, which begins
+// only when there is room for the whole blob.
 func (w sparingWriter) Write(p []byte) (int, error) {
 	n, err := w.guarded.Write(p)
 	if errors.Is(err, freespace.ErrNoSpace) {

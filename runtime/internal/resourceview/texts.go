@@ -32,8 +32,8 @@ func free(machine map[string]uint64, l Limits, u Usage) uint64 {
 	return left
 }
 
-// meminfo makes /proc/meminfo. Only shared memory counts as cache, because the
-// kernel drops other pages of files and does not count them for a container.
+// meminfo makes /proc/meminfo. Only shared memory counts as cache. Other pages of files are
+// not charged to the container, because the kernel can reclaim them.
 func meminfo(machine string, l Limits, u Usage) string {
 	host := fields(machine)
 	left := free(host, l, u)
@@ -58,8 +58,8 @@ func meminfo(machine string, l Limits, u Usage) string {
 	return out.String()
 }
 
-// cpuinfo leaves the blocks of CPUs that the container does not have out of
-// /proc/cpuinfo. What belongs to no CPU stays.
+// cpuinfo makes /proc/cpuinfo. It omits the blocks of CPUs that the container does not have.
+// It keeps blocks that belong to no CPU.
 func cpuinfo(machine string, cpus cpuset.CPUSet) string {
 	var out strings.Builder
 	for block := range strings.SplitAfterSeq(machine, "\n\n") {
@@ -81,8 +81,8 @@ func processor(block string) (int, bool) {
 	return cpu, err == nil
 }
 
-// stat leaves other CPUs out of /proc/stat, and makes the first line the sum of
-// the container's CPUs. How busy they are is true of the CPUs, whoever uses them.
+// stat makes /proc/stat. It omits other CPUs, and makes the first line the sum of the
+// container's CPUs. Their times include the use by processes outside the container.
 func stat(machine string, cpus cpuset.CPUSet) string {
 	var sum []uint64
 	var lines, rest strings.Builder
@@ -116,9 +116,9 @@ func join(numbers []uint64) string {
 	return strings.Join(words, " ")
 }
 
-// uptime keeps the first number of /proc/uptime, the machine's time since it was
-// started: start times of processes count from there. The second is the time
-// that the container's CPUs were idle.
+// uptime makes /proc/uptime. The first number remains the machine's uptime, because start
+// times of processes count from the machine's start. The second number is the time that the
+// container's CPUs were idle.
 func uptime(machine, stats string, cpus cpuset.CPUSet) string {
 	since, _, _ := strings.Cut(machine, " ")
 	words := strings.Fields(stat(stats, cpus))
@@ -131,7 +131,7 @@ func uptime(machine, stats string, cpus cpuset.CPUSet) string {
 	return fmt.Sprintf("%s %.2f\n", since, float64(ticks)/perSecond)
 }
 
-// text makes /proc/loadavg. The number of the last process is the machine's.
+// text makes /proc/loadavg. The last field, the newest process ID, is the machine's.
 func (l *load) text(u Usage, now time.Time, machine string) string {
 	v := l.advance(u.User+u.System, now)
 	last := "0"

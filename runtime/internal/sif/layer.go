@@ -19,7 +19,7 @@ const (
 	own         = ".singularity.d/"
 	labelsFile  = own + "labels.json"
 	environment = own + "env/"
-	// maxText bounds a file that is read there, maxTexts the sum of all.
+	// maxText bounds the bytes of a file that is read there, and maxTexts their sum.
 	maxText  = 1 << 20
 	maxTexts = 8 << 20
 	// linkKept is the memory for a file with hard links in bytes, without its name.
@@ -69,11 +69,11 @@ func newEntries(f *File) *entries {
 	return &entries{root: f.root, most: f.most, first: map[uint32]string{}, texts: map[string]string{}}
 }
 
-// header returns the header of a file, and of a hard link for a further name; nil for
-// a file that no layer can hold.
+// header returns the header of a file, or of a hard link for a further name of a file. It
+// returns nil for a file that no layer can hold.
 func (e *entries) header(name string, n squashfs.Inode) (*tar.Header, error) {
 	if strings.HasPrefix(path.Base(name), ".wh.") {
-		return nil, nil // in a layer it would hide something
+		return nil, nil // in a layer the file would be a whiteout
 	}
 	header, known := describe(name, n)
 	if !known {
@@ -115,7 +115,8 @@ func (e *entries) copyContent(name string, n squashfs.Inode, into io.Writer) err
 	return nil
 }
 
-// describe returns an archive header for an inode.
+// describe returns an archive header for an inode, and reports whether there is one for its
+// kind.
 func describe(name string, n squashfs.Inode) (*tar.Header, bool) {
 	header := &tar.Header{
 		Name: name, Mode: int64(n.Mode), Uid: int(n.UID), Gid: int(n.GID), ModTime: n.Time, Format: tar.FormatPAX,
@@ -139,7 +140,7 @@ func describe(name string, n squashfs.Inode) (*tar.Header, bool) {
 	}
 	header.PAXRecords = map[string]string{}
 	for _, x := range n.Xattrs {
-		// Records cannot have every name; none that means something is like that.
+		// A record cannot have such a name, and no attribute of importance has one.
 		if !strings.ContainsAny(x.Name, "=\x00") {
 			header.PAXRecords["SCHILY.xattr."+x.Name] = string(x.Value)
 		}

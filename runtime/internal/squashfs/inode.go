@@ -34,10 +34,12 @@ type Inode struct {
 	Device   uint32 // of a device, in Linux's 32-bit encoding
 	Xattrs   []Xattr
 
+	// start is the offset of a file's first block, or of a directory's metadata block in
+	// the table of directories. offset is the offset within the fragment or that block.
 	start    int64
-	fragment uint32
+	fragment uint32 // index of the fragment block with the end of a file, or noFragment
 	offset   uint32
-	blocks   []uint32
+	blocks   []uint32 // packed sizes of a file's blocks in bytes
 }
 
 // Major returns a device's major number.
@@ -155,10 +157,10 @@ func (i *Image) readRest(c *cursor, n *Inode) error {
 type content struct {
 	image *Image
 	inode Inode
-	at    int64 // of the next block
-	next  int
-	left  int64
-	rest  []byte
+	at    int64  // offset of the next block in the image
+	next  int    // index of the next block
+	left  int64  // bytes that are not read yet
+	rest  []byte // of the current block
 }
 
 // Content returns a reader of a file. Use only one reader at a time.
@@ -211,6 +213,7 @@ func (c *content) load() (err error) {
 	return nil
 }
 
+// zeros returns a block of zeros, which is valid until the next call of block or zeros.
 func (i *Image) zeros() []byte {
 	clear(i.unpacked)
 	if len(i.unpacked) < int(i.blockSize) {
@@ -219,7 +222,8 @@ func (i *Image) zeros() []byte {
 	return i.unpacked
 }
 
-// block reads a data block. The result is valid until the next call.
+// block reads and unpacks a data block at an offset. size is its packed size, with the flag
+// plainData. The result is valid until the next call.
 func (i *Image) block(at int64, size uint32) ([]byte, error) {
 	count := size &^ plainData
 	if count > i.blockSize {

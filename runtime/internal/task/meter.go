@@ -18,8 +18,7 @@ type meter struct {
 	stale atomic.Bool
 }
 
-// nothing is an amount of processor time too small for any allocation to matter:
-// a fork takes longer.
+// nothing is the CPU time below which no allocation can matter. A fork takes longer.
 const nothing = 20 * time.Microsecond
 
 // Idle reports whether the processes are still the same and have not run. A process
@@ -32,14 +31,15 @@ func (m *meter) Idle() bool {
 	for pid, before := range m.ran {
 		now, err := procfs.ProcessorTime(pid)
 		if err != nil {
-			return false // it has ended
+			return false // the process has ended
 		}
-		run += max(now-before, before-now) // less is another with the same pid
+		run += max(now-before, before-now) // a lower time is of another process with the same pid
 	}
 	return run < nothing
 }
 
-// Measure walks through the processes and records their processor times.
+// Measure returns the memory of containers by ID, and records the processor times of all
+// processes for Idle.
 func (m *meter) Measure(ids []string) (map[string]memory.Sample, error) {
 	s := m.service
 	m.stale.Store(false)
@@ -72,9 +72,9 @@ func (m *meter) Measure(ids []string) (map[string]memory.Sample, error) {
 	return samples, nil
 }
 
-// files returns the bytes in memory volumes by container. A volume of several
-// containers counts in equal parts, because the writer of a file is unknown. So
-// the sum is right and nobody is charged for more than there is.
+// files returns the bytes in memory volumes by container. A volume of several containers
+// counts for each in equal parts, because the writer of a file is unknown. So the sum is
+// right.
 func (s *Service) files() map[string]uint64 {
 	s.mu.Lock()
 	users := map[string][]string{}
