@@ -1,6 +1,6 @@
-// Command notices writes down what a distribution of berth is made of: the
-// licences of everything in it (THIRD-PARTY-NOTICES) and a bill of materials
-// (sbom.cdx.json, CycloneDX).
+// Command notices lists the contents of a distribution of berth: the licences of
+// everything in it (THIRD-PARTY-NOTICES) and a bill of materials (sbom.cdx.json,
+// CycloneDX).
 //
 //	cd scripts/notices && GOARCH= go run . -out ../../dist \
 //		-debian libexec/berth/nft=../../build/amd64/nft/licences ../../bin ../../libexec

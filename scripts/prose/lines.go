@@ -17,7 +17,8 @@ type line struct {
 	path   string
 	number int
 	text   string
-	// function: the comment on a function begins here, with the function's name.
+	// function reports whether the line begins the comment on a function, with the
+	// function's name.
 	function bool
 }
 

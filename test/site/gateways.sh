@@ -92,9 +92,9 @@ others_go_on() {
 	close_connection
 	[[ $(gateway_of alice n1) == "$(address ctl)" ]] || fail "n1: $(on n1 /srv/site/berthd status)"
 }
-# within prints that limit for the long form, in milliseconds. It doubles on a busy
-# machine, where the time until a check gets a processor counts too. The short form
-# has no limit.
+# within prints the limit of others_go_on for the long form, in milliseconds. It doubles
+# on a busy machine, where the time until a check gets a processor counts too. The short
+# form has no limit.
 within() { [[ $(cut -d. -f1 /proc/loadavg) -lt $(nproc) ]] && echo 5000 || echo 10000; }
 through() { [[ $(reaches alice n1 $translated:7000) == "from $(address "$1")" ]]; }
 

@@ -21,7 +21,7 @@ suspended() {
 	poll 10 ticks || fail "the job does not go on"
 	talks n1 n2 || fail "pods of a job that was suspended are apart: $heard"
 }
-# ticks reports whether there are more than a moment ago.
+# ticks reports whether the job of suspended writes to the file ticks now.
 ticks() {
 	local before
 	before=$(as alice login cat ticks 2>/dev/null | wc -l)

@@ -26,6 +26,7 @@ import (
 	"syscall"
 )
 
+// mark begins the payload of every packet. The label and a semicolon follow.
 const mark = "berth-frame:"
 
 func main() {
@@ -63,8 +64,11 @@ func open(name string) (int, error) {
 	return fd, syscall.Bind(fd, &syscall.SockaddrLinklayer{Protocol: all, Ifindex: i.Index})
 }
 
+// htons returns n in network byte order on a little-endian machine.
 func htons(n uint16) uint16 { return n<<8 | n>>8 }
 
+// listen prints the label of each frame that arrives at an interface. It returns only
+// after an error.
 func listen(name string) error {
 	fd, err := open(name)
 	if err != nil {
@@ -104,14 +108,15 @@ func send(name string, frames []string) error {
 		if err != nil {
 			return err
 		}
-		if err := syscall.Sendto(fd, frame, 0, &syscall.SockaddrLinklayer{Ifindex: mustIndex(name), Halen: 6}); err != nil {
+		if err := syscall.Sendto(fd, frame, 0, &syscall.SockaddrLinklayer{Ifindex: indexOf(name), Halen: 6}); err != nil {
 			return fmt.Errorf("send %s: %w", text, err)
 		}
 	}
 	return nil
 }
 
-func mustIndex(name string) int {
+// indexOf returns the index of an interface, or 0 if there is none of that name.
+func indexOf(name string) int {
 	i, err := net.InterfaceByName(name)
 	if err != nil {
 		return 0
@@ -119,7 +124,8 @@ func mustIndex(name string) int {
 	return i.Index
 }
 
-// sendUDP sends as any user can who may open a socket.
+// sendUDP sends tunnel packets from a UDP port, which needs no privilege. Each carries a
+// frame.
 func sendUDP(source, to string, frames []string) error {
 	port, err := strconv.Atoi(source)
 	if err != nil {
@@ -185,6 +191,7 @@ func forge(source, to, label string) error {
 	return err
 }
 
+// vxlan returns a frame behind a VXLAN header (RFC 7348).
 func vxlan(vni string, frame []byte) ([]byte, error) {
 	n, err := strconv.ParseUint(vni, 10, 24)
 	if err != nil {
@@ -261,7 +268,8 @@ func build(text string) ([]byte, error) {
 	return nil, fmt.Errorf("frame %s: unknown kind", text)
 }
 
-// option returns an option of neighbour discovery of an unassigned type.
+// option returns a payload as a neighbour discovery option. Its type, 253, is reserved for
+// experiments (RFC 4727).
 func option(payload []byte) []byte {
 	length := (2 + len(payload) + 7) / 8
 	all := make([]byte, 8*length)
@@ -270,8 +278,8 @@ func option(payload []byte) []byte {
 	return all
 }
 
-// ip6 returns a packet with a valid checksum at an offset of its body, so that only
-// rules can keep it from arriving.
+// ip6 returns an IPv6 packet. It writes a valid checksum at the offset at of the body, so
+// that only rules can keep the packet from arriving.
 func ip6(source, destination netip.Addr, protocol byte, at int, body []byte) []byte {
 	from, to := source.As16(), destination.As16()
 	p := append([]byte{0x60, 0, 0, 0, 0, byte(len(body)), protocol, 255}, from[:]...)
@@ -290,7 +298,7 @@ func ip6(source, destination netip.Addr, protocol byte, at int, body []byte) []b
 	return p
 }
 
-// ip returns a UDP packet without a UDP checksum.
+// ip returns an IPv4 packet with a UDP datagram from port 700, without a UDP checksum.
 func ip(source, destination netip.Addr, port uint16, payload []byte) []byte {
 	p := make([]byte, 28, 28+len(payload))
 	p[0], p[8], p[9] = 0x45, 64, 17
