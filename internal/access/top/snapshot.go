@@ -141,8 +141,8 @@ type containerStatus struct {
 	}
 }
 
-// awaits reports whether a container of this image has not started. Called for an image
-// that is being pulled.
+// awaits reports whether a container of this image has not started. The image is one that
+// the node has begun to pull.
 func (c containerStatus) awaits(image string) bool {
 	return c.Image == image && c.State.Waiting != nil && c.State.Waiting.Reason == "ContainerCreating"
 }
