@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"syscall"
 	"time"
 
 	"berth.dev/berth/internal/access/persistent"
@@ -114,7 +115,7 @@ func (o Options) endOn(ctx context.Context, job, head string) (int, error) {
 	if err != nil && !errors.As(err, &exit) {
 		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm commands to PATH", job, err))
 	}
-	return step.ProcessState.ExitCode(), nil
+	return exitcode.OfStatus(step.ProcessState.Sys().(syscall.WaitStatus)), nil
 }
 
 func describeEnd(job string, outcome persistent.Outcome) string {

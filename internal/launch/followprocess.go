@@ -135,7 +135,11 @@ func (f *followProcess) unread() int64 {
 
 // countUnread reports as lost the output that is known to exist and was not passed on.
 func (f *followProcess) countUnread() {
-	if unread := f.unread(); unread > 0 && !f.refused {
+	unread := f.unread()
+	f.mu.Lock()
+	refused := f.refused
+	f.mu.Unlock()
+	if unread > 0 && !refused {
 		f.streams.Lose(fmt.Sprintf("output of containers is lost (at least %d bytes): the run was ended before it was passed on", unread), containerlog.Loss{Bytes: unread})
 	}
 }

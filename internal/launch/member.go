@@ -14,9 +14,9 @@ import (
 	"berth.dev/berth/internal/launch/pulls"
 )
 
-// signalTimeout bounds how long this node stays for the head's workload after a signal. It
-// does not serve to notice the loss of the head.
-const signalTimeout = ownGrace
+// signalTimeout bounds how long this node stays for the head's workload after a signal. No
+// pod has such a grace period. It does not serve to notice the loss of the head.
+const signalTimeout = 7 * 24 * time.Hour
 
 // takePart runs a node that is not the head. The node follows the head's plan until
 // the head ends the run. If it leads the run in the end, takePart returns the

@@ -71,8 +71,12 @@ func usePersistent(ctx context.Context, options Options, job slurm.Job, inJob bo
 		return true, 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("use the cluster of job %s: no cluster of 'berth up' is on this node; it has ended, or it belongs to a 'berth run', which takes neither commands nor images of other runs", job.ID))
 	case !ok && inJob && job.Place == slurm.PlaceShell:
 		// A program under salloc is not on the nodes.
-		if _, head, err = slurm.StepNamed(ctx, job.ID, upStep, slurm.AskLong); err != nil || head == "" {
-			return false, 0, exitcode.Wrap(exitcode.Unavailable, err)
+		// Without an answer, this run must not start a second cluster.
+		if _, head, err = slurm.StepNamed(ctx, job.ID, upStep, slurm.AskLong); err != nil {
+			return true, 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("ask Slurm whether job %s has a cluster of 'berth up': %w", job.ID, err))
+		}
+		if head == "" {
+			return false, 0, nil
 		}
 	case !ok:
 		return false, 0, nil
