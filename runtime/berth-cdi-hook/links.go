@@ -15,8 +15,8 @@ import (
 // needs an ldconfig, and a variable (LD_LIBRARY_PATH) is lost when a program
 // sets its own.
 //
-// A library of the image gives way, because only the host driver's library
-// works. The image does not change.
+// A link replaces a library of the image with the same name, because only the library of
+// the host's driver works. The image itself does not change.
 func linkLibraries(root, folder string, links []string) error {
 	rootFD, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -55,8 +55,9 @@ func linkLibraries(root, folder string, links []string) error {
 	return nil
 }
 
-// openSearched opens the first of the linker's own folders that the image has:
-// Debian's, that of Red Hat and SUSE, that of all others.
+// openSearched opens the first of the dynamic linker's default folders that the image has:
+// the folder of Debian, of Red Hat and SUSE, or of other distributions. It returns ENOENT if
+// the image has none.
 func openSearched(root int) (int, error) {
 	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
 	for _, folder := range []string{"/usr/lib/" + triplet, "/usr/lib64", "/lib64", "/usr/lib", "/lib"} {
@@ -68,8 +69,7 @@ func openSearched(root int) (int, error) {
 	return -1, unix.ENOENT
 }
 
-// openIn opens a folder of the container's. Links in an image lead nowhere but
-// into it.
+// openIn opens a folder of the container. It resolves links within the container's root.
 func openIn(root int, folder string) (int, error) {
 	fd, err := unix.Openat2(root, folder, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
@@ -81,7 +81,7 @@ func openIn(root int, folder string) (int, error) {
 	return fd, nil
 }
 
-// replace makes a link, replacing any file of its name.
+// replace makes a symbolic link, and replaces an existing file with its name.
 func replace(folder int, name, target string) error {
 	err := unix.Symlinkat(target, folder, name)
 	if errors.Is(err, unix.EEXIST) {

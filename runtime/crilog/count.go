@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CountsEnv names the environment variable with the directory of the counts. It
-// must be in memory: counts are needed where a disk is full.
+// CountsEnv names the environment variable with the directory of the counts. The directory
+// must be in memory, because counts are needed when a disk is full.
 const CountsEnv = "BERTH_UNWRITTEN"
 
 // Count counts the bytes of output that could not be written to the logs of a
-// container, in all its runs. The count is the length of a sparse file, which can
-// be increased when memory is used up too, and never has half a value.
+// container, in all its runs. The count is the length of a sparse file. The length can grow
+// even if memory is full, and a reader never sees an incomplete value.
 type Count struct{ path string }
 
 // NewCount returns the count below dir for a log file, POD-DIRECTORY/CONTAINER/N.log.
@@ -27,7 +27,7 @@ func NewCount(dir, log string) Count {
 	return Count{filepath.Join(dir, filepath.Base(pod), filepath.Base(container))}
 }
 
-// Add adds to the count. Both streams of a container share it.
+// Add adds lost bytes to the count, which both streams of a container share.
 func (c Count) Add(bytes int) error {
 	if c.path == "" || bytes == 0 {
 		return nil

@@ -24,7 +24,7 @@ import (
 // capability is cap_net_raw=ep, as a file has it.
 const capability = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
-// entry is one of an archive.
+// entry is an entry of an archive.
 type entry struct {
 	name string
 	kind byte // of package tar; a directory or regular file by its name if 0
@@ -108,7 +108,7 @@ func pack(entries []entry, seed uint64) ([]byte, error) {
 			e.text = string(content)
 		}
 		stamp := e.name
-		if e.kind == tar.TypeLink { // it describes the same file once more
+		if e.kind == tar.TypeLink { // a hard link repeats the metadata of the file
 			stamp = e.link
 			if k := slices.IndexFunc(entries, func(o entry) bool { return o.kind != tar.TypeLink && o.name == e.link }); k >= 0 {
 				e.mode, e.uid = entries[k].mode, entries[k].uid
@@ -155,7 +155,7 @@ type File struct {
 	Major, Minor        uint32
 	Seconds, Nanosecond int64
 	Xattrs              map[string]string
-	// Content is a file's, or where a link leads.
+	// Content is the content of a regular file, or the target of a link.
 	Content []byte
 }
 
@@ -173,8 +173,8 @@ func (f File) String() string {
 	return fmt.Sprintf("%s links=%d size=%d dev=%d:%d time=%d.%09d %.10x", line, f.Links, f.Size, f.Major, f.Minor, f.Seconds, f.Nanosecond, sha256.Sum256(f.Content))
 }
 
-// Describe returns the lines of all files below a directory, but for what is
-// below the given ones.
+// Describe returns the lines of all files below a directory, sorted. It omits the
+// directories without, which are relative to root, and all that is below them.
 func Describe(root string, without ...string) ([]string, error) {
 	var lines []string
 	err := filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
@@ -210,7 +210,7 @@ func inspect(path string) (File, error) {
 	}
 	for _, name := range strings.FieldsFunc(string(names[:n]), func(r rune) bool { return r == 0 }) {
 		if strings.HasPrefix(name, "system.") || name == "security.selinux" {
-			continue // of the host
+			continue // set by the host
 		}
 		value := make([]byte, 65536)
 		n, err := unix.Lgetxattr(path, name, value)

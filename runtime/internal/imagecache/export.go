@@ -18,8 +18,8 @@ import (
 )
 
 // Export writes an image as an archive with an OCI layout. It makes the layers from
-// their files in the cache. Their content stays the same, but their digests change,
-// and so does the image's.
+// their files in the cache. The content of the layers stays the same, but their digests and
+// the digest of the image change.
 func (p *Populator) Export(ctx context.Context, image layercache.Image, path string) error {
 	source, err := p.cached(image)
 	if err == nil {
@@ -65,7 +65,7 @@ func configuration(cache *layercache.Cache, image layercache.Image) ([]byte, err
 			return cache.Blob(desc.Digest)
 		}
 	}
-	return nil, errors.New("its configuration is not there: pull it again")
+	return nil, errors.New("its configuration is missing: pull the image again")
 }
 
 // writeLayer converts a layer's file to an archive.

@@ -17,15 +17,14 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// archiveWriter writes an OCI layout as a tar archive. A blob's header contains its
-// digest and size, so it is written after the blob. Thus nothing is written twice,
-// and no temporary file is needed.
+// archiveWriter writes an OCI layout as a tar archive. A blob's header contains the digest
+// and size of the blob, so it is written after the blob. Thus nothing is written twice, and
+// no temporary file is needed.
 type archiveWriter struct {
 	file  *os.File
 	end   int64
 	index ocispec.Index
-	// docker lists the images for 'docker load' in versions that cannot read
-	// layouts.
+	// docker lists the images for versions of 'docker load' that cannot read layouts.
 	docker []dockerManifest
 }
 

@@ -5,11 +5,11 @@ import (
 	"sync"
 )
 
-// maxCached bounds the bytes of unpacked blocks in memory. The kernel caches what it
-// has read; this cache is for many small files that share one block.
 const (
+	// maxCached bounds the bytes of unpacked blocks in memory. The kernel caches content
+	// that it has read. This cache is for many small files that share one block.
 	maxCached = 8 << 20
-	// minBlock is the least size that is counted for a block, because its
+	// minBlock is the least size in bytes that counts for a block, because its
 	// bookkeeping takes memory, too.
 	minBlock = 4 << 10
 )
@@ -40,6 +40,8 @@ type block struct {
 // size returns the memory that the block takes.
 func (b *block) size() int { return max(cap(b.data), minBlock) }
 
+// get returns the block at a place, and calls load if it is not in the cache. It does not keep
+// a block that failed to load.
 func (c *cache) get(at place, load func() ([]byte, error)) ([]byte, error) {
 	c.mu.Lock()
 	c.turn++
@@ -74,8 +76,8 @@ func (c *cache) get(at place, load func() ([]byte, error)) ([]byte, error) {
 	return b.data, nil
 }
 
-// forget drops the least recently used block, except blocks in preparation and
-// the one at a given place.
+// forget drops the least recently used block, and reports whether there was one. It keeps
+// blocks that are being loaded, and the block at a given place.
 func (c *cache) forget(but place) bool {
 	var oldest *block
 	var where place

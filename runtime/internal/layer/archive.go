@@ -12,8 +12,8 @@ import (
 	"berth.dev/berth/runtime/internal/erofs"
 )
 
-// Archive writes the image of a layer as a tar archive again: the same layer,
-// though seldom the same bytes as it was made of. It counts the entries against the limits
+// Archive writes the image of a layer as a tar archive again. The result is the same layer,
+// but its bytes usually differ from the original archive. Archive counts the entries against the limits
 // of most, because the inodes of a malformed image may share entries and content.
 func Archive(image *erofs.Image, to io.Writer, most *budget.Layer) error {
 	a := archiver{image, tar.NewWriter(to), most, map[uint64]string{}, map[uint64]bool{}, nil}
@@ -21,7 +21,8 @@ func Archive(image *erofs.Image, to io.Writer, most *budget.Layer) error {
 	if err == nil {
 		err = a.directory("", root, 0)
 	}
-	// Last, because a link of this layer may be to what they hide.
+	// Write whiteouts last, because hard links of this layer may refer to files that the
+	// whiteouts hide.
 	for _, name := range a.hidden {
 		if err == nil {
 			err = a.empty(path.Dir(name) + "/" + whiteoutPrefix + path.Base(name))
@@ -42,13 +43,13 @@ type archiver struct {
 	most  *budget.Layer
 	// names maps inodes to the names under which they were written.
 	names map[uint64]string
-	// entered are the directories: each has one name.
+	// entered holds the directories that were visited, because each must have one name.
 	entered map[uint64]bool
-	// hidden are the names that hide what is below.
+	// hidden holds the paths of whiteouts.
 	hidden []string
 }
 
-// directory writes a directory, "" for the root, and what is in it.
+// directory writes a directory and its content. The name of the root is "".
 func (a *archiver) directory(name string, n erofs.Inode, depth int) error {
 	if a.entered[n.Number] || depth > maxDepth {
 		return fmt.Errorf("directory %q is in itself: %w", name, erofs.ErrCorrupt)
@@ -87,7 +88,7 @@ func (a *archiver) directory(name string, n erofs.Inode, depth int) error {
 	return nil
 }
 
-// write begins an entry.
+// write counts an entry and writes its header.
 func (a *archiver) write(header *tar.Header) error {
 	if err := a.most.Entry(header); err != nil {
 		return err
@@ -95,6 +96,7 @@ func (a *archiver) write(header *tar.Header) error {
 	return a.to.WriteHeader(header)
 }
 
+// empty writes an empty file, such as a whiteout.
 func (a *archiver) empty(name string) error {
 	return a.write(&tar.Header{Name: strings.TrimPrefix(name, "./"), Typeflag: tar.TypeReg, Format: tar.FormatPAX})
 }

@@ -24,7 +24,7 @@ func (f folder) claims() string     { return filepath.Join(f.dir, "claims") }
 func (f folder) unfinished() string { return filepath.Join(f.dir, "unfinished") }
 func (f folder) aside() string      { return filepath.Join(f.dir, "damaged") }
 
-// path returns the image of a layer.
+// path returns the path of a layer's image.
 func (f folder) path(d digest.Digest) string {
 	return filepath.Join(f.layers(), d.Encoded()+imageExtension)
 }
@@ -32,9 +32,9 @@ func (f folder) path(d digest.Digest) string {
 // blobPath returns the file of a manifest or configuration.
 func (f folder) blobPath(d digest.Digest) string { return filepath.Join(f.blobs(), d.Encoded()) }
 
-// record returns the file of a name for a platform. Both may have characters that
-// file names must not, so the file has their digests. A file without the platform's
-// digest was written when a name had only one platform.
+// record returns the path of the record of a name for a platform. Both may have characters
+// that file names must not have, so the file is named after their digests. Earlier versions
+// kept only one platform of a name, and wrote files without the platform's digest.
 func (f folder) record(name, platform string) string {
 	file := digest.FromString(name).Encoded()
 	if platform != "" {
@@ -60,7 +60,7 @@ func (f folder) paths(image Image) (paths []string) {
 func (f folder) files() (files []fs.FileInfo, total int64, err error) {
 	entries, err := os.ReadDir(f.layers())
 	for _, e := range entries {
-		if info, err := e.Info(); err == nil { // else somebody else has removed it
+		if info, err := e.Info(); err == nil { // otherwise another process has removed the file
 			files = append(files, info)
 			total += info.Size()
 		}

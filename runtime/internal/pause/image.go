@@ -1,7 +1,6 @@
-// Package pause brings the image of the sandbox container into a containerd
-// that has just been started. The image is part of the containerd binary: it
-// can neither be missing nor be pulled, and takes a few milliseconds where an
-// import would unpack an archive.
+// Package pause puts the image of the sandbox container into the stores of a containerd that
+// is starting. The image is part of the containerd binary, so it cannot be missing and need
+// not be pulled. That takes a few milliseconds, less than importing an archive.
 package pause
 
 import (
@@ -26,7 +25,7 @@ const imageName = "localhost/berth/pause:1"
 //go:embed bin
 var programs embed.FS
 
-// image is a complete OCI image: three blobs and what refers to them.
+// image is a complete OCI image: its program, and three blobs with their descriptors.
 type image struct {
 	program                 []byte
 	manifest, config, layer ocispec.Descriptor
@@ -45,7 +44,7 @@ func newImage(arch string) (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Not compressed: the digest of the layer is its diff ID too.
+	// The layer is not compressed, so its digest is also its diff ID.
 	img.layer = img.add(ocispec.MediaTypeImageLayer, layer)
 	config, err := json.Marshal(ocispec.Image{
 		Platform: ocispec.Platform{Architecture: arch, OS: "linux"},

@@ -14,16 +14,16 @@ type Memory struct {
 	PageTables uint64
 }
 
-// Charged returns the memory that a memory cgroup could not reclaim: file pages
-// can be dropped, the others cannot.
+// Charged returns the bytes that a memory cgroup could not reclaim. The kernel can drop file
+// pages, but no others.
 func (m Memory) Charged() uint64 { return m.Anon + m.Shmem + m.PageTables }
 
 func (m Memory) plus(o Memory) Memory {
 	return Memory{m.Anon + o.Anon, m.Shmem + o.Shmem, m.File + o.File, m.PageTables + o.PageTables}
 }
 
-// WithFiles returns m when the container has written files bytes into volumes
-// in memory. What of them is mapped is part of Shmem already.
+// WithFiles returns m for a container that has written files bytes into volumes in memory.
+// Mapped bytes of these files are part of Shmem already.
 func (m Memory) WithFiles(files uint64) Memory {
 	m.Shmem = max(m.Shmem, files)
 	return m
@@ -40,8 +40,8 @@ func (f FS) Memory(pid int) (Memory, error) {
 }
 
 // Proportional works like Memory, but pages shared by n processes count 1/n to
-// each. The kernel walks every page table for it: milliseconds per gigabyte,
-// against microseconds for Memory.
+// each. The kernel walks every page table for this, which takes milliseconds per gigabyte.
+// Memory takes microseconds.
 func (f FS) Proportional(pid int) (Memory, error) {
 	var m Memory
 	err := f.kilobytes(pid, "smaps_rollup", map[string]*uint64{

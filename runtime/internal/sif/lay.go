@@ -26,8 +26,8 @@ var ErrTooLarge = errors.New("too large to be used in place")
 // partKept is the memory for a part of a file's content in bytes.
 const partKept = 32
 
-// maxContent bounds the files together: each four kilobytes cost four bytes of memory
-// while the layer is laid out.
+// maxContent bounds the total size of the files in bytes. Each block of four kilobytes takes
+// four bytes of memory while the layer is laid out.
 const maxContent = 128 << 30
 
 // Lay writes the image of the layer to an empty file, without the content of the

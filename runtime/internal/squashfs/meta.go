@@ -10,12 +10,13 @@ import (
 )
 
 const (
-	// metaSize is the size of an unpacked metadata block.
+	// metaSize is the size of an unpacked metadata block in bytes.
 	metaSize = 8 << 10
-	// plainMeta and plainData mark uncompressed blocks.
+	// plainMeta and plainData are the flags of uncompressed blocks in the size of a metadata
+	// block and of a data block.
 	plainMeta = 1 << 15
 	plainData = 1 << 24
-	// maxKept bounds the metadata blocks kept in memory: 32 MiB of them.
+	// maxKept bounds the number of metadata blocks kept in memory. They take 32 MiB.
 	maxKept = 4096
 )
 
@@ -91,6 +92,7 @@ type metaBlock struct {
 	next int64
 }
 
+// meta returns the metadata block at an offset in the image.
 func (i *Image) meta(at int64) (metaBlock, error) {
 	if block, found := i.kept[at]; found {
 		return block, nil
@@ -132,7 +134,8 @@ type cursor struct {
 	rest  []byte
 }
 
-// cursor returns a cursor at an offset in the metadata block at a place.
+// cursor returns a cursor in the metadata block at an offset in the image. The cursor begins
+// offset bytes into the unpacked block.
 func (i *Image) cursor(at int64, offset int) (*cursor, error) {
 	block, err := i.meta(at)
 	if err != nil {

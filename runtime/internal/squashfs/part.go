@@ -2,7 +2,8 @@ package squashfs
 
 import "fmt"
 
-// Extent is a block of data in an image, packed or not.
+// Extent is a block of data in an image: its offset and its packed size in bytes. Plain is
+// set if the block is not compressed.
 type Extent struct {
 	Offset int64
 	Size   uint32
@@ -45,7 +46,7 @@ func (i *Image) Parts(n Inode) (parts []Part, err error) {
 	return append(parts, p), i.check(p)
 }
 
-// check refuses a part that no valid image has.
+// check returns an error for a part that no valid image has.
 func (i *Image) check(p Part) error {
 	b := p.Block
 	end := int64(p.Inner) + int64(p.Size)
@@ -75,7 +76,8 @@ type Unpacker struct {
 	maximum int
 }
 
-// NewUnpacker returns an unpacker for a packing.
+// NewUnpacker returns an unpacker for a packing. It fails for an unsupported compression and
+// an invalid block size.
 func NewUnpacker(p Packing) (*Unpacker, error) {
 	if p.BlockSize < minBlock || p.BlockSize > maxBlock {
 		return nil, fmt.Errorf("blocks of %d bytes: %w", p.BlockSize, ErrCorrupt)

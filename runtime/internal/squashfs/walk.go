@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Walk calls visit for everything in the image, with its path. It visits the root,
+// Walk calls visit for every inode of the image, with its path. It visits the root,
 // ".", first, and a directory before its entries, which are in the image's order.
 func (i *Image) Walk(visit func(path string, n Inode) error) error {
 	i.blocks = 0
@@ -43,7 +43,7 @@ func (w *walker) directory(path string, dir Inode) error {
 		}
 		w.count++
 		name := path + e.name
-		// A path bounds the nesting of directories, too.
+		// The limit for a path also bounds the nesting of directories.
 		if err := errors.Join(w.image.limits.CheckFiles(w.count), w.image.limits.CheckPath(name)); err != nil {
 			return err
 		}
@@ -73,7 +73,8 @@ type entry struct {
 	inode uint64
 }
 
-// nothing is the surplus in the size that a directory claims.
+// nothing is the size in bytes that an empty directory states. All directories state as many
+// bytes too many.
 const nothing = 3
 
 // entries reads a directory, entry by entry. A small image may contain more entries

@@ -10,11 +10,10 @@ import (
 	"berth.dev/berth/runtime/internal/pinning"
 )
 
-// CPUs holds the CPUs that containers may have.
+// CPUs holds the CPUs that containers may be bound to.
 type CPUs struct {
-	// All is empty if it is unknown which CPUs belong to the run. Pods bound to the
-	// wrong CPUs would compete with another job on CPUs that this job does not
-	// have.
+	// All is empty if the CPUs of the run are unknown. Then pods are not bound, because on
+	// wrong CPUs they would compete with another job.
 	All cpuset.CPUSet
 	// Ledger is shared by the shims of a node.
 	Ledger *pinning.Ledger

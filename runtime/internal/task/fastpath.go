@@ -12,9 +12,9 @@ import (
 	"berth.dev/berth/runtime/internal/podlink"
 )
 
-// runcOptions returns options for a container that the runc with that name makes;
-// runc itself if the name is empty. containerd passes none: it knows only the options
-// of runc's own shim.
+// runcOptions returns the options for creating a container. binary is the name of the
+// program to use instead of runc, or empty for runc. containerd passes no options, because
+// it knows only the options of runc's own shim.
 //
 // The container gets no session keyring. The kernel counts keyrings by user, by
 // default 200 at most, and a pod would take two or more.
@@ -26,9 +26,9 @@ func runcOptions(binary string) (*anypb.Any, error) {
 	return made, nil
 }
 
-// takeFastPath makes berth-runc install the fast path's filter on the pod's
-// processes, from the first container after the sandbox on, or reports why it
-// does not. The shim has one pod, so it can set its own environment.
+// takeFastPath makes berth-runc install the fast path's filter on the processes of all
+// containers of the pod except the sandbox. If it does not, it logs the reason. The shim
+// serves only one pod, so it can pass the pod's identity in its own environment.
 func (s *Service) takeFastPath(id string, c bundle.Container) {
 	stay := func(why string, args ...any) {
 		s.log.Info("connections of this pod stay on the network between the nodes: "+why, append(args, "container", id)...)
@@ -36,12 +36,12 @@ func (s *Service) takeFastPath(id string, c bundle.Container) {
 	var err error
 	switch {
 	case c.Listens:
-		// A process has one listener at most; its containers and those after
-		// it, which may share its processes, keep to the profile's.
+		// A process has at most one listener. This container keeps the listener of its
+		// profile. So do later containers, which may share its processes.
 		stay("its seccomp profile has its own listener")
 		err = os.Unsetenv(s.fastPath)
 	case c.Network == "":
-		return // not the first, or on the node's network
+		return // not the sandbox, or on the node's network
 	case c.Overlay:
 		stay("its annotation requests that")
 	default:
@@ -51,6 +51,6 @@ func (s *Service) takeFastPath(id string, c bundle.Container) {
 		}
 	}
 	if err != nil {
-		stay("it has no address that is known", "error", err)
+		stay("its address is unknown", "error", err)
 	}
 }

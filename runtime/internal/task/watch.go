@@ -11,15 +11,16 @@ import (
 )
 
 // dropWatches closes the inotify instances of this process. containerd's service makes
-// one for each container, to learn from memory.events that the kernel killed a process of
-// it for lack of memory, and has no option to make none (containerd 2.3, internal/oom).
+// one for each container, to learn from memory.events that the kernel killed one of its
+// processes for lack of memory. The service has no option to make none (containerd 2.3,
+// internal/oom).
 // On a host with only cgroup2, and nothing delegated, that file belongs to the group of
 // the whole job: each kill would be reported for all containers, and the watches would
 // use up the instances of the user, 128 by default.
 //
-// The service keeps its descriptor, and closes it at the container's end. Until then it
-// is one of /dev/null. No descriptor is closed, and its number taken, while this function
-// runs: the container's process waits to be started.
+// The service keeps the number of its descriptor, and closes it at the container's end. Until
+// then the number refers to /dev/null. While this function runs, no descriptor is closed and
+// its number used again, because the container's process waits to be started.
 func dropWatches() error {
 	const dir = "/proc/self/fd"
 	entries, err := os.ReadDir(dir)
