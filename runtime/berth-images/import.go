@@ -19,10 +19,10 @@ import (
 	"berth.dev/berth/runtime/internal/imagestore"
 )
 
-// errReported ends the program after an error that has its line already.
+// errReported ends the program after errors that were already printed as lines.
 var errReported = errors.New("some archives could not be imported")
 
-// visibleWithin bounds the wait for CRI, which takes milliseconds.
+// visibleWithin bounds the wait until CRI knows an image, which usually takes milliseconds.
 const visibleWithin = 10 * time.Second
 
 // result is one line of output.
@@ -101,7 +101,8 @@ func importArchives(ctx context.Context, args []string, out io.Writer) error {
 	return group.Wait()
 }
 
-// awaitVisible waits for the kubelet's view, which is of one namespace only.
+// awaitVisible waits until the kubelet can see an image. The kubelet sees only the namespace
+// k8s.io, so for others awaitVisible returns at once.
 func awaitVisible(ctx context.Context, client *containerd.Client, namespace, name string) error {
 	if namespace != "k8s.io" {
 		return nil
@@ -120,7 +121,7 @@ type printer struct {
 	out *json.Encoder
 }
 
-// print writes a line; a reader that has gone away is no reason to stop.
+// print writes a line. It ignores errors: the import continues without a reader.
 func (p *printer) print(r result) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,5 +1,5 @@
-// Command berth-layers serves image layers to the kernel. It runs outside the
-// namespaces of its mounts, so that it cannot wait for itself even by accident.
+// Command berth-layers serves image layers to the kernel. It runs outside the namespaces of
+// its mounts, so that it cannot access its own mounts and wait for itself.
 package main
 
 import (

@@ -2,8 +2,8 @@ package main
 
 // The plugins, one import each. Left out on purpose: NRI, tracing, metrics,
 // debug server, image verifiers, restart monitor, the snapshotters that need
-// a block device, and EROFS, whose mounts need the kernel's privilege: see
-// layers.go.
+// a block device, and containerd's EROFS snapshotter, because its mounts need root. layers.go
+// has a snapshotter instead.
 import (
 	_ "github.com/containerd/containerd/v2/core/runtime/v2"
 	_ "github.com/containerd/containerd/v2/plugins/cri"

@@ -18,8 +18,8 @@ import (
 // reserveSize is the space, in bytes, that is kept for containerd's own records.
 const reserveSize = 2 << 20
 
-// reservePlugin keeps some space on the disk, and frees it when a container ends and
-// the disk is full. CRI records each end on disk. If a pod filled the disk, none of
+// reservePlugin returns a plugin that reserves space on the disk, and frees it when a
+// container ends and the disk is full. CRI records each end on disk. If a pod filled the disk, none of
 // its containers would ever end, the kubelet could not evict the pod, and its files
 // would stay.
 func reservePlugin() *plugin.Registration {
@@ -52,11 +52,11 @@ func reservePlugin() *plugin.Registration {
 // reserve is the file that takes the reserved space.
 type reserve struct{ path string }
 
-// look frees the reserve if the disk is full, or makes it again.
+// look frees the reserve if the disk is full, and makes it again if there is much space.
 func (r reserve) look(ctx context.Context) {
 	var disk unix.Statfs_t
 	if err := unix.Statfs(filepath.Dir(r.path), &disk); err != nil {
-		log.G(ctx).WithError(err).Warn("nobody knows how full the disk is")
+		log.G(ctx).WithError(err).Warn("the free space of containerd's disk is unknown")
 		return
 	}
 	var err error

@@ -10,9 +10,9 @@ import (
 // cgroupMount is the mount point of a container's cgroup.
 const cgroupMount = "/sys/fs/cgroup"
 
-// cover adds mounts over files of /proc and /sys. A mount over the cgroup
-// replaces the container's own; a container that mounts no cgroup gets none.
-// Paths that a volume of the pod covers stay unchanged.
+// cover adds mounts over files of /proc and /sys. A mount over the cgroup replaces the
+// container's own mount of it; a container that mounts no cgroup gets none. Paths in a bind
+// mount of the pod, or above one, stay unchanged.
 func cover(spec *specs.Spec, mounts []specs.Mount) {
 	for _, m := range mounts {
 		if ofVolume(spec.Mounts, m.Destination) {

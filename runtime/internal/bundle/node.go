@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Probe finds out what the node allows. It never fails: what cannot be read
-// is taken as absent.
+// Probe returns what the node allows. It never fails: a file that cannot be read counts as
+// absent. The caller sets GuardOwners.
 func Probe() Node {
 	return Node{
 		Controllers: delegated("/sys/fs/cgroup"),
@@ -20,10 +20,10 @@ func Probe() Node {
 	}
 }
 
-// delegated returns the controllers that containers may use below root, nil
-// where no cgroup can be created there. The launcher mounts an empty cgroup2
-// over a host's hierarchy that the user may not write, so this one look shows
-// the two apart without another setting that could contradict it.
+// delegated returns the controllers that containers may use below root; nil if no cgroup can
+// be created there. The launcher mounts an empty cgroup2 over a hierarchy of the host that
+// the user may not write to. So no additional setting is needed, which could contradict the
+// actual state.
 func delegated(root string) []string {
 	text, err := os.ReadFile(filepath.Join(root, "cgroup.controllers"))
 	if err != nil || unix.Access(root, unix.W_OK) != nil ||

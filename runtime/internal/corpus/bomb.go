@@ -35,7 +35,7 @@ func Bomb(t testing.TB, name string, size int64) string {
 	return path
 }
 
-// same is an endless text, and not zeros, which file systems leave out.
+// same is an endless text. It is not zeros, which file systems do not store.
 type same struct{}
 
 func (same) Read(p []byte) (int, error) {

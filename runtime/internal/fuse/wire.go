@@ -21,7 +21,7 @@ const (
 
 const (
 	statfsSize = 80
-	// background is the number of requests in the background.
+	// background is the maximum number of requests in the background.
 	background = 64
 )
 

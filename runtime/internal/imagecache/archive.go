@@ -71,8 +71,8 @@ func (p *Populator) open(ctx context.Context, a imagestore.Archive, use func(con
 	return use(blobs, found)
 }
 
-// children returns the children of a manifest or an index after verifying its
-// digest. Otherwise an index could contain itself, and the walk would not end.
+// children returns a handler that returns the children of a manifest or an index after it has
+// verified the digest. Otherwise an index could contain itself, and the walk would not end.
 func children(blobs content.Provider, b budget.Budget) images.HandlerFunc {
 	return func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		if images.IsIndexType(desc.MediaType) || images.IsManifestType(desc.MediaType) {

@@ -57,9 +57,9 @@ func (s boundedStore) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (co
 	return s.Store.ReaderAt(ctx, desc)
 }
 
-// bounded returns the files and symbolic links of an archive as an archive. Its reader
-// gets an error where the archive exceeds the limits of most: containerd would keep
-// any number of names, and decode texts of any number of values.
+// bounded returns an archive of the files and symbolic links of an archive. Reading it fails
+// when the archive exceeds the limits of most, because containerd would keep any number of
+// names, and decode texts of any number of values.
 func bounded(from io.Reader, most *budget.Layer) io.ReadCloser {
 	reader, writer := io.Pipe()
 	go func() { writer.CloseWithError(copyBounded(writer, from, most)) }()

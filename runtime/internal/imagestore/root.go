@@ -22,8 +22,8 @@ func (a Archive) isRoot() bool {
 	return err == nil && info.IsDir() && !isLayout(a.Path)
 }
 
-// readRoot puts an image into a store whose only layer stands for a folder: the layer
-// holds only the folder's name.
+// readRoot puts an image with one layer into a store, and returns its index and the digest of
+// the layer. The layer stands for a folder, and contains only the folder's name.
 func readRoot(ctx context.Context, store content.Store, folder string) (index ocispec.Index, layer digest.Digest, err error) {
 	root, err := os.OpenRoot(folder)
 	if err != nil {

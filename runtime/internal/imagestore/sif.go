@@ -64,8 +64,8 @@ func writeImage(ctx context.Context, store content.Store, layer ocispec.Descript
 	return ocispec.Index{Manifests: []ocispec.Descriptor{desc}}, err
 }
 
-// useSIF puts an image into a store whose only layer stands for a SIF file, and puts
-// the layer's metadata into a snapshotter's directory. Of the file's content it reads
+// useSIF puts an image with one layer into a store. The layer stands for a SIF file. useSIF
+// puts the layer's metadata into a snapshotter's directory. Of the file's content it reads
 // only the description. It returns false if the file must be converted.
 func useSIF(ctx context.Context, store content.Store, path, snapshotter string, b budget.Budget) (index ocispec.Index, used bool, err error) {
 	file, err := os.Open(path)

@@ -9,9 +9,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// AwaitVisible returns when the kubelet can see an image. CRI learns of a new
-// image by an event, some milliseconds after it has got its name. A kubelet that
-// asked in between would try to pull it.
+// AwaitVisible returns nil when the kubelet can see an image, and an error when ctx ends. CRI
+// learns of a new image by an event, some milliseconds after the image gets its name. A
+// kubelet that asked in between would try to pull the image.
 func AwaitVisible(ctx context.Context, conn grpc.ClientConnInterface, name string) error {
 	service := cri.NewImageServiceClient(conn)
 	wait := time.NewTicker(2 * time.Millisecond)

@@ -8,7 +8,7 @@ type PriorityGate struct {
 	mu sync.Mutex
 	// first holds layers that still lack prioritized content.
 	first map[*File]bool
-	// changed is closed at each change.
+	// changed is closed at the next change; nil while nobody waits for it.
 	changed chan struct{}
 }
 

@@ -25,7 +25,7 @@ func newTransport(refused []netip.Prefix) http.RoundTripper {
 	direct.Proxy = nil
 	dialer := net.Dialer{
 		Timeout: idleWithin / 2,
-		// Control is called for each address of a name.
+		// The dialer calls Control for each address of a host name.
 		Control: func(_, address string, _ syscall.RawConn) error {
 			to, err := netip.ParseAddrPort(address)
 			if err != nil {

@@ -8,7 +8,7 @@ import (
 
 // incoming is a blob that this node is receiving, from a node or a registry.
 type incoming struct {
-	// path is the file that receives it; size is its final size.
+	// path is the file that receives the blob; size is the blob's final size in bytes.
 	path string
 	size int64
 
@@ -47,7 +47,7 @@ func (i *incoming) end(as state) {
 	}
 }
 
-// wake is called with mu held.
+// wake wakes all calls of await. The caller holds mu.
 func (i *incoming) wake() {
 	if i.changed != nil {
 		close(i.changed)
@@ -55,7 +55,8 @@ func (i *incoming) wake() {
 	}
 }
 
-// await waits until more than offset bytes have arrived, and returns their number.
+// await waits until more than offset bytes have arrived, and returns the number that has. It
+// returns errBroken if no more bytes will arrive.
 func (i *incoming) await(ctx context.Context, offset int64) (int64, error) {
 	for {
 		i.mu.Lock()

@@ -1,6 +1,5 @@
 // Package procfs measures the usage of containers' processes from /proc, where
-// no cgroup does. It knows processes and containers, not pods. It changes
-// nothing, except that it sends signals on request.
+// no cgroup does. It knows processes and containers, not pods. It only reads.
 package procfs
 
 import (
@@ -66,7 +65,8 @@ func (f FS) childrenOf(pid int, thread string) ([]int, error) {
 	return pids, nil
 }
 
-// MountNamespace returns the identity of a process's mount namespace.
+// MountNamespace returns the identity of a process's mount namespace, such as
+// mnt:[4026531841].
 func (f FS) MountNamespace(pid int) (string, error) {
 	link, err := os.Readlink(f.path(pid, "ns/mnt"))
 	if err != nil {

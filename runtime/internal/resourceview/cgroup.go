@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// period is the unit of a CPU limit in microseconds.
+// period is the period of a CPU limit in microseconds.
 const period = 100_000
 
 // unlimited is the text of version 1 for a missing limit.
@@ -63,7 +63,8 @@ func (v *View) cpuMax() string {
 	return quota[:len(quota)-1] + " " + strconv.Itoa(period) + "\n"
 }
 
-// quota returns the time that the container may run in a period, in microseconds.
+// quota returns a line with the time that the container may run in a period, in microseconds.
+// It returns none for a container without a CPU limit.
 func (v *View) quota(none string) string {
 	milli := v.Limits().MilliCPU
 	if milli == 0 {

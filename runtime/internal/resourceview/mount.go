@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mount mounts files at dir by FUSE, and serves them until the last mount of them
-// is gone, including bind mounts elsewhere. If this process ends before, reads fail
+// Mount mounts files at dir by FUSE. It serves them in the background until their last mount
+// is removed, including bind mounts elsewhere. If this process ends before that, reads fail
 // with ENOTCONN.
 func Mount(dir string, files map[string]func() string, log *slog.Logger) error {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -24,8 +24,8 @@ func Mount(dir string, files map[string]func() string, log *slog.Logger) error {
 		unix.Close(fd)
 		return fmt.Errorf("mount fuse at %s: %w", dir, err)
 	}
-	// Open it only now: the poller takes a device without a mount for one that has
-	// ended.
+	// Call os.NewFile only now: for Go's poller, a device that is not mounted yet looks like
+	// one after the unmount.
 	device := os.NewFile(uintptr(fd), "/dev/fuse")
 	go func() {
 		defer device.Close()

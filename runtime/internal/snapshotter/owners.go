@@ -10,8 +10,8 @@ import (
 	"berth.dev/berth/runtime/internal/layer"
 )
 
-// Owners reports layers whose files have different owners on this node than in
-// their image.
+// Owners reports layers with files that have different owners on this node than in their
+// image.
 type Owners struct {
 	// IDs maps the user and group IDs that files can have on this node.
 	IDs idmap.Map

@@ -2,8 +2,8 @@ package squashfs
 
 import "fmt"
 
-// table is a list of entries of one size. The entries lie in metadata blocks, whose
-// places are in a list. An image may claim any number of entries, and repeat one
+// table is a list of count entries of entry bytes each. The entries are in metadata blocks.
+// The offsets of the blocks are in a list at offset list. An image may claim any number of entries, and repeat one
 // block in the list. Therefore entries are read only when they are needed.
 type table struct {
 	list  uint64

@@ -9,7 +9,7 @@ type Xattr struct {
 }
 
 const (
-	// elsewhere marks a value that is stored with another inode's attributes.
+	// elsewhere is the flag of a value that is stored with another inode's attributes.
 	elsewhere = 1 << 8
 	maxXattrs = 64 << 10 // bytes of a value, and of an inode's attributes together
 	// maxXattrCount bounds the attributes of one inode.

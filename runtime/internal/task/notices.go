@@ -9,8 +9,8 @@ import (
 	"berth.dev/berth/runtime/internal/bundle"
 )
 
-// leftNotices is a file in the folder of notices. The node role may create events;
-// it reads and removes the file.
+// leftNotices is the content of a file in the folder of notices. The node role reads and
+// removes the file, and creates events, which the shim may not do.
 type leftNotices struct {
 	Pod     bundle.Pod
 	Notices []bundle.Notice

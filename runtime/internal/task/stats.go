@@ -16,8 +16,8 @@ import (
 	"berth.dev/berth/runtime/internal/procfs"
 )
 
-// Stats answers in the form of a cgroup, counted from /proc where the kernel
-// does not count memory.
+// Stats returns the statistics of a container in the form of cgroup v2. It counts from /proc
+// if the kernel does not enforce the memory limit.
 func (s *Service) Stats(ctx context.Context, r *taskapi.StatsRequest) (*taskapi.StatsResponse, error) {
 	c := s.container(r.ID)
 	if c == nil {
@@ -68,7 +68,7 @@ func (s *Service) metrics(c *container, u procfs.Usage, m procfs.Memory) *stats.
 	}
 }
 
-// count brings the counters of a container forward. It is called with s.mu held.
+// count raises the counters of a container to u; they never fall. The caller holds s.mu.
 func (s *Service) count(c *container, u procfs.Usage) {
 	c.counted.User = max(c.counted.User, u.User)
 	c.counted.System = max(c.counted.System, u.System)
@@ -76,7 +76,8 @@ func (s *Service) count(c *container, u procfs.Usage) {
 	c.counted.MajorFaults = max(c.counted.MajorFaults, u.MajorFaults)
 }
 
-// Pids lists the processes of a container, which runc finds by cgroup only.
+// Pids lists the processes of a container. Without a cgroup it finds them in /proc, because
+// runc finds them only by their cgroup.
 func (s *Service) Pids(ctx context.Context, r *taskapi.PidsRequest) (*taskapi.PidsResponse, error) {
 	if s.node.Controllers != nil {
 		return s.TTRPCTaskService.Pids(ctx, r)

@@ -39,7 +39,7 @@ func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*pt
 			return nil, err
 		}
 	}
-	// Last, because a limit below the use ends the container at once.
+	// Set the memory limit last, because a limit below the use ends the container at once.
 	if limited {
 		s.limit(r.ID, c, memory)
 		s.updateMemory(r.ID, c)
