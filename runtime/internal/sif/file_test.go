@@ -140,7 +140,7 @@ func TestOpenRefuses(t *testing.T) {
 	for want, change := range map[string]func([]byte) []byte{
 		"not a SIF file": func(b []byte) []byte { b[magicOffset] = 'X'; return b },
 		"not a SIF":      func(b []byte) []byte { return b[:50] },
-		"no squashfs":    func(b []byte) []byte { return b },
+		"not a squashfs": func(b []byte) []byte { return b },
 		"not complete":   func(b []byte) []byte { return b[:headerSize+descriptorSize] },
 		"or damaged":     func(b []byte) []byte { order.PutUint64(b[descriptor+25:], 1<<62); return b },
 		"damaged":        func(b []byte) []byte { order.PutUint64(b[tableOffset+8:], 1<<63); return b },
