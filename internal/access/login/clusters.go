@@ -72,7 +72,7 @@ func (p *Place) Clusters(ctx context.Context) ([]Found, error) {
 	reached := false
 	for _, f := range found {
 		reached = reached || f.Session != nil
-		if f.Job.State == slurm.Running && f.Session == nil && !slices.Contains(without, f.Job.ID) {
+		if f.Job.State == slurm.Running && f.Job.Elapsed > starting && f.Session == nil && !slices.Contains(without, f.Job.ID) {
 			none = append(none, f.Job.ID)
 		}
 	}

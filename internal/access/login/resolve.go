@@ -165,8 +165,11 @@ func (p *Place) only(ctx context.Context) (Target, error) {
 	return Target{}, problem(codeUsage, "%d clusters of yours are running: name one of %s", len(clusters), describe(clusters))
 }
 
+// starting is the age of a job below which its cluster may still be starting.
+const starting = time.Minute
+
 // look opens tunnels into all jobs, to find out which jobs have a cluster. A job that
-// cannot be reached counts as one without a cluster.
+// cannot be reached counts as one without a cluster, unless it has only just begun.
 func (p *Place) look(ctx context.Context, jobs []slurm.Queued) (clusters []slurm.Queued, none []string) {
 	found := make([]bool, len(jobs))
 	var looking sync.WaitGroup
@@ -182,7 +185,7 @@ func (p *Place) look(ctx context.Context, jobs []slurm.Queued) (clusters []slurm
 	for i, job := range jobs {
 		if found[i] {
 			clusters = append(clusters, job)
-		} else {
+		} else if job.Elapsed > starting {
 			none = append(none, job.ID)
 		}
 	}

@@ -92,8 +92,11 @@ func (d *SocketDiag) find(local, peer netip.AddrPort, cookie uint64) (diagnosed,
 	}
 	answer := make([]byte, 512)
 	n, _, err := unix.Recvfrom(d.fd, answer, 0)
-	if err != nil || n < unix.SizeofNlMsghdr+4 {
-		return diagnosed{}, fmt.Errorf("ask for the socket from %s to %s (%d bytes): %w", local, peer, n, err)
+	if err != nil {
+		return diagnosed{}, fmt.Errorf("ask for the socket from %s to %s: %w", local, peer, err)
+	}
+	if n < unix.SizeofNlMsghdr+4 {
+		return diagnosed{}, fmt.Errorf("ask for the socket from %s to %s: the answer has only %d bytes", local, peer, n)
 	}
 	body := answer[unix.SizeofNlMsghdr:n]
 	if binary.NativeEndian.Uint16(answer[4:]) == unix.NLMSG_ERROR {

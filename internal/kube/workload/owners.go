@@ -64,9 +64,7 @@ func (s *stuckPods) addAttempt(pod *corev1.Pod, now time.Time) {
 
 // hasStarted reports whether a container of the pod has run.
 func hasStarted(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.ContainerStatuses, func(status corev1.ContainerStatus) bool {
-		return status.State.Running != nil || status.State.Terminated != nil && !status.State.Terminated.StartedAt.IsZero()
-	})
+	return slices.ContainsFunc(pod.Status.ContainerStatuses, started)
 }
 
 // givesUp reports whether a pod or a job that has failed never had a container that
