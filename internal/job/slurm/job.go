@@ -117,7 +117,7 @@ func FromEnv(getenv func(string) string) (job Job, ok bool) {
 		return otherwise
 	}
 	id := first("SLURM_JOB_ID", "SLURM_JOBID")
-	if _, err := strconv.ParseUint(id, 10, 32); err != nil || first("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURMD_NODENAME") == "" {
+	if _, err := strconv.ParseUint(id, 10, 32); err != nil || first("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURMD_NODENAME", "SLURM_HET_SIZE") == "" {
 		return Job{}, false
 	}
 	job = Job{

@@ -75,6 +75,11 @@ func TestFromEnv(t *testing.T) {
 			}
 		})
 	}
+	// salloc names the nodes of a heterogeneous job only by component.
+	shell := map[string]string{"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST_HET_GROUP_0": "n1"}
+	if job, ok := FromEnv(func(name string) string { return shell[name] }); !ok || job.Components != 2 || job.Place != PlaceShell {
+		t.Errorf("in a shell of two components: %+v, %v", job, ok)
+	}
 	for _, env := range []map[string]string{
 		{"SLURM_JOB_NODELIST": "n1"},
 		{"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_ID": "x"},
