@@ -435,7 +435,7 @@ scancel_in_grace() {
 replaced_pods() {
 	berth a -f $here/replaced.yaml --image $image
 	says a 'main] started'
-	says a 'daemon started'
+	asks 0 'successfully rolled out' alice kubectl rollout status daemonset/daemon --timeout=60s
 	scancel_job -s TERM
 	says a 'ended in order'
 	ends a 143

@@ -214,6 +214,7 @@ func TestDatagramsFromOthersAreDropped(t *testing.T) {
 	as.agree()
 	sockets[0].WriteToUDPAddrPort(as.seal(good), at)
 	receive()
+	testutil.Eventually(t, "the packet is counted", func() bool { return counters().ReceivedPackets > 0 })
 	if received := counters().ReceivedPackets; received != 1 {
 		t.Errorf("%d packets were delivered after the start, want 1", received)
 	}
