@@ -8,6 +8,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -50,6 +51,9 @@ spec:
 
 // command makes a berth that runs as the unprivileged user.
 func (b *bencher) command(args ...string) (*exec.Cmd, error) {
+	if args[0] == "run" {
+		args = slices.Insert(slices.Clone(args), 1, "--here") // a host of a bed belongs to a Slurm cluster
+	}
 	return b.asUser(b.berth, args...)
 }
 
