@@ -329,36 +329,17 @@ func (l *Layer) Step() error {
 
 // Packed returns a reader of packed data whose bytes raise the limits. It is for data of
 // which only the sender states the size.
-func (l *Layer) Packed(from io.Reader) io.Reader { return packedReader{l, from} }
-
-type packedReader struct {
-	layer *Layer
-	from  io.Reader
-}
-
-func (r packedReader) Read(p []byte) (int, error) {
-	n, err := r.from.Read(p)
-	r.layer.packed += int64(n)
-	r.layer.image.grow(int64(n), r.layer.ratio*int64(n))
-	return n, err
+func (l *Layer) Packed(from io.Reader) io.Reader {
+	return reader{from, func(bytes int64) error {
+		l.packed += bytes
+		l.image.grow(bytes, l.ratio*bytes)
+		return nil
+	}}
 }
 
 // Archive returns a reader of an archive that counts all bytes except file content. Its
 // caller passes each header to Entry before it reads the file's content.
-func (l *Layer) Archive(from io.Reader) io.Reader { return archiveReader{l, from} }
-
-type archiveReader struct {
-	layer *Layer
-	from  io.Reader
-}
-
-func (r archiveReader) Read(p []byte) (int, error) {
-	n, err := r.from.Read(p)
-	if full := r.layer.headers(int64(n)); full != nil {
-		return 0, full
-	}
-	return n, err
-}
+func (l *Layer) Archive(from io.Reader) io.Reader { return reader{from, l.headers} }
 
 // headers counts the next bytes of an archive, except file content. The data
 // of a sparse file counts as headers, because its header does not state the size without
@@ -375,16 +356,19 @@ func (l *Layer) headers(bytes int64) error {
 }
 
 // Reader returns a reader that counts the bytes of the unpacked data.
-func (l *Layer) Reader(from io.Reader) io.Reader { return reader{l, from} }
+func (l *Layer) Reader(from io.Reader) io.Reader {
+	return reader{from, func(bytes int64) error { return l.unpacked(&l.read, &l.image.read, bytes) }}
+}
 
+// reader counts what is read, until count returns an error.
 type reader struct {
-	layer *Layer
 	from  io.Reader
+	count func(bytes int64) error
 }
 
 func (r reader) Read(p []byte) (int, error) {
 	n, err := r.from.Read(p)
-	if full := r.layer.unpacked(&r.layer.read, &r.layer.image.read, int64(n)); full != nil {
+	if full := r.count(int64(n)); full != nil {
 		return 0, full // callers like io.ReadFull ignore the error of a complete read
 	}
 	return n, err
