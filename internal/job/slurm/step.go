@@ -83,11 +83,8 @@ func StepEnv(env []string) []string {
 // different numbers of tasks: no option of srun describes that.
 func gpusOfNode(env []string) string {
 	value := func(name string) string {
-		at := slices.IndexFunc(env, func(entry string) bool { return strings.HasPrefix(entry, name+"=") })
-		if at < 0 {
-			return ""
-		}
-		return env[at][len(name)+1:]
+		_, value := lookup(env, name)
+		return value
 	}
 	perNode := value("SLURM_TASKS_PER_NODE") // 2(x3),1 on four nodes
 	first, _, _ := strings.Cut(perNode, "(x")
@@ -132,12 +129,12 @@ func KeepScriptEnv(stepEnv, env []string) []string {
 // instead of the step's. With the step's, which has one task, srun and mpirun
 // would start one task.
 func ScriptEnv(env []string) []string {
-	at := slices.IndexFunc(env, func(entry string) bool { return strings.HasPrefix(entry, scriptVariable+"=") })
+	at, value := lookup(env, scriptVariable)
 	if at < 0 {
 		return env
 	}
 	var kept []string
-	if json.Unmarshal([]byte(env[at][len(scriptVariable)+1:]), &kept) != nil {
+	if json.Unmarshal([]byte(value), &kept) != nil {
 		return env
 	}
 	rest := slices.DeleteFunc(slices.Delete(slices.Clone(env), at, at+1), isSlurm)
@@ -146,4 +143,13 @@ func ScriptEnv(env []string) []string {
 
 func isSlurm(entry string) bool {
 	return strings.HasPrefix(entry, "SLURM_") || strings.HasPrefix(entry, "SLURMD_") || strings.HasPrefix(entry, "SRUN_")
+}
+
+// lookup returns the index and the value of a variable in env. Without it the index is -1.
+func lookup(env []string, name string) (at int, value string) {
+	at = slices.IndexFunc(env, func(entry string) bool { return strings.HasPrefix(entry, name+"=") })
+	if at >= 0 {
+		value = env[at][len(name)+1:]
+	}
+	return at, value
 }

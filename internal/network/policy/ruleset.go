@@ -22,7 +22,7 @@ const table = "berth-policy"
 // because a node always reaches its pods.
 func (s *State) Ruleset(node string) string {
 	r := ruleset{state: s, used: map[int]bool{}}
-	ipv4, ipv6 := &family{name: "ip", key: "ipv4_addr", ipv4: true}, &family{name: "ip6", key: "ipv6_addr"}
+	ipv4, ipv6 := &family{version: versions[0]}, &family{version: versions[1]}
 	for _, address := range s.addresses() {
 		pod := s.Pods[address]
 		if pod.Node != node || pod.Ingress == nil && pod.Egress == nil {
@@ -70,10 +70,17 @@ type ruleset struct {
 	used     map[int]bool // indexes of peers that rules name
 }
 
+// version is a version of IP.
+type version struct {
+	name, key string // nft's names of the version and of the type of its addresses
+	ipv4      bool
+}
+
+var versions = []version{{"ip", "ipv4_addr", true}, {"ip6", "ipv6_addr", false}}
+
 // family holds the elements of the sets and maps for one IP version.
 type family struct {
-	name, key                       string // nft's names of the IP version and its addresses
-	ipv4                            bool
+	version
 	isolated, self, ingress, egress []string
 }
 

@@ -50,11 +50,11 @@ func (s Shares) Connections() string {
 	for _, hook := range []string{"input", "forward"} {
 		script.chain(hook, hook)
 	}
-	for _, f := range setTypes {
+	for _, f := range versions {
 		script.line("add set inet %s full-%s { type %s; }", sharesTable, f.name, f.key)
 		script.line("flush set inet %s full-%s", sharesTable, f.name)
 		for _, pod := range s.Full {
-			if pod.Is4() == (f.name == "ip") {
+			if pod.Is4() == f.ipv4 {
 				script.line("add element inet %s full-%s { %s }", sharesTable, f.name, pod)
 			}
 		}
@@ -70,7 +70,7 @@ func (s Shares) Connections() string {
 func (s Shares) Streams() string {
 	var script sharesScript
 	script.chain("names", "input")
-	for _, f := range setTypes {
+	for _, f := range versions {
 		script.line("add set inet %s names-%s { type %s; flags dynamic; size 65535; }", sharesTable, f.name, f.key)
 		script.line("add rule inet %s names iifname { %s } tcp dport 53 ct state new add @names-%s { %[3]s saddr ct count over %d } reject with tcp reset",
 			sharesTable, s.links(), f.name, s.Names)
@@ -83,7 +83,7 @@ func (s Shares) Streams() string {
 func (s Shares) Floods() string {
 	var script sharesScript
 	script.chain("floods", "input")
-	for _, f := range setTypes {
+	for _, f := range versions {
 		for _, set := range []string{"queries", "floods", "slow"} {
 			script.line("add set inet %s %s-%s { type %s; flags dynamic,timeout; timeout %ds; size 65535; }", sharesTable, set, f.name, f.key, floodSeconds)
 		}
@@ -96,9 +96,6 @@ func (s Shares) Floods() string {
 }
 
 func (s Shares) links() string { return strings.Join(s.Links, ", ") }
-
-// setTypes holds the IP versions of nftables and the types of their addresses.
-var setTypes = []struct{ name, key string }{{"ip", "ipv4_addr"}, {"ip6", "ipv6_addr"}}
 
 type sharesScript struct{ strings.Builder }
 
