@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/testutil"
 )
 
 func TestMain(m *testing.M) {
@@ -50,16 +51,13 @@ func (p *Parent) answer(t *testing.T) outcome {
 	}
 }
 
-func awaitFile(t *testing.T, path, otherwise string) {
+// awaitFile waits for a file that the command writes.
+func awaitFile(t *testing.T, path string) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := os.Stat(path); err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(otherwise)
-		}
-	}
+	testutil.Eventually(t, "the command writes "+path, func() bool {
+		_, err := os.Stat(path)
+		return err == nil
+	})
 }
 
 func TestParentReturnsExitCode(t *testing.T) {
@@ -126,7 +124,7 @@ func TestParentShortensTheTimeToEnd(t *testing.T) {
 	k := keep(t, "trap 'echo >"+asked+"' TERM; while :; do sleep 0.01; done")
 	t.Cleanup(func() { _ = k.process.Process.Kill() }) // ends the command, too
 	k.End(24 * time.Hour)
-	awaitFile(t, asked, "the command is not asked to end")
+	awaitFile(t, asked)
 	k.End(0)
 	if got := k.answer(t); got.Code != 137 {
 		t.Errorf("%+v, want code 137", got)
@@ -140,7 +138,7 @@ func TestParentEndsAfterItsCommand(t *testing.T) {
 	ready := filepath.Join(t.TempDir(), "ready")
 	k := keep(t, "trap 'exit 3' TERM; (trap '' TERM; echo >"+ready+"; exec sleep 1000) & while :; do sleep 0.01; done")
 	t.Cleanup(func() { k.End(0) })
-	awaitFile(t, ready, "the command does not start")
+	awaitFile(t, ready)
 	k.End(24 * time.Hour)
 	if got := k.answer(t); got.Code != 3 {
 		t.Errorf("%+v, want code 3", got)

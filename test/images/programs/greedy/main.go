@@ -78,35 +78,27 @@ func take(what, address, name string) error {
 		some.Wait()
 		return nil
 	}
+	// hold keeps one more connection open until the other side closes it. ended gets an
+	// error of reading from it.
+	hold := func(ended func(error)) {
+		conn, err := net.DialTimeout("tcp", address, timeout)
+		if err != nil {
+			noneLeft(err)
+			time.Sleep(10 * time.Millisecond)
+			return
+		}
+		go func() {
+			if _, err := io.Copy(io.Discard, conn); err != nil {
+				ended(err)
+			}
+			conn.Close()
+		}()
+	}
 	switch what {
 	case "connections":
-		return workers(64, func(int) {
-			conn, err := net.DialTimeout("tcp", address, timeout)
-			if err != nil {
-				noneLeft(err)
-				time.Sleep(10 * time.Millisecond)
-				return
-			}
-			go func() {
-				if _, err := io.Copy(io.Discard, conn); err != nil {
-					noneLeft(err)
-				}
-				conn.Close()
-			}()
-		})
+		return workers(64, func(int) { hold(noneLeft) })
 	case "streams":
-		return workers(64, func(int) {
-			conn, err := net.DialTimeout("tcp", address, timeout)
-			if err != nil {
-				noneLeft(err)
-				time.Sleep(10 * time.Millisecond)
-				return
-			}
-			go func() {
-				_, _ = io.Copy(io.Discard, conn) // until the name server has waited long enough
-				conn.Close()
-			}()
-		})
+		return workers(64, func(int) { hold(func(error) {}) }) // the name server closes silent ones
 	case "attempts":
 		return workers(2000, func(int) {
 			if conn, err := net.DialTimeout("tcp", address, time.Hour); err == nil {
