@@ -21,16 +21,17 @@ const module = "berth.dev/berth/"
 // groups are the directories of internal, lowest first, and the groups that
 // each may import besides itself.
 var groups = map[string][]string{
-	"base":     {},
-	"job":      {"base"},
-	"node":     {"base"},
-	"network":  {"base"},
-	"kube":     {"base", "network"},
-	"site":     {"base", "job"},
-	"access":   {"base", "job"},
-	"launch":   {"base", "job", "node", "network", "kube", "site", "access"},
-	"cli":      {"base", "job", "access", "launch"},
-	"testutil": {"base"},
+	"base":      {},
+	"job":       {"base"},
+	"node":      {"base"},
+	"network":   {"base"},
+	"kube":      {"base", "network"},
+	"site":      {"base", "job"},
+	"access":    {"base", "job"},
+	"slurmjobs": {"base", "job"},
+	"launch":    {"base", "job", "node", "network", "kube", "site", "access"},
+	"cli":       {"base", "job", "access", "launch"},
+	"testutil":  {"base"},
 }
 
 // layers are the allowed edges between packages, finer than groups: a package

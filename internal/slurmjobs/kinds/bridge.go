@@ -1,0 +1,131 @@
+package kinds
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// bridgeSpec is the spec of a BridgeJob, with the names of Bridge Operator.
+type bridgeSpec struct {
+	Image           string `json:"image"`
+	ImagePullPolicy string `json:"imagepullpolicy"`
+	ResourceURL     string `json:"resourceURL"`
+	ResourceSecret  string `json:"resourcesecret"`
+	UpdateInterval  int64  `json:"updateinterval"`
+	Kill            bool   `json:"kill"`
+	JobData         struct {
+		JobScript           string `json:"jobscript"`
+		ScriptLocation      string `json:"scriptlocation"`
+		ScriptMetadata      string `json:"scriptmetadata"`
+		JobParameters       string `json:"jobparameters"`
+		ScriptExtraLocation string `json:"scriptextralocation"`
+		AdditionalData      string `json:"additionaldata"`
+	} `json:"jobdata"`
+	JobProperties string `json:"jobproperties"`
+	S3Storage     struct {
+		S3Secret string `json:"s3secret"`
+		Endpoint string `json:"endpoint"`
+	} `json:"s3storage"`
+	S3Upload struct {
+		Bucket string `json:"bucket"`
+	} `json:"s3upload"`
+}
+
+// Limits of numbers. Slurm's own are larger.
+const (
+	maxNodes = 1 << 16
+	maxTasks = 1 << 24
+	maxTime  = 10 * 366 * 24 // hours
+)
+
+const notSupported = "is not supported yet"
+
+func readBridgeJob(text []byte, p *problems) Request {
+	var spec bridgeSpec
+	p.decode(text, &spec)
+	request := Request{ResourceURL: spec.ResourceURL, Kill: spec.Kill}
+	data := spec.JobData
+	switch data.ScriptLocation {
+	case "inline":
+		request.Script = p.script("spec.jobdata.jobscript", data.JobScript)
+	case "remote", "": // Bridge Operator's default
+		if strings.TrimSpace(data.JobScript) == "" {
+			p.add("spec.jobdata.jobscript is empty: give the script's path on the login host, or the script itself with scriptlocation: inline")
+		}
+		request.ScriptFile = p.file("spec.jobdata.jobscript", data.JobScript)
+	case "s3":
+		p.add("spec.jobdata.scriptlocation: s3 %s: put the script into the object (inline), or on the login host (remote)", notSupported)
+	default:
+		p.add("spec.jobdata.scriptlocation %q: give inline, remote or s3", data.ScriptLocation)
+	}
+	if data.ScriptExtraLocation == "s3" && data.JobParameters != "" {
+		p.add("spec.jobdata.scriptextralocation: s3 %s: put the parameters into the object (inline)", notSupported)
+	} else {
+		request.properties("spec.jobdata.jobparameters", data.JobParameters, p)
+	}
+	request.properties("spec.jobproperties", spec.JobProperties, p)
+	if data.ScriptMetadata != "" {
+		p.add("spec.jobdata.scriptmetadata has no meaning for Slurm: remove it")
+	}
+	if data.AdditionalData != "" {
+		p.add("spec.jobdata.additionaldata %s: have the script fetch its files", notSupported)
+	}
+	if spec.S3Upload.Bucket != "" {
+		p.add("spec.s3upload %s: have the script upload its files", notSupported)
+	}
+	if spec.ResourceSecret != "" {
+		request.unused("resourcesecret: the job belongs to the user who runs the controller, without a password")
+	}
+	if spec.Image != "" || spec.ImagePullPolicy != "" || spec.UpdateInterval != 0 {
+		request.unused("image, imagepullpolicy, updateinterval: no pod watches the job")
+	}
+	if spec.S3Storage.S3Secret != "" && len(*p) == 0 {
+		request.unused("s3storage: nothing of this object is in S3")
+	}
+	return request
+}
+
+func (r *Request) unused(text string) { r.Unused = append(r.Unused, text) }
+
+// properties reads Bridge Operator's properties of a job, a JSON object in a string.
+func (r *Request) properties(field, text string, p *problems) {
+	if strings.TrimSpace(text) == "" {
+		return
+	}
+	var values map[string]any
+	if err := json.Unmarshal([]byte(text), &values); err != nil {
+		p.add("%s: %w; give a JSON object", field, err)
+		return
+	}
+	var hours, minutes int64
+	set := map[string]func(field, value string){
+		"NodesNumber":       func(f, v string) { r.Nodes = p.count(f, v, maxNodes) },
+		"Tasks":             func(f, v string) { r.Tasks = p.count(f, v, maxTasks) },
+		"Queue":             func(f, v string) { r.Partition = p.word(f, v) },
+		"slurmJobName":      func(f, v string) { r.JobName = p.file(f, v) },
+		"currentWorkingDir": func(f, v string) { r.Dir = p.absolute(f, v) },
+		"envPath":           func(f, v string) { r.Path = p.file(f, v) },
+		"envLibPath":        func(f, v string) { r.LibraryPath = p.file(f, v) },
+		"OutputFileName":    func(f, v string) { r.Output = p.file(f, v) },
+		"ErrorFileName":     func(f, v string) { r.Error = p.file(f, v) },
+		"RunLimitHour":      func(f, v string) { hours = p.count(f, v, maxTime) },
+		"RunLimitMinute":    func(f, v string) { minutes = p.count(f, v, maxTime*60) },
+	}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		value, ok := scalar(values[name])
+		switch take := set[name]; {
+		case take == nil:
+			p.add("%s: no property %q: there are %s", field, name, strings.Join(slices.Sorted(maps.Keys(set)), ", "))
+		case !ok:
+			p.add("%s: %s: give a string or a number", field, name)
+		default:
+			take(field+": "+name, value)
+		}
+	}
+	if limit := time.Duration(hours)*time.Hour + time.Duration(minutes)*time.Minute; limit > 0 {
+		r.TimeLimit = limit
+	}
+}

@@ -1,0 +1,45 @@
+// Package kinds holds the Kubernetes objects that stand for Slurm jobs: BridgeJob of IBM's
+// Bridge Operator, SlurmJob and WlmJob of Sylabs' WLM-Operator. It decodes objects,
+// reports every problem of a spec, and holds the definitions of the three kinds. It
+// reads no files, and knows neither an API server nor Slurm's commands.
+package kinds
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// Version is the version of all three kinds.
+const Version = "v1alpha1"
+
+// Kind names one of the three kinds.
+type Kind struct {
+	Group, Name, Plural string
+}
+
+// The three kinds, with the groups and names that their operators gave them.
+var (
+	BridgeJob = Kind{"bridgejob.ibm.com", "BridgeJob", "bridgejobs"}
+	SlurmJob  = Kind{"wlm.sylabs.io", "SlurmJob", "slurmjobs"}
+	WlmJob    = Kind{"wlm.sylabs.io", "WlmJob", "wlmjobs"}
+)
+
+// All returns the three kinds.
+func All() []Kind { return []Kind{BridgeJob, SlurmJob, WlmJob} }
+
+// Resource returns the resource of the API that holds objects of this kind.
+func (k Kind) Resource() schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: k.Group, Version: Version, Resource: k.Plural}
+}
+
+// Of returns the kind of an object.
+func Of(object *unstructured.Unstructured) (Kind, error) {
+	for _, kind := range All() {
+		if object.GetKind() == kind.Name && object.GetAPIVersion() == kind.Group+"/"+Version {
+			return kind, nil
+		}
+	}
+	return Kind{}, fmt.Errorf("%s %s is no Slurm job", object.GetAPIVersion(), object.GetKind())
+}

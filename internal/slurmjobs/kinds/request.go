@@ -1,0 +1,146 @@
+package kinds
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// Request holds what an object asks Slurm for. Zero values are not asked for.
+type Request struct {
+	// Script is the batch script. It is empty if ScriptFile names the script's path on
+	// the host of the controller, relative to the user's home.
+	Script     []byte
+	ScriptFile string
+
+	JobName, Partition string
+	Nodes, Tasks       int64
+	Features           []string // of nodes; all are needed
+	TimeLimit          time.Duration
+	// Dir is the working directory; Output and Error are file names as in sbatch.
+	Dir, Output, Error string
+	// Path and LibraryPath become PATH and LD_LIBRARY_PATH of the job.
+	Path, LibraryPath string
+
+	// ResourceURL names a Slurm; empty means the controller's own.
+	ResourceURL string
+	// Kill asks for the end of the job. The object stays.
+	Kill bool
+	// Unused names fields that are set and have no effect, each with the reason.
+	Unused []string
+}
+
+// Read decodes the spec of an object. The error lists everything that is wrong with
+// it, or not supported, one problem on each line.
+func Read(object *unstructured.Unstructured) (Request, error) {
+	kind, err := Of(object)
+	if err != nil {
+		return Request{}, err
+	}
+	text, err := json.Marshal(object.Object["spec"])
+	if err != nil {
+		return Request{}, fmt.Errorf("spec: %w", err)
+	}
+	var problems problems
+	var request Request
+	switch kind {
+	case BridgeJob:
+		request = readBridgeJob(text, &problems)
+	case SlurmJob:
+		request = readSlurmJob(text, &problems)
+	case WlmJob:
+		readWlmJob(text, &problems)
+	}
+	return request, errors.Join(problems...)
+}
+
+// Killed reports whether the spec of an object asks for the end of its job.
+func Killed(object *unstructured.Unstructured) bool {
+	kill, _, _ := unstructured.NestedBool(object.Object, "spec", "kill")
+	return kill
+}
+
+type problems []error
+
+func (p *problems) add(format string, args ...any) { *p = append(*p, fmt.Errorf(format, args...)) }
+
+func (p *problems) decode(text []byte, into any) {
+	if err := json.Unmarshal(text, into); err != nil {
+		p.add("spec: %w", err)
+	}
+}
+
+// script checks a batch script as sbatch does.
+func (p *problems) script(field, script string) []byte {
+	switch {
+	case strings.TrimSpace(script) == "":
+		p.add("%s is empty: give a batch script", field)
+	case !strings.HasPrefix(script, "#!"):
+		p.add("%s: a batch script begins with #!, such as #!/bin/sh", field)
+	case strings.ContainsRune(script, 0):
+		p.add("%s: a batch script contains no zero byte", field)
+	case strings.Contains(script, "\r\n"):
+		p.add("%s has line ends of Windows, which sbatch refuses: convert it with dos2unix", field)
+	}
+	return []byte(script)
+}
+
+// word checks a value that is passed to sbatch as one word.
+func (p *problems) word(field, value string) string {
+	if strings.ContainsFunc(value, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) || r == ',' }) || strings.HasPrefix(value, "-") {
+		p.add("%s %q: give one word without spaces and commas", field, value)
+	}
+	return value
+}
+
+// file checks a file name, which may contain spaces.
+func (p *problems) file(field, value string) string {
+	if strings.ContainsFunc(value, unicode.IsControl) {
+		p.add("%s %q: a file name contains no control characters", field, value)
+	}
+	return value
+}
+
+func (p *problems) absolute(field, value string) string {
+	if value != "" && !path.IsAbs(value) {
+		p.add("%s %q: give an absolute path", field, value)
+	}
+	return p.file(field, value)
+}
+
+// count checks a number from 1 to limit. Empty means 0, which asks for nothing.
+func (p *problems) count(field, value string, limit int64) int64 {
+	if value == "" {
+		return 0
+	}
+	n, err := strconv.ParseInt(value, 10, 64)
+	if err != nil || n < 1 || n > limit {
+		p.add("%s %q: give a whole number from 1 to %d", field, value, limit)
+		return 0
+	}
+	return n
+}
+
+// scalar formats a value of JSON that may be a string or a number.
+func scalar(value any) (string, bool) {
+	switch v := value.(type) {
+	case string:
+		return v, true
+	case bool:
+		return strconv.FormatBool(v), true
+	case float64:
+		if v == math.Trunc(v) && math.Abs(v) < 1<<53 {
+			return strconv.FormatInt(int64(v), 10), true
+		}
+		return strconv.FormatFloat(v, 'g', -1, 64), true
+	}
+	return "", false
+}

@@ -1,0 +1,183 @@
+package kinds
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
+)
+
+// neighbour reads an object from a neighbour's example file. The file stays as it is; its
+// placeholders are filled in as its users do.
+func neighbour(t testing.TB, name string) *unstructured.Unstructured {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../../../test/neighbours", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	filled := strings.NewReplacer(
+		"{{RESOURCE_URL}}", "http://cluster:6820/slurm/v0.0.38/", "{{RESOURCE_SECRET}}", "mysecret",
+		"{{JOBSCRIPT}}", "mybucket:slurm_batch.sh", "{{S3_SECRET}}", "mysecret-s3", "{{ENDPOINT}}", "minio:9000",
+	).Replace(string(text))
+	return object(t, filled)
+}
+
+func object(t testing.TB, text string) *unstructured.Unstructured {
+	t.Helper()
+	object := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(text), &object.Object); err != nil {
+		t.Fatal(err)
+	}
+	return object
+}
+
+func TestJob0OfBridgeOperator(t *testing.T) {
+	request, err := Read(neighbour(t, "Bridge-Operator/samples/core/operator/job0slurm.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := "#!/bin/bash\n#SBATCH --job-name=test\n#SBATCH --output=test.out\nmodule load intelmpi\necho $PWD\n"
+	if string(request.Script) != script {
+		t.Errorf("script %q, want %q", request.Script, script)
+	}
+	request.Script = nil
+	request.Unused = nil
+	want := Request{
+		Partition: "skylake", Nodes: 1, Tasks: 1, JobName: "test", Dir: "/home/ec2-user/test/",
+		Output: "slurmjob-sample.out", Error: "slurmjob-sample.err", ResourceURL: "http://cluster:6820/slurm/v0.0.38/",
+		Path:        "/usr/mpi/gcc/openmpi-4.0.3rc4/bin:/usr/local/bin:/usr/bin:/usr/local/sbin:/usr/sbin:/opt/ibutils/bin",
+		LibraryPath: "/usr/mpi/gcc/openmpi-4.0.3rc4/lib",
+	}
+	if !reflect.DeepEqual(request, want) {
+		t.Errorf("got %+v, want %+v", request, want)
+	}
+}
+
+func TestExamplesOfWLMOperator(t *testing.T) {
+	request, err := Read(neighbour(t, "wlm-operator/examples/batch-example.yaml"))
+	want := Request{Script: []byte("#!/bin/sh\n#SBATCH --nodes=1\nsrun sleep 5\nsrun hostname\n"), Features: []string{"cuda-10"}}
+	if err != nil || !reflect.DeepEqual(request, want) {
+		t.Errorf("got %+v, %v; want %+v", request, err, want)
+	}
+	for _, name := range []string{"cow", "fox"} {
+		request, err := Read(neighbour(t, "wlm-operator/examples/"+name+".yaml"))
+		if err == nil || !strings.HasPrefix(err.Error(), "spec.results is not supported yet") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v, want that results are not supported, and nothing else", name, err)
+		}
+		if !strings.HasPrefix(string(request.Script), "#!/bin/") || !reflect.DeepEqual(request.Features, []string{"containers-singularity"}) {
+			t.Errorf("%s: got %+v", name, request)
+		}
+	}
+}
+
+// TestReadNamesEveryProblem: each problem has one line, which names the field.
+func TestReadNamesEveryProblem(t *testing.T) {
+	for name, test := range map[string]struct{ object, want string }{
+		"s3": {
+			"{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, spec: {jobdata: {jobscript: 'b:s', scriptlocation: s3, additionaldata: 'b:d'}, s3upload: {bucket: b}}}",
+			"spec.jobdata.scriptlocation: s3 is not supported yet: put the script into the object (inline), or on the login host (remote)\n" +
+				"spec.jobdata.additionaldata is not supported yet: have the script fetch its files\n" +
+				"spec.s3upload is not supported yet: have the script upload its files",
+		},
+		"properties": {
+			`{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, spec: {jobdata: {jobscript: run.sh}, jobproperties: '{"NodesNumber": "none", "Queue": "a b", "currentWorkingDir": "x", "Queues": 1, "Tasks": {}}'}}`,
+			`spec.jobproperties: NodesNumber "none": give a whole number from 1 to 65536` + "\n" +
+				`spec.jobproperties: Queue "a b": give one word without spaces and commas` + "\n" +
+				`spec.jobproperties: no property "Queues": there are ErrorFileName, NodesNumber, OutputFileName, Queue, RunLimitHour, RunLimitMinute, Tasks, currentWorkingDir, envLibPath, envPath, slurmJobName` + "\n" +
+				`spec.jobproperties: Tasks: give a string or a number` + "\n" +
+				`spec.jobproperties: currentWorkingDir "x": give an absolute path`,
+		},
+		"script": {
+			"{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, spec: {batch: 'srun hostname', nodeSelector: {wlm.sylabs.io/nodes: 4, disk: ssd, wlm.sylabs.io/partition: -x, wlm.sylabs.io/gpu: 'a|b'}}}",
+			"spec.batch: a batch script begins with #!, such as #!/bin/sh\n" +
+				"spec.nodeSelector: disk: no label of a partition: use wlm.sylabs.io/partition, or wlm.sylabs.io/NAME: VALUE for the feature NAME-VALUE of nodes\n" +
+				`spec.nodeSelector: wlm.sylabs.io/gpu: feature "gpu-a|b": use letters, digits, dots, - and _` + "\n" +
+				"spec.nodeSelector: wlm.sylabs.io/nodes: give the job's size with #SBATCH lines in spec.batch\n" +
+				`spec.nodeSelector: wlm.sylabs.io/partition "-x": give one word without spaces and commas`,
+		},
+		"WlmJob": {
+			"{apiVersion: wlm.sylabs.io/v1alpha1, kind: WlmJob, spec: {image: 'library://x'}}",
+			`WlmJob (spec.image "library://x") is not supported yet: use a SlurmJob, whose script runs the container`,
+		},
+		"no kind": {"{apiVersion: v1, kind: Pod}", "v1 Pod is no Slurm job"},
+	} {
+		_, err := Read(object(t, test.object))
+		if err == nil || err.Error() != test.want {
+			t.Errorf("%s: got\n%v\nwant\n%s", name, err, test.want)
+		}
+	}
+}
+
+// TestParametersArePropertiesToo: jobproperties win, and numbers need no quotes.
+func TestParametersArePropertiesToo(t *testing.T) {
+	request, err := Read(object(t, `{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, spec: {kill: true, jobdata: {jobscript: run.sh, jobparameters: '{"Tasks": 2, "Queue": "a"}'},
+  jobproperties: '{"Queue": "b", "RunLimitHour": 1, "RunLimitMinute": "30"}'}}`))
+	if err != nil || request.Tasks != 2 || request.Partition != "b" || request.TimeLimit.String() != "1h30m0s" || request.ScriptFile != "run.sh" || !request.Kill {
+		t.Errorf("got %+v, %v", request, err)
+	}
+}
+
+func TestFinishSetsTheWordsOfBothOperators(t *testing.T) {
+	for state, want := range map[string][2]string{
+		Waiting: {"SUBMITTED", "Pending"}, Rejected: {"FAILED", "Failed"}, "PENDING": {"PENDING", "Pending"}, "RUNNING": {"RUNNING", "Running"},
+		"COMPLETED": {"DONE", "Succeeded"}, "CANCELLED": {"KILLED", "Failed"}, "TIMEOUT": {"FAILED", "Failed"}, "LATER": {"UNKNOWN", "Running"},
+	} {
+		bridge, wlm := Status{State: state, Started: "then"}, Status{State: state, Started: "then"}
+		bridge.Finish(BridgeJob)
+		wlm.Finish(SlurmJob)
+		if bridge.JobStatus != want[0] || bridge.StartTime != "then" || bridge.Status != "" || wlm.Status != want[1] || wlm.JobStatus != "" || wlm.StartTime != "" {
+			t.Errorf("%s: %+v, %+v", state, bridge, wlm)
+		}
+	}
+}
+
+func TestDefinitionsHaveTheOperatorsNames(t *testing.T) {
+	all, err := Definitions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, object := range all {
+		names = append(names, object.GetName())
+	}
+	if want := []string{"bridgejobs.bridgejob.ibm.com", "slurmjobs.wlm.sylabs.io", "wlmjobs.wlm.sylabs.io"}; !reflect.DeepEqual(names, want) {
+		t.Errorf("got %q, want %q", names, want)
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	for _, name := range []string{"Bridge-Operator/samples/core/operator/job0slurm.yaml", "wlm-operator/examples/batch-example.yaml", "wlm-operator/examples/fox.yaml"} {
+		text, err := neighbour(f, name).MarshalJSON()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		fuzzbound.Watch(t)
+		object := &unstructured.Unstructured{}
+		if object.UnmarshalJSON(text) != nil {
+			return
+		}
+		request, err := Read(object)
+		if err != nil {
+			return
+		}
+		for _, word := range append(request.Features, request.Partition) {
+			if strings.HasPrefix(word, "-") || strings.ContainsAny(word, " \t\n,|&") {
+				t.Errorf("sbatch would not read %q as one name", word)
+			}
+		}
+		for _, name := range []string{request.Dir, request.Output, request.Error, request.Path, request.LibraryPath, request.JobName, request.ScriptFile} {
+			if strings.ContainsAny(name, "\x00\n\r") {
+				t.Errorf("%q contains control characters", name)
+			}
+		}
+	})
+}

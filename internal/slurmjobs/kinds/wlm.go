@@ -1,0 +1,82 @@
+package kinds
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+// slurmJobSpec is the spec of a SlurmJob. A volume's source has no type here.
+type slurmJobSpec struct {
+	Batch        string         `json:"batch"`
+	NodeSelector map[string]any `json:"nodeSelector"`
+	Results      map[string]any `json:"results"`
+	Prepare      map[string]any `json:"prepare"`
+}
+
+// Labels of nodes that WLM-Operator makes for partitions.
+const (
+	labelPrefix    = "wlm.sylabs.io/"
+	labelPartition = labelPrefix + "partition"
+	labelType      = "type"
+)
+
+func readSlurmJob(text []byte, p *problems) Request {
+	var spec slurmJobSpec
+	p.decode(text, &spec)
+	var request Request
+	request.Script = p.script("spec.batch", spec.Batch)
+	request.selectNodes(spec.NodeSelector, p)
+	if spec.Results != nil {
+		p.add("spec.results %s: remove it; the files of the job stay where the job writes them", notSupported)
+	}
+	if spec.Prepare != nil {
+		p.add("spec.prepare %s: remove it, and have the script fetch its files", notSupported)
+	}
+	return request
+}
+
+// selectNodes maps a selector of nodes to a partition and to features of nodes. A label
+// wlm.sylabs.io/NAME: VALUE asks for the feature NAME-VALUE.
+func (r *Request) selectNodes(selector map[string]any, p *problems) {
+	for _, label := range slices.Sorted(maps.Keys(selector)) {
+		field := "spec.nodeSelector: " + label
+		value, ok := scalar(selector[label])
+		if !ok {
+			p.add("%s: give a string or a number", field)
+			continue
+		}
+		name, wlm := strings.CutPrefix(label, labelPrefix)
+		switch {
+		case label == labelPartition:
+			r.Partition = p.word(field, value)
+		case label == labelType && value == "virtual-kubelet":
+			// All partitions have this label.
+		case wlm && slices.Contains([]string{"nodes", "cpu-per-node", "mem-per-node", "wall-time"}, name):
+			p.add("%s: give the job's size with #SBATCH lines in spec.batch", field)
+		case wlm:
+			r.Features = append(r.Features, p.feature(field, name+"-"+value))
+		default:
+			p.add("%s: no label of a partition: use %s, or %sNAME: VALUE for the feature NAME-VALUE of nodes", field, labelPartition, labelPrefix)
+		}
+	}
+}
+
+// feature checks the name of a feature, which sbatch would otherwise read as an
+// expression.
+func (p *problems) feature(field, name string) string {
+	if strings.ContainsFunc(name, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("-_.", r)
+	}) {
+		p.add("%s: feature %q: use letters, digits, dots, - and _", field, name)
+	}
+	return name
+}
+
+func readWlmJob(text []byte, p *problems) {
+	var spec struct {
+		Image string `json:"image"`
+	}
+	p.decode(text, &spec)
+	p.add("WlmJob (spec.image %q) %s: use a SlurmJob, whose script runs the container", spec.Image, notSupported)
+}

@@ -1,0 +1,5 @@
+#!/bin/bash
+#SBATCH --job-name=bridgetest
+#SBATCH --output=bridgetest.out
+module load intelmpi
+echo $PWD
