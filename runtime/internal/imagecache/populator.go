@@ -141,7 +141,7 @@ func (p *Populator) layers(ctx context.Context, blobs []ocispec.Descriptor, ids 
 			total += blobs[i].Size
 		}
 	}
-	if total == 0 {
+	if len(missing) == 0 {
 		return nil
 	}
 	if err := p.Cache.FreeSpace(total); err != nil {

@@ -317,6 +317,7 @@ func TestPullRefuses(t *testing.T) {
 		},
 		"bytes the connection to the registry broke; trying again may help": func(r *registry, i *image) { r.lost = i.layer.Digest },
 		"not found":            func(r *registry, i *image) { delete(r.blobs, i.layer.Digest) },
+		"of 0 bytes":           func(_ *registry, i *image) { i.manifest.Layers[0].Size = 0 },
 		"authorization failed": func(r *registry, _ *image) { r.password = "swordfish" },
 	} {
 		t.Run(want, func(t *testing.T) {
