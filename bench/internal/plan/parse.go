@@ -424,19 +424,21 @@ func (r *reader) baseline(p *Plan, b *Baseline) {
 	if p.Baseline.Repetitions == 0 {
 		p.Baseline.Repetitions = defaultBaselines
 	}
-	var c Case
-	ok := true
-	for _, link := range p.links() {
-		one, is := p.baselineCase(link)
-		c, ok = one, ok && is
-	}
-	switch {
-	case !ok && len(p.Links) > 0:
-		r.fault([]any{"baseline", "case"}, "baseline %q is not among the plan's cases with each link", p.Baseline.Case)
-	case !ok:
-		r.fault([]any{"baseline", "case"}, "baseline %q is not one of the plan's cases", p.Baseline.Case)
-	case !slices.Contains(c.Systems, p.Reference):
-		r.fault([]any{"baseline", "case"}, "the case %s is not measured on %s, the reference", c.Name, p.Reference)
+	links := p.links()
+	i := slices.IndexFunc(links, func(link string) bool {
+		c, ok := p.baselineCase(link)
+		return !ok || !slices.Contains(c.Systems, p.Reference)
+	})
+	if i >= 0 {
+		c, ok := p.baselineCase(links[i])
+		switch {
+		case !ok && len(p.Links) > 0:
+			r.fault([]any{"baseline", "case"}, "baseline %q is not among the plan's cases with each link", p.Baseline.Case)
+		case !ok:
+			r.fault([]any{"baseline", "case"}, "baseline %q is not one of the plan's cases", p.Baseline.Case)
+		default:
+			r.fault([]any{"baseline", "case"}, "the case %s is not measured on %s, the reference", c.Name, p.Reference)
+		}
 	}
 	if p.Baseline.Drift < 0 || p.Baseline.Drift > 1 {
 		r.fault([]any{"baseline", "drift"}, "drift %g: give a part of one, such as 0.05", p.Baseline.Drift)

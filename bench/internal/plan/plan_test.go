@@ -263,6 +263,21 @@ func TestMistakesOfLinks(t *testing.T) {
 	}
 }
 
+// TestBaselineOfEachLinkIsOnReference: the case of a baseline may be measured on other
+// systems with one link than with another one.
+func TestBaselineOfEachLinkIsOnReference(t *testing.T) {
+	const of = "- {name: hosts, case: network, links: [plain, slow], systems: [bare], matrix: {size: [\"1\", \"2\"]}}\n"
+	const pods = "- {name: pods, case: network, links: [plain, slow], against: hosts, systems: [mine, other], matrix: {size: [\"1\", \"2\"]}}\n"
+	for link, other := range map[string]string{"plain": "slow", "slow": "plain"} {
+		text := strings.NewReplacer(of, "- {name: hosts, case: network, links: ["+link+"], systems: [mine]}\n"+
+			"- {name: hosts, case: network, links: ["+other+"], systems: [bare]}\n", pods, "").Replace(linked)
+		want := "the case hosts link=" + link + " is not measured on bare, the reference"
+		if _, err := Parse("f", []byte(text), known()); err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%v; want %s", err, want)
+		}
+	}
+}
+
 func TestRemaining(t *testing.T) {
 	p, err := Parse("f", []byte(good), known())
 	if err != nil {
