@@ -1,9 +1,22 @@
 package cli
 
 import (
+	"errors"
 	"io"
 	"testing"
 )
+
+func TestQuietAndVerboseExcludeEachOther(t *testing.T) {
+	for _, command := range []string{"run", "up", "down"} {
+		root := newRoot()
+		root.SetArgs([]string{command, "-q", "-v"})
+		root.SetOut(io.Discard)
+		var usage *usageError
+		if err := root.Execute(); !errors.As(err, &usage) || err.Error() != "--quiet and --verbose exclude each other" {
+			t.Errorf("%s: %v", command, err)
+		}
+	}
+}
 
 func TestMistakesInOptionsNameTheExpectedValue(t *testing.T) {
 	for argument, want := range map[string]string{

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -35,6 +36,14 @@ type verbosity struct{ quiet, verbose bool }
 func (v *verbosity) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVarP(&v.quiet, "quiet", "q", false, "print only errors")
 	flags.BoolVarP(&v.verbose, "verbose", "v", false, "print details")
+}
+
+// check returns a usage error if both options are given.
+func (v verbosity) check() error {
+	if v.quiet && v.verbose {
+		return &usageError{errors.New("--quiet and --verbose exclude each other")}
+	}
+	return nil
 }
 
 // newLines returns a progress that writes a line for each step. It is for commands

@@ -108,8 +108,8 @@ func run(command *cobra.Command, spec cluster.Spec, use runFlags, preferred *pre
 // withProgress calls do, shows its steps, and returns its exit code as an error. A panic
 // is reported in one sentence.
 func withProgress(to io.Writer, shown verbosity, do func(*progress, *crash.Reporter) (int, error)) error {
-	if shown.quiet && shown.verbose {
-		return &usageError{errQuietVerbose}
+	if err := shown.check(); err != nil {
+		return err
 	}
 	progress := newProgress(to, shown)
 	reporter, err := crash.Start(crash.BeforeWorkload())

@@ -64,8 +64,8 @@ anyway, if the site permits it.`,
 		if foreground {
 			return run(command, spec, runFlags{given: given(flags), here: here}, preferred, shown)
 		}
-		if shown.quiet && shown.verbose {
-			return &usageError{errQuietVerbose}
+		if err := shown.check(); err != nil {
+			return err
 		}
 		progress := newLines(command.ErrOrStderr(), shown) // the process that does the steps shows them
 		log := slog.New(progress)
@@ -97,8 +97,6 @@ anyway, if the site permits it.`,
 	return command
 }
 
-var errQuietVerbose = errors.New("--quiet and --verbose exclude each other")
-
 func newDownCommand() *cobra.Command {
 	var grace time.Duration
 	var shown verbosity
@@ -112,6 +110,9 @@ returns when nothing of it is left. The allocation stays.`,
 			job, _ := takeJob(args)
 			if grace < 0 {
 				return &usageError{fmt.Errorf("--grace %s: give a time such as 10s or 5m", grace)}
+			}
+			if err := shown.check(); err != nil {
+				return err
 			}
 			progress := newLines(command.ErrOrStderr(), shown)
 			code, err := launch.Down(command.Context(), launch.Options{Getenv: os.Getenv, Log: slog.New(progress)}, job, grace)
