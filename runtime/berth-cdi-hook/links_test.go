@@ -93,6 +93,18 @@ func TestImageCannotLeadOutside(t *testing.T) {
 	link(t, filepath.Join(root, outside, "libcuda.so.1"))
 }
 
+// A container without a root file system has no place for links.
+func TestSpecificationWithoutRoot(t *testing.T) {
+	bundle := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := rootOf(strings.NewReader(`{"bundle":"` + bundle + `"}`))
+	if want := "parse container specification of " + bundle + ": it names no root file system"; err == nil || err.Error() != want {
+		t.Errorf("%v; want %s", err, want)
+	}
+}
+
 func TestRun(t *testing.T) {
 	bundle := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(bundle, "rootfs/usr/lib"), 0o755); err != nil {

@@ -54,8 +54,11 @@ func rootOf(state io.Reader) (string, error) {
 		return "", fmt.Errorf("read container specification: %w", err)
 	}
 	var spec specs.Spec
-	if err := json.Unmarshal(text, &spec); err != nil || spec.Root == nil {
+	if err := json.Unmarshal(text, &spec); err != nil {
 		return "", fmt.Errorf("parse container specification of %s: %w", container.Bundle, err)
+	}
+	if spec.Root == nil {
+		return "", fmt.Errorf("parse container specification of %s: it names no root file system", container.Bundle)
 	}
 	if filepath.IsAbs(spec.Root.Path) {
 		return spec.Root.Path, nil
