@@ -97,7 +97,7 @@ func (i *inside) ask(what question, about int) (text []byte, fds []int, err erro
 	}
 }
 
-// passed returns the descriptors of a control message.
+// passed returns the descriptors of a control message. On an error it closes them.
 func passed(rights []byte) ([]int, error) {
 	messages, err := unix.ParseSocketControlMessage(rights)
 	if err != nil {
@@ -107,7 +107,8 @@ func passed(rights []byte) ([]int, error) {
 	for _, message := range messages {
 		fds, err := unix.ParseUnixRights(&message)
 		if err != nil {
-			return all, err
+			sock.CloseAll(all...)
+			return nil, err
 		}
 		all = append(all, fds...)
 	}

@@ -12,6 +12,23 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
+// TestDescriptorsOfBrokenMessageAreClosed: what comes after the descriptors is not one
+// of the known kinds of message.
+func TestDescriptorsOfBrokenMessageAreClosed(t *testing.T) {
+	sent, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	message := append(unix.UnixRights(sent), unix.UnixCredentials(&unix.Ucred{})...)
+	if fds, err := passed(message); err == nil || len(fds) > 0 {
+		t.Errorf("got %v, %v", fds, err)
+	}
+	if _, err := unix.FcntlInt(uintptr(sent), unix.F_GETFD, 0); err != unix.EBADF {
+		unix.Close(sent)
+		t.Errorf("the descriptor is open: %v", err)
+	}
+}
+
 // TestProcessIsInspectedFromInside asks about this process what the Switch
 // reads itself where it may.
 func TestProcessIsInspectedFromInside(t *testing.T) {
