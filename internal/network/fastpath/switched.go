@@ -155,14 +155,15 @@ func (r *record) counted() count {
 }
 
 // progress returns the answer to the connect that switched a socket. It is EINPROGRESS
-// while the socket connects. For a non-blocking socket that has failed it is EINPROGRESS,
-// too, and the program reads the error later. Otherwise it is 0.
+// while the socket connects. If it has failed, the answer is EINPROGRESS, too, and the
+// program reads the error later. Otherwise it is 0. A blocking socket without SO_SNDTIMEO
+// is switched only once it is connected, so it cannot have failed.
 func (r *record) progress(socket int) unix.Errno {
 	if !r.outside {
 		return 0
 	}
 	flags, err := unix.FcntlInt(uintptr(socket), unix.F_GETFL, 0)
-	waits := err != nil || flags&unix.O_NONBLOCK == 0
+	waits := (err != nil || flags&unix.O_NONBLOCK == 0) && sock.SendTimeout(socket) == sock.MaxConnect
 	if at := sock.State(socket); at == sock.SynSent || at == sock.Closed && !waits {
 		return unix.EINPROGRESS
 	}

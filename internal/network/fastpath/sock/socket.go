@@ -86,17 +86,17 @@ func ToIPv4(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_ADDRFORM, unix.AF_INET)
 }
 
-// maxConnect exceeds the time after which the kernel gives up connecting.
-const maxConnect = time.Hour
+// MaxConnect exceeds the time after which the kernel gives up connecting.
+const MaxConnect = time.Hour
 
 // SendTimeout returns how long a caller waits for its connect: SO_SNDTIMEO, or
-// maxConnect if that is not set.
+// MaxConnect if that is not set.
 func SendTimeout(socket int) time.Duration {
 	limit, err := unix.GetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_SNDTIMEO)
 	if err != nil || limit.Sec == 0 && limit.Usec == 0 {
-		return maxConnect
+		return MaxConnect
 	}
-	return min(maxConnect, time.Duration(limit.Nano()))
+	return min(MaxConnect, time.Duration(limit.Nano()))
 }
 
 // TCP states that State returns.
