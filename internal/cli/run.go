@@ -175,7 +175,7 @@ func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.StringArrayVar(&spec.Mounts, "mount", nil, "host `folder` to mount in every pod, as SRC[:DST][:ro]; can be repeated")
 	flags.BoolVar(&spec.ForeignOwners, "foreign-owners", false, "let non-root users in pods write to file systems that machines share")
 	flags.StringArrayVar(&spec.Devices, "device", nil, "device `file`, or folder of devices, that pods can request, as [RESOURCE[:SHARES]=]PATH[,PATH]..., such as rdma/hca:16=/dev/infiniband; can be repeated")
-	flags.DurationVar(&spec.Grace, "grace", 0, "ask the workload to end this `time` before the job's time limit (default: at the limit, with Slurm's KillWait left)")
+	flags.DurationVar(&spec.Grace, "grace", 0, "ask the workload to end this `time` before the time limit of the job or its step (default: at the limit, with Slurm's KillWait left)")
 	flags.StringVar(&spec.State, "state", "", "`folder` to save the cluster's objects in; the next job, or the job after a requeue, restores them")
 	flags.StringVar(&spec.StateSecrets, "state-secrets", "", "`how` to save Secrets: encrypt (with a key in your home directory) or omit (default encrypt)")
 	flags.StringArrayVar(&spec.Publish, "publish", nil, "open a `port` of the nodes on their hosts, as [NAME=][ADDRESS:]PORT[:PORT], such as 8080:80; if the site gives each job its own network, NAME.JOB resolves to it; can be repeated")

@@ -17,6 +17,8 @@ type Moment struct {
 	// End is the end of the job's time, or of the step's if that is earlier, or zero
 	// if nothing limits them. Preemption with a grace time brings it forward.
 	End time.Time
+	// OfStep reports whether End is the end of the step.
+	OfStep bool
 	// Returns is true if the job is preempted and will start again: it has a
 	// script, its owner permits it, and its partition's settings require it.
 	Returns bool
@@ -40,7 +42,8 @@ func Now(ctx context.Context, job Job, ask Ask) (Moment, error) {
 	case stepErr != nil:
 		moment.End, err = time.Time{}, errors.Join(err, stepErr)
 	case err == nil || !moment.End.IsZero():
-		moment.End = earlier(moment.End, stepEnd)
+		end := earlier(moment.End, stepEnd)
+		moment.End, moment.OfStep = end, end != moment.End
 	}
 	return moment, err
 }

@@ -95,33 +95,62 @@ func (a *Allocation) learn(ctx context.Context) bool {
 
 // TimeUp is the cause of a run's end that leaves the workload time to end
 // (--grace).
-type TimeUp struct{ Grace time.Duration }
+type TimeUp struct {
+	Grace time.Duration
+	// OfStep reports whether the step ends before the job (srun --time).
+	OfStep bool
+}
 
 func (t *TimeUp) Error() string {
+	if t.OfStep {
+		return fmt.Sprintf("the step's time is over in %s, which the workload has to end (--grace)", t.Grace)
+	}
 	return fmt.Sprintf("the job's time is over in %s, which the workload has to end (--grace)", t.Grace)
 }
 
-// endEarly calls giveUp with a *TimeUp when the job's remaining time is only Early and
-// the time to take the cluster down. It asks Slurm for the end again before that,
-// because the job's limit may change.
+// endEarly calls giveUp with a *TimeUp when the remaining time of the job or its step is
+// only Early and the time to take the cluster down. It asks Slurm for the end again
+// before that, because the limit may change. Without an answer, the last one counts.
 func (a *Allocation) endEarly(ctx context.Context, giveUp context.CancelCauseFunc) {
-	for a.Early > 0 && !a.KnownEnd().IsZero() {
-		wait := a.KnownEnd().Sub(a.now()) - a.Early - takeDownTime
-		if wait <= 0 {
-			giveUp(exitcode.Wrap(exitcode.TimeLimit, &TimeUp{a.Early}))
+	if a.Early == 0 {
+		return
+	}
+	last := slurm.Moment{End: a.KnownEnd()}
+	for {
+		moment, err := slurm.Now(ctx, a.Job, a.Ask)
+		if err == nil {
+			last = moment
+			a.noteEnd(moment)
+		}
+		wait := last.End.Sub(a.now()) - a.Early - takeDownTime
+		switch limited := !last.End.IsZero(); {
+		case limited && wait <= 0:
+			giveUp(exitcode.Wrap(exitcode.TimeLimit, &TimeUp{a.Early, last.OfStep}))
 			return
+		case !limited && err == nil:
+			return
+		case !limited:
+			wait = askAgain
+		case err != nil:
+			wait = min(wait, askAgain)
 		}
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
 			return
 		}
-		if moment, err := slurm.Now(ctx, a.Job, a.Ask); err == nil {
-			a.mu.Lock()
-			a.end = moment.End
-			a.mu.Unlock()
-		}
 	}
+}
+
+// noteEnd records the end of the job, which scontrol may have changed. It does nothing
+// if the step ends before.
+func (a *Allocation) noteEnd(moment slurm.Moment) {
+	if moment.OfStep {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.end = moment.End
 }
 
 // GraceNow returns the time for a workload to end after a signal: that of grace, or

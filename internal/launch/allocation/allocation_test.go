@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -148,6 +149,54 @@ func TestGraceBeforeEndOfStep(t *testing.T) {
 		if got := a.GraceNow(t.Context(), syscall.SIGTERM); got != test.want || a.preempted != test.preempted {
 			t.Errorf("%s: %s, requeued %v; want %s, %v", test.name, got, a.preempted, test.want, test.preempted)
 		}
+	}
+}
+
+// With --grace, the workload ends before the job or its step does, whichever ends first.
+func TestGraceCountsFromEarlierEnd(t *testing.T) {
+	const clock = "2006-01-02T15:04:05"
+	for _, test := range []struct {
+		name, step string
+		// silent is the time without answers about the step.
+		silent time.Duration
+		want   time.Duration
+		says   string
+	}{
+		{"no limit of the step", "UNLIMITED", 0, time.Hour, "the job's time is over in 20s"},
+		{"the step ends before", "00:10:00", 0, 10 * time.Minute, "the step's time is over in 20s"},
+		{"the job ends before", "02:00:00", 0, time.Hour, "the job's time is over in 20s"},
+		{"no answer at first", "00:10:00", 5 * time.Minute, 10 * time.Minute, "the step's time is over in 20s"},
+		{"no answer", "00:10:00", 2 * time.Hour, time.Hour, "the job's time is over in 20s"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			a := newAllocation("")
+			a.Early, a.now = 20*time.Second, time.Now
+			a.Job.Place, a.Job.StepID = slurm.PlaceTask, 2
+			began := time.Now()
+			config := a.Ask
+			a.Ask = func(ctx context.Context, command ...string) ([]byte, error) {
+				switch {
+				case slices.Contains(command, "7.2") && time.Since(began) < test.silent:
+					return nil, errors.New("no answer within 3s")
+				case slices.Contains(command, "7.2"):
+					return []byte("StepId=7.2 StartTime=" + began.Local().Format(clock) + " TimeLimit=" + test.step + " State=RUNNING\n"), nil
+				case slices.Contains(command, "job"):
+					return []byte("JobId=7 JobState=RUNNING EndTime=" + began.Add(time.Hour).Local().Format(clock) + " PreemptTime=None\n"), nil
+				}
+				return config(ctx, command...)
+			}
+			var given error
+			a.Inquire(t.Context(), func(err error) { given = err })
+			if want := test.want - a.Early - takeDownTime; time.Since(began).Round(time.Second) != want.Round(time.Second) {
+				t.Errorf("%s: after %s, want %s", test.name, time.Since(began), want)
+			}
+			if exitcode.Of(given) != exitcode.TimeLimit || !strings.HasPrefix(given.Error(), test.says) {
+				t.Errorf("%s: %v; want %s", test.name, given, test.says)
+			}
+			if left, _ := a.Left(); !a.KnownEnd().Equal(began.Add(time.Hour)) {
+				t.Errorf("%s: the job has %s left", test.name, left)
+			}
+		})
 	}
 }
 
