@@ -31,8 +31,8 @@ func main() {
 		os.Exit(2)
 	}
 	// Slurm may signal all processes of a job at once (scancel, time limit), but only the
-	// supervisor decides when a role ends. So a role stops in order only at SIGPWR, which
-	// Slurm never sends.
+	// supervisor decides when a role ends, and kills it. So a role stops in order only at
+	// SIGPWR, which Slurm never sends.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGPWR)
 	defer stop()

@@ -63,7 +63,8 @@ func run(args []string) error {
 		return err
 	}
 	// All processes of a job may receive a signal at once (scancel, time limit), but
-	// containerd must not end by itself. So it ends only at SIGPWR, which only berth sends.
+	// containerd must not end by itself: it ends with the sandbox. It ends in order only at
+	// SIGPWR, which Slurm never sends; the tests of this module use it.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
 	// Shims and CNI plugins inherit this, and ignore both signals from their first
 	// instruction. The runtime of Go keeps no other signal ignored that ends a program.
