@@ -14,12 +14,12 @@ import (
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/httpstream"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	clientforward "k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
 	"k8s.io/kubectl/pkg/cmd/portforward"
 	"k8s.io/kubectl/pkg/cmd/util"
+	"k8s.io/streaming/pkg/httpstream"
 )
 
 // forward returns upstream's command with its own listeners.
@@ -77,13 +77,13 @@ func dialPod(method string, target *url.URL, options portforward.PortForwardOpti
 	if err != nil {
 		return nil, err
 	}
-	dialer := spdy.NewDialer(upgrader, &http.Client{Transport: transport}, method, target)
+	dialer := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, method, target)
 	if !util.PortForwardWebsockets.IsDisabled() {
-		socket, err := clientforward.NewSPDYOverWebsocketDialer(target, options.Config)
+		socket, err := clientforward.NewSPDYOverWebsocketDialerForStreaming(target, options.Config)
 		if err != nil {
 			return nil, err
 		}
-		dialer = clientforward.NewFallbackDialer(socket, dialer, func(err error) bool {
+		dialer = clientforward.NewFallbackDialerForStreaming(socket, dialer, func(err error) bool {
 			return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
 		})
 	}
