@@ -260,7 +260,7 @@ func (f *followProcess) run(ctx context.Context, config followConfig) error {
 	if err == nil {
 		err = errors.New("without a result")
 	}
-	return fmt.Errorf("ended: %v%s", err, said.panicked())
+	return fmt.Errorf("ended: %w%s", err, said.panicked())
 }
 
 func (f *followProcess) readEvents(from io.Reader) error {
