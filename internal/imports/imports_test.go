@@ -52,6 +52,7 @@ var layers = map[string][]string{
 	"internal/base/probe": {"internal/base/linux"},
 
 	"internal/job/batch": {"internal/base/exitcode", "internal/job/slurm"},
+	"internal/job/queue": {"internal/job/batch", "internal/job/slurm"},
 	// The result of a check, which berth doctor prints.
 	"internal/job/slurm": {"internal/base/probe"},
 

@@ -28,8 +28,11 @@ type State struct {
 // final holds the names of the states of ended jobs.
 var final = []string{"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
 
+// Ended reports whether a job in a state will not run any more, unless it is requeued.
+func Ended(state string) bool { return slices.Contains(final, state) }
+
 // ended reports whether the job will not run any more.
-func (s State) ended() bool { return slices.Contains(final, s.Name) }
+func (s State) ended() bool { return Ended(s.Name) }
 
 // signalNotBegun stands for the signal in the exit status (0:53) of a script that slurmd
 // could not start.

@@ -91,17 +91,17 @@ func readEnd(job Job, said string) (time.Time, error) {
 	if !ok {
 		return time.Time{}, fmt.Errorf("read the end of job %s from scontrol: no EndTime in its answer", job.ID)
 	}
-	end, err := readTime(value)
+	end, err := ParseTime(value)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("read the end of job %s from scontrol: %w", job.ID, err)
 	}
 	return end, nil
 }
 
-// readTime parses a time of scontrol; it returns the zero time for a missing one.
+// ParseTime parses a time of scontrol; it returns the zero time for a missing one.
 // The controller prints its local time without a zone, and the hosts of a cluster
 // have the same zone.
-func readTime(value string) (time.Time, error) {
+func ParseTime(value string) (time.Time, error) {
 	switch value {
 	case "", "Unknown", "NONE", "None", "N/A":
 		return time.Time{}, nil

@@ -71,7 +71,7 @@ func endOfStep(ctx context.Context, job Job, ask Ask) (time.Time, error) {
 		return time.Time{}, nil
 	}
 	value, _ := field(string(said), "StartTime")
-	start, err := readTime(value)
+	start, err := ParseTime(value)
 	span, ok := parseSpan(limit)
 	if err != nil || start.IsZero() || !ok {
 		return time.Time{}, fmt.Errorf("read the end of step %s from scontrol: it starts at %q and has the limit %q", step, value, limit)
@@ -90,7 +90,7 @@ func jobNow(ctx context.Context, job Job, ask Ask) (Moment, error) {
 		return moment, err
 	}
 	value, _ := field(said, "PreemptTime")
-	preempted, err := readTime(value)
+	preempted, err := ParseTime(value)
 	if err != nil {
 		return moment, fmt.Errorf("read when job %s was preempted from scontrol: %w", job.ID, err)
 	}

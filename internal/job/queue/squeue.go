@@ -1,0 +1,181 @@
+package queue
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth.dev/berth/internal/job/slurm"
+)
+
+// listed is one line of squeue: a job, an element of an array, the elements that have not
+// started, or a component of a heterogeneous job.
+type listed struct {
+	// root is the number of the job, of the array, or of the first component. part is
+	// the ID that users see, such as 12_3.
+	root, part                       string
+	state, reason, partition, nodes  string
+	code, signal, restarts           int
+	submitted, start, end            time.Time
+	name, stdout                     string
+	comment, command                 string
+	isArray, isHeterogeneous, isHeld bool
+}
+
+// snapshot is one answer of squeue, or the error of one query.
+type snapshot struct {
+	began time.Time
+	jobs  []listed
+	err   error
+}
+
+// look returns a snapshot that was begun at a time or later. It asks Slurm at most once per
+// interval, and a query serves all callers that wait for it.
+func (c *Client) look(ctx context.Context, from time.Time) (*snapshot, error) {
+	select {
+	case c.asking <- struct{}{}:
+		defer func() { <-c.asking }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if c.last == nil || c.last.began.Before(from) {
+		if c.last != nil {
+			if err := sleepUntil(ctx, c.last.began.Add(c.options.Interval)); err != nil {
+				return nil, err
+			}
+		}
+		next := &snapshot{began: time.Now()}
+		next.jobs, next.err = c.squeue(ctx)
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		c.last = next
+	}
+	return c.last, c.last.err
+}
+
+// fields names the columns of squeue with their widths. squeue cuts what is longer. Free
+// text may contain any character, so each column ends with a separator that nobody can guess.
+// The option --Format (-O) has columns for exit codes and restarts, which --format lacks.
+var fields = []struct {
+	name  string
+	width int
+}{
+	{"JobID", 12}, {"JobArrayID", 64}, {"ArrayJobID", 12}, {"HetJobID", 12}, {"State", 24}, {"Reason", 200}, {"Partition", 64},
+	{"NodeList", 200}, {"exit_code", 12}, {"SubmitTime", 20}, {"StartTime", 20}, {"EndTime", 20}, {"RestartCnt", 8},
+	{"Name", 128}, {"STDOUT", 512}, {"Comment", 160}, {"Command", 0},
+}
+
+// squeue asks for all jobs of the user, including jobs that ended a short time ago.
+func (c *Client) squeue(ctx context.Context) ([]listed, error) {
+	separator := "|" + rand.Text()[:10] + "|"
+	format := make([]string, len(fields))
+	for i, field := range fields {
+		width := field.width
+		if field.name == "Command" {
+			// Enough for the paths of our scripts, and a space.
+			width = len(c.options.State) + 120
+		}
+		format[i] = field.name + ":" + strconv.Itoa(width) + separator
+	}
+	output, err := c.options.Ask(ctx, "squeue", "--noheader", "--states=all", "--user="+strconv.Itoa(os.Getuid()), "--Format="+strings.Join(format, ","))
+	if err != nil {
+		return nil, asUnavailable(ctx, err)
+	}
+	return parseListed(string(output), separator)
+}
+
+// asUnavailable returns the error of a query as an Unavailable.
+func asUnavailable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return &Unavailable{err}
+}
+
+// parseListed parses the output of squeue.
+func parseListed(output, separator string) ([]listed, error) {
+	values := strings.Split(output, separator)
+	if rest := values[len(values)-1]; strings.TrimSpace(rest) != "" || len(values)%len(fields) != 1 {
+		return nil, &Unavailable{errors.New("squeue printed lines that cannot be read: " + fmt.Sprintf("%.200q", output))}
+	}
+	var jobs []listed
+	for row := range len(values) / len(fields) {
+		get := func(name string) string {
+			for i, field := range fields {
+				if field.name == name {
+					value := strings.TrimSpace(values[row*len(fields)+i])
+					if value == "N/A" || value == "(null)" {
+						return ""
+					}
+					return value
+				}
+			}
+			return ""
+		}
+		job := listed{
+			root: get("ArrayJobID"), part: get("JobArrayID"), state: slurm.StateOf(get("State")), reason: get("Reason"),
+			partition: get("Partition"), nodes: get("NodeList"), name: get("Name"), stdout: get("STDOUT"),
+			comment: get("Comment"), command: get("Command"),
+		}
+		if job.root == "" {
+			job.root = get("JobID")
+		}
+		if root := get("HetJobID"); root != "" && root != "0" {
+			job.root, job.isHeterogeneous = root, true
+		}
+		job.isArray = strings.Contains(job.part, "_")
+		job.isHeld = job.state == slurm.Pending && strings.HasPrefix(job.reason, "JobHeld")
+		if job.reason == "None" {
+			job.reason = ""
+		}
+		job.code, job.signal = parseStatus(get("exit_code"))
+		job.restarts, _ = strconv.Atoi(get("RestartCnt"))
+		for name, to := range map[string]*time.Time{"SubmitTime": &job.submitted, "StartTime": &job.start, "EndTime": &job.end} {
+			// An unknown time is less important than the state.
+			*to, _ = slurm.ParseTime(get(name))
+		}
+		jobs = append(jobs, job)
+	}
+	return jobs, nil
+}
+
+// parseStatus parses an exit status: squeue prints that of wait(2), sacct CODE:SIGNAL.
+func parseStatus(text string) (code, signal int) {
+	if first, second, ok := strings.Cut(text, ":"); ok {
+		code, _ = strconv.Atoi(first)
+		signal, _ = strconv.Atoi(second)
+		return code, signal
+	}
+	status, _ := strconv.Atoi(text)
+	return status >> 8 & 0xff, status & 0x7f
+}
+
+// find returns the number of the job of an object. A job that runs or has run comes before
+// a held one, and otherwise the lower number is first.
+func (s *snapshot) find(uid, script string) string {
+	best := listed{}
+	for _, job := range s.jobs {
+		if job.belongs(uid, script) && (best.root == "" || best.isHeld && !job.isHeld || best.isHeld == job.isHeld && number(job.root) < number(best.root)) {
+			best = job
+		}
+	}
+	return best.root
+}
+
+// belongs reports whether a job was submitted for an object. A plugin of the site may have
+// changed the comment.
+func (l listed) belongs(uid, script string) bool {
+	return slices.Contains(strings.Fields(l.comment), marker+uid) || l.command == script || strings.HasPrefix(l.command, script+" ")
+}
+
+func number(id string) int {
+	n, _ := strconv.Atoi(id)
+	return n
+}

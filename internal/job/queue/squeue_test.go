@@ -1,0 +1,92 @@
+package queue
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
+)
+
+// recorded returns the output of squeue 22.05.8 for jobs of many kinds.
+func recorded(t testing.TB) string {
+	t.Helper()
+	text, err := os.ReadFile("testdata/squeue-22.05.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestParseListed(t *testing.T) {
+	jobs, err := parseListed(recorded(t), "|SEP|")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]listed{}
+	for _, job := range jobs {
+		got[job.part] = job
+	}
+	if len(got) != 22 {
+		t.Errorf("%d jobs", len(got))
+	}
+	at := func(clock string) time.Time {
+		moment, err := time.ParseInLocation(time.DateTime, "2026-11-28 "+clock, time.Local)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return moment
+	}
+	for part, want := range map[string]listed{
+		"1": {
+			root: "1", state: "CANCELLED", reason: "JobHeldUser", name: "a\nb|cé", stdout: "/home/alice/slurm-1.out", comment: "u:abc hello|x",
+			command: "/home/alice/odd dir/ü,x/t.sh one two three", submitted: at("13:04:36"), start: at("13:05:13"), end: at("13:05:13"),
+		},
+		"9": {
+			root: "9", state: "FAILED", reason: "NonZeroExitCode", nodes: "n1", code: 3, name: "ex3", stdout: "/home/alice/slurm-9.out",
+			submitted: at("13:05:14"), start: at("13:05:14"), end: at("13:05:15"),
+		},
+		"10": {
+			root: "10", state: "FAILED", reason: "JobLaunchFailure", nodes: "n1", signal: 9, name: "k9", stdout: "/home/alice/slurm-10.out",
+			submitted: at("13:05:14"), start: at("13:05:14"), end: at("13:05:15"),
+		},
+		"15_[2-4%1]": {
+			root: "15", state: "PENDING", reason: "JobArrayTaskLimit", name: "w", stdout: "/home/alice/slurm-15.out", comment: "berth-object=array-uid rest",
+			submitted: at("13:09:35"), isArray: true,
+		},
+		"18+1": {
+			root: "18", state: "PENDING", reason: "JobHeldUser", name: "s.sh", stdout: "/home/alice/slurm-19.out", comment: "berth-object=het",
+			command: "/home/alice/s.sh", submitted: at("13:09:35"), isHeterogeneous: true, isHeld: true,
+		},
+		"21": {
+			root: "21", state: "PENDING", reason: "BeginTime", name: "requeued", stdout: "/home/alice/slurm-21.out",
+			submitted: at("13:09:37"), start: at("13:11:38"), restarts: 1,
+		},
+	} {
+		want.part, want.partition = part, "main"
+		if got[part] != want {
+			t.Errorf("job %s:\n got %+v\nwant %+v", part, got[part], want)
+		}
+	}
+}
+
+func TestParseListedRefusesOtherOutput(t *testing.T) {
+	for _, output := range []string{"error", recorded(t)[:400], "x" + recorded(t) + "rest"} {
+		if jobs, err := parseListed(output, "|SEP|"); err == nil {
+			t.Errorf("%d jobs", len(jobs))
+		}
+	}
+	if jobs, err := parseListed("", "|SEP|"); err != nil || len(jobs) != 0 {
+		t.Errorf("no jobs: %v, %v", jobs, err)
+	}
+}
+
+func FuzzParseListed(f *testing.F) {
+	f.Add(recorded(f))
+	f.Fuzz(func(t *testing.T, output string) {
+		fuzzbound.Watch(t)
+		jobs, _ := parseListed(output, "|SEP|")
+		s := snapshot{jobs: jobs}
+		_ = s.find("held", "/home/alice/s.sh")
+	})
+}

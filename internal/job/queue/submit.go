@@ -1,0 +1,201 @@
+package queue
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"berth.dev/berth/internal/job/batch"
+)
+
+// marker precedes the UID in the comment of a job.
+const marker = "berth-object="
+
+var validUID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
+
+// Submit submits a held job and returns its number. It first looks for a job of the object
+// if an earlier submission, also by an earlier process, may have succeeded. An error is a
+// *Refused if Slurm rejects the job, and an *Unavailable if Slurm does not answer. After an
+// *Unavailable the caller may call Submit again, which then finds the job if there is one.
+func (c *Client) Submit(ctx context.Context, job Job) (id string, err error) {
+	if !validUID.MatchString(job.UID) {
+		return "", fmt.Errorf("submit a job for object %q: this is no UID", job.UID)
+	}
+	if id, found, err := c.Find(ctx, job.UID); err != nil || found {
+		return id, err
+	}
+	select {
+	case c.submitting <- struct{}{}:
+		defer func() { <-c.submitting }()
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+	if err := c.pace(ctx); err != nil {
+		return "", err
+	}
+	script, err := c.writeScript(job)
+	if err != nil {
+		return "", err
+	}
+	id, err = c.sbatch(ctx, job, script)
+	if refused := new(Refused); errors.As(err, &refused) {
+		// Nothing was submitted, so a later call needs no search.
+		_ = os.Remove(script)
+		return "", err
+	}
+	if err != nil {
+		return "", err
+	}
+	c.submitted(job.UID, id)
+	return id, nil
+}
+
+// pace waits until the limit of submissions permits one.
+func (c *Client) pace(ctx context.Context) error {
+	if c.options.PerMinute > 0 {
+		if err := sleepUntil(ctx, c.lastSubmit.Add(time.Minute/time.Duration(c.options.PerMinute))); err != nil {
+			return err
+		}
+	}
+	c.lastSubmit = time.Now()
+	return nil
+}
+
+func sleepUntil(ctx context.Context, when time.Time) error {
+	select {
+	case <-time.After(time.Until(when)):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// writeScript writes the batch script into the folder of the object, so that the path in
+// the job's command names the object. The folder exists before the job. A node without it
+// does not share the file system.
+func (c *Client) writeScript(job Job) (string, error) {
+	folder := Folder(c.options.State, job.UID)
+	path := filepath.Join(folder, ScriptName)
+	err := os.MkdirAll(folder, 0o700)
+	if err == nil {
+		err = writeWhole(path, job.Script)
+	}
+	if err != nil {
+		return "", fmt.Errorf("write the batch script of object %s: %w", job.UID, err)
+	}
+	return path, nil
+}
+
+// writeWhole writes a file that is either complete or absent after a crash.
+func writeWhole(path string, content []byte) error {
+	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(file.Name())
+	defer file.Close()
+	if _, err := file.Write(content); err != nil {
+		return err
+	}
+	if err := file.Sync(); err != nil {
+		return err
+	}
+	if err := file.Close(); err != nil {
+		return err
+	}
+	return os.Rename(file.Name(), path)
+}
+
+// sbatch runs sbatch once.
+func (c *Client) sbatch(ctx context.Context, job Job, script string) (string, error) {
+	limited, cancel := context.WithTimeout(ctx, c.options.Timeout)
+	defer cancel()
+	words := append([]string{"--parsable", "--hold", "--comment=" + strings.TrimSpace(marker+job.UID+" "+job.Comment)}, job.Options...)
+	words = append(append(words, script), job.Args...)
+	var said bytes.Buffer
+	submitted, err := batch.Submit(limited, "sbatch", batch.Submission{
+		Options: []batch.Option{{Words: words}}, Env: append(c.options.Env[:len(c.options.Env):len(c.options.Env)], job.Env...),
+		Stdout: io.Discard, Stderr: &said,
+	})
+	message := slurmWords(said.String())
+	refused := new(batch.Refused)
+	switch {
+	case ctx.Err() != nil:
+		return "", context.Cause(ctx)
+	case limited.Err() != nil:
+		return "", &Unavailable{fmt.Errorf("sbatch did not answer within %s", c.options.Timeout)}
+	case errors.As(err, &refused) && matches(message, unavailable):
+		return "", &Unavailable{errors.New(message)}
+	case errors.As(err, &refused):
+		return "", &Refused{Words: message, Full: matches(message, full)}
+	case err != nil:
+		return "", err
+	case submitted.ID == "":
+		return "", &Unavailable{errors.New("sbatch printed no number of a job")}
+	}
+	return submitted.ID, nil
+}
+
+// full matches the messages for too many jobs in the queue.
+var full = []string{"SubmitJob", "job submit limit", "MaxJobCount", "Job array size"}
+
+// slurmWords returns the messages on the standard error of a command of Slurm, in one line.
+func slurmWords(said string) string {
+	var words []string
+	for line := range strings.Lines(said) {
+		line = strings.TrimSpace(line)
+		line = strings.TrimPrefix(strings.TrimPrefix(line, "sbatch: "), "error: ")
+		if line != "" && !strings.HasPrefix(line, "Try \"sbatch") {
+			words = append(words, line)
+		}
+	}
+	return strings.Join(words, "; ")
+}
+
+// Find returns the number of the job that was submitted for an object, whatever its state.
+// It reads the number from the object's folder. It asks Slurm only if a submission was begun
+// and its result is unknown.
+func (c *Client) Find(ctx context.Context, uid string) (id string, found bool, err error) {
+	if !validUID.MatchString(uid) {
+		return "", false, fmt.Errorf("find the job of object %q: this is no UID", uid)
+	}
+	folder := Folder(c.options.State, uid)
+	if text, err := readSmall(filepath.Join(folder, NumberName)); err == nil && number(strings.TrimSpace(text)) > 0 {
+		return strings.TrimSpace(text), true, nil
+	}
+	script := filepath.Join(folder, ScriptName)
+	if _, err := os.Stat(script); errors.Is(err, fs.ErrNotExist) {
+		return "", false, nil
+	}
+	// A controller that comes back may answer squeue before it takes an sbatch that has
+	// been waiting, so one look is not enough.
+	for range 2 {
+		snapshot, err := c.look(ctx, time.Now())
+		if err != nil {
+			return "", false, err
+		}
+		if id := snapshot.find(uid, script); id != "" {
+			c.submitted(uid, id)
+			return id, true, nil
+		}
+	}
+	return "", false, nil
+}
+
+// submitted records the number of an object's job.
+func (c *Client) submitted(uid, id string) {
+	c.mu.Lock()
+	c.known[uid] = &known{id: id, submitted: time.Now()}
+	c.mu.Unlock()
+	if err := writeWhole(filepath.Join(Folder(c.options.State, uid), NumberName), []byte(id+"\n")); err != nil {
+		c.options.Log.Warn("record the number of a job", "object", uid, "job", id, "error", err)
+	}
+}
