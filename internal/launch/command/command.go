@@ -91,6 +91,9 @@ func (c Command) Run(ctx context.Context, started func(*Parent)) (int, error) {
 			if result.Error != "" {
 				return 0, exitcode.Wrap(exitcode.NoInput, fmt.Errorf("run the command %s: %s", name, result.Error))
 			}
+			if result.Killed {
+				return 0, exitcode.Wrap(result.Code, fmt.Errorf("the command %s was killed (SIGKILL)", name))
+			}
 			return result.Code, nil
 		case <-ticker.C:
 			linux.Resume(parent.process.Process.Pid)

@@ -52,10 +52,18 @@ type program struct {
 }
 
 // outcome is the exit code of the command, or the reason why it did not
-// start.
+// start. Killed reports whether SIGKILL has ended the command.
 type outcome struct {
-	Code  int
-	Error string
+	Code   int
+	Killed bool
+	Error  string
+}
+
+func outcomeOf(status unix.WaitStatus) outcome {
+	return outcome{
+		Code:   exitcode.OfStatus(syscall.WaitStatus(status)),
+		Killed: status.Signaled() && status.Signal() == unix.SIGKILL,
+	}
 }
 
 // Parent is the supervisor's view of the process between it and the user's
@@ -166,13 +174,13 @@ func ParentMain() int {
 	grace := OrphanGrace
 	select {
 	case status := <-ended:
-		report(outcome{Code: exitcode.OfStatus(syscall.WaitStatus(status))})
+		report(outcomeOf(status))
 	case grace = <-ordered:
 	}
 	endDescendants(grace, ordered, ended, none)
 	select {
 	case status := <-ended:
-		report(outcome{Code: exitcode.OfStatus(syscall.WaitStatus(status))})
+		report(outcomeOf(status))
 	default:
 	}
 	return 0

@@ -2,6 +2,7 @@ package command
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/testutil"
 )
@@ -67,6 +69,27 @@ func TestParentReturnsExitCode(t *testing.T) {
 			t.Errorf("%q: %+v, want code %d", script, got, want)
 		}
 		k.Wait()
+	}
+}
+
+func TestRunReportsKilledCommand(t *testing.T) {
+	for _, test := range []struct {
+		script, err string
+		code        int
+	}{
+		{"kill -9 $$", "the command sh was killed (SIGKILL)", 137},
+		{"kill -15 $$", "<nil>", 143},
+	} {
+		var parent *Parent
+		ran := Command{Args: []string{"sh", "-c", test.script}, Getenv: os.Getenv, Environ: os.Environ()}
+		code, err := ran.Run(t.Context(), func(started *Parent) { parent = started })
+		parent.Wait()
+		if got := fmt.Sprint(err); got != test.err {
+			t.Errorf("%q: error %s, want %s", test.script, got, test.err)
+		}
+		if got := code + exitcode.Of(err); got != test.code {
+			t.Errorf("%q: code %d, want %d", test.script, got, test.code)
+		}
 	}
 }
 
