@@ -87,6 +87,9 @@ hostile() {
 	compare "queries $dns silent.test" queries "$dns" 1000 $inside
 	compare "queries $dns $inside" queries "$dns" 1000 $inside
 	compare "queries $dns $inside" queries "$dns" 500 outside.test
+	takes flood "$dns" $inside
+	says a "dropped DNS queries of pod $pod: it sent more than 20000 in a second"
+	rests
 	# Its time is the kernel's, and counts for no process.
 	control="flood 127.0.0.1:9 $inside" compare "flood $dns $inside" queries "$dns" 1000 $inside
 	takes streams "$dns"

@@ -26,13 +26,13 @@ func checkNetwork(h *Host, tried outcomes) []Result {
 	tun := tried.answer(Result{Name: "tun", Title: "TUN devices", Level: Required,
 		Cost: "pods reach nothing outside of their node", Remedy: tunRemedy,
 	}, trialTUN, "/dev/net/tun opens, a device with offloads was made", trialNetNS)
-	return []Result{links, forwarding, tun, checkNftables(tried)}
+	return []Result{links, forwarding, tun, checkNftables(tried), checkPodShares(tried)}
 }
 
 // nftModules are the kernel modules behind the expressions that were tried.
 var nftModules = map[string]string{
 	"ct": "nft_ct", "reject": "nft_reject_ipv4", "numgen": "nft_numgen", "fib": "nft_fib_ipv4",
-	"dnat": "nft_nat", "masquerade": "nft_masq",
+	"dnat": "nft_nat", "masquerade": "nft_masq", "connlimit": "nft_connlimit", "limit": "nft_limit",
 }
 
 func checkNftables(tried outcomes) Result {
@@ -43,7 +43,7 @@ func checkNftables(tried outcomes) Result {
 	if r.OK != Yes {
 		return r
 	}
-	if missing, modules := tried.refused(trialNftables); len(missing) > 0 {
+	if missing, modules := tried.refused(trialNftables, proxyExpressions...); len(missing) > 0 {
 		r.OK, r.Found = No, "expressions refused: "+strings.Join(missing, ", ")
 		r.Cost = "Services do not work: kube-proxy's rules are refused"
 		r.Remedy.Admin = loadModules(modules)
@@ -51,10 +51,32 @@ func checkNftables(tried outcomes) Result {
 	return r
 }
 
-// refused returns the expressions of nftables that the kernel lacks, with its
+// checkPodShares reports whether the kernel has what the shares of single pods need.
+func checkPodShares(tried outcomes) Result {
+	r := tried.answer(Result{Name: "pod-shares", Title: "shares of pods", Level: Recommended},
+		trialConntrack, "of connections, and of queries for names", trialNetNS)
+	if r.OK == Unknown {
+		return r
+	}
+	missing, modules := tried.refused(trialNftables, "connlimit", "limit")
+	if r.OK == No {
+		missing, modules = append(missing, fmt.Sprintf("list of connections (%s)", r.Found)), append(modules, "nf_conntrack_netlink")
+	}
+	if len(missing) > 0 {
+		r.OK, r.Found = No, "refused: "+strings.Join(missing, ", ")
+		r.Cost = "one pod can keep other pods of its node from names or connections"
+		r.Remedy.Admin = loadModules(modules)
+	}
+	return r
+}
+
+// proxyExpressions are the expressions of kube-proxy and the portmap plugin.
+var proxyExpressions = []string{"ct", "reject", "numgen", "fib", "dnat", "masquerade"}
+
+// refused returns the names of expressions of nftables that the kernel lacks, with its
 // errors, and the modules that have them.
-func (tried outcomes) refused(trial string) (expressions, modules []string) {
-	for _, name := range []string{"ct", "reject", "numgen", "fib", "dnat", "masquerade"} {
+func (tried outcomes) refused(trial string, names ...string) (expressions, modules []string) {
+	for _, name := range names {
 		if o, ok := tried[trial+":"+name]; ok && !o.ok() {
 			expressions = append(expressions, fmt.Sprintf("%s (%s)", name, o.Error))
 			modules = append(modules, nftModules[name])

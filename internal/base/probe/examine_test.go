@@ -72,7 +72,7 @@ func TestExamineHere(t *testing.T) {
 		t.Errorf("a test can make user namespaces, but: %s", byName["user-namespace"].Found)
 	}
 	// Every trial must have come to an answer.
-	for _, name := range []string{"ipv6", "own-proc", "own-sys", "own-tmpfs", "bridge-veth", "nftables", "tun", "seccomp", "overlayfs", "fuse", "pivot-root"} {
+	for _, name := range []string{"ipv6", "own-proc", "own-sys", "own-tmpfs", "bridge-veth", "nftables", "pod-shares", "tun", "seccomp", "overlayfs", "fuse", "pivot-root"} {
 		if byName[name].OK == Unknown {
 			t.Errorf("%s: %s", name, byName[name].Found)
 		}
@@ -107,7 +107,7 @@ func all(except ...outcome) outcomes {
 	found := outcomes{}
 	for _, trial := range []string{trialUser, trialIDMap, trialMountNS, trialNetNS, trialIPCNS, trialUTSNS, trialCgroupNS, trialPIDNS,
 		trialProc, trialSys, trialCgroupfs, trialTmpfs, trialOverlay, trialOverlayRAM, trialFUSE, trialTUN, trialLinks, trialForwarding,
-		trialSeccomp, trialNotify, trialNotifySend, trialPidfd, trialPivot, trialKeyring, trialInotify, trialNftables} {
+		trialSeccomp, trialNotify, trialNotifySend, trialPidfd, trialPivot, trialKeyring, trialInotify, trialNftables, trialConntrack} {
 		found[trial] = outcome{Trial: trial}
 	}
 	for _, o := range except {
@@ -179,6 +179,11 @@ func TestChecks(t *testing.T) {
 		{"tun closed", named("tun", checkNetwork(machine{files: map[string]string{"/dev/net/tun": ""}}.host(), all(failed(trialTUN, unix.EACCES)))), No, "denied", "nothing outside", "chmod 0666 /dev/net/tun"},
 		{"tun absent", named("tun", checkNetwork(machine{}.host(), all(failed(trialTUN, unix.ENOENT)))), No, "no such file", "nothing outside", "modprobe tun"},
 		{"no fib", named("nftables", checkNetwork(machine{}.host(), all(failed("nftables:fib", unix.ENOENT)))), No, "fib (no such file", "Services do not work", "modprobe -a nft_fib_ipv4 &&"},
+		{"no connlimit", named("pod-shares", checkNetwork(machine{}.host(), all(failed("nftables:connlimit", unix.ENOENT)))), No, "connlimit (no such file", "one pod can keep", "modprobe -a nft_connlimit &&"},
+		{"no limit", named("pod-shares", checkNetwork(machine{}.host(), all(failed("nftables:limit", unix.ENOENT)))), No, "limit (no such file", "one pod can keep", "modprobe -a nft_limit &&"},
+		{"connlimit for shares", named("nftables", checkNetwork(machine{}.host(), all(failed("nftables:connlimit", unix.ENOENT)))), Yes, "kube-proxy", "", ""},
+		{"no list of connections", named("pod-shares", checkNetwork(machine{}.host(), all(failed(trialConntrack, unix.EINVAL)))), No, "list of connections (invalid argument)", "one pod can keep", "modprobe -a nf_conntrack_netlink &&"},
+		{"no network namespace for shares", named("pod-shares", checkNetwork(machine{}.host(), all(failed(trialNetNS, unix.EPERM)))), Unknown, "not checked", "", ""},
 		{"no notify", named("seccomp-notify", checkSeccomp(machine{}.host(), all(failed(trialNotify, unix.EBUSY)))), No, "busy", "no fast path", "5.14"},
 		{"ptrace", named("seccomp-notify", checkSeccomp(machine{files: sysctls("kernel.yama.ptrace_scope", "3")}.host(), all())), Degraded, "ptrace_scope is 3", "no fast path", "ptrace_scope=1"},
 

@@ -46,7 +46,7 @@ func checkIPv6(h *Host, tried outcomes) Result {
 		r.Cost = "pods and Services have only IPv4 addresses"
 		return r
 	}
-	missing, modules := tried.refused(trialNftables6)
+	missing, modules := tried.refused(trialNftables6, proxyExpressions...)
 	if table, ok := tried[trialNftables6]; ok && !table.ok() {
 		missing = append(missing, fmt.Sprintf("table (%s)", table.Error))
 	}

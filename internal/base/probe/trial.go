@@ -48,6 +48,7 @@ const (
 	trialInotify    = "inotify"
 	trialNftables   = "nftables" // followed by ":" and an expression for the parts
 	trialNftables6  = "nftables6"
+	trialConntrack  = "conntrack"
 )
 
 // trialLimit bounds all trials together. They take about 50 ms, unless a mount or name

@@ -138,6 +138,7 @@ func trialInit(rest []string, report func(string, error)) int {
 	for _, family := range nftFamilies() {
 		tryNftables(family, report)
 	}
+	report(trialConntrack, tryConntrack())
 	// These two change the process for good, so they come last.
 	report(trialPivot, tryPivot(ram))
 	tryNotify(report)

@@ -57,6 +57,11 @@ const (
 	hookPrerouting = 0
 	hookForward    = 2
 	hookPost       = 4
+
+	connlimitCount = 1
+
+	conntrackSubsystem = 1
+	conntrackCPUStats  = 4
 )
 
 // nftFamily is an IP family of tables, with what its rules differ in.
@@ -76,13 +81,14 @@ func nftFamilies() []nftFamily {
 }
 
 // tryNftables makes a table with chains as kube-proxy and the portmap plugin do,
-// then one rule for each kind of expression that they use. Kernels ship
+// then one rule for each kind of expression that they and the shares of pods use. Kernels ship
 // expressions as separate modules, and a site may have omitted some.
 func tryNftables(family nftFamily, report func(string, error)) {
 	const table = "probe"
 	attribute := linux.NetlinkAttribute
 	text := func(kind uint16, s string) []byte { return attribute(kind, append([]byte(s), 0)) }
 	number := func(kind uint16, n uint32) []byte { return attribute(kind, binary.BigEndian.AppendUint32(nil, n)) }
+	number64 := func(kind uint16, n uint64) []byte { return attribute(kind, binary.BigEndian.AppendUint64(nil, n)) }
 	message := func(kind uint16, attributes ...[]byte) linux.NetlinkRequest {
 		body := []byte{family.number, 0, 0, 0}
 		for _, a := range attributes {
@@ -127,8 +133,17 @@ func tryNftables(family nftFamily, report func(string, error)) {
 		{"fib", "before", [][]byte{expression("fib", number(unix.NFTA_FIB_DREG, register), number(unix.NFTA_FIB_RESULT, fibDestinationType), number(unix.NFTA_FIB_FLAGS, fibDestination))}},
 		{"dnat", "before", [][]byte{address, expression("nat", number(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT), number(unix.NFTA_NAT_FAMILY, uint32(family.number)), number(unix.NFTA_NAT_REG_ADDR_MIN, register))}},
 		{"masquerade", "after", [][]byte{expression("masq")}},
+		{"connlimit", "forward", [][]byte{expression("connlimit", number(connlimitCount, 1))}},
+		{"limit", "forward", [][]byte{expression("limit", number64(unix.NFTA_LIMIT_RATE, 1), number64(unix.NFTA_LIMIT_UNIT, 1))}},
 	} {
 		report(family.trial+":"+rule.name, commit(message(nftNewRule, text(unix.NFTA_RULE_TABLE, table),
 			text(unix.NFTA_RULE_CHAIN, rule.chain), attribute(unix.NFTA_RULE_EXPRESSIONS|nested, rule.expressions...))))
 	}
+}
+
+// tryConntrack asks for what needs no connection and no dump: the kernel answers with an
+// error only if it lacks nf_conntrack_netlink.
+func tryConntrack() error {
+	return linux.NetlinkExchange(unix.NETLINK_NETFILTER, []linux.NetlinkRequest{{
+		Type: conntrackSubsystem<<8 | conntrackCPUStats, Flags: unix.NLM_F_ACK, Body: []byte{unix.AF_INET, 0, 0, 0}}})
 }

@@ -32,7 +32,7 @@ const (
 )
 
 // podShares keeps one pod from taking all places of conntrack, or all TCP connections to
-// the node's name server.
+// the node's name server, and names a pod that floods the name server.
 type podShares struct {
 	plan   cluster.Plan
 	log    *slog.Logger
@@ -42,15 +42,18 @@ type podShares struct {
 	// entries for each address that has opened connections.
 	setting func(name string) (int, error)
 	count   func() (map[netip.Addr]int, error)
+	floods  func() ([]netip.Addr, error)
 
 	full []netip.Addr // pods that the rules in force permit no further connections
-	said map[netip.Addr]bool
+	// said and flooded hold the pods that a notice has named.
+	said, flooded map[netip.Addr]bool
 }
 
 func newPodShares(plan cluster.Plan, o Options) *podShares {
 	return &podShares{
 		plan: plan, log: o.Log, notice: o.Notifier.Notice, nft: runNft,
-		setting: trackedSetting, count: policy.CountConnections, said: map[netip.Addr]bool{},
+		setting: trackedSetting, count: policy.CountConnections, floods: policy.FloodingPods,
+		said: map[netip.Addr]bool{}, flooded: map[netip.Addr]bool{},
 	}
 }
 
@@ -62,34 +65,59 @@ func trackedSetting(name string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
-// run loads the rules, and then checks the shares of conntrack until ctx ends. It returns
-// early if the kernel refuses the rules for shares. Pods work without shares and bounds.
+// run loads the rules, and then checks the shares of conntrack and looks for floods until
+// ctx ends. It does without the rules that the kernel refuses: pods work without them.
 func (s *podShares) run(ctx context.Context) {
 	rules := s.rules(nil)
 	if err := s.load(ctx, "streams", rules.Streams()); err != nil {
 		s.log.Warn("Pods have no bound of TCP connections to the name server", "error", err)
 	}
-	if err := s.load(ctx, "floods", rules.Floods()); err != nil {
-		s.log.Warn("Floods of queries to the name server are not dropped", "error", err)
+	checks := map[string]func(context.Context) error{}
+	for _, share := range []struct {
+		name, script, without string
+		check                 func(context.Context) error
+	}{
+		{"floods", rules.Floods(), "Floods of queries to the name server are not dropped", s.nameFloods},
+		{"shares", rules.Connections(), "Pods have no shares of conntrack", s.look},
+	} {
+		if err := s.load(ctx, share.name, share.script); err != nil {
+			s.log.Warn(share.without, "error", err)
+			continue
+		}
+		checks[share.without] = share.check
 	}
-	if err := s.load(ctx, "shares", rules.Connections()); err != nil {
-		s.log.Warn("Pods have no shares of conntrack", "error", err)
-		return
-	}
-	for pause, logged := sharesPeriod, ""; ; {
+	logged := map[string]string{}
+	for pause := sharesPeriod; len(checks) > 0; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
 		}
 		began := time.Now()
-		if err := s.look(ctx); err != nil && ctx.Err() == nil && err.Error() != logged {
-			logged = err.Error()
-			s.log.Warn("Pods have no shares of conntrack", "error", err)
+		for without, check := range checks {
+			if err := check(ctx); err != nil && ctx.Err() == nil && err.Error() != logged[without] {
+				logged[without] = err.Error()
+				s.log.Warn(without, "error", err)
+			}
 		}
 		// It takes about a second to read a full table.
 		pause = max(sharesPeriod, 10*time.Since(began))
 	}
+}
+
+// nameFloods names each pod whose queries the rules drop, once.
+func (s *podShares) nameFloods(context.Context) error {
+	pods, err := s.floods()
+	if err != nil {
+		return err
+	}
+	for _, pod := range pods {
+		if !s.flooded[pod] {
+			s.flooded[pod] = true
+			s.notice(fmt.Sprintf("dropped DNS queries of pod %v: it sent more than %d in a second", pod, queriesToDNS))
+		}
+	}
+	return nil
 }
 
 // look updates the rules for the pods that have used up their share. If conntrack is at

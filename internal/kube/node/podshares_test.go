@@ -83,6 +83,29 @@ func TestPodWithItsShareOfConntrackIsNamed(t *testing.T) {
 	}
 }
 
+// A pod that floods the name server is named once.
+func TestFloodingPodIsNamed(t *testing.T) {
+	hostile, other := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::2")
+	var pods []netip.Addr
+	var said []string
+	s := &podShares{
+		flooded: map[netip.Addr]bool{},
+		notice:  func(text string) { said = append(said, text) },
+		floods:  func() ([]netip.Addr, error) { return pods, nil },
+	}
+	for _, pods = range [][]netip.Addr{nil, {hostile}, {hostile}, nil, {hostile, other}} {
+		if err := s.nameFloods(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []string{
+		"dropped DNS queries of pod 10.0.0.1: it sent more than 20000 in a second",
+		"dropped DNS queries of pod fd00::2: it sent more than 20000 in a second",
+	}; !slices.Equal(said, want) {
+		t.Errorf("said %q, want %q", said, want)
+	}
+}
+
 // A kernel may lack an expression that one of the scripts needs. The others are loaded.
 func TestSharesDoNotNeedConnlimit(t *testing.T) {
 	var loaded, said strings.Builder

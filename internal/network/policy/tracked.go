@@ -3,6 +3,7 @@ package policy
 import (
 	"encoding/binary"
 	"fmt"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -78,23 +79,6 @@ func (s Shares) Streams() string {
 	return script.String()
 }
 
-// Floods drops most queries of a flood. The kernel needs the expression limit
-// (CONFIG_NFT_LIMIT).
-func (s Shares) Floods() string {
-	var script sharesScript
-	script.chain("floods", "input")
-	for _, f := range versions {
-		for _, set := range []string{"queries", "floods", "slow"} {
-			script.line("add set inet %s %s-%s { type %s; flags dynamic,timeout; timeout %ds; size 65535; }", sharesTable, set, f.name, f.key, floodSeconds)
-		}
-		query := fmt.Sprintf("add rule inet %s floods iifname { %s } udp dport 53", sharesTable, s.links())
-		script.line("%s update @queries-%s { %[2]s saddr limit rate over %d/second burst %d packets } update @floods-%[2]s { %[2]s saddr } drop",
-			query, f.name, s.Queries, max(1, s.Queries/10))
-		script.line("%s %s saddr @floods-%[2]s update @slow-%[2]s { %[2]s saddr limit rate over %d/second } drop", query, f.name, max(1, s.Queries/20))
-	}
-	return script.String()
-}
-
 func (s Shares) links() string { return strings.Join(s.Links, ", ") }
 
 type sharesScript struct{ strings.Builder }
@@ -161,17 +145,28 @@ func opener(entry []byte) (netip.Addr, bool) {
 	return netip.AddrFromSlice(source)
 }
 
-// attribute returns the value of a netlink attribute, or nil.
-func attribute(attributes []byte, kind uint16) []byte {
-	for len(attributes) >= unix.SizeofNlAttr {
-		length := int(binary.NativeEndian.Uint16(attributes))
-		if length < unix.SizeofNlAttr || length > len(attributes) {
-			return nil
+// attribute returns the value of the first netlink attribute of a kind, or nil.
+func attribute(list []byte, kind uint16) []byte {
+	for value, of := range attributes(list) {
+		if of == kind {
+			return value
 		}
-		if binary.NativeEndian.Uint16(attributes[2:])&nl.NLA_TYPE_MASK == kind {
-			return attributes[unix.SizeofNlAttr:length]
-		}
-		attributes = attributes[min((length+3)&^3, len(attributes)):]
 	}
 	return nil
+}
+
+// attributes returns the values of netlink attributes, with their kinds.
+func attributes(list []byte) iter.Seq2[[]byte, uint16] {
+	return func(yield func([]byte, uint16) bool) {
+		for len(list) >= unix.SizeofNlAttr {
+			length := int(binary.NativeEndian.Uint16(list))
+			if length < unix.SizeofNlAttr || length > len(list) {
+				return
+			}
+			if !yield(list[unix.SizeofNlAttr:length], binary.NativeEndian.Uint16(list[2:])&nl.NLA_TYPE_MASK) {
+				return
+			}
+			list = list[min((length+3)&^3, len(list)):]
+		}
+	}
 }

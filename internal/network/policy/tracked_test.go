@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -179,4 +180,12 @@ func TestFloodOfQueriesIsDropped(t *testing.T) {
 	if got := of[hostile]; got < 1 || got > 50 {
 		t.Errorf("%d of 100 queries arrived, want at least 1 and few more", got)
 	}
+	testutil.Eventually(t, "only the hostile pod counts as a flood", func() bool {
+		for range 20 {
+			l.send(t, UDP, hostile, server)
+		}
+		pods, err := FloodingPods()
+		l.must(err)
+		return slices.Equal(pods, []netip.Addr{hostile})
+	})
 }
