@@ -3,6 +3,7 @@ package system
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"berth.dev/berth/bench/internal/plan"
@@ -23,11 +24,33 @@ func anything(string) error { return nil }
 
 // kinds returns all drivers.
 func kinds() []kind {
+	return slices.Concat(jobKinds(), clusterKinds(), containerKinds(), networkKinds())
+}
+
+// jobKinds returns the drivers that start programs in job steps.
+func jobKinds() []kind {
 	return []kind{
 		{
 			plan.Kind{Name: "bare", Summary: "bare metal: the same program in a plain job step", Hosts: 1, Seconds: adds(0.3)},
 			func(_ string, p Place, _ map[string]string) Driver { return &bare{unpacked{p}} },
 		},
+		{
+			plan.Kind{
+				Name: "job", Summary: "a plain job for each trial, with options of the site such as a separate network or an image for steps; runs where jobs are submitted", Hosts: 1, Seconds: adds(2),
+				Parameters: []plan.Parameter{
+					{Name: "options", Help: "of sbatch: --network-pod=yes, say", Check: anything},
+					{Name: "step", Help: "of srun, for steps in it: --container-image={image}, say; {image} is the directory of --step-image", Check: anything},
+					{Name: "outside", Help: "of sbatch, for the job that the case steps compares with", Check: anything},
+				},
+			},
+			func(_ string, p Place, o map[string]string) Driver { return newJob(p, o) },
+		},
+	}
+}
+
+// clusterKinds returns the drivers that start pods of Kubernetes.
+func clusterKinds() []kind {
+	return []kind{
 		{
 			plan.Kind{
 				Name: "berth", Summary: "a pod in a cluster of berth, started for each trial", Hosts: 1, Seconds: adds(3), Together: true,
@@ -45,6 +68,24 @@ func kinds() []kind {
 		},
 		{
 			plan.Kind{
+				Name: "kubeconfig", Summary: "a pod in an existing cluster of any kind", Hosts: 1, Seconds: adds(3),
+				Parameters: []plan.Parameter{
+					{Name: "file", Help: "the kubeconfig (otherwise KUBECONFIG)", Check: anything},
+					{Name: "namespace", Default: "default", Help: "for the pods", Check: anything},
+					{Name: "image", Help: "the image's name in a registry that the cluster reaches", Check: anything},
+					{Name: "network", Default: "pod", Help: "pod or host (hostNetwork)", Check: plan.OneOf("pod", "host")},
+				},
+			},
+			func(_ string, p Place, o map[string]string) Driver { return newKubeconfig(p, o) },
+		},
+	}
+}
+
+// containerKinds returns the drivers that start containers without Kubernetes.
+func containerKinds() []kind {
+	return []kind{
+		{
+			plan.Kind{
 				Name: "podman", Summary: "a container of rootless Podman", Hosts: 1, Seconds: adds(1.5),
 				Parameters: []plan.Parameter{{
 					Name: "network", Default: "slirp4netns", Help: "slirp4netns, pasta, bypass4netns (with slirp4netns) or host",
@@ -55,19 +96,25 @@ func kinds() []kind {
 		},
 		{
 			plan.Kind{
-				Name: "rootlesskit", Summary: "a network namespace that rootlesskit connects", Hosts: 1, Seconds: adds(1),
-				Parameters: []plan.Parameter{{Name: "network", Default: "slirp4netns", Help: "slirp4netns, pasta or host", Check: plan.OneOf("slirp4netns", "pasta", "host")}},
-			},
-			func(_ string, p Place, o map[string]string) Driver { return rootlesskit(p, o["network"]) },
-		},
-		{
-			plan.Kind{
-				Name: "apptainer", Summary: "a container of Apptainer's, of a SIF file that it makes of the image, without root", Hosts: 1, Seconds: adds(0.5), Packing: 140,
+				Name: "apptainer", Summary: "a container of Apptainer, from a SIF file that it makes from the image, without root", Hosts: 1, Seconds: adds(0.5), Packing: 140,
 				Parameters: []plan.Parameter{{Name: "program", Default: "apptainer", Help: "its name or path", Check: anything}},
 			},
 			func(_ string, p Place, o map[string]string) Driver {
 				return &apptainer{place: p, program: o["program"]}
 			},
+		},
+	}
+}
+
+// networkKinds returns the drivers that start programs in network namespaces.
+func networkKinds() []kind {
+	return []kind{
+		{
+			plan.Kind{
+				Name: "rootlesskit", Summary: "a network namespace that rootlesskit connects", Hosts: 1, Seconds: adds(1),
+				Parameters: []plan.Parameter{{Name: "network", Default: "slirp4netns", Help: "slirp4netns, pasta or host", Check: plan.OneOf("slirp4netns", "pasta", "host")}},
+			},
+			func(_ string, p Place, o map[string]string) Driver { return rootlesskit(p, o["network"]) },
 		},
 		{
 			plan.Kind{Name: "pasta", Summary: "a network namespace that pasta connects", Hosts: 1, Seconds: adds(0.5)},
@@ -90,29 +137,6 @@ func kinds() []kind {
 			func(_ string, p Place, o map[string]string) Driver {
 				return &attachment{unpacked: unpacked{p}, network: "calico", way: o["mode"]}
 			},
-		},
-		{
-			plan.Kind{
-				Name: "job", Summary: "a plain job for each trial, with options of the site such as a separate network or an image for steps; runs where jobs are submitted", Hosts: 1, Seconds: adds(2),
-				Parameters: []plan.Parameter{
-					{Name: "options", Help: "of sbatch: --network-pod=yes, say", Check: anything},
-					{Name: "step", Help: "of srun, for steps in it: --container-image={image}, say; {image} is the directory of --step-image", Check: anything},
-					{Name: "outside", Help: "of sbatch, for the job that the case steps compares with", Check: anything},
-				},
-			},
-			func(_ string, p Place, o map[string]string) Driver { return newJob(p, o) },
-		},
-		{
-			plan.Kind{
-				Name: "kubeconfig", Summary: "a pod in a cluster that is there, of whatever kind", Hosts: 1, Seconds: adds(3),
-				Parameters: []plan.Parameter{
-					{Name: "file", Help: "the kubeconfig (otherwise KUBECONFIG)", Check: anything},
-					{Name: "namespace", Default: "default", Help: "for the pods", Check: anything},
-					{Name: "image", Help: "the image's name in a registry that the cluster reaches", Check: anything},
-					{Name: "network", Default: "pod", Help: "pod or host (hostNetwork)", Check: plan.OneOf("pod", "host")},
-				},
-			},
-			func(_ string, p Place, o map[string]string) Driver { return newKubeconfig(p, o) },
 		},
 	}
 }
