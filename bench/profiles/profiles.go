@@ -1,4 +1,5 @@
-// Package profiles has the tuning profiles of the CNI study, as data.
+// Package profiles holds the tuning profiles of tuned and of the CNI study. Applying them
+// belongs to the program that sets up a link.
 package profiles
 
 import (
@@ -18,20 +19,21 @@ var files embed.FS //nolint:gochecknoglobals // the only way to embed
 
 // Profile is a set of an operator's settings on both hosts.
 type Profile struct {
-	// From says whose it is.
+	// From names the source of the profile.
 	From string `yaml:"from"`
-	// Include is a profile whose settings come first.
+	// Include names a profile with further settings, which this profile overrides.
 	Include string `yaml:"include"`
-	// Sysctls are below /proc/sys, by sysctl's names; Files are others, by patterns.
+	// Sysctls holds values by the names of sysctl, and Files the content of other files by
+	// patterns of their paths.
 	Sysctls map[string]string `yaml:"sysctls"`
 	Files   map[string]string `yaml:"files"`
-	// Wake is the longest that processors may take to wake up, in µs; a descriptor that stays
-	// open asks for it.
+	// Wake is the longest time in µs that a processor may take to wake up. It is in effect
+	// while a process has /dev/cpu_dma_latency open.
 	Wake *uint32 `yaml:"wake-us"`
-	// Features and Rings are of the network card, by ethtool's names.
+	// Features and Rings hold settings of the network card, by ethtool's names.
 	Features map[string]string `yaml:"features"`
 	Rings    map[string]string `yaml:"rings"`
-	// LeftOut lists further settings of the profile, and why they are not made.
+	// LeftOut lists settings of the source that are not applied, with the reasons.
 	LeftOut []string `yaml:"left-out"`
 }
 
@@ -47,7 +49,8 @@ func Names() (names []string) {
 	return names
 }
 
-// Read returns a profile with what it includes.
+// Read returns a profile, including the settings of the profile that it includes. It returns
+// an error for an unknown name.
 func Read(name string) (p Profile, err error) {
 	text, err := files.ReadFile(name + ".yaml")
 	if err != nil {
@@ -81,8 +84,8 @@ func Read(name string) (p Profile, err error) {
 }
 
 // Settings returns the profile's settings under the names in records: the path
-// below /proc/sys or /sys, or the interface's setting. Of several files that
-// match one pattern the first counts.
+// below /proc/sys or /sys, or the name of the interface's setting. A pattern stands for its
+// first file (First).
 func (p Profile) Settings() map[string]string {
 	all := map[string]string{}
 	for key, value := range p.Sysctls {
@@ -92,7 +95,7 @@ func (p Profile) Settings() map[string]string {
 		all[strings.TrimPrefix(First(path), "/sys/")] = value
 	}
 	if p.Wake != nil {
-		all["cpu_dma_latency"] = fmt.Sprint(*p.Wake) // which only root can look at
+		all["cpu_dma_latency"] = fmt.Sprint(*p.Wake) // only root can read it
 	}
 	maps.Copy(all, p.Features)
 	for name, value := range p.Rings {
@@ -101,11 +104,12 @@ func (p Profile) Settings() map[string]string {
 	return all
 }
 
-// First returns the first file of a pattern.
+// First returns the path of the first file that a pattern matches: patterns have a * in the
+// place of a number.
 func First(pattern string) string { return strings.ReplaceAll(pattern, "*", "0") }
 
-// Paths returns the files of all settings that a profile sets, for records of the
-// settings in effect.
+// Paths returns the files that the profiles write to, so that records can have the settings
+// in effect.
 func Paths() []string {
 	all := map[string]bool{}
 	for _, name := range Names() {

@@ -73,7 +73,7 @@ func withCluster(ctx context.Context, job string, do func(*login.API, *login.Ses
 }
 
 // readMetrics reads the pages of all nodes: berth's own, and the kubelet's of its
-// pods. A node that does not answer is left out, and named on standard error.
+// pods. It omits nodes that do not answer, and names them on standard error.
 func readMetrics(ctx context.Context, api *login.API) ([]string, error) {
 	var nodes struct {
 		Items []struct{ Metadata struct{ Name string } }

@@ -8,16 +8,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Kubeconfig renders a client configuration for one server and one identity,
-// with the key in it.
-// The text is small and fixed, so it is written out here rather than through
-// client-go, whose start-up cost every command of berth would pay.
+// Kubeconfig returns a client configuration for one server and one identity, which
+// contains the key. server is a URL, and authority a certificate in PEM.
 func Kubeconfig(cluster, server string, authority []byte, client Pair) []byte {
 	return render(cluster, server, authority, client.Cert, "client-key-data: "+base64.StdEncoding.EncodeToString(client.Key))
 }
 
-// KubeconfigWithKeyFile is like Kubeconfig, with the path of the key instead of
-// the key.
+// KubeconfigWithKeyFile is like Kubeconfig, but names the file with the key.
 func KubeconfigWithKeyFile(cluster, server string, authority, cert []byte, key string) []byte {
 	return render(cluster, server, authority, cert, fmt.Sprintf("client-key: %q", key))
 }
@@ -50,12 +47,13 @@ type Client struct {
 	// Server is a URL.
 	Server          string
 	Authority, Cert []byte
-	// Key is empty where the file does not have it, but names KeyFile.
+	// Key is empty if the kubeconfig names KeyFile instead.
 	Key     []byte
 	KeyFile string
 }
 
-// ReadKubeconfig reads what Kubeconfig or KubeconfigWithKeyFile has written.
+// ReadKubeconfig parses the output of Kubeconfig or KubeconfigWithKeyFile. It returns an
+// error if there is not exactly one cluster and one user.
 func ReadKubeconfig(content []byte) (Client, error) {
 	var config struct {
 		Clusters []struct {

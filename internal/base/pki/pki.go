@@ -1,6 +1,5 @@
-// Package pki makes the keys and certificates of one cluster, in memory. It
-// writes no file and knows no Kubernetes component: which identities exist is
-// the caller's business.
+// Package pki makes the keys and certificates of one cluster, in memory. It writes no
+// file. Which identities a cluster has does not belong here.
 package pki
 
 import (
@@ -17,17 +16,17 @@ import (
 	"time"
 )
 
-// lifetime bounds every certificate. A cluster lives no longer than its job,
-// and few sites let a job run for more than a month; a year is generous and
-// still makes a key that leaks with a core dump worthless in time.
+// lifetime is the validity of every certificate. A cluster lives no longer than its job,
+// and few sites let a job run for more than a month. A year is generous, and a key that
+// leaks with a core dump does not stay valid for ever.
 const lifetime = 365 * 24 * time.Hour
 
 // clockSkew is the largest difference between the clocks of two nodes that leaves a
 // fresh certificate valid on both.
 const clockSkew = time.Hour
 
-// Pair is a certificate and its key, both PEM. ECDSA P-256 throughout: making
-// an RSA key costs 100 ms and more, an ECDSA key costs 20 µs.
+// Pair is a certificate and its key, in PEM. All keys are ECDSA P-256: making an RSA key
+// takes 100 ms or more, an ECDSA key 20 µs.
 type Pair struct {
 	Cert, Key []byte
 }
@@ -43,9 +42,9 @@ type Authority struct {
 type Identity struct {
 	// CommonName is the user name, or the server's name.
 	CommonName string
-	// Groups are the user's groups (Organization).
+	// Groups lists the user's groups (Organization in the certificate).
 	Groups []string
-	// Names and Addresses are the server's subject alternative names.
+	// Names and Addresses are the subject alternative names of a server.
 	Names     []string
 	Addresses []netip.Addr
 }
@@ -70,8 +69,8 @@ func NewAuthority(commonName string) (*Authority, error) {
 	return &Authority{Pair: pair, cert: cert, key: key}, nil
 }
 
-// Issue makes a key and a certificate for id, usable by a client and by a
-// server: several of Kubernetes' identities are both.
+// Issue makes a key and a certificate for id. A client and a server can use it, because
+// several of Kubernetes' identities are both.
 func (a *Authority) Issue(id Identity) (Pair, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -90,7 +89,7 @@ func (a *Authority) Issue(id Identity) (Pair, error) {
 	return pair, nil
 }
 
-// NewKey makes a bare ECDSA P-256 key in PEM, for signing tokens.
+// NewKey returns an ECDSA P-256 key in PEM without a certificate, for signing tokens.
 func NewKey() ([]byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

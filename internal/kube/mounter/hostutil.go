@@ -2,7 +2,7 @@ package mounter
 
 import "k8s.io/kubernetes/pkg/volume/util/hostutil"
 
-// HostUtil is upstream's, without its one use of mount(8).
+// HostUtil is upstream's HostUtils, except that it executes no mount(8).
 type HostUtil struct{ hostutil.HostUtils }
 
 // NewHostUtil returns a HostUtil.

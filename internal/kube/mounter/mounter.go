@@ -1,7 +1,7 @@
 // Package mounter mounts and unmounts for the kubelet by system call. Upstream
-// executes mount(8) and umount(8), which berth does not ship, and which cost a
-// fork for every volume of every pod. What does not belong here: mounts of the
-// sandbox itself, and file systems that need a helper program (nfs, fuse).
+// executes mount(8) and umount(8). berth does not ship these programs, and they cost a
+// fork for every volume of every pod. Mounts of the sandbox itself do not belong here,
+// nor file systems that need a helper program (nfs, fuse).
 package mounter
 
 import (
@@ -15,8 +15,8 @@ import (
 	mount "k8s.io/mount-utils"
 )
 
-// Mounter is a mount.Interface. The embedded upstream type answers the
-// questions about existing mounts, from /proc; its zero value executes nothing.
+// Mounter is a mount.Interface. The embedded upstream type reads existing mounts from
+// /proc. Its zero value executes no program.
 type Mounter struct{ mount.Mounter }
 
 var _ mount.MounterForceUnmounter = (*Mounter)(nil)
@@ -61,7 +61,8 @@ func (m *Mounter) MountSensitiveWithoutSystemdWithMountFlags(source, target, fst
 // not a mount point is no error.
 func (m *Mounter) Unmount(target string) error { return unmount(target, 0) }
 
-// UnmountWithForce unmounts target and forces it after the timeout.
+// UnmountWithForce unmounts target. If that takes longer than timeout, it forces the
+// unmount (MNT_FORCE) and returns that call's error.
 func (m *Mounter) UnmountWithForce(target string, timeout time.Duration) error {
 	done := make(chan error, 1)
 	go func() { done <- unmount(target, 0) }()
@@ -84,8 +85,8 @@ func unmount(target string, flags int) error {
 	return nil
 }
 
-// makeRShared makes path a mount point whose mounts propagate to the
-// containers that ask for it.
+// makeRShared makes path a mount point whose mounts propagate to containers with
+// mountPropagation.
 func makeRShared(path string) error {
 	m := New()
 	is, err := m.IsMountPoint(path)

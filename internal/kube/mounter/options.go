@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// option maps one word of mount(8) to flags of mount(2).
+// option holds the flags of mount(2) that one option of mount(8) sets and clears.
 type option struct{ set, clear uintptr }
 
 func options() map[string]option {
@@ -43,8 +43,8 @@ func propagations() map[string]uintptr {
 // request holds the kernel's form of a list of mount(8) options.
 type request struct {
 	flags uintptr
-	// propagation is applied one by one after the mount: the kernel takes
-	// neither two at once nor one together with another flag.
+	// propagation holds the changes to apply after the mount, one by one: mount(2)
+	// accepts only one in a call, without other flags.
 	propagation []uintptr
 	data        string
 }
@@ -71,7 +71,7 @@ func parse(words []string) request {
 	return r
 }
 
-// settable are the flags that a remount of a bind mount may change.
+// settable holds the flags that a remount of a bind mount may change.
 const settable = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC |
 	unix.MS_NOATIME | unix.MS_NODIRATIME | unix.MS_RELATIME | unix.MS_NOSYMFOLLOW
 
@@ -96,9 +96,10 @@ func (r request) apply(source, target, fstype string) error {
 	return nil
 }
 
-// bind needs two steps, because the kernel ignores all flags but MS_REC in a
-// bind. The second step repeats the mount's existing flags: flags from outside
-// the user namespace are locked, and omitting one is EPERM.
+// bind makes a bind mount, or remounts one. It takes two steps, because the kernel
+// ignores all flags but MS_REC when it makes a bind mount. The second step repeats the
+// mount's existing flags: flags from outside the user namespace are locked, and the
+// kernel refuses to clear them (EPERM).
 func (r request) bind(source, target string) error {
 	if r.flags&unix.MS_REMOUNT == 0 {
 		if err := unix.Mount(source, target, "", r.flags&(unix.MS_BIND|unix.MS_REC), ""); err != nil {
@@ -122,8 +123,8 @@ func (r request) bind(source, target string) error {
 	return nil
 }
 
-// mountFlags reads the flags of the mount at path, as mount(2) numbers them.
-// statfs uses the same numbers but for two.
+// mountFlags returns the flags of the mount at path, with the values of mount(2). statfs
+// has the same values, except for two flags.
 func mountFlags(path string) (uintptr, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(path, &s); err != nil {
@@ -139,5 +140,5 @@ func mountFlags(path string) (uintptr, error) {
 	return flags, nil
 }
 
-// stNoSymFollow is ST_NOSYMFOLLOW of Linux 5.10.
+// stNoSymFollow is ST_NOSYMFOLLOW (Linux 5.10).
 const stNoSymFollow = 0x2000

@@ -30,7 +30,8 @@ var passing = []string{
 	"storageclasses/local", "storageclasses/shared",
 }
 
-// upstreams lists marks of objects that Kubernetes itself keeps up to date.
+// upstreams maps prefixes of keys to a text that only objects have which Kubernetes
+// itself keeps up to date.
 var upstreams = map[string]string{
 	"endpointslices/":              "endpointslice",
 	"apiregistration.k8s.io/":      "kube-aggregator.kubernetes.io/automanaged",
@@ -48,14 +49,16 @@ var binding = []string{
 	"volume.kubernetes.io/selected-node", "volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner",
 }
 
-// emptyAnnotation marks a claim whose volume was on a node of an earlier job.
+// emptyAnnotation marks a claim that has lost its volume, which was on a node of an
+// earlier job.
 const emptyAnnotation = "berth.dev/emptied"
 
-// provisioner creates the volumes on nodes.
+// provisionedBy is the annotation with the provisioner of a volume, and provisioner is
+// berth's, whose volumes are on nodes.
 const provisionedBy, provisioner = "pv.kubernetes.io/provisioned-by", "berth.dev/local"
 
 // Lasting returns the records that outlive the cluster, without references to its
-// nodes and keys.
+// nodes and keys. It returns an error if a record cannot be decoded.
 func Lasting(all []savedstate.Record) ([]savedstate.Record, error) {
 	local := map[string]bool{}
 	for _, record := range all {
@@ -112,7 +115,7 @@ func passes(record savedstate.Record) bool {
 	}
 	for prefix, word := range upstreams {
 		if strings.HasPrefix(record.Key, prefix) && bytes.Contains(record.Value, []byte(word)) {
-			// Slices made by users have another manager.
+			// A user's own slices have another manager.
 			return prefix != "endpointslices/" || bytes.Contains(record.Value, []byte("-controller.k8s.io"))
 		}
 	}
@@ -159,8 +162,8 @@ func lastClaim(claim *corev1.PersistentVolumeClaim, local map[string]bool) {
 	claim.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}
 }
 
-// change decodes a record, applies do, and encodes the record again. It returns nil if
-// do returns false.
+// change decodes a record, calls do, which may change the object, and encodes the object
+// again. It returns nil if do returns false.
 func change[T runtime.Object](record savedstate.Record, do func(T) bool) (*savedstate.Record, error) {
 	object, err := decode[T](record)
 	if err != nil {

@@ -18,8 +18,9 @@ import (
 // ipAllocator is upstream's name for the allocator of Service addresses.
 const ipAllocator = "ipallocator.k8s.io"
 
-// Moved returns the records for a cluster whose Services have other address ranges,
-// and notices for the user.
+// Moved moves the addresses of Services from the ranges of the last cluster to the ranges
+// of the next one. It returns all records for the next cluster, and notices for the user
+// about empty volumes and about Services that it omits.
 func Moved(records []savedstate.Record, from, to []netip.Prefix) (moved []savedstate.Record, notices []string, err error) {
 	var emptied, unreachable []string
 	for _, record := range records {
@@ -63,7 +64,7 @@ func Moved(records []savedstate.Record, from, to []netip.Prefix) (moved []saveds
 	return moved, notices, nil
 }
 
-// emptyNow reports whether a claim has lost its volume and waits for another.
+// emptyNow reports whether a claim has lost its volume and waits for a new one.
 func emptyNow(record savedstate.Record) bool {
 	claim, err := decode[*corev1.PersistentVolumeClaim](record)
 	return err == nil && claim.Spec.VolumeName == "" && claim.Annotations[emptyAnnotation] != ""
@@ -130,8 +131,8 @@ func move(address netip.Addr, from, to []netip.Prefix) (netip.Addr, error) {
 	return moved, nil
 }
 
-// Address returns upstream's record that a Service uses an address; text is one
-// of its ClusterIPs.
+// Address returns upstream's record of an address that a Service uses. text is one of the
+// Service's ClusterIPs.
 func Address(service *corev1.Service, text string) *networkingv1.IPAddress {
 	family := "IPv4"
 	if strings.Contains(text, ":") {
