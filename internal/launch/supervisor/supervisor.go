@@ -112,6 +112,10 @@ type Supervisor struct {
 	mu       sync.Mutex
 	roles    map[string]*Role
 	stopping bool
+	// proc is /proc. oomKills holds its count of kills for lack of memory at the last two
+	// checks of all roles: a role may end shortly before or after a check.
+	proc     string
+	oomKills [2]uint64
 	// once maps the names of the running commands of RunOnce to the channels for
 	// their statuses.
 	once map[string]chan<- sandbox.Status
@@ -122,7 +126,9 @@ type Supervisor struct {
 // New returns a supervisor without roles. It calls report for each phase of a
 // role's start, and giveUp when a role fails for good.
 func New(log *slog.Logger, report func(string), giveUp context.CancelCauseFunc) *Supervisor {
-	return &Supervisor{log: log, report: report, GiveUp: giveUp, now: time.Now, roles: map[string]*Role{}, once: map[string]chan<- sandbox.Status{}}
+	kills := oomKills("/proc")
+	return &Supervisor{log: log, report: report, GiveUp: giveUp, now: time.Now, roles: map[string]*Role{}, once: map[string]chan<- sandbox.Status{},
+		proc: "/proc", oomKills: [2]uint64{kills, kills}}
 }
 
 // Add starts a role and supervises it.
@@ -241,7 +247,7 @@ func (s *Supervisor) Ended(name string, status sandbox.Status) {
 	if !known || s.stopping {
 		return
 	}
-	what := "ended: " + status.String()
+	what := "ended: " + status.String() + s.memoryShortage(status)
 	if r.fatal != "" {
 		what = "failed: " + r.fatal
 	} else if cause := crash(r.Log); status.Code == goPanic && cause != "" {
@@ -328,6 +334,9 @@ func (s *Supervisor) look(last time.Time) time.Time {
 		s.Resumed(name)
 	}
 	s.killHung(now)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.oomKills = [2]uint64{s.oomKills[1], oomKills(s.proc)}
 	return now
 }
 

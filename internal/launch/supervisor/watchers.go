@@ -39,7 +39,11 @@ func MoreWatchers() string {
 
 // mostWatchers returns the pod whose processes have most instances of inotify, as far as
 // the user may see them.
-func mostWatchers(proc string) (pod string, instances int) {
+func mostWatchers(proc string) (pod string, instances int) { return podWithMost(proc, watchersOf) }
+
+// podWithMost returns the pod whose processes have most of something, and how much. amount
+// returns what one process has.
+func podWithMost(proc string, amount func(proc, process string) int) (pod string, most int) {
 	processes, err := os.ReadDir(proc)
 	if err != nil {
 		return "", 0
@@ -49,16 +53,16 @@ func mostWatchers(proc string) (pod string, instances int) {
 		if _, err := strconv.Atoi(process.Name()); err != nil {
 			continue
 		}
-		if count := watchersOf(proc, process.Name()); count > 0 {
-			byShim[shimOf(proc, process.Name())] += count
+		if n := amount(proc, process.Name()); n > 0 {
+			byShim[shimOf(proc, process.Name())] += n
 		}
 	}
-	for shim, count := range byShim {
-		if name := podOf(proc, shim); name != "" && (count > instances || count == instances && name < pod) {
-			pod, instances = name, count
+	for shim, n := range byShim {
+		if name := podOf(proc, shim); name != "" && (n > most || n == most && name < pod) {
+			pod, most = name, n
 		}
 	}
-	return pod, instances
+	return pod, most
 }
 
 func watchersOf(proc string, process string) (count int) {

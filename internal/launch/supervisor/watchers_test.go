@@ -45,6 +45,16 @@ func (p fakeProc) shim(pid, parent int, program, pod string, watchers int) strin
 	return path
 }
 
+// memory sets the number of pages that a process shares with no file.
+func (p fakeProc) memory(pid, pages int) {
+	p.must(os.WriteFile(filepath.Join(p.dir, fmt.Sprint(pid), "statm"), fmt.Appendf(nil, "%d %d 100 1 0 1 0\n", 9*pages, pages+100), 0o600))
+}
+
+// kills sets the number of processes that the kernel has killed for lack of memory.
+func (p fakeProc) kills(count int) {
+	p.must(os.WriteFile(filepath.Join(p.dir, "vmstat"), fmt.Appendf(nil, "pgfree 7\noom_kill %d\noom_killer 9\n", count), 0o600))
+}
+
 const installedShim = "/srv/libexec/berth/containerd-shim-berth-v2"
 
 // The pod with most instances of inotify is named, whichever of its processes has them, and
