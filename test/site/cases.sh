@@ -184,7 +184,7 @@ still_listens() {
 	local to
 	to=$(pod_of "$1" "$2")
 	root "$1" "$4" /srv/site/frames send eth0 "control=ip,$(hop_of "$to"),$(mac_of "$3"),$3,$to" || fail "send the control frame"
-	poll 10 grep -q "received control" "$out/frames" || fail "the listener hears nothing at all: $(<"$out/frames")"
+	poll 10 grep -q "received control" "$out/frames" || fail "the listener receives nothing at all: $(<"$out/frames")"
 }
 
 # nobody_spoofs: no frame without the sender's own addresses passes, not even to pods
@@ -240,7 +240,7 @@ daemon_killed() {
 	[[ $seen == "from $(pod_of alice n1)" ]] || fail "afterwards: $seen"
 	seen=$(step alice n2 ip -o -4 addr show dev eth0)
 	[[ $seen == *"$(pod_of alice n2)/"* ]] || fail "a new step: $seen"
-	! on n2 timeout 10 /srv/site/berth-pod wait </dev/null || fail "a pod of which no daemon has said that it may begin"
+	! on n2 timeout 10 /srv/site/berth-pod wait </dev/null || fail "a pod begins without the permission of a daemon"
 }
 
 # shared_processes: the tasks of a job on a node see only each other, also in /proc,

@@ -163,8 +163,8 @@ kill_daemon() { # HOST
 # goes_on WHEN checks everything that must hold at any time of day.
 goes_on() {
 	local seen stamp
-	talks n1 n2 || fail "$1: alice's pods are apart: $heard"
-	[[ $(step bob n1 socat -u "TCP:$(pod_of bob n2):7000,connect-timeout=5" -) == "from $(pod_of bob n1)" ]] || fail "$1: bob's pods are apart"
+	talks n1 n2 || fail "$1: alice's pods do not reach each other: $heard"
+	[[ $(step bob n1 socat -u "TCP:$(pod_of bob n2):7000,connect-timeout=5" -) == "from $(pod_of bob n1)" ]] || fail "$1: bob's pods do not reach each other"
 	[[ $(step alice n1 getent hosts pod1) == "$(pod_of alice n2) "* ]] || fail "$1: names: $(step alice n1 getent hosts pod1)"
 	[[ $(from_outside bob login 'ps -e -o args= | grep -c "[s]leep 300"') == 1 ]] || fail "$1: the session has not gone on"
 	runs alice || fail "$1: no new job"
@@ -185,5 +185,5 @@ refused_as() {
 	local seen
 	seen=$(as bob login srun -Q -N1 -n1 -w n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
 	[[ $seen == *"this job has no network"*"$1"* ]] || fail "bob reads '$seen', want $1"
-	talks n1 n2 || fail "alice's pods are apart: $heard"
+	talks n1 n2 || fail "alice's pods do not reach each other: $heard"
 }

@@ -23,7 +23,7 @@ etcd_away() {
 	job alice
 	serve alice n2 7000
 	stop_etcd
-	talks n1 n2 || fail "pods are apart without etcd: $heard"
+	talks n1 n2 || fail "pods do not reach each other without etcd: $heard"
 	seen=$(as bob login srun -N1 -n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
 	[[ $seen == *"this job has no network"*etcd* ]] || fail "bob reads: $seen"
 	# Nobody gets a first session either; a user's job on the node has its pod.
@@ -67,7 +67,7 @@ etcd_lost() {
 	on ctl rm -r /run/etcd
 	start_etcd
 	poll 30 restored "$before" || fail "etcd has $(pod_of alice n1), want $before"
-	talks n1 n2 || fail "pods are apart afterwards: $heard"
+	talks n1 n2 || fail "pods do not reach each other afterwards: $heard"
 	poll 20 registered || fail "nodes are not registered again"
 	job bob
 	[[ $(pod_of bob n1) != "$before" && $(network_of bob) != "$(network_of alice)" ]] || fail "bob has alice's address or network"
@@ -97,13 +97,13 @@ upgraded() {
 	before=$(pod_of alice n1)
 	stop_site
 	start_site --config /run/changed.yaml
-	talks n1 n2 || fail "pods are apart afterwards: $heard"
+	talks n1 n2 || fail "pods do not reach each other afterwards: $heard"
 	[[ $(step alice n1 ip -o -4 addr show dev eth0) == *" $before/"* && $(pod_of alice n1) == "$before" ]] || fail "a new step has $(step alice n1 ip -o -4 addr show dev eth0), want $before"
 	[[ $(step alice n1 getent hosts pod1) == "$(pod_of alice n2) "* ]] || fail "names: $(step alice n1 getent hosts pod1)"
 	[[ $(from_outside bob login 'ps -e -o args= | grep -c "[s]leep 300"') == 1 ]] || fail "a new session of bob's is not where the former one is"
 	job bob
 	serve bob n2 7000
-	[[ $(step bob n1 socat -u "TCP:$(pod_of bob n2):7000,connect-timeout=5" -) == "from $(pod_of bob n1)" ]] || fail "pods of a new job are apart"
+	[[ $(step bob n1 socat -u "TCP:$(pod_of bob n2):7000,connect-timeout=5" -) == "from $(pod_of bob n1)" ]] || fail "pods of a new job do not reach each other"
 	lose_clients
 	on ctl scancel "${jobs[alice]}" "${jobs[bob]}"
 	poll 20 settled || fail "left: $(etcdctl get --prefix /berth/site/1/networks/)"

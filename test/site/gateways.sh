@@ -120,7 +120,7 @@ gateways() {
 	echo hello | root bob n1 socat -t20 - "TCP:$translated:7,connect-timeout=20" 2>&1 | grep -q hello || fail "bob's own rule"
 	! echo hello | root alice n1 socat -t2 - "TCP:$translated:7,connect-timeout=2" 2>/dev/null | grep -q hello || fail "alice has bob's rule"
 	! outside socat -u "TCP:$(pod_of bob n1):8000,bind=$untranslated,connect-timeout=2" - 2>/dev/null | grep -q . || fail "bob has alice's rule"
-	no_router || fail "a gateway forwards for others than pods"
+	no_router || fail "a gateway forwards packets that are not from pods"
 	open_connection
 	began=${EPOCHREALTIME/./}
 	on login sh -c 'kill -9 $(pgrep -x berthd)'
@@ -128,9 +128,9 @@ gateways() {
 	others_go_on "$began"
 	start login login run
 	poll 20 answers login || fail "berthd does not come back on login"
-	poll 20 is_gateway login || fail "login is no gateway again: $(etcdctl get --prefix /berth/site/1/gateways/)"
+	poll 20 is_gateway login || fail "login does not become a gateway again: $(etcdctl get --prefix /berth/site/1/gateways/)"
 	jobs[alice]=$left
-	[[ $(gateway_of alice n1) == "$(address ctl)" ]] || fail "a pod has left a gateway that lives"
+	[[ $(gateway_of alice n1) == "$(address ctl)" ]] || fail "a pod has left a live gateway"
 }
 # no_router: login does not forward to an address of n2 although it has a route to it.
 # The test observes n2's kernel accepting connections, because sshd itself is slow on
@@ -159,7 +159,7 @@ gateway_cut() {
 	"$bed" cut login
 	others_go_on "$began" "$(within)"
 	"$bed" mend login
-	poll 20 is_gateway login || fail "login is no gateway again: $(tail -n 3 "$out/login.log")"
+	poll 20 is_gateway login || fail "login does not become a gateway again: $(tail -n 3 "$out/login.log")"
 	job alice
 	[[ $(gateway_of alice n1) == "$(address login)" ]] || fail "a new pod does not use the gateway that is back: $(on n1 /srv/site/berthd status)"
 }
@@ -288,8 +288,8 @@ restart_site() {
 	start_site --config /run/changed.yaml
 }
 
-# gateway_range: pods get addresses of a range of the gateway, each its own for its
-# lifetime. Connections to these from outside reach nothing.
+# gateway_range: a gateway gives each pod its own address from a range, for the pod's
+# lifetime. Connections to these addresses from outside reach nothing.
 gateway_range() {
 	local lost left net job seen
 	net=$(address ctl | sed 's/[0-9]*$//')
@@ -342,7 +342,7 @@ far_gateways() {
 		serve alice n1 8000
 		[[ $(outside socat -u "TCP:$pod:8000,bind=$untranslated,connect-timeout=5" - 2>&1) == "from $untranslated" ]] || fail "the outside does not reach a pod"
 		serve alice n2 7000
-		talks n1 n2 || fail "pods on two nodes with a router between them are apart: $heard"
+		talks n1 n2 || fail "pods on two nodes with a router between them do not reach each other: $heard"
 		[[ $(on n1 ip route show table all) == *"dev bertht000000"* ]] || fail "there is no tunnel: $(on n1 ip route show table all)"
 		[[ $filter == 1 ]] || on ctl scancel "$lost" "$left"
 		[[ $filter == 1 ]] || poll 20 settled || fail "the jobs do not end"
@@ -401,13 +401,13 @@ gateway_unseen() {
 		}
 	END
 	poll 20 through ctl || fail "no other gateway: $(on n1 /srv/site/berthd status)"
-	is_gateway login || fail "login is no gateway any more"
+	is_gateway login || fail "login is no longer a gateway"
 	[[ $(gateway_of alice n2) == "$there" ]] || fail "a pod on n2 has left its gateway"
 	on n1 nft delete table ip unseen
 	# A gateway that answers again is used for new pods; others stay where they are.
 	poll 20 eval 'job alice; [[ $(gateway_of alice n1) == "$(address login)" ]] || { on ctl scancel ${jobs[alice]}; false; }' || fail "login is not used again: $(on n1 /srv/site/berthd status)"
 	jobs[alice]=$lost
-	[[ $(gateway_of alice n1) == "$(address ctl)" ]] || fail "a pod has left a gateway that lives"
+	[[ $(gateway_of alice n1) == "$(address ctl)" ]] || fail "a pod has left a live gateway"
 }
 
 # flows_counted: policy bounds the connections that a host tracks for a pod. A pod at
@@ -457,7 +457,7 @@ while True: held.append(server.accept())' >/dev/null 2>&1 &
 	root alice n1 python3 -c "$client" "$(address n2)" <"$out/flows" >"$out/opened" 2>&1 &
 	helpers+=($!)
 	exec {tell}>"$out/flows"
-	poll 40 grep -q opened "$out/opened" || fail "the client says nothing: $(<"$out/opened")"
+	poll 40 grep -q opened "$out/opened" || fail "the client prints nothing: $(<"$out/opened")"
 	count=$(grep -o 'opened [0-9]*' "$out/opened" | cut -d' ' -f2)
 	# The step that waits in the pod has some connections too.
 	((count > 200 && count <= 256)) || fail "the pod has $count connections, of 256"
@@ -469,7 +469,7 @@ while True: held.append(server.accept())' >/dev/null 2>&1 &
 	done
 	connects_to_n2 n1 || fail "the host of the pod opens no connections"
 	echo >&"$tell"
-	poll 10 grep -q 'one more' "$out/opened" || fail "the client says no more: $(<"$out/opened")"
+	poll 10 grep -q 'one more' "$out/opened" || fail "the client prints nothing more: $(<"$out/opened")"
 	grep -q 'one more: False' "$out/opened" || fail "a new job let the pod start again: $(<"$out/opened")"
 	poll 10 eval '[[ $(root alice n1 timeout 5 python3 -c "import socket, sys; socket.create_connection((sys.argv[1], 6900), 4); print(\"reached\")" "$(address n2)" 2>&1) == reached ]]' ||
 		fail "the pod has closed its connections, and gets no new ones"
@@ -494,16 +494,16 @@ connections_forgotten() {
 	job alice
 	first=$(pod_of alice n1)
 	seen=$(root alice n1 "${asks[@]}" 5000 "$(address n2)" 6901)
-	[[ $seen == "heard 5000" ]] || fail "alice's pod, which may, says to n2: $seen"
+	[[ $seen == "heard 5000" ]] || fail "from alice's pod to n2: $seen"
 	"$bed" run n1 nsenter --net="/run/berthd/net/${jobs[alice]}" "${answers_udp[@]}" 7001 >/dev/null 2>&1 &
 	helpers+=($!)
 	poll 20 root alice n1 sh -c 'ss -Hlun "sport = :7001" | grep -q .' || fail "nobody listens in alice's pod"
 	seen=$(as alice n1 "${asks[@]}" 5000 "$first" 7001)
-	[[ $seen == "heard 5000" ]] || fail "alice on n1 says to her pod: $seen"
+	[[ $seen == "heard 5000" ]] || fail "from alice on n1 to her pod: $seen"
 	on ctl scancel "${jobs[alice]}"
 	poll 20 settled || fail "the job does not end"
 	job bob
-	[[ $(pod_of bob n1) == "$first" ]] || fail "bob's pod has $(pod_of bob n1), want that which alice's had, $first"
+	[[ $(pod_of bob n1) == "$first" ]] || fail "bob's pod has $(pod_of bob n1), want the address that alice's had, $first"
 	for port in 5001 5000; do
 		seen=$(root bob n1 "${asks[@]}" $port "$(address n2)" 6901 2>&1)
 		[[ $seen != heard* ]] || fail "bob's pod, which may not, says to n2 from port $port: $seen"

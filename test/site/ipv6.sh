@@ -50,7 +50,7 @@ silent() {
 
 # ipv6: if the site has a range, pods also have an IPv6 address, by tunnels and by
 # routes, and everything that holds for the IPv4 address holds for it. SITE_IPV6="mpi
-# kubernetes" runs only these cases, which may be any.
+# kubernetes" runs only the named cases.
 ipv6() {
 	local part told=no
 	hosts_speak
@@ -190,7 +190,7 @@ apart6() {
 	poll 10 grep -q listening "$out/outside" || fail "no listener outside: $(<"$out/outside")"
 	as alice n1 /srv/site/frames forge "$(second "$b")" "[$translated6]:9" forged || fail "forge on n1"
 	as alice n1 /srv/site/frames forge "$(host6 n1)" "[$translated6]:9" control || fail "send the control packet"
-	poll 10 grep -q "received control" "$out/outside" || fail "the outside hears nothing at all: $(<"$out/outside")"
+	poll 10 grep -q "received control" "$out/outside" || fail "the outside receives nothing at all: $(<"$out/outside")"
 	! grep "received forged" "$out/outside" || fail "a user of n1 is let out as bob's pod"
 }
 
@@ -210,7 +210,7 @@ nobody_spoofs6() {
 		"neighbour=na:$other,$hop,$(mac_of "$a"),$(second "$a"),$(second "$b")" "gateway=na:fd62:6974:6573::ac8:1,$hop,$(mac_of "$a"),$(second "$a"),$(second "$b")")
 	root alice n1 /srv/site/frames send eth0 "${frames[@]}" "own=udp6,$hop,$(mac_of "$a"),$(second "$a"),$(second "$b")" || fail "send"
 	still_listens alice n2 "$a" n1
-	poll 10 grep -q "received own" "$out/frames" || fail "what has the sender's own addresses does not pass: $(<"$out/frames")"
+	poll 10 grep -q "received own" "$out/frames" || fail "a frame with the sender's own addresses does not pass: $(<"$out/frames")"
 	! grep -Ev 'control|received own' "$out/frames" | grep received || fail "spoofed frames pass: $(<"$out/frames")"
 }
 

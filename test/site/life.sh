@@ -19,7 +19,7 @@ suspended() {
 	[[ $(pod_of alice n1) == 10.200.* ]] || fail "a suspended job loses its addresses: $(etcdctl get --prefix /berth/site/1/networks/)"
 	on ctl scontrol resume "$id"
 	poll 10 ticks || fail "the job does not go on"
-	talks n1 n2 || fail "pods of a job that was suspended are apart: $heard"
+	talks n1 n2 || fail "pods of a job that was suspended do not reach each other: $heard"
 }
 # ticks reports whether the job of suspended writes to the file ticks now.
 ticks() {
@@ -169,7 +169,7 @@ power_lost() {
 	poll 60 runs bob || fail "no job starts on the node that is back: $(on ctl sinfo -h -N -o '%N %T')"
 	job alice
 	serve alice n2 7000
-	talks n1 n2 || fail "pods are apart: $heard"
+	talks n1 n2 || fail "pods do not reach each other: $heard"
 }
 
 # full: if berthd's directory has no space, a job reports that, and the next one runs
@@ -195,14 +195,14 @@ etcd_full() {
 	stop_etcd
 	on ctl sh -c 'rm -r /run/etcd; mkdir /run/etcd; mount -t tmpfs -o size=200m tmpfs /run/etcd'
 	start_etcd
-	poll 30 registered || fail "etcd does not start on a disk of its own"
+	poll 30 registered || fail "etcd does not start on its own disk"
 	job alice
 	serve alice n2 7000
 	before=$(pod_of alice n1)
 	on ctl sh -c 'cat /dev/zero >/run/etcd/full' 2>/dev/null
 	poll 60 overflows || fail "etcd goes on"
 	wait "${daemons[etcd]}" 2>/dev/null
-	talks n1 n2 || fail "pods are apart without etcd: $heard"
+	talks n1 n2 || fail "pods do not reach each other without etcd: $heard"
 	seen=$(as bob login srun -Q -N1 -n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
 	[[ $seen == *"this job has no network"*etcd* ]] || fail "bob reads: $seen"
 	grep -q "no space left" "$out/etcd.log" || fail "etcd does not say why: $(tail -n 5 "$out/etcd.log")"
@@ -210,7 +210,7 @@ etcd_full() {
 	start_etcd
 	poll 60 restored "$before" || fail "etcd has $(pod_of alice n1), want $before"
 	poll 60 runs bob || fail "no job starts afterwards"
-	talks n1 n2 || fail "pods are apart afterwards: $heard"
+	talks n1 n2 || fail "pods do not reach each other afterwards: $heard"
 	on ctl scancel "${jobs[alice]}"
 	poll 20 gone alice || fail "the job does not end"
 	stop_etcd
@@ -250,7 +250,7 @@ three_members() {
 	stop_member ctl
 	poll 60 runs bob || fail "no job starts without one member"
 	stop_member n1
-	talks n2 n1 || talks n1 n2 || fail "pods are apart: $heard"
+	talks n2 n1 || talks n1 n2 || fail "pods do not reach each other: $heard"
 	seen=$(as bob login srun -Q -N1 -n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
 	[[ $seen == *"this job has no network"*etcd* ]] || fail "bob reads: $seen"
 	member ctl
@@ -307,7 +307,7 @@ many() {
 	for user in alice bob; do as $user login srun -Q -N2 -n2 --mem=100 true || fail "$user's first job"; done
 	poll 20 settled || fail "left: $(etcdctl get --prefix /berth/site/1/networks/)"
 	# The keys of daemons that were killed in an earlier case live for ten seconds.
-	poll 20 eval '[[ $(etcdctl get --prefix /berth/site/1/collector | wc -l) == "${#hosts[@]}" ]]' || fail "who collects: $(etcdctl get --prefix /berth/site/1/collector)"
+	poll 20 eval '[[ $(etcdctl get --prefix /berth/site/1/collector | wc -l) == "${#hosts[@]}" ]]' || fail "collectors: $(etcdctl get --prefix /berth/site/1/collector)"
 	before=$(holdings) memory=$(memory)
 	for user in alice bob; do
 		as $user login sh -c 'rm -f seen; sbatch -Q --array=1-$1 -N2 -n2 -c2 --mem=100 -o /dev/null --wrap "srun -c2 sh -c \"ip -o -4 addr show dev eth0 | grep -o 10.200.* | cut -d/ -f1 >>seen; sleep 0.5\""' sh "$each" || fail "submit $user's jobs"

@@ -117,9 +117,9 @@ forwards() {
 	seen=$(printf %s "$get" | from_outside alice -W localhost:22 n1 2>&1) && fail "a connection to a node without a job: $seen"
 }
 
-# session_images: if the site has an image for sessions, these see its files, with the
-# user's rights and no way to more, on login hosts and in jobs. Copying files,
-# terminals and Slurm's network work as without.
+# session_images: if the site has an image for sessions, sessions see its files, on login
+# hosts and in jobs. They have the user's rights and cannot gain any. Copying files,
+# terminals and Slurm's network work as without an image.
 session_images() {
 	local seen node image=/srv/site/session-image
 	session_image "$stage/session-image"
@@ -145,7 +145,7 @@ session_images() {
 	seen=$(from_outside alice n1 'cat /etc/os-release; readlink /proc/self/ns/net' 2>/dev/null)
 	[[ $seen == $'image of sessions\n'"$(step alice n1 readlink /proc/self/ns/net)" ]] || fail "a session in a job: $seen"
 	chmod 700 "$stage/session-image"
-	seen=$(from_outside alice login hostname 2>&1) && fail "a session in what is not hers: $seen"
+	seen=$(from_outside alice login hostname 2>&1) && fail "a session in an image that is not hers: $seen"
 	[[ $seen == *"no session on this host: mount /proc in the directory $image: Permission denied"* ]] || fail "not hers: $seen"
 	chmod 755 "$stage/session-image"
 	rmdir "$stage/session-image/sys"
@@ -252,7 +252,7 @@ adopted() {
 	from_outside alice -N -L 9999:localhost:8888 n1 >/dev/null 2>&1 </dev/null &
 	helpers+=($!)
 	poll 20 grep -q begun "$out/adopted" || fail "no session: $(<"$out/adopted")"
-	poll 20 eval '[[ $(connections) == 2 ]]' || fail "connections of alice's: $(connections)"
+	poll 20 eval '[[ $(connections) == 2 ]]' || fail "connections of alice: $(connections)"
 	on ctl scancel "$id"
 	poll 20 eval '[[ $(connections) == "$stay" ]]' || fail "after the job: $(on n1 ps -e -o pid,args)"
 	cat "$out/pam" >"$pam"
