@@ -161,7 +161,7 @@ no daemon and no preparation by an administrator.`,
 		{groupRun, []*cobra.Command{newRunCommand(), newSubmitCommand(), newUpCommand(), newDownCommand(), newWorkloadCommand()}},
 		{groupReach, []*cobra.Command{
 			newKubectlCommand(), newShellCommand(), newLogsCommand(), newForwardCommand(), newOpenCommand(),
-			newProxyCommand(), newKubeconfigCommand(),
+			newProxyCommand(), newKubeconfigCommand(), newServeCommand(),
 		}},
 		{groupWatch, []*cobra.Command{newListCommand(), newStatusCommand(), newTopCommand(), newMetricsCommand()}},
 		{groupImage, []*cobra.Command{newImageCommand()}},

@@ -1,0 +1,203 @@
+package interlink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
+)
+
+// Cluster is an open connection to a berth cluster.
+type Cluster struct {
+	API typedcore.CoreV1Interface
+	// Job is the user's name for the cluster: Slurm's job ID, perhaps with a step.
+	Job string
+	// Lost is closed when the connection is lost.
+	Lost <-chan struct{}
+	// Close ends the connection.
+	Close func()
+}
+
+// Finder finds the user's cluster.
+type Finder interface {
+	// Connect returns a connection to the cluster, or the reason why there is none.
+	Connect(ctx context.Context) (*Cluster, error)
+	// Ended returns the reason why the cluster of a job is gone for good. It returns ""
+	// if the job runs, or if that is not known now.
+	Ended(ctx context.Context, job string) string
+}
+
+const (
+	// connectRetry is the first interval between attempts to connect; each
+	// failure doubles it up to connectRetryLimit, because an attempt may start a
+	// step.
+	connectRetry      = 2 * time.Second
+	connectRetryLimit = 30 * time.Second
+	// connectWait bounds how long a request waits for a cluster. The virtual node
+	// declares a pod failed after an error.
+	connectWait = 60 * time.Second
+	// endedLife is the interval of queries whether a job still runs.
+	endedLife = 10 * time.Second
+)
+
+// errNoCluster wraps the reason why no cluster can be reached.
+var errNoCluster = errors.New("no berth cluster can be reached")
+
+// connected is the cluster in use.
+type connected struct {
+	*Cluster
+	// id distinguishes clusters of the same job. It survives the loss of the node
+	// that leads a run.
+	id string
+}
+
+// connection holds the connection to the cluster, and opens another one when it is
+// lost.
+type connection struct {
+	finder Finder
+	log    *slog.Logger
+
+	mu      sync.Mutex
+	current *connected
+	reason  error         // why current is nil
+	changed chan struct{} // closed when current or reason changes
+
+	asking sync.Mutex
+	ended  map[string]verdict
+}
+
+// verdict is an answer about a job.
+type verdict struct {
+	reason string
+	at     time.Time
+}
+
+func newConnection(finder Finder, log *slog.Logger) *connection {
+	return &connection{
+		finder: finder, log: log, changed: make(chan struct{}), ended: map[string]verdict{},
+		reason: fmt.Errorf("%w: still connecting", errNoCluster),
+	}
+}
+
+// keep connects again and again until the context ends.
+func (c *connection) keep(ctx context.Context) {
+	retry := connectRetry
+	for ctx.Err() == nil {
+		cluster, err := c.connect(ctx)
+		if err != nil {
+			c.set(nil, err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(retry):
+			}
+			retry = min(2*retry, connectRetryLimit)
+			continue
+		}
+		retry = connectRetry
+		c.set(cluster, nil)
+		select {
+		case <-ctx.Done():
+		case <-cluster.Lost:
+			c.set(nil, errors.New("the connection to the cluster of job "+cluster.Job+" was lost"))
+		}
+		cluster.Close()
+	}
+}
+
+func (c *connection) connect(ctx context.Context) (*connected, error) {
+	cluster, err := c.finder.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	system, err := cluster.API.Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	if err != nil {
+		cluster.Close()
+		return nil, fmt.Errorf("ask the cluster of job %s: %w", cluster.Job, err)
+	}
+	return &connected{Cluster: cluster, id: string(system.UID)}, nil
+}
+
+// set changes the state, and logs what is new.
+func (c *connection) set(cluster *connected, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil {
+		err = fmt.Errorf("%w: %w", errNoCluster, err)
+	}
+	switch {
+	case cluster != nil:
+		c.log.Info("pods go to the cluster of job " + cluster.Job)
+	case c.reason == nil || c.reason.Error() != err.Error():
+		c.log.Warn(err.Error())
+	}
+	c.current, c.reason = cluster, err
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// get returns the cluster, or the reason why there is none.
+func (c *connection) get() (*connected, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.current, c.reason
+}
+
+// wait works like get, but waits a while for a cluster.
+func (c *connection) wait(ctx context.Context) (*connected, error) {
+	deadline := time.NewTimer(connectWait)
+	defer deadline.Stop()
+	for {
+		c.mu.Lock()
+		current, reason, changed := c.current, c.reason, c.changed
+		c.mu.Unlock()
+		if current != nil {
+			return current, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, reason
+		case <-deadline.C:
+			return nil, reason
+		case <-changed:
+		}
+	}
+}
+
+// jobID returns the JobID of a pod in the cluster.
+func (c *connected) jobID(namespace, name string) string {
+	return strings.Join([]string{c.Job, c.id, namespace, name}, "/")
+}
+
+// gone returns the reason why a pod with this JobID, which is not in the current
+// cluster, does not exist any more. It returns "" if the pod may be in another cluster
+// that still runs.
+func (c *connection) gone(ctx context.Context, current *connected, jobID string) string {
+	parts := strings.SplitN(jobID, "/", 3)
+	if len(parts) < 2 {
+		return "its JobID is not from berth: " + jobID
+	}
+	job, id := parts[0], parts[1]
+	if current != nil && current.id == id {
+		return "the pod was deleted in the berth cluster of job " + job + ", or its node was lost"
+	}
+	if current != nil && current.Job == job {
+		return "the berth cluster of job " + job + " has ended, and another one was started in the job"
+	}
+	c.asking.Lock()
+	defer c.asking.Unlock()
+	known, ok := c.ended[job]
+	if !ok || known.reason == "" && time.Since(known.at) > endedLife {
+		known = verdict{c.finder.Ended(ctx, job), time.Now()}
+		c.ended[job] = known
+	}
+	if known.reason == "" {
+		return ""
+	}
+	return "the berth cluster has ended: " + known.reason
+}

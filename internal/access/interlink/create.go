@@ -1,0 +1,163 @@
+package interlink
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// levelLabel is Kubernetes' label for the Pod Security level of a namespace.
+const levelLabel = "pod-security.kubernetes.io/enforce"
+
+// create makes a pod and its objects. It may be repeated for the same pod, also after
+// it was interrupted.
+func (s *Server) create(ctx context.Context, request createRequest) (created, error) {
+	t, err := translate(request)
+	if err != nil {
+		return created{}, &refusal{err}
+	}
+	cluster, err := s.connection.wait(ctx)
+	if err != nil {
+		return created{}, err
+	}
+	if err := s.makeNamespace(ctx, cluster, t.pod.Namespace); err != nil {
+		return created{}, err
+	}
+	pods := cluster.API.Pods(t.pod.Namespace)
+	pod, err := pods.Create(ctx, t.pod, metav1.CreateOptions{})
+	repeated := apierrors.IsAlreadyExists(err)
+	if repeated {
+		pod, err = find(ctx, cluster, &request.Pod)
+	}
+	if err != nil {
+		return created{}, err
+	}
+	if len(pod.Spec.SchedulingGates) > 0 {
+		if err := fill(ctx, cluster, pod, t); err != nil {
+			return created{}, fmt.Errorf("make the objects of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		}
+	}
+	if !repeated {
+		s.explain(ctx, cluster, pod, t)
+	}
+	return created{PodUID: string(request.Pod.UID), PodJID: cluster.jobID(pod.Namespace, pod.Name)}, nil
+}
+
+// find returns the pod for a foreign one.
+func find(ctx context.Context, cluster *connected, foreign *corev1.Pod) (*corev1.Pod, error) {
+	namespace, name := localNamespace(foreign.Namespace), localName(foreign.Name, foreign.UID)
+	pod, err := cluster.API.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err == nil && pod.Labels[labelUID] != string(foreign.UID) {
+		return nil, fmt.Errorf("pod %s/%s exists, and is not from interLink's pod %s: delete it", namespace, name, foreign.UID)
+	}
+	return pod, err
+}
+
+// makeNamespace makes a namespace with the server's Pod Security level.
+func (s *Server) makeNamespace(ctx context.Context, cluster *connected, name string) error {
+	namespaces := cluster.API.Namespaces()
+	namespace, err := namespaces.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		namespace, err = namespaces.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
+			Name: name, Labels: map[string]string{labelUID: "", levelLabel: s.level},
+		}}, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) { // by a request at the same time
+			namespace, err = namespaces.Get(ctx, name, metav1.GetOptions{})
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("make namespace %s: %w", name, err)
+	}
+	if _, own := namespace.Labels[labelUID]; !own {
+		return fmt.Errorf("namespace %s exists, and is not from berth serve interlink: delete it, or label it %s=", name, labelUID)
+	}
+	if namespace.Labels[levelLabel] == s.level {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]string{levelLabel: s.level}}})
+	if err == nil {
+		_, err = namespaces.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("set the Pod Security level of namespace %s: %w", name, err)
+	}
+	return nil
+}
+
+// fill makes the objects of a gated pod, and lets the pod be scheduled.
+func fill(ctx context.Context, cluster *connected, pod *corev1.Pod, t *translation) error {
+	owner := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}}
+	for i := range t.configMaps {
+		t.configMaps[i].OwnerReferences = owner
+		if _, err := cluster.API.ConfigMaps(pod.Namespace).Create(ctx, &t.configMaps[i], metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+	}
+	for i := range t.secrets {
+		t.secrets[i].OwnerReferences = owner
+		if _, err := cluster.API.Secrets(pod.Namespace).Create(ctx, &t.secrets[i], metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+	}
+	_, err := cluster.API.Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, []byte(`{"spec":{"schedulingGates":null}}`), metav1.PatchOptions{})
+	return err
+}
+
+// explain records an Event with what differs from the other cluster. Without the Event
+// the pod still works.
+func (s *Server) explain(ctx context.Context, cluster *connected, pod *corev1.Pod, t *translation) {
+	text := "From pod " + pod.Annotations[annotationPod] + " of another cluster. " + s.limits(cluster)
+	if len(t.ignored) > 0 {
+		text += " Ignored fields: " + strings.Join(t.ignored, ", ") + "."
+	}
+	now := metav1.Now()
+	_, err := cluster.API.Events(pod.Namespace).Create(ctx, &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name + "-interlink"},
+		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
+		Type:           corev1.EventTypeNormal, Reason: "InterLink", Message: text,
+		Source: corev1.EventSource{Component: "berth-serve-interlink"}, FirstTimestamp: now, LastTimestamp: now, Count: 1,
+	}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		s.log.Warn("record an Event of pod " + pod.Namespace + "/" + pod.Name + ": " + err.Error())
+	}
+}
+
+// limits describes what a pod lacks here, and the alternative.
+func (s *Server) limits(cluster *connected) string {
+	return fmt.Sprintf("kubectl exec, port-forward and Service names of the other cluster do not reach it; 'berth kubectl %s exec' on %s does.", cluster.Job, s.host)
+}
+
+// remove deletes a pod, and with it its objects. It succeeds if the pod does not
+// exist.
+func (s *Server) remove(ctx context.Context, foreign *corev1.Pod) error {
+	cluster, err := s.connection.get()
+	if err != nil {
+		if id := foreign.Annotations[annotationJobID]; id != "" && s.connection.gone(ctx, nil, id) != "" {
+			return nil
+		}
+		if cluster, err = s.connection.wait(ctx); err != nil {
+			return err
+		}
+	}
+	pod, err := find(ctx, cluster, foreign)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = cluster.API.Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: foreign.DeletionGracePeriodSeconds,
+		Preconditions:      metav1.NewUIDPreconditions(string(pod.UID)),
+	})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

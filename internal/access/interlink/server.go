@@ -1,0 +1,282 @@
+package interlink
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+const (
+	// maxBody bounds a request in bytes. A pod may bring several ConfigMaps of 1 MiB,
+	// in base64 and once for each container.
+	maxBody = 32 << 20
+	// maxAsked bounds the pods of one request for statuses that are asked about at
+	// once.
+	maxAsked = 16
+)
+
+// Server answers the requests of interLink.
+type Server struct {
+	connection *connection
+	log        *slog.Logger
+	// level is the Pod Security level of the namespaces.
+	level string
+	// host is this host's name, for messages.
+	host string
+}
+
+// New returns a server that sends pods to the cluster of a finder. level is the Pod
+// Security level for them: privileged, baseline or restricted.
+func New(finder Finder, level, host string, log *slog.Logger) *Server {
+	return &Server{connection: newConnection(finder, log), log: log, level: level, host: host}
+}
+
+// Handler returns the endpoints of interLink's plugin API. The virtual node can call
+// them, too, as endpoints of interLink's API server.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /create", s.serveCreate)
+	for _, method := range []string{"POST", "DELETE"} { // of the API server, of the virtual node
+		mux.HandleFunc(method+" /delete", s.serveDelete)
+	}
+	for _, method := range []string{"GET", "POST"} {
+		mux.HandleFunc(method+" /status", s.serveStatus)
+		mux.HandleFunc(method+" /getLogs", s.serveLogs)
+		mux.HandleFunc(method+" /pinglink", s.servePing)
+	}
+	mux.HandleFunc("POST /updateCache", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintln(w, "there is no cache")
+	})
+	return mux
+}
+
+// refusal wraps an error that is the pod's fault.
+type refusal struct{ error }
+
+func (r *refusal) Unwrap() error { return r.error }
+
+// refuse replies with an error. interLink shows the text in the status of the pod.
+func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	code := http.StatusInternalServerError
+	var refused *refusal
+	var status apierrors.APIStatus
+	switch {
+	case errors.As(err, &refused):
+		code = http.StatusUnprocessableEntity
+	case errors.Is(err, errNoCluster):
+		code = http.StatusServiceUnavailable
+	case errors.As(err, &status) && status.Status().Code >= http.StatusBadRequest:
+		code = int(status.Status().Code)
+	}
+	if !errors.Is(err, errNoCluster) { // that is logged once
+		s.log.Warn(strings.TrimPrefix(r.URL.Path, "/") + ": " + err.Error())
+	}
+	http.Error(w, "berth: "+err.Error(), code)
+}
+
+// body reads the body of a request.
+func body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	content, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		return nil, &refusal{fmt.Errorf("read the request: %w", err)}
+	}
+	return content, nil
+}
+
+// reply sends a value as JSON.
+func (s *Server) reply(w http.ResponseWriter, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	if err := json.NewEncoder(w).Encode(value); err != nil {
+		s.log.Debug("send a reply: " + err.Error())
+	}
+}
+
+func (s *Server) serveCreate(w http.ResponseWriter, r *http.Request) {
+	content, err := body(w, r)
+	if err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	request, err := readCreate(content)
+	if err != nil {
+		s.refuse(w, r, &refusal{err})
+		return
+	}
+	// A pod that was begun is finished even if the client goes away.
+	reply, err := s.create(context.WithoutCancel(r.Context()), request)
+	if err != nil {
+		s.refuse(w, r, fmt.Errorf("pod %s/%s: %w", request.Pod.Namespace, request.Pod.Name, err))
+		return
+	}
+	s.reply(w, reply)
+}
+
+func (s *Server) serveDelete(w http.ResponseWriter, r *http.Request) {
+	content, err := body(w, r)
+	if err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	pod, err := readPod(content)
+	if err != nil {
+		s.refuse(w, r, &refusal{err})
+		return
+	}
+	if err := s.remove(context.WithoutCancel(r.Context()), pod); err != nil {
+		s.refuse(w, r, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
+		return
+	}
+	s.reply(w, "deleted")
+}
+
+func (s *Server) serveStatus(w http.ResponseWriter, r *http.Request) {
+	content, err := body(w, r)
+	if err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	pods, err := readPods(content)
+	if err != nil {
+		s.refuse(w, r, &refusal{err})
+		return
+	}
+	if len(pods) == 0 {
+		s.servePing(w, r) // interLink's API server pings a plugin so
+		return
+	}
+	found := make([]*podStatus, len(pods))
+	problems := make([]error, len(pods))
+	var asking sync.WaitGroup
+	free := make(chan struct{}, maxAsked)
+	for i := range pods {
+		free <- struct{}{}
+		asking.Go(func() {
+			defer func() { <-free }()
+			found[i], problems[i] = s.status(r.Context(), &pods[i])
+		})
+	}
+	asking.Wait()
+	if err := errors.Join(problems...); err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	statuses := []*podStatus{}
+	for _, status := range found {
+		if status != nil {
+			statuses = append(statuses, status)
+		}
+	}
+	s.reply(w, statuses)
+}
+
+func (s *Server) serveLogs(w http.ResponseWriter, r *http.Request) {
+	content, err := body(w, r)
+	if err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	request, err := readLogs(content)
+	if err != nil {
+		s.refuse(w, r, &refusal{err})
+		return
+	}
+	log, err := s.openLog(r.Context(), request)
+	if err != nil {
+		s.refuse(w, r, fmt.Errorf("log of pod %s/%s: %w", request.Namespace, request.PodName, err))
+		return
+	}
+	defer log.Close()
+	w.Header().Set("Content-Type", "text/plain")
+	// interLink waits two minutes for the header, and a log may be silent for longer.
+	controller := http.NewResponseController(w)
+	w.WriteHeader(http.StatusOK)
+	_ = controller.Flush()
+	buffer := make([]byte, 32<<10)
+	for {
+		n, err := log.Read(buffer)
+		if n > 0 {
+			if _, failed := w.Write(buffer[:n]); failed != nil {
+				return
+			}
+			_ = controller.Flush()
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// openLog opens the log of a container, or of the only one.
+func (s *Server) openLog(ctx context.Context, request logRequest) (io.ReadCloser, error) {
+	cluster, err := s.connection.get()
+	if err != nil {
+		return nil, err
+	}
+	foreign := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: request.Namespace, Name: request.PodName}}
+	foreign.UID = types.UID(request.PodUID)
+	pod, err := find(ctx, cluster, foreign)
+	if err != nil {
+		return nil, err
+	}
+	options := request.apiOptions()
+	if options.Container == "" {
+		options.Container = pod.Spec.Containers[0].Name
+	}
+	return cluster.API.Pods(pod.Namespace).GetLogs(pod.Name, options).Stream(ctx)
+}
+
+// servePing replies with the resources of the cluster, or with the reason why there is
+// none. interLink copies the reply to the virtual node's condition.
+func (s *Server) servePing(w http.ResponseWriter, r *http.Request) {
+	cluster, err := s.connection.get()
+	if err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	nodes, err := cluster.API.Nodes().List(r.Context(), metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	s.reply(w, pingReply{Status: "ok: the berth cluster of job " + cluster.Job, Resources: sum(nodes.Items)})
+}
+
+// sum adds up what the usable nodes offer.
+func sum(nodes []corev1.Node) *resources {
+	total := corev1.ResourceList{}
+	for _, node := range nodes {
+		ready := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		})
+		if !ready || node.Spec.Unschedulable {
+			continue
+		}
+		for name, quantity := range node.Status.Allocatable {
+			amount := total[name]
+			amount.Add(quantity)
+			total[name] = amount
+		}
+	}
+	text := func(quantity resource.Quantity) string { return quantity.String() }
+	r := &resources{CPU: text(total[corev1.ResourceCPU]), Memory: text(total[corev1.ResourceMemory]), Pods: text(total[corev1.ResourcePods])}
+	for _, name := range slices.Sorted(maps.Keys(total)) {
+		if strings.Contains(string(name), "/") {
+			r.Accelerators = append(r.Accelerators, accelerator{ResourceType: string(name), Available: text(total[name])})
+		}
+	}
+	return r
+}

@@ -1,0 +1,497 @@
+package interlink
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	ktesting "k8s.io/client-go/testing"
+
+	"berth.dev/berth/test/interlink/virtualnode"
+)
+
+const uid = "0a1b2c3d-0000-4000-8000-00000000000a"
+
+// place has one cluster, or none. It implements Finder.
+type place struct {
+	mu    sync.Mutex
+	api   *fake.Clientset // nil if there is none
+	job   string
+	lost  chan struct{}
+	ended map[string]string
+}
+
+// newPlace returns a place with a cluster of job 12.
+func newPlace() *place {
+	p := &place{ended: map[string]string{}}
+	p.replace("12", "first")
+	return p
+}
+
+// replace starts another cluster.
+func (p *place) replace(job, id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.api = fake.NewClientset(
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: types.UID(id)}},
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+			Allocatable: corev1.ResourceList{
+				corev1.ResourceCPU: resource.MustParse("3500m"), corev1.ResourceMemory: resource.MustParse("4Gi"),
+				corev1.ResourcePods: resource.MustParse("110"), "nvidia.com/gpu": resource.MustParse("2"),
+			},
+		}},
+	)
+	p.job = job
+	p.lost = make(chan struct{})
+}
+
+// end ends the cluster.
+func (p *place) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.api = nil
+	close(p.lost)
+}
+
+func (p *place) Connect(context.Context) (*Cluster, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.api == nil {
+		return nil, errors.New("you have no job")
+	}
+	return &Cluster{API: p.api.CoreV1(), Job: p.job, Lost: p.lost, Close: func() {}}, nil
+}
+
+func (p *place) Ended(_ context.Context, job string) string { return p.ended[job] }
+
+// start returns a server that is connected to the place's cluster.
+func start(t *testing.T, p *place) *Server {
+	t.Helper()
+	s := New(p, "baseline", "login1", slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	kept := make(chan struct{})
+	go func() { defer close(kept); s.connection.keep(ctx) }()
+	t.Cleanup(func() { cancel(); <-kept })
+	if p.api != nil {
+		if _, err := s.connection.wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+// awaitLoss waits until the server has noticed that the cluster is lost.
+func awaitLoss(t *testing.T, s *Server) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if cluster, _ := s.connection.get(); cluster == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the server does not notice the loss of its cluster")
+		}
+	}
+}
+
+// call sends a request, and returns the code and body of the reply.
+func call(t *testing.T, s *Server, method, path string, request any) (int, string) {
+	t.Helper()
+	content, err := json.Marshal(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	recorder := httptest.NewRecorder()
+	s.Handler().ServeHTTP(recorder, httptest.NewRequest(method, path, bytes.NewReader(content)))
+	return recorder.Code, recorder.Body.String()
+}
+
+// must sends a request that succeeds, and decodes the reply.
+func must[T any](t *testing.T, s *Server, method, path string, request any) (reply T) {
+	t.Helper()
+	code, text := call(t, s, method, path, request)
+	if code != http.StatusOK {
+		t.Fatalf("%s: %d %s", path, code, text)
+	}
+	if err := json.Unmarshal([]byte(text), &reply); err != nil {
+		t.Fatalf("%s: %v: %s", path, err, text)
+	}
+	return reply
+}
+
+// foreignPod returns a pod of the other cluster that uses most of what interLink sends.
+func foreignPod() (*corev1.Pod, virtualnode.Objects) {
+	mode := int32(0o400)
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "train", UID: uid, Labels: map[string]string{"app": "train"}},
+		Spec: corev1.PodSpec{
+			NodeName: "virtual", SchedulerName: "other", ServiceAccountName: "robot", PriorityClassName: "high",
+			NodeSelector:     map[string]string{"kubernetes.io/hostname": "virtual"},
+			Tolerations:      []corev1.Toleration{{Key: "virtual-node.interlink/no-schedule", Operator: corev1.TolerationOpExists}},
+			ImagePullSecrets: []corev1.LocalObjectReference{{Name: "hub"}},
+			RestartPolicy:    corev1.RestartPolicyNever,
+			InitContainers:   []corev1.Container{{Name: "prepare", Image: "busybox"}},
+			Containers: []corev1.Container{{
+				Name: "main", Image: "busybox",
+				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("1")}},
+				Env: []corev1.EnvVar{
+					{Name: "PLAIN", Value: `it's "quoted"`},
+					{Name: "NAME", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}},
+				},
+				VolumeMounts: []corev1.VolumeMount{
+					{Name: "config", MountPath: "/config"}, {Name: "keys", MountPath: "/keys"},
+					{Name: "all", MountPath: "/all"}, {Name: "scratch", MountPath: "/scratch"},
+				},
+				ReadinessProbe: &corev1.Probe{PeriodSeconds: 3},
+			}},
+			Volumes: []corev1.Volume{
+				{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{
+					LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}, Items: []corev1.KeyToPath{{Key: "a", Path: "b/c"}},
+				}}},
+				{Name: "keys", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "keys", DefaultMode: &mode}}},
+				{Name: "all", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
+					{ConfigMap: &corev1.ConfigMapProjection{
+						LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}, Items: []corev1.KeyToPath{{Key: "a", Path: "deep/er", Mode: &mode}},
+					}},
+					{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{
+						{Path: "cpu", ResourceFieldRef: &corev1.ResourceFieldSelector{ContainerName: "main", Resource: "limits.cpu"}},
+					}}},
+				}}}},
+				{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+				// No container mounts it, so it does not matter that this cluster lacks it.
+				{Name: "claim", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}},
+			},
+		},
+	}
+	objects := virtualnode.Objects{
+		ConfigMaps: map[string]corev1.ConfigMap{
+			"settings":         {ObjectMeta: metav1.ObjectMeta{Name: "settings", Namespace: "team"}, Data: map[string]string{"a": "line 1\nline 2\n"}},
+			"kube-root-ca.crt": {Data: map[string]string{"ca.crt": "certificate\n"}},
+		},
+		Secrets: map[string]corev1.Secret{"keys": {
+			ObjectMeta: metav1.ObjectMeta{Name: "keys", Namespace: "team"}, Type: corev1.SecretTypeSSHAuth, Data: map[string][]byte{"id": {0, 1, 2}},
+		}},
+	}
+	objects.AddToken(pod)
+	return pod, objects
+}
+
+func requestFor(t *testing.T, pod *corev1.Pod, objects virtualnode.Objects) virtualnode.Create {
+	t.Helper()
+	request, err := objects.Request(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return request
+}
+
+// TestCreate: both forms of the request make the same pod, with objects that it owns.
+func TestCreate(t *testing.T) {
+	foreign, objects := foreignPod()
+	request := requestFor(t, foreign, objects)
+	for name, form := range map[string]any{"virtual node": request, "plugin": request.ForPlugin(), "plugin 0.4": []any{request.ForPlugin()}} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace()
+			s := start(t, p)
+			// A real API server gives the pod a UID.
+			p.api.PrependReactor("create", "pods", func(action ktesting.Action) (bool, runtime.Object, error) {
+				action.(ktesting.CreateAction).GetObject().(*corev1.Pod).UID = "local"
+				return false, nil, nil
+			})
+			reply := must[virtualnode.Created](t, s, "POST", "/create", form)
+			if want := (virtualnode.Created{PodUID: uid, PodJID: "12/first/interlink-team/train-0a1b2c3d"}); reply != want {
+				t.Errorf("the reply is %+v, not %+v", reply, want)
+			}
+			pod, err := p.api.CoreV1().Pods("interlink-team").Get(t.Context(), "train-0a1b2c3d", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(pod.Spec.SchedulingGates) != 0 {
+				t.Error("the pod still waits for its objects")
+			}
+			spec := pod.Spec
+			if spec.NodeName+spec.SchedulerName+spec.ServiceAccountName+spec.PriorityClassName != "" || spec.NodeSelector != nil || spec.Tolerations != nil || spec.ImagePullSecrets != nil {
+				t.Errorf("the pod has fields of the other cluster: %+v", spec)
+			}
+			if *spec.AutomountServiceAccountToken || spec.Hostname != "train" || pod.Labels["app"] != "train" || spec.Containers[0].ReadinessProbe == nil {
+				t.Errorf("the pod lacks what it should have: %+v", pod)
+			}
+			if env := spec.Containers[0].Env; env[0].Value != `it's "quoted"` || env[1].Value != "train" {
+				t.Errorf("the environment is %+v", env)
+			}
+			var names []string
+			for _, volume := range spec.Volumes {
+				names = append(names, volume.Name)
+			}
+			if want := []string{"config", "keys", "all", "scratch", "kube-api-access-x7k2p"}; !slices.Equal(names, want) {
+				t.Fatalf("the volumes are %q, not %q", names, want)
+			}
+			configMap, err := p.api.CoreV1().ConfigMaps(pod.Namespace).Get(t.Context(), spec.Volumes[0].ConfigMap.Name, metav1.GetOptions{})
+			if err != nil || configMap.Data["a"] != "line 1\nline 2\n" || configMap.OwnerReferences[0].UID != "local" {
+				t.Errorf("the ConfigMap is %+v, %v", configMap, err)
+			}
+			secret, err := p.api.CoreV1().Secrets(pod.Namespace).Get(t.Context(), spec.Volumes[1].Secret.SecretName, metav1.GetOptions{})
+			if err != nil || !bytes.Equal(secret.Data["id"], []byte{0, 1, 2}) || secret.Type != "" || secret.OwnerReferences[0].UID != "local" {
+				t.Errorf("the Secret is %+v, %v", secret, err)
+			}
+			all := spec.Volumes[2].Projected.Sources
+			if items := all[0].Secret.Items; len(items) != 1 || items[0].Path != "deep/er" || *items[0].Mode != 0o400 {
+				t.Errorf("the projected files are %+v", items)
+			}
+			if all[1].DownwardAPI.Items[0].Path != "cpu" {
+				t.Errorf("the file that interLink does not send is lost: %+v", all)
+			}
+			namespace, err := p.api.CoreV1().Namespaces().Get(t.Context(), "interlink-team", metav1.GetOptions{})
+			if err != nil || namespace.Labels[levelLabel] != "baseline" {
+				t.Errorf("the namespace is %+v, %v", namespace, err)
+			}
+			events, err := p.api.CoreV1().Events(pod.Namespace).List(t.Context(), metav1.ListOptions{})
+			if err != nil || len(events.Items) != 1 {
+				t.Fatalf("the Events are %+v, %v", events, err)
+			}
+			for _, part := range []string{"team/train", "kubectl exec", "'berth kubectl 12 exec' on login1", "imagePullSecrets, nodeSelector, priorityClassName, schedulerName, serviceAccountName, tolerations"} {
+				if !strings.Contains(events.Items[0].Message, part) {
+					t.Errorf("%q is not in the Event: %s", part, events.Items[0].Message)
+				}
+			}
+		})
+	}
+}
+
+// TestCreateAgain: a request that was interrupted is completed by its repetition, also
+// on a new server, and a later repetition changes nothing.
+func TestCreateAgain(t *testing.T) {
+	foreign, objects := foreignPod()
+	request := requestFor(t, foreign, objects).ForPlugin()
+	p := newPlace()
+	broken := true
+	p.api.PrependReactor("create", "secrets", func(ktesting.Action) (bool, runtime.Object, error) {
+		return broken, nil, apierrors.NewInternalError(errors.New("storage is away"))
+	})
+	if code, text := call(t, start(t, p), "POST", "/create", request); code != http.StatusInternalServerError || !strings.Contains(text, "storage is away") {
+		t.Fatalf("%d %s", code, text)
+	}
+	pods := p.api.CoreV1().Pods("interlink-team")
+	pod, err := pods.Get(t.Context(), "train-0a1b2c3d", metav1.GetOptions{})
+	if err != nil || len(pod.Spec.SchedulingGates) != 1 {
+		t.Fatalf("a pod without its objects can start: %+v, %v", pod, err)
+	}
+	broken = false
+	s := start(t, p)
+	first := must[virtualnode.Created](t, s, "POST", "/create", request)
+	if again := must[virtualnode.Created](t, s, "POST", "/create", request); again != first {
+		t.Errorf("the replies are %+v and %+v", first, again)
+	}
+	list, err := pods.List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(list.Items) != 1 || len(list.Items[0].Spec.SchedulingGates) != 0 {
+		t.Errorf("the pods are %+v, %v", list, err)
+	}
+	secrets, err := p.api.CoreV1().Secrets("interlink-team").List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(secrets.Items) != 3 { // keys, all, the token
+		t.Errorf("there are %d Secrets, %v", len(secrets.Items), err)
+	}
+}
+
+// TestSuccessor: a pod of the same name, such as a StatefulSet's, is another pod.
+func TestSuccessor(t *testing.T) {
+	p := newPlace()
+	s := start(t, p)
+	foreign, objects := foreignPod()
+	must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, foreign, objects))
+	foreign.UID = "ffffffff-0000-4000-8000-00000000000b"
+	reply := must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, foreign, objects))
+	if reply.PodJID != "12/first/interlink-team/train-ffffffff" {
+		t.Errorf("the JobID is %s", reply.PodJID)
+	}
+}
+
+// TestDelete: a pod is deleted by both callers, and again without an error.
+func TestDelete(t *testing.T) {
+	for _, method := range []string{"POST", "DELETE"} {
+		p := newPlace()
+		s := start(t, p)
+		foreign, objects := foreignPod()
+		must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, foreign, objects))
+		for range 2 {
+			if reply := must[string](t, s, method, "/delete", foreign); reply != "deleted" {
+				t.Errorf("the reply is %q", reply)
+			}
+		}
+		list, err := p.api.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(list.Items) != 0 {
+			t.Errorf("the pods are %+v, %v", list, err)
+		}
+	}
+}
+
+// TestForeignNamespace: the server does not use a namespace that the user made.
+func TestForeignNamespace(t *testing.T) {
+	p := newPlace()
+	s := start(t, p)
+	if _, err := p.api.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "interlink-team"}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	foreign, objects := foreignPod()
+	if code, text := call(t, s, "POST", "/create", requestFor(t, foreign, objects)); code == http.StatusOK || !strings.Contains(text, "is not from berth serve interlink") {
+		t.Errorf("%d %s", code, text)
+	}
+}
+
+// TestRestart: another server finds the pods of the first one, and the loss of their
+// cluster, without any file.
+func TestRestart(t *testing.T) {
+	p := newPlace()
+	foreign, objects := foreignPod()
+	virtualnode.Begin(foreign)
+	reply := must[virtualnode.Created](t, start(t, p), "POST", "/create", requestFor(t, foreign, objects))
+	foreign.Annotations = map[string]string{virtualnode.JobID: reply.PodJID}
+
+	s := start(t, p)
+	if statuses := must[[]virtualnode.Status](t, s, "GET", "/status", []*corev1.Pod{foreign}); len(statuses) != 1 || statuses[0].JobID != reply.PodJID {
+		t.Fatalf("the statuses are %+v", statuses)
+	}
+	p.end()
+	awaitLoss(t, s)
+	if statuses := must[[]virtualnode.Status](t, s, "GET", "/status", []*corev1.Pod{foreign}); len(statuses) != 0 {
+		t.Errorf("a pod whose job still runs has a status: %+v", statuses)
+	}
+	p.ended["12"] = "job 12 has ended (TIMEOUT)"
+	s = start(t, p)
+	statuses := must[[]virtualnode.Status](t, s, "GET", "/status", []*corev1.Pod{foreign})
+	if len(statuses) != 1 || !strings.Contains(statuses[0].Containers[0].State.Terminated.Message, "job 12 has ended (TIMEOUT)") {
+		t.Fatalf("the statuses are %+v", statuses)
+	}
+	if err := virtualnode.Update(foreign, statuses[0]); err != nil || foreign.Status.Phase != corev1.PodFailed {
+		t.Errorf("the phase is %s, %v", foreign.Status.Phase, err)
+	}
+	must[string](t, s, "POST", "/delete", foreign)
+}
+
+// TestGone: a pod that does not exist has failed, unless it may be in a cluster that
+// runs, or is still to be created.
+func TestGone(t *testing.T) {
+	foreign, _ := foreignPod()
+	virtualnode.Begin(foreign)
+	for id, want := range map[string]string{
+		"":                                       "", // not created yet
+		"12/first/interlink-team/train-0a1b2c3d": "deleted in the berth cluster of job 12",
+		"12/second/interlink-team/train-0a1b2c3d": "another one was started in the job",
+		"11/x/interlink-team/train-0a1b2c3d":      "job 11 has ended (CANCELLED)",
+		"10/x/interlink-team/train-0a1b2c3d":      "", // another cluster that runs
+		"4711":                                    "not from berth",
+	} {
+		p := newPlace()
+		p.ended["11"] = "job 11 has ended (CANCELLED)"
+		foreign.Annotations = map[string]string{virtualnode.JobID: id}
+		statuses := must[[]virtualnode.Status](t, start(t, p), "GET", "/status", []*corev1.Pod{foreign})
+		if want == "" {
+			if len(statuses) != 0 {
+				t.Errorf("%s: the statuses are %+v", id, statuses)
+			}
+			continue
+		}
+		if len(statuses) != 1 || !strings.Contains(statuses[0].Containers[0].State.Terminated.Message, want) {
+			t.Errorf("%s: %q is not in %+v", id, want, statuses)
+		}
+	}
+}
+
+// TestPing: the virtual node gets the cluster's resources, or the reason why there is
+// no cluster.
+func TestPing(t *testing.T) {
+	p := newPlace()
+	s := start(t, p)
+	want := pingReply{Status: "ok: the berth cluster of job 12", Resources: &resources{
+		CPU: "3500m", Memory: "4Gi", Pods: "110", Accelerators: []accelerator{{"nvidia.com/gpu", "2"}},
+	}}
+	if got := must[pingReply](t, s, "POST", "/pinglink", nil); !reflect.DeepEqual(got, want) {
+		t.Errorf("the virtual node gets %+v", got)
+	}
+	if got := must[pingReply](t, s, "GET", "/status", []*corev1.Pod{}); !reflect.DeepEqual(got, want) {
+		t.Errorf("the API server gets %+v", got)
+	}
+	p.end()
+	awaitLoss(t, s)
+	if code, text := call(t, s, "POST", "/pinglink", nil); code != http.StatusServiceUnavailable || !strings.Contains(text, "no berth cluster can be reached") {
+		t.Errorf("%d %s", code, text)
+	}
+}
+
+// TestLogs: the options of a request arrive at the API server.
+func TestLogs(t *testing.T) {
+	p := newPlace()
+	s := start(t, p)
+	foreign, objects := foreignPod()
+	must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, foreign, objects))
+	p.api.ClearActions()
+	code, text := call(t, s, "GET", "/getLogs", map[string]any{
+		"Namespace": "team", "PodName": "train", "PodUID": uid,
+		"Opts": map[string]any{"Tail": 5, "Bytes": 100, "Timestamps": true, "Follow": true, "Previous": true, "SinceSeconds": 60, "SinceTime": time.Time{}},
+	})
+	if code != http.StatusOK || text != "fake logs" {
+		t.Errorf("%d %s", code, text)
+	}
+	var options *corev1.PodLogOptions
+	for _, action := range p.api.Actions() {
+		if generic, ok := action.(ktesting.GenericAction); ok {
+			options = generic.GetValue().(*corev1.PodLogOptions)
+		}
+	}
+	number := func(n int64) *int64 { return &n }
+	want := &corev1.PodLogOptions{Container: "main", TailLines: number(5), LimitBytes: number(100), SinceSeconds: number(60), Timestamps: true, Follow: true, Previous: true}
+	if !reflect.DeepEqual(options, want) {
+		t.Errorf("the options are %+v", options)
+	}
+	none := logRequest{}.apiOptions()
+	if !reflect.DeepEqual(none, &corev1.PodLogOptions{}) {
+		t.Errorf("without options they are %+v", none)
+	}
+	if code, text := call(t, s, "GET", "/getLogs", map[string]any{"Namespace": "team", "PodName": "other", "PodUID": uid}); code != http.StatusNotFound {
+		t.Errorf("%d %s", code, text)
+	}
+}
+
+// TestBadRequests: the message names the mistake, and nothing is created.
+func TestBadRequests(t *testing.T) {
+	p := newPlace()
+	s := start(t, p)
+	p.api.ClearActions()
+	for _, test := range []struct{ method, path, body, want string }{
+		{"POST", "/create", `{"pod":`, "unexpected end of JSON"},
+		{"POST", "/create", `[]`, "0 pods instead of one"},
+		{"POST", "/create", `{}`, `"" is not the name of a namespace`},
+		{"POST", "/create", `{"pod":{"metadata":{"namespace":"a","name":"b","uid":"` + uid + `"}}}`, "it has no container"},
+		{"POST", "/delete", `{"metadata":{"namespace":"a","name":"../b","uid":"` + uid + `"}}`, "is not the name of a pod"},
+		{"GET", "/status", `[{"metadata":{"namespace":"a","name":"b","uid":"x"}}]`, "is not the UID of a pod"},
+		{"GET", "/getLogs", `{"Namespace":"a","PodName":"b","PodUID":"` + uid + `","ContainerName":"/"}`, "is not the name of a container"},
+		{"GET", "/getLogs", `{"Namespace":"a","PodName":"b","PodUID":"` + uid + `","Opts":{"Tail":-1}}`, "Tail is -1"},
+	} {
+		recorder := httptest.NewRecorder()
+		s.Handler().ServeHTTP(recorder, httptest.NewRequest(test.method, test.path, strings.NewReader(test.body)))
+		text, _ := io.ReadAll(recorder.Body)
+		if recorder.Code != http.StatusUnprocessableEntity || !strings.Contains(string(text), test.want) {
+			t.Errorf("%s %s: %d %s", test.path, test.body, recorder.Code, text)
+		}
+	}
+	if actions := p.api.Actions(); len(actions) != 0 {
+		t.Errorf("the API server was asked: %v", actions)
+	}
+}

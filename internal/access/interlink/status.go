@@ -1,0 +1,215 @@
+package interlink
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// killed is the exit code of a container that was ended with its cluster or by its
+// node.
+const killed = 137
+
+// status returns the status of one pod. It returns nil if there is none: the pod was
+// not created yet, or its cluster is out of reach at the moment. interLink keeps the
+// last status then.
+func (s *Server) status(ctx context.Context, foreign *corev1.Pod) (*podStatus, error) {
+	cluster, err := s.connection.get()
+	if err == nil {
+		var pod *corev1.Pod
+		if pod, err = find(ctx, cluster, foreign); err == nil {
+			return report(foreign, pod, cluster.jobID(pod.Namespace, pod.Name), s.limits(cluster)), nil
+		}
+		if !apierrors.IsNotFound(err) {
+			return nil, err
+		}
+	}
+	id := foreign.Annotations[annotationJobID]
+	if id == "" {
+		return nil, nil
+	}
+	reason := s.connection.gone(ctx, cluster, id)
+	if reason == "" {
+		return nil, nil
+	}
+	return lost(foreign, id, reason), nil
+}
+
+// report returns the status for a pod here. The virtual node derives the phase from
+// the states of the containers only: it takes a pod without statuses for one that has
+// succeeded, and a pod whose containers have all terminated for one that has ended. So
+// each container has a state that fits the phase here.
+func report(foreign, pod *corev1.Pod, id, limits string) *podStatus {
+	r := &podStatus{
+		Name: foreign.Name, UID: string(foreign.UID), Namespace: foreign.Namespace, JobID: id,
+		Containers: []corev1.ContainerStatus{}, InitContainers: []corev1.ContainerStatus{},
+	}
+	for _, container := range pod.Spec.InitContainers {
+		// For the virtual node, a running init container means that the others wait.
+		// So the status has no sidecars.
+		if container.RestartPolicy == nil || *container.RestartPolicy != corev1.ContainerRestartPolicyAlways {
+			r.InitContainers = append(r.InitContainers, containerStatus(pod, container, pod.Status.InitContainerStatuses, true, limits))
+		}
+	}
+	for _, container := range pod.Spec.Containers {
+		r.Containers = append(r.Containers, containerStatus(pod, container, pod.Status.ContainerStatuses, false, limits))
+	}
+	if pod.Status.Phase == corev1.PodFailed {
+		r.fail(pod)
+	}
+	return r
+}
+
+// hasEnded reports whether the phase of a pod is final.
+func hasEnded(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// containerStatus returns the status of one container.
+func containerStatus(pod *corev1.Pod, container corev1.Container, statuses []corev1.ContainerStatus, init bool, limits string) corev1.ContainerStatus {
+	status := corev1.ContainerStatus{Name: container.Name, Image: container.Image}
+	if i := slices.IndexFunc(statuses, func(s corev1.ContainerStatus) bool { return s.Name == container.Name }); i >= 0 {
+		status = *statuses[i].DeepCopy()
+	}
+	ended := status.State.Terminated
+	switch {
+	case hasEnded(pod) && ended == nil:
+		status.Ready = false
+		status.State = corev1.ContainerState{Terminated: neverStarted(pod)}
+	case ended != nil && !hasEnded(pod) && restarts(pod, container, ended.ExitCode, init):
+		// The kubelet is about to start it again.
+		status.LastTerminationState = status.State
+		status.State = waiting("Restarting", fmt.Sprintf("the last exit code was %d", ended.ExitCode))
+	case ended != nil:
+		// The virtual node replaces the reason, and keeps the message.
+		if r := ended.Reason; r != "" && r != "Completed" && r != "Error" {
+			ended.Message = joined(r, ended.Message)
+		}
+	case status.State.Running == nil:
+		reason, message := "ContainerCreating", ""
+		if w := status.State.Waiting; w != nil {
+			reason, message = cmp.Or(w.Reason, reason), w.Message
+		} else if scheduled := condition(pod, corev1.PodScheduled); scheduled == nil || scheduled.Status != corev1.ConditionTrue {
+			reason = "Pending"
+			if scheduled != nil {
+				reason, message = cmp.Or(scheduled.Reason, reason), scheduled.Message
+			}
+		}
+		status.State = waiting(reason, joined(message, limits))
+	}
+	return status
+}
+
+func waiting(reason, message string) corev1.ContainerState {
+	return corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}
+}
+
+func condition(pod *corev1.Pod, kind corev1.PodConditionType) *corev1.PodCondition {
+	for i := range pod.Status.Conditions {
+		if pod.Status.Conditions[i].Type == kind {
+			return &pod.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// restarts reports whether the kubelet starts a container again after an exit code.
+func restarts(pod *corev1.Pod, container corev1.Container, code int32, init bool) bool {
+	if pod.DeletionTimestamp != nil {
+		return false
+	}
+	policy := pod.Spec.RestartPolicy
+	if container.RestartPolicy != nil {
+		policy = corev1.RestartPolicy(*container.RestartPolicy)
+	}
+	switch policy {
+	case corev1.RestartPolicyNever:
+		return false
+	case corev1.RestartPolicyOnFailure:
+		return code != 0
+	}
+	return !init || code != 0
+}
+
+// neverStarted returns the state for a container that has none at the end of its pod.
+// Its exit code is that of the init container that failed, if one did.
+func neverStarted(pod *corev1.Pod) *corev1.ContainerStateTerminated {
+	state := &corev1.ContainerStateTerminated{ExitCode: killed, Reason: "NeverStarted", Message: podReason(pod), FinishedAt: metav1.Now()}
+	if pod.Status.Phase == corev1.PodSucceeded {
+		state.ExitCode = 0
+	}
+	for _, status := range pod.Status.InitContainerStatuses {
+		if ended := status.State.Terminated; ended != nil && ended.ExitCode != 0 {
+			state.ExitCode = ended.ExitCode
+			state.FinishedAt = ended.FinishedAt
+			state.Message = joined(fmt.Sprintf("never started: init container %s failed with exit code %d", status.Name, ended.ExitCode), state.Message)
+		}
+	}
+	return state
+}
+
+// podReason returns why a pod failed as a whole.
+func podReason(pod *corev1.Pod) string { return joined(pod.Status.Reason, pod.Status.Message) }
+
+// joined returns the non-empty texts as one.
+func joined(first, second string) string {
+	if first == "" || second == "" {
+		return first + second
+	}
+	return first + ": " + second
+}
+
+// fail lets the virtual node see that the pod failed. A pod that was evicted, or whose
+// deadline passed, may have containers that all exited with 0.
+func (r *podStatus) fail(pod *corev1.Pod) {
+	failed := func(status corev1.ContainerStatus) bool {
+		return status.State.Terminated != nil && status.State.Terminated.ExitCode != 0
+	}
+	reason := podReason(pod)
+	for i := range r.Containers {
+		if ended := r.Containers[i].State.Terminated; ended != nil && reason != "" && ended.Message == "" {
+			ended.Message = reason
+		}
+	}
+	if slices.ContainsFunc(r.Containers, failed) || slices.ContainsFunc(r.InitContainers, failed) || len(r.Containers) == 0 {
+		return
+	}
+	ended := r.Containers[0].State.Terminated
+	ended.Message = joined(fmt.Sprintf("the pod failed, although the container exited with %d", ended.ExitCode), reason)
+	ended.ExitCode = killed
+}
+
+// lost returns the status of a pod that no longer exists. Containers that had
+// terminated keep their states.
+func lost(foreign *corev1.Pod, id, reason string) *podStatus {
+	now := metav1.Now()
+	end := func(containers []corev1.Container, statuses []corev1.ContainerStatus) []corev1.ContainerStatus {
+		all := []corev1.ContainerStatus{}
+		for _, container := range containers {
+			status := corev1.ContainerStatus{Name: container.Name, Image: container.Image}
+			if i := slices.IndexFunc(statuses, func(s corev1.ContainerStatus) bool { return s.Name == container.Name }); i >= 0 {
+				status = *statuses[i].DeepCopy()
+			}
+			if status.State.Terminated == nil {
+				state := &corev1.ContainerStateTerminated{ExitCode: killed, Reason: "BerthClusterEnded", Message: reason, FinishedAt: now}
+				if running := status.State.Running; running != nil {
+					state.StartedAt = running.StartedAt
+				}
+				status.Ready = false
+				status.State = corev1.ContainerState{Terminated: state}
+			}
+			all = append(all, status)
+		}
+		return all
+	}
+	return &podStatus{
+		Name: foreign.Name, UID: string(foreign.UID), Namespace: foreign.Namespace, JobID: id,
+		Containers:     end(foreign.Spec.Containers, foreign.Status.ContainerStatuses),
+		InitContainers: end(foreign.Spec.InitContainers, foreign.Status.InitContainerStatuses),
+	}
+}
