@@ -38,9 +38,10 @@ func (n *node) startRoles(ctx context.Context) error {
 	if n.plan.Control() {
 		roles = append(roles, supervisor.InSandbox(n.box, n.controlRole()))
 	}
+	budget := []string{"--image-budget", strconv.Itoa(max(1, n.plan.ImageBudget))}
 	containerd := &supervisor.Role{
 		Name: "containerd", Path: program("containerd"),
-		Args: []string{"--config", paths.ContainerdConfig(), "--image-budget", strconv.Itoa(max(1, n.plan.ImageBudget))}, NotifyFlag: "--notify-fd",
+		Args: append([]string{"--config", paths.ContainerdConfig()}, budget...), NotifyFlag: "--notify-fd",
 		Env: append(roleEnv(n.plan, n.pulls.RuntimeEnv(paths.Run, n.Getenv)...), "BERTH_UNWRITTEN="+paths.Unwritten()),
 	}
 	if n.plan.Snapshotter == cluster.EROFS {
@@ -56,7 +57,9 @@ func (n *node) startRoles(ctx context.Context) error {
 				return err
 			}
 		}
-		roles = append(roles, served.Role(n.supervisor, paths.Libexec, env, refused))
+		role := served.Role(n.supervisor, paths.Libexec, env, refused)
+		role.Args = budget
+		roles = append(roles, role)
 		containerd.Passed = []supervisor.Passed{{Flag: "--layers-fd", File: served.Containerd}}
 	}
 	roles = append(roles,

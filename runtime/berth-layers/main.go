@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/linux"
 	"berth.dev/berth/runtime/internal/mounts"
 	"berth.dev/berth/runtime/internal/notify"
@@ -35,6 +36,8 @@ func run() error {
 		refused = append(refused, prefix)
 		return err
 	})
+	var most budget.Budget
+	flag.Func("image-budget", "`number` that multiplies the limits on images", most.Set)
 	flag.Parse()
 	// Signals may be sent to all processes of a job at once. This process is
 	// needed until the last user of its mounts has ended.
@@ -58,7 +61,7 @@ func run() error {
 	}()
 	notifier := notify.New(*notifyFD)
 	server := mounts.NewServer(requests, holder, slog.New(slog.NewTextHandler(os.Stderr, nil)), notifier.Notice)
-	server.Refused = refused
+	server.Refused, server.Budget = refused, most
 	if err := server.Resume(); err != nil {
 		return err
 	}

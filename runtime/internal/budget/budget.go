@@ -85,6 +85,9 @@ func (b *Budget) Set(text string) error {
 	return nil
 }
 
+// Times returns the multiple.
+func (b Budget) Times() int { return int(b.of(1)) }
+
 func (b Budget) of(n int64) int64 { return n * max(b.times, 1) }
 
 // scaled returns the limit for packed data of a size in bytes.

@@ -7,14 +7,27 @@ import (
 	"slices"
 )
 
+// directoryLimits bounds the directories of an image.
+type directoryLimits struct {
+	maxEntries   int
+	maxDirectory int64 // in bytes
+}
+
+var defaultLimits = directoryLimits{maxEntries, maxDirectory}
+
+func (l *directoryLimits) multiply(times int) {
+	l.maxEntries *= max(1, times)
+	l.maxDirectory *= int64(max(1, times))
+}
+
 // placeDirectories assigns places to the inodes of dir and of all directories below
 // it. Entries contain the inode numbers of subdirectories, and ".." the number of
 // the parent.
 func (w *Writer) placeDirectories(dir *Node, all *[]*Node) error {
 	dir.size = 0
 	packDirectory(dir.names(), func(_ []string, size int) { dir.size += int64(size) })
-	if len(dir.children) > maxEntries || dir.size > maxDirectory {
-		return fmt.Errorf("write a directory of %d entries and %d bytes: %w: at most %d, and %d bytes", len(dir.children), dir.size, ErrTooLarge, maxEntries, maxDirectory)
+	if len(dir.children) > w.maxEntries || dir.size > w.maxDirectory {
+		return fmt.Errorf("write a directory of %d entries and %d bytes: %w: at most %d, and %d bytes", len(dir.children), dir.size, ErrTooLarge, w.maxEntries, w.maxDirectory)
 	}
 	xattrs, err := encodeXattrs(dir.meta.Xattrs)
 	if err != nil {

@@ -41,8 +41,8 @@ const (
 	// maxLinkLength is the kernel's limit of 4096 bytes without the terminating zero.
 	maxLinkLength = 4095
 	// maxDirectory bounds the bytes of a directory, and maxEntries its entries. A reader
-	// needs about 100 bytes of memory for each entry. The files of a layer have the same limit, see
-	// package budget, but no option raises this one.
+	// needs about 100 bytes of memory for each entry. The files of a layer have the same
+	// limit, see package budget. MultiplyLimits raises both.
 	maxDirectory = 256 << 20
 	maxEntries   = 4 << 20
 

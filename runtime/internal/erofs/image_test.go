@@ -393,6 +393,33 @@ func TestEntriesOfADirectoryAreBounded(t *testing.T) {
 	if _, _, err := image.Directory(dir); !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), path) {
 		t.Errorf("300 entries, where 299 are permitted: %v", err)
 	}
+	image.MultiplyLimits(2)
+	if all, _, err := image.Directory(dir); err != nil || len(all) != 300 {
+		t.Errorf("%d entries of 300, where 598 are permitted: %v", len(all), err)
+	}
+}
+
+// A writer makes no directory that a reader with its limits would refuse.
+func TestWrittenDirectoriesAreBounded(t *testing.T) {
+	for times, want := range map[int]error{1: ErrTooLarge, 2: nil} {
+		file, err := os.Create(filepath.Join(t.TempDir(), "image"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		w := NewWriter(file)
+		w.maxEntries = 2
+		w.MultiplyLimits(times)
+		for _, name := range []string{"a", "b", "c"} {
+			n, err := w.File(Meta{Mode: TypeRegular}, strings.NewReader(""), 0)
+			if err = errors.Join(err, w.Link(w.Root(), name, n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(); !errors.Is(err, want) {
+			t.Errorf("3 entries, where %d are permitted: %v", 2*times, err)
+		}
+	}
 }
 
 // A file of holes claims any number of blocks. Their checksums are not kept in memory, but

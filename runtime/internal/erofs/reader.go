@@ -14,8 +14,7 @@ type Image struct {
 	size int64
 	// name is the path of the image, for errors about limits; "" if it is unknown.
 	name string
-	// maxEntries bounds the entries of a directory.
-	maxEntries int
+	directoryLimits
 	// HasXattrs is set if an inode may have extended attributes other than trusted ones.
 	HasXattrs bool
 }
@@ -81,7 +80,7 @@ func open(from io.ReaderAt, size int64) (*Image, error) {
 	case int64(order.Uint32(b[36:]))*BlockSize != size:
 		return nil, fmt.Errorf("read superblock: the image has %d blocks, the file %d bytes: %w", order.Uint32(b[36:]), size, ErrCorrupt)
 	}
-	image := &Image{from: from, size: size, maxEntries: maxEntries, HasXattrs: volume == volumeXattrs}
+	image := &Image{from: from, size: size, directoryLimits: defaultLimits, HasXattrs: volume == volumeXattrs}
 	root, err := image.Inode(Root)
 	if err == nil && !root.IsDir() {
 		err = fmt.Errorf("read root: not a directory: %w", ErrCorrupt)
@@ -118,6 +117,12 @@ func (i *Image) Size() int64 { return i.size }
 
 // IsDir reports whether the inode is a directory.
 func (n Inode) IsDir() bool { return n.Mode&TypeMask == TypeDir }
+
+// MultiplyLimits multiplies the limits on directories. Call it before the first read.
+func (i *Image) MultiplyLimits(times int) { i.multiply(times) }
+
+// MaxEntries returns the limit on the entries of a directory.
+func (i *Image) MaxEntries() int { return i.maxEntries }
 
 // Inode reads an inode.
 func (i *Image) Inode(number uint64) (Inode, error) {
@@ -167,7 +172,7 @@ func (i *Image) check(n Inode, format uint16) error {
 		return fmt.Errorf("size %d", n.Size)
 	case kind != TypeRegular && kind != TypeDir && kind != TypeSymlink && n.Size != 0:
 		return fmt.Errorf("size %d of a device, pipe or socket", n.Size)
-	case kind == TypeSymlink && (n.Size == 0 || n.Size > maxLinkLength), kind == TypeDir && (n.Size == 0 || n.Size > maxDirectory):
+	case kind == TypeSymlink && (n.Size == 0 || n.Size > maxLinkLength), kind == TypeDir && (n.Size == 0 || n.Size > i.maxDirectory):
 		return fmt.Errorf("size %d", n.Size)
 	case n.layout == layoutInline && n.Size%BlockSize == 0:
 		return fmt.Errorf("size %d with an end behind the inode", n.Size)

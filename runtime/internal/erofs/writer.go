@@ -43,6 +43,7 @@ type Writer struct {
 	xattrs bool
 	sums   sums
 	root   *Node
+	directoryLimits
 }
 
 // Node is a file or directory of a Writer's tree.
@@ -74,11 +75,14 @@ const flushSize = 256 << 10
 // NewWriter returns a writer of an image to file, which must be empty. The caller
 // closes the file.
 func NewWriter(file *os.File) *Writer {
-	w := &Writer{file: file, pending: make([]byte, 0, flushSize), end: BlockSize, pendingAt: BlockSize}
+	w := &Writer{file: file, directoryLimits: defaultLimits, pending: make([]byte, 0, flushSize), end: BlockSize, pendingAt: BlockSize}
 	w.root = &Node{meta: Meta{Mode: TypeDir | 0o755}, number: rootOffset / slotSize, children: map[string]*Node{}}
 	w.root.parent = w.root
 	return w
 }
+
+// MultiplyLimits multiplies the limits on directories. Call it before Close.
+func (w *Writer) MultiplyLimits(times int) { w.multiply(times) }
 
 // Root returns the root directory.
 func (w *Writer) Root() *Node { return w.root }

@@ -125,7 +125,7 @@ func (p *Populator) bundle(ctx context.Context, image layercache.Image, dir stri
 	defer root.Close()
 	total, _ := p.Cache.Size(image)
 	p.Progress(0, total)
-	err = withTree(p.Cache, image, func(merged *tree.Tree, size int64) error {
+	err = p.withTree(image, func(merged *tree.Tree, size int64) error {
 		left, err := rootfs.Write(ctx, merged, root, p.Budget.Layer(size), func(n int) {
 			// Layers may repeat bytes or omit them.
 			if more := min(int64(n), total-made.Bytes); more > 0 {
@@ -164,11 +164,11 @@ func (p *Populator) bundle(ctx context.Context, image layercache.Image, dir stri
 
 // withTree calls use with the tree of an image, and the size of its layers in bytes. It
 // returns the error of use.
-func withTree(cache *layercache.Cache, image layercache.Image, use func(*tree.Tree, int64) error) error {
+func (p *Populator) withTree(image layercache.Image, use func(*tree.Tree, int64) error) error {
 	var layers []*erofs.Image
 	var size int64
 	for _, id := range image.Layers {
-		path, err := cache.Take(id)
+		path, err := p.Cache.Take(id)
 		if err == nil && path == "" {
 			err = fmt.Errorf("%w: pull the image again", fs.ErrNotExist)
 		}
@@ -180,6 +180,7 @@ func withTree(cache *layercache.Cache, image layercache.Image, use func(*tree.Tr
 			return fmt.Errorf("layer %s: %w", id, err)
 		}
 		defer file.Close()
+		layer.MultiplyLimits(p.Budget.Times())
 		size += layer.Size()
 		layers = append(layers, layer)
 	}

@@ -75,6 +75,7 @@ func writeLayer(path string, to io.Writer, most *budget.Layer) error {
 		return err
 	}
 	defer file.Close()
+	image.MultiplyLimits(most.Times())
 	return layer.Archive(image, to, most)
 }
 

@@ -48,7 +48,7 @@ const maxDepth = 2048
 // be empty. It counts all that it uses against the limits of most, and passes each
 // header to each of the functions see.
 func Convert(archive io.Reader, file *os.File, most *budget.Layer, see ...func(*tar.Header)) error {
-	c := converter{writer: erofs.NewWriter(file), links: map[*erofs.Node]string{}, owners: owners{}, most: most}
+	c := newConverter(file, most)
 	if err := c.writer.Describe(c.writer.Root(), implied()); err != nil {
 		return err
 	}
@@ -88,7 +88,8 @@ const maxQuoted = 256
 // against the limits of most.
 func Lay(file *os.File, most *budget.Layer, entries func(put func(*tar.Header) (int64, error)) error) error {
 	var at int64
-	c := converter{erofs.NewWriter(file), map[*erofs.Node]string{}, owners{}, most, &at}
+	c := newConverter(file, most)
+	c.space = &at
 	if err := c.writer.Describe(c.writer.Root(), implied()); err != nil {
 		return err
 	}
@@ -114,6 +115,12 @@ type converter struct {
 	// space receives the offset for the content of the last regular file, if the
 	// content arrives later.
 	space *int64
+}
+
+func newConverter(file *os.File, most *budget.Layer) converter {
+	c := converter{writer: erofs.NewWriter(file), links: map[*erofs.Node]string{}, owners: owners{}, most: most}
+	c.writer.MultiplyLimits(most.Times())
+	return c
 }
 
 func implied() erofs.Meta {

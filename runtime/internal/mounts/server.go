@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/runtime/internal/budget"
 	"berth.dev/berth/runtime/internal/erofs"
 	"berth.dev/berth/runtime/internal/fuse"
 	"berth.dev/berth/runtime/internal/inplace"
@@ -28,6 +29,8 @@ type Server struct {
 	// Refused lists address ranges where no registry is contacted. It is set
 	// before the first call.
 	Refused []netip.Prefix
+	// Budget multiplies the limits on directories. It is set before the first call.
+	Budget budget.Budget
 
 	requests, holder *net.UnixConn
 	log              *slog.Logger
@@ -247,6 +250,7 @@ func (s *Server) open(paths []string, kept []*os.File) (l layers, err error) {
 		if err != nil {
 			return l, fmt.Errorf("open layer: %w", err)
 		}
+		image.MultiplyLimits(s.Budget.Times())
 		l.images, l.files = append(l.images, image), append(l.files, file)
 	}
 	linux.CloseAll(kept)
@@ -291,7 +295,7 @@ func (s *Server) start(request Request, opened layers, device, slots *os.File) e
 			once.Do(func() {
 				remedy := "build the image again, with fewer layers"
 				if errors.Is(err, erofs.ErrTooLarge) {
-					remedy = "check where it comes from, or build it again, with fewer files in a directory"
+					remedy = fmt.Sprintf("check where it comes from, build it again with fewer files in a directory, or raise all limits with --image-budget %d", 2*s.Budget.Times())
 				}
 				s.notice(fmt.Sprintf("files of a pod cannot be read: its image is refused: %v; %s", err, remedy))
 			})

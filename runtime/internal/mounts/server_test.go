@@ -57,6 +57,26 @@ func TestArrivingLayerIsReleasedWithLastMount(t *testing.T) {
 	await(t, func() bool { return !opened(t, path) })
 }
 
+// The option that raises the limits on images raises the limit on the directories of a mount.
+func TestOptionRaisesLimitOfMounts(t *testing.T) {
+	path := comingLayer(t)
+	entries := func(times string) int {
+		s := NewServer(nil, nil, slog.New(slog.DiscardHandler), func(string) {})
+		if err := s.Budget.Set(times); err != nil {
+			t.Fatal(err)
+		}
+		opened, err := s.open([]string{path}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer opened.Close()
+		return opened.images[0].MaxEntries()
+	}
+	if usual, raised := entries("1"), entries("3"); raised != 3*usual {
+		t.Errorf("a directory may have %d entries, and %d with --image-budget 3", usual, raised)
+	}
+}
+
 // TestHostileImageDelaysNoOtherMount requests a mount of an image whose layers are
 // hard links to a missing file, and then another mount.
 func TestHostileImageDelaysNoOtherMount(t *testing.T) {

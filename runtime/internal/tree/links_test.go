@@ -207,4 +207,9 @@ func TestLargeDirectoriesAreBounded(t *testing.T) {
 	if _, err := all.Dir(RootID); !errors.Is(err, erofs.ErrTooLarge) {
 		t.Errorf("300 entries of three layers, where 299 may be merged: %v", err)
 	}
+	usual := layers[0].MaxEntries()
+	layers[0].MultiplyLimits(3)
+	if all, err = New(layers); err != nil || all.maxMerged != 6*usual {
+		t.Errorf("%d entries may be merged, of layers that may have %d: %v", all.maxMerged, 3*usual, err)
+	}
 }

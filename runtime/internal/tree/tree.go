@@ -45,10 +45,6 @@ type Tree struct {
 // maxKept is the value of kept beyond which all directories are forgotten.
 const maxKept = 1 << 20
 
-// maxMerged bounds the entries that all layers together have for one directory. It is
-// twice the limit for one layer, because a layer may replace every file of the layer below.
-const maxMerged = 8 << 20
-
 // inode identifies an inode of one layer.
 type inode struct {
 	layer  int
@@ -99,7 +95,9 @@ func New(layers []*erofs.Image) (*Tree, error) {
 	if len(layers) == 0 {
 		return nil, errors.New("make tree: no layers")
 	}
-	t := &Tree{layers: layers, maxLinkSteps: maxLinkSteps, maxMerged: maxMerged, dirs: map[uint64]*Dir{}, parts: map[inode]*part{}}
+	// A layer may replace every file of the layer below, so all layers together have twice
+	// the limit of one.
+	t := &Tree{layers: layers, maxLinkSteps: maxLinkSteps, maxMerged: 2 * layers[0].MaxEntries(), dirs: map[uint64]*Dir{}, parts: map[inode]*part{}}
 	base := uint64(RootID + 1)
 	// Number from the lowest layer up, so that two images with the same lower
 	// layers use the same numbers for them.
