@@ -80,6 +80,11 @@ var layers = map[string][]string{
 	"internal/kube/procstats": {"internal/base/linux"},
 	"internal/kube/workload":  {"internal/base/cluster", "internal/kube/containerlog"},
 
+	"internal/kube/control/controltest": {"internal/base/cluster", "internal/base/notify", "internal/base/pki"},
+
+	"internal/slurmjobs/controller": {"internal/job/queue", "internal/slurmjobs/kinds", "internal/slurmjobs/trust"},
+	"internal/slurmjobs/trust":      {"internal/slurmjobs/kinds"},
+
 	"internal/site/berthd": {
 		"internal/base/exitcode", "internal/base/linux", "internal/job/slurm",
 		"internal/site/berthd/etcd", "internal/site/berthd/gateway", "internal/site/berthd/limits", "internal/site/berthd/nameserver", "internal/site/berthd/pidns", "internal/site/berthd/store",
@@ -170,7 +175,7 @@ var bans = []struct {
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/interlink", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "test/linearizable", "test/yardstick"},
+		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/interlink", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/control/controltest", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "internal/slurmjobs/controller", "internal/slurmjobs/trust", "test/linearizable", "test/yardstick"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{

@@ -91,6 +91,7 @@ var outcomes = map[string]outcome{
 	"LAUNCH_FAILED": {"FAILED", "Failed", true},
 	"RECONFIG_FAIL": {"FAILED", "Failed", true},
 	"REVOKED":       {"FAILED", "Failed", true},
+	"UNKNOWN":       {"UNKNOWN", "Failed", true}, // queue.Unknown: nobody recorded the end
 }
 
 // Ended reports whether a job in this state has ended for good.

@@ -1,0 +1,212 @@
+// Package controltest runs a control plane for tests. It does not import package control,
+// whose tests use it, too: a test passes control.Main.
+package controltest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/base/pki"
+)
+
+// roleVariable turns the test binary into the role. A process can run the role only once,
+// so a test starts a process for it.
+const roleVariable = "BERTH_TEST_CONTROL_PLANE"
+
+// Run runs the tests of a package that start control planes. TestMain calls it.
+func Run(m *testing.M, main func(context.Context, []string) error) int {
+	if os.Getenv(roleVariable) == "" {
+		return m.Run()
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := main(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// Server is a running control plane.
+type Server struct {
+	address string
+	ca      *pki.Authority
+}
+
+// Start starts a control plane without nodes, which ends with the test.
+func Start(t testing.TB) *Server {
+	t.Helper()
+	// The role keeps its data on a tmpfs.
+	dir, err := os.MkdirTemp("/dev/shm", "berth-control-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	port := uint16(listener.Addr().(*net.TCPAddr).Port)
+	plan := newPlan(dir, port)
+	s := &Server{address: fmt.Sprintf("https://127.0.0.1:%d", port)}
+	s.writeKeys(t, plan)
+	text, err := json.Marshal(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, plan.Paths.Plan(), text)
+	s.startRole(t, plan, listener)
+	return s
+}
+
+func newPlan(dir string, port uint16) cluster.Plan {
+	return cluster.Plan{
+		RunID: "test-1", KubernetesVersion: "v1.36.3",
+		Node:    cluster.Node{Name: "node-1", CPUs: 2, MemoryBytes: 4 << 30, MaxPods: 110},
+		Members: []cluster.Member{{Name: "node-1", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.42.0.1/32")}}},
+		Addresses: cluster.Addresses{
+			Family: cluster.Family{
+				Pods: netip.MustParsePrefix("10.40.0.0/16"), NodePods: netip.MustParsePrefix("10.40.0.0/24"),
+				Services: netip.MustParsePrefix("10.41.0.0/16"), Nodes: netip.MustParsePrefix("10.42.0.0/16"), Node: netip.MustParseAddr("10.42.0.1"),
+			},
+			APIService: netip.MustParseAddr("10.41.0.1"), DNSService: netip.MustParseAddr("10.41.0.10"), DNS: netip.MustParseAddr("10.42.255.1"),
+			APIPort: port, HostAPIPort: port,
+		},
+		Paths: cluster.Paths{Run: dir},
+	}
+}
+
+// writeKeys writes the keys and kubeconfigs that the supervisor would.
+func (s *Server) writeKeys(t testing.TB, plan cluster.Plan) {
+	t.Helper()
+	var proxyCA *pki.Authority
+	for name, authority := range map[string]**pki.Authority{cluster.CA: &s.ca, cluster.FrontProxyCA: &proxyCA} {
+		made, err := pki.NewAuthority(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		*authority = made
+		writePair(t, plan, name, made.Pair)
+	}
+	writePair(t, plan, cluster.FrontProxy, issue(t, proxyCA, pki.Identity{CommonName: "front-proxy-client"}))
+	writePair(t, plan, cluster.APIKubelet, issue(t, s.ca, pki.Identity{CommonName: "kube-apiserver-kubelet-client"}))
+	writePair(t, plan, cluster.APIServer, issue(t, s.ca, pki.Identity{
+		CommonName: "kube-apiserver", Names: []string{"localhost", "kubernetes.default.svc"},
+		Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1"), plan.Addresses.APIService, plan.Addresses.Node},
+	}))
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, plan.Paths.PKI(cluster.ServiceTokens+".key"), key)
+	for name, identity := range map[string]pki.Identity{
+		cluster.UserAdmin:             {CommonName: "admin", Groups: []string{"system:masters"}},
+		cluster.UserControllerManager: {CommonName: "system:kube-controller-manager"},
+		cluster.UserScheduler:         {CommonName: "system:kube-scheduler"},
+	} {
+		write(t, plan.Paths.Kubeconfig(name), pki.Kubeconfig("berth", s.address, s.ca.Cert, issue(t, s.ca, identity)))
+	}
+}
+
+func issue(t testing.TB, authority *pki.Authority, identity pki.Identity) pki.Pair {
+	t.Helper()
+	pair, err := authority.Issue(identity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pair
+}
+
+func writePair(t testing.TB, plan cluster.Plan, name string, pair pki.Pair) {
+	t.Helper()
+	write(t, plan.Paths.PKI(name+".crt"), pair.Cert)
+	write(t, plan.Paths.PKI(name+".key"), pair.Key)
+}
+
+func write(t testing.TB, path string, content []byte) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startRole starts the role in a process and returns when it is ready.
+func (s *Server) startRole(t testing.TB, plan cluster.Plan, listener net.Listener) {
+	t.Helper()
+	read, written, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := listener.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer // complete once the process has ended
+	command := exec.Command(os.Args[0], "--plan", plan.Paths.Plan(), "--notify-fd", "3", "--listener-fd", "4")
+	command.Env = append(os.Environ(), roleVariable+"=1")
+	command.ExtraFiles = []*os.File{written, file}
+	command.Stdout, command.Stderr = &log, &log
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	written.Close()
+	file.Close()
+	ready, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = notify.Read(read, func(event notify.Event) {
+			if event.Event == notify.KindReady {
+				close(ready)
+			}
+		})
+		read.Close()
+		_ = command.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		<-ended
+		if t.Failed() {
+			t.Logf("log of the control plane:\n%s", &log)
+		}
+	})
+	select {
+	case <-ready:
+	case <-ended:
+		t.Fatal("the control plane ended before it was ready")
+	}
+}
+
+// Config returns the client configuration of a user of the cluster. The group
+// system:masters may do everything.
+func (s *Server) Config(t testing.TB, user string, groups ...string) *rest.Config {
+	t.Helper()
+	config, err := clientcmd.RESTConfigFromKubeConfig(pki.Kubeconfig("berth", s.address, s.ca.Cert, issue(t, s.ca, pki.Identity{CommonName: user, Groups: groups})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.QPS = -1
+	return config
+}

@@ -1,0 +1,256 @@
+// Package controller makes a Slurm job of each object in a namespace, once, and keeps the
+// object's status up to date. It reads and writes objects through the API server, and
+// leaves Slurm's commands to package queue. It decides neither which options a script may
+// have nor who may create objects.
+package controller
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
+
+	"berth.dev/berth/internal/job/queue"
+	"berth.dev/berth/internal/slurmjobs/kinds"
+)
+
+// Finalizer keeps an object until its job is cancelled.
+const Finalizer = "berth.dev/slurm-job"
+
+// Slurm submits and watches jobs. Package queue implements it.
+type Slurm interface {
+	// Submit submits a held job, or finds the one of an earlier call.
+	Submit(ctx context.Context, job queue.Job) (id string, err error)
+	// Find returns the job of an object that has not ended.
+	Find(ctx context.Context, uid string) (id string, found bool, err error)
+	Release(ctx context.Context, id string) error
+	Cancel(ctx context.Context, id string) error
+	// States returns the states of jobs, by the UIDs of their objects. It is given their
+	// numbers.
+	States(ctx context.Context, jobs map[string]string) (map[string]queue.State, error)
+}
+
+// Options configures a Controller.
+type Options struct {
+	// Config connects to the API server.
+	Config *rest.Config
+	// Namespace holds the objects. Empty means all namespaces.
+	Namespace string
+	// LeaseNamespace holds the lease of the leading controller.
+	LeaseNamespace string
+	// Identity names this process in the lease.
+	Identity string
+	Slurm    Slurm
+	// Forget removes the records of an object whose job has ended.
+	Forget func(uid string) error
+	// Prepare makes the job of an object. Its errors are the object's fault.
+	Prepare func(object *unstructured.Unstructured, request kinds.Request) (queue.Job, error)
+	// Allow returns why an object gets no job; nil permits all. An error that wraps
+	// trust.ErrForbidden lasts until the object changes, others until the next attempt.
+	Allow func(ctx context.Context, object *unstructured.Unstructured) error
+	// Interval is the time between two looks at Slurm's queue.
+	Interval time.Duration
+	// Terms of the lease. Tests shorten them.
+	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+	Log                                       *slog.Logger
+}
+
+// Default returns the options that have defaults.
+func Default() Options {
+	return Options{
+		Interval:      5 * time.Second,
+		LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
+		Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+// workers bounds the objects that are handled at the same time.
+const workers = 4
+
+// target names an object.
+type target struct {
+	kind            kinds.Kind
+	namespace, name string
+}
+
+// Controller serves the objects of a namespace.
+type Controller struct {
+	Options
+	client   dynamic.Interface
+	informer map[kinds.Kind]cache.SharedIndexInformer
+	queue    workqueue.TypedRateLimitingInterface[target]
+	events   record.EventRecorder
+
+	mu     sync.Mutex
+	states map[string]queue.State // of the last look, by UID
+	away   string                 // why the last look failed
+}
+
+// New returns a controller. It makes no request.
+func New(options Options) (*Controller, error) {
+	client, err := dynamic.NewForConfig(options.Config)
+	if err != nil {
+		return nil, fmt.Errorf("make client: %w", err)
+	}
+	c := &Controller{
+		Options: options, client: client, informer: map[kinds.Kind]cache.SharedIndexInformer{},
+	}
+	for _, kind := range kinds.All() {
+		informer := dynamicinformer.NewFilteredDynamicInformer(client, kind.Resource(), options.Namespace, 0, cache.Indexers{}, nil).Informer()
+		if err := informer.SetTransform(trim); err != nil {
+			return nil, err
+		}
+		c.informer[kind] = informer
+	}
+	return c, nil
+}
+
+// trim drops what following a job does not need: scripts may be large.
+func trim(object any) (any, error) {
+	full, ok := object.(*unstructured.Unstructured)
+	if !ok {
+		return object, nil
+	}
+	full.SetManagedFields(nil)
+	full.SetAnnotations(nil)
+	full.Object["spec"] = map[string]any{"kill": kinds.Killed(full)}
+	return full, nil
+}
+
+// Run serves until ctx ends, whenever this controller leads. It returns nil then.
+func (c *Controller) Run(ctx context.Context) error {
+	if err := c.checkDefinitions(ctx); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, informer := range c.informer {
+		group.Go(func() error {
+			informer.RunWithContext(ctx)
+			return nil
+		})
+	}
+	group.Go(func() error {
+		for ctx.Err() == nil {
+			if err := c.lead(ctx, c.serve); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return group.Wait()
+}
+
+// serve serves objects until ctx ends.
+func (c *Controller) serve(ctx context.Context) {
+	stopEvents := c.startEvents()
+	defer stopEvents()
+	c.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[target](c.Interval/5, 12*c.Interval))
+	defer c.queue.ShutDown()
+	synced := []cache.InformerSynced{}
+	for kind, informer := range c.informer {
+		handler, err := informer.AddEventHandler(c.handler(kind))
+		if err != nil { // the informer has stopped, so ctx has ended
+			return
+		}
+		defer func() { _ = informer.RemoveEventHandler(handler) }()
+		synced = append(synced, handler.HasSynced)
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		return
+	}
+	var group sync.WaitGroup
+	for range workers {
+		group.Go(func() {
+			for c.handleNext(ctx) {
+			}
+		})
+	}
+	c.look(ctx)
+	for tick := time.NewTicker(c.Interval); ; {
+		select {
+		case <-tick.C:
+			c.look(ctx)
+			continue
+		case <-ctx.Done():
+		}
+		tick.Stop()
+		break
+	}
+	c.queue.ShutDown()
+	group.Wait()
+}
+
+func (c *Controller) handler(kind kinds.Kind) cache.ResourceEventHandler {
+	add := func(object any) {
+		if object, ok := object.(*unstructured.Unstructured); ok {
+			c.queue.Add(target{kind, object.GetNamespace(), object.GetName()})
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    add,
+		UpdateFunc: func(_, object any) { add(object) },
+	}
+}
+
+func (c *Controller) handleNext(ctx context.Context) bool {
+	t, stop := c.queue.Get()
+	if stop {
+		return false
+	}
+	defer c.queue.Done(t)
+	if ctx.Err() != nil {
+		return false
+	}
+	if err := c.reconcile(ctx, t); err != nil {
+		c.Log.Warn("serve object", "kind", t.kind.Name, "namespace", t.namespace, "name", t.name, "error", err)
+		c.queue.AddRateLimited(t)
+		return true
+	}
+	c.queue.Forget(t)
+	return true
+}
+
+// look looks at Slurm's queue once for all objects, and has those reconciled whose status
+// differs.
+func (c *Controller) look(ctx context.Context) {
+	jobs := map[string]string{}
+	var following []target
+	for kind, informer := range c.informer {
+		for _, item := range informer.GetStore().List() {
+			object := item.(*unstructured.Unstructured)
+			status, err := kinds.StatusOf(object)
+			if err == nil && status.JobID != "" && status.Released && !kinds.Ended(status.State) {
+				jobs[string(object.GetUID())] = status.JobID
+				following = append(following, target{kind, object.GetNamespace(), object.GetName()})
+			}
+		}
+	}
+	if len(jobs) == 0 {
+		return
+	}
+	states, err := c.Slurm.States(ctx, jobs)
+	if ctx.Err() != nil {
+		return
+	}
+	c.mu.Lock()
+	c.away = ""
+	if err != nil {
+		c.away = err.Error()
+	} else {
+		c.states = states
+	}
+	c.mu.Unlock()
+	for _, t := range following {
+		c.queue.Add(t)
+	}
+}

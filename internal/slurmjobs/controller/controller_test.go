@@ -1,0 +1,422 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
+
+	"berth.dev/berth/internal/job/queue"
+	"berth.dev/berth/internal/kube/control"
+	"berth.dev/berth/internal/kube/control/controltest"
+	"berth.dev/berth/internal/slurmjobs/kinds"
+)
+
+func TestMain(m *testing.M) { os.Exit(controltest.Run(m, control.Main)) }
+
+// timeout bounds every wait of a test.
+const timeout = 60 * time.Second
+
+// TestController runs on one API server: each part has its own namespace.
+func TestController(t *testing.T) {
+	server := controltest.Start(t)
+	admin, err := dynamic.NewForConfig(server.Config(t, "admin", "system:masters"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, "define the kinds", func() error { return Install(t.Context(), admin) })
+	if err := Install(t.Context(), admin); err != nil { // once more
+		t.Fatal(err)
+	}
+	for name, test := range map[string]func(*place){
+		"lifecycle": testLifecycle, "kill": testKill, "delete": testDelete, "rejected": testRejected, "refused": testRefused,
+		"unavailable": testUnavailable, "edit": testEdit, "crashes": testCrashes, "leaders": testLeaders, "large": testLargeScript,
+		"schema": testSchema, "trust": testTrust,
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &place{T: t, server: server, client: admin, namespace: name, slurm: &fakeSlurm{}}
+			p.makeNamespace()
+			test(p)
+		})
+	}
+}
+
+// place is a namespace and its own Slurm.
+type place struct {
+	*testing.T
+	server    *controltest.Server
+	client    dynamic.Interface
+	namespace string
+	slurm     *fakeSlurm
+}
+
+func (p *place) makeNamespace() {
+	p.Helper()
+	namespace := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": p.namespace}}}
+	namespaces := p.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"})
+	if _, err := namespaces.Create(p.Context(), namespace, metav1.CreateOptions{}); err != nil {
+		p.Fatal(err)
+	}
+	for _, kind := range kinds.All() {
+		// A definition is served some time after it was accepted.
+		await(p, "serve "+kind.Plural, func() error {
+			_, err := p.objects(kind).List(p.Context(), metav1.ListOptions{})
+			return err
+		})
+	}
+}
+
+func (p *place) objects(kind kinds.Kind) dynamic.ResourceInterface {
+	return p.client.Resource(kind.Resource()).Namespace(p.namespace)
+}
+
+// options returns the options of a controller of this place, with short intervals.
+func (p *place) options(config *rest.Config) Options {
+	options := Default()
+	options.Config, options.Namespace, options.LeaseNamespace, options.Identity = config, p.namespace, p.namespace, "test"
+	options.Slurm = p.slurm
+	options.Forget = func(string) error { return nil }
+	options.Prepare = func(object *unstructured.Unstructured, request kinds.Request) (queue.Job, error) {
+		return queue.Job{UID: string(object.GetUID()), Script: request.Script}, nil
+	}
+	options.Interval = 10 * time.Millisecond
+	options.LeaseDuration, options.RenewDeadline, options.RetryPeriod = 2*time.Second, time.Second, 20*time.Millisecond
+	options.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
+	return options
+}
+
+// run runs a controller until the returned function is called.
+func (p *place) run(options Options) (stop func()) {
+	p.Helper()
+	c, err := New(options)
+	if err != nil {
+		p.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(p.Context())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			p.Errorf("run: %v", err)
+		}
+	})
+	p.Cleanup(stop)
+	return stop
+}
+
+func (p *place) serve() (stop func()) {
+	return p.run(p.options(p.server.Config(p, "admin", "system:masters")))
+}
+
+// create creates an object from a manifest.
+func (p *place) create(manifest string) *unstructured.Unstructured {
+	p.Helper()
+	object := parse(p, manifest)
+	created, err := p.objects(kindOf(p, object)).Create(p.Context(), object, metav1.CreateOptions{})
+	if err != nil {
+		p.Fatal(err)
+	}
+	return created
+}
+
+func parse(t testing.TB, manifest string) *unstructured.Unstructured {
+	t.Helper()
+	object := &unstructured.Unstructured{}
+	if err := yaml.Unmarshal([]byte(manifest), &object.Object); err != nil {
+		t.Fatal(err)
+	}
+	return object
+}
+
+func kindOf(t testing.TB, object *unstructured.Unstructured) kinds.Kind {
+	t.Helper()
+	kind, err := kinds.Of(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kind
+}
+
+// awaitStatus waits until the status of an object is as wanted.
+func (p *place) awaitStatus(object *unstructured.Unstructured, want func(kinds.Status) bool) kinds.Status {
+	p.Helper()
+	var status kinds.Status
+	await(p, "status of "+object.GetName(), func() error {
+		now, err := p.objects(kindOf(p, object)).Get(p.Context(), object.GetName(), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if status, err = kinds.StatusOf(now); err == nil && !want(status) {
+			err = fmt.Errorf("it is %+v", status)
+		}
+		return err
+	})
+	return status
+}
+
+func await(t testing.TB, what string, check func() error) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(timeout); ; <-tick.C {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
+
+// neighbour returns an example file of a neighbour, with its placeholders filled in.
+func neighbour(t testing.TB, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../../../test/neighbours", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.NewReplacer("{{RESOURCE_URL}}", "http://cluster:6820/", "{{RESOURCE_SECRET}}", "mysecret",
+		"{{JOBSCRIPT}}", "mybucket:slurm_batch.sh", "{{S3_SECRET}}", "mysecret-s3", "{{ENDPOINT}}", "minio:9000").Replace(string(text))
+}
+
+const slurmJob = `{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, metadata: {name: %s}, spec: {batch: "#!/bin/sh\necho hello\n"}}`
+
+func (p *place) createJob(name string) *unstructured.Unstructured {
+	p.Helper()
+	return p.create(fmt.Sprintf(slurmJob, name))
+}
+
+func state(want string) func(kinds.Status) bool {
+	return func(status kinds.Status) bool { return status.State == want }
+}
+
+// testLifecycle follows two kinds from their examples to the end of their jobs.
+func testLifecycle(p *place) {
+	p.serve()
+	bridge := p.create(neighbour(p, "Bridge-Operator/samples/core/operator/job0slurm.yaml"))
+	wlm := p.create(neighbour(p, "wlm-operator/examples/batch-example.yaml"))
+	running := p.awaitStatus(bridge, state("RUNNING"))
+	if running.JobStatus != "RUNNING" || running.Nodes != "n1" || running.Partition != "debug" || running.StartTime == "" || running.JobID == "" {
+		p.Errorf("got %+v", running)
+	}
+	p.awaitStatus(wlm, func(s kinds.Status) bool { return s.State == "RUNNING" && s.Status == "Running" })
+	// Slurm requeues one job and ends the other.
+	p.slurm.set(string(wlm.GetUID()), func(job *fakeJob) {
+		job.State.State, job.Reason, job.Restarts, job.ExpectedStart = "PENDING", "BeginTime", 1, time.Unix(1e9+60, 0)
+	})
+	p.slurm.set(string(bridge.GetUID()), func(job *fakeJob) {
+		job.State.State, job.ExitCode, job.End = "TIMEOUT", 0, time.Unix(1e9+70, 0)
+	})
+	failed := p.awaitStatus(bridge, state("TIMEOUT"))
+	if failed.JobStatus != "FAILED" || failed.Elapsed != "1m0s" || failed.CompletionTime != "2001-09-09T01:47:50Z" || failed.ExitCode == nil ||
+		failed.Message != "job "+failed.JobID+": TIMEOUT; its output is in /home/u/slurm-"+failed.JobID+".out" {
+		p.Errorf("got %+v", failed)
+	}
+	pending := p.awaitStatus(wlm, state("PENDING"))
+	if pending.Restarts != 1 || pending.Reason != "BeginTime" || pending.ExpectedStart != "2001-09-09T01:47:40Z" || pending.Status != "Pending" || pending.Started != "" {
+		p.Errorf("got %+v", pending)
+	}
+	p.slurm.set(string(wlm.GetUID()), func(job *fakeJob) { job.State.State, job.ExitCode, job.End = "COMPLETED", 0, time.Unix(1e9+90, 0) })
+	if done := p.awaitStatus(wlm, state("COMPLETED")); done.Status != "Succeeded" || done.ExpectedStart != "" || *done.ExitCode != 0 {
+		p.Errorf("got %+v", done)
+	}
+	await(p, "events", func() error {
+		events, err := p.client.Resource(eventsResource).Namespace(p.namespace).List(p.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		missing := map[string]bool{"Submitted": true, "NoEffect": true, "Started": true, "Requeued": true, "Completed": true, "Failed": true}
+		for _, event := range events.Items {
+			delete(missing, event.Object["reason"].(string))
+		}
+		if len(missing) > 0 {
+			return fmt.Errorf("missing: %v", missing)
+		}
+		return nil
+	})
+}
+
+func testKill(p *place) {
+	p.serve()
+	object := p.create(neighbour(p, "Bridge-Operator/samples/core/operator/job0slurm.yaml"))
+	p.awaitStatus(object, state("RUNNING"))
+	if _, err := p.objects(kinds.BridgeJob).Patch(p.Context(), object.GetName(), "application/merge-patch+json", []byte(`{"spec": {"kill": true}}`), metav1.PatchOptions{}); err != nil {
+		p.Fatal(err)
+	}
+	if status := p.awaitStatus(object, state("CANCELLED")); status.JobStatus != "KILLED" {
+		p.Errorf("got %+v", status)
+	}
+	// An object that is killed from the beginning gets no job.
+	dead := p.create(`{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, metadata: {name: dead}, spec: {kill: true, jobdata: {jobscript: "#!/bin/sh\n", scriptlocation: inline}}}`)
+	if status := p.awaitStatus(dead, state("CANCELLED")); status.JobStatus != "KILLED" || len(p.slurm.of(string(dead.GetUID()))) != 0 {
+		p.Errorf("got %+v", status)
+	}
+}
+
+// testDelete deletes objects while their jobs run, and when they have ended.
+func testDelete(p *place) {
+	stop := p.serve()
+	running, ended := p.createJob("running"), p.createJob("ended")
+	p.awaitStatus(running, state("RUNNING"))
+	p.slurm.set(string(ended.GetUID()), func(job *fakeJob) { job.State.State, job.End = "COMPLETED", time.Unix(1e9+20, 0) })
+	p.awaitStatus(ended, state("COMPLETED"))
+	for _, object := range []*unstructured.Unstructured{running, ended} {
+		if err := p.objects(kinds.SlurmJob).Delete(p.Context(), object.GetName(), metav1.DeleteOptions{}); err != nil {
+			p.Fatal(err)
+		}
+	}
+	await(p, "objects go", func() error {
+		left, err := p.objects(kinds.SlurmJob).List(p.Context(), metav1.ListOptions{})
+		if err == nil && len(left.Items) > 0 {
+			err = fmt.Errorf("%d are left", len(left.Items))
+		}
+		return err
+	})
+	if jobs := p.slurm.of(string(running.GetUID())); len(jobs) != 1 || jobs[0].State.State != "CANCELLED" {
+		p.Errorf("got %+v", jobs)
+	}
+	// Without a controller, the object of a job stays.
+	kept := p.createJob("kept")
+	p.awaitStatus(kept, state("RUNNING"))
+	stop()
+	if err := p.objects(kinds.SlurmJob).Delete(p.Context(), "kept", metav1.DeleteOptions{}); err != nil {
+		p.Fatal(err)
+	}
+	if _, err := p.objects(kinds.SlurmJob).Get(p.Context(), "kept", metav1.GetOptions{}); err != nil {
+		p.Error(err)
+	}
+}
+
+// testRejected: a rejected object has the reason in its status, and gets a job once it is mended.
+func testRejected(p *place) {
+	p.serve()
+	object := p.create(neighbour(p, "wlm-operator/examples/cow.yaml"))
+	status := p.awaitStatus(object, state(kinds.Rejected))
+	if status.Status != "Failed" || !strings.HasPrefix(status.Message, "spec.results is not supported yet") || len(p.slurm.of(string(object.GetUID()))) != 0 {
+		p.Errorf("got %+v", status)
+	}
+	if _, err := p.objects(kinds.SlurmJob).Patch(p.Context(), "cow", "application/merge-patch+json", []byte(`{"spec": {"results": null}}`), metav1.PatchOptions{}); err != nil {
+		p.Fatal(err)
+	}
+	if status := p.awaitStatus(object, state("RUNNING")); status.Message != "" {
+		p.Errorf("got %+v", status)
+	}
+}
+
+func testRefused(p *place) {
+	p.slurm.refusal = &queue.Refused{Words: "invalid partition specified: skylake"}
+	p.serve()
+	status := p.awaitStatus(p.createJob("a"), state(kinds.Rejected))
+	if status.Message != "Slurm rejected the job: invalid partition specified: skylake" || status.JobID != "" {
+		p.Errorf("got %+v", status)
+	}
+}
+
+// testUnavailable: statuses report that Slurm does not answer; then all goes on.
+func testUnavailable(p *place) {
+	p.serve()
+	before := p.createJob("before")
+	p.awaitStatus(before, state("RUNNING"))
+	set := func(err error) {
+		p.slurm.mu.Lock()
+		defer p.slurm.mu.Unlock()
+		p.slurm.away = err
+	}
+	set(&queue.Unavailable{Err: errors.New("Unable to contact slurm controller")})
+	const says = "Slurm is unavailable: Unable to contact slurm controller"
+	during := p.createJob("during")
+	if status := p.awaitStatus(during, state(kinds.Waiting)); status.Message != says || status.Status != "Pending" {
+		p.Errorf("got %+v", status)
+	}
+	p.awaitStatus(before, func(status kinds.Status) bool { return status.Message == says && status.State == "RUNNING" })
+	set(nil)
+	for _, object := range []*unstructured.Unstructured{before, during} {
+		p.awaitStatus(object, func(status kinds.Status) bool { return status.Message == "" && status.State == "RUNNING" })
+		if jobs := p.slurm.of(string(object.GetUID())); len(jobs) != 1 || jobs[0].ran != 1 {
+			p.Errorf("%s: got %+v", object.GetName(), jobs)
+		}
+	}
+}
+
+// testEdit: the API server refuses an edit that the job would not follow.
+func testEdit(p *place) {
+	p.serve()
+	for _, test := range []struct{ manifest, edit, allowed string }{
+		{fmt.Sprintf(slurmJob, "a"), `{"spec": {"batch": "#!/bin/sh\nother"}}`, `{"metadata": {"labels": {"a": "b"}}}`},
+		{fmt.Sprintf(slurmJob, "b"), `{"spec": {"nodeSelector": {"wlm.sylabs.io/partition": "x"}}}`, `{"metadata": {"labels": {"a": "b"}}}`},
+		{neighbour(p, "Bridge-Operator/samples/core/operator/job0slurm.yaml"), `{"spec": {"jobproperties": "{}"}}`, `{"spec": {"updateinterval": 30}}`},
+	} {
+		object := p.create(test.manifest)
+		p.awaitStatus(object, state("RUNNING"))
+		patch := func(text string) error {
+			_, err := p.objects(kindOf(p, object)).Patch(p.Context(), object.GetName(), "application/merge-patch+json", []byte(text), metav1.PatchOptions{})
+			return err
+		}
+		if err := patch(test.edit); err == nil || !strings.Contains(err.Error(), "the object has a Slurm job, which an edit would not change: delete the object and create another") {
+			p.Errorf("%s: %v", test.edit, err)
+		}
+		if err := patch(test.allowed); err != nil {
+			p.Errorf("%s: %v", test.allowed, err)
+		}
+	}
+}
+
+// testLargeScript: a script of 1 MB arrives as it is.
+func testLargeScript(p *place) {
+	p.serve()
+	script := "#!/bin/sh\ncat <<'EOF'\n\"quotes\" 'Füße' $HOME\nEOF\n# " + strings.Repeat("ü", 1<<19) + "\n"
+	object := parse(p, fmt.Sprintf(slurmJob, "large"))
+	if err := unstructured.SetNestedField(object.Object, script, "spec", "batch"); err != nil {
+		p.Fatal(err)
+	}
+	object, err := p.objects(kinds.SlurmJob).Create(p.Context(), object, metav1.CreateOptions{})
+	if err != nil {
+		p.Fatal(err)
+	}
+	p.awaitStatus(object, state("RUNNING"))
+	if jobs := p.slurm.of(string(object.GetUID())); len(jobs) != 1 || jobs[0].script != script {
+		p.Error("the script has changed")
+	}
+}
+
+// testSchema: the API server refuses nonsense, and names the field.
+func testSchema(p *place) {
+	for manifest, want := range map[string]string{
+		`{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, metadata: {name: x}, spec: {}}`:                                                                                 "spec.batch: Required value",
+		`{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, metadata: {name: x}}`:                                                                                           "spec: Required value",
+		`{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, metadata: {name: x}, spec: {batch: "#!/bin/sh", results: {from: a}}}`:                                           "spec.results.mount: Required value",
+		`{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, metadata: {name: x}, spec: {jobdata: {jobscript: a, scriptlocation: web}}}`:                                `spec.jobdata.scriptlocation: Unsupported value: "web"`,
+		`{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, metadata: {name: x}, spec: {jobdata: {jobscript: a}, jobproperties: {Queue: a}}}`:                          "spec.jobproperties: Invalid value",
+		`{apiVersion: wlm.sylabs.io/v1alpha1, kind: WlmJob, metadata: {name: x}, spec: {image: a, resources: {nodes: -1}}}`:                                                   "spec.resources.nodes: Invalid value",
+		`{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, metadata: {name: x}, spec: {jobdata: {jobscript: a}, updateinterval: often}}`:                              "spec.updateinterval: Invalid value",
+		`{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, metadata: {name: x}, spec: {jobdata: {jobscript: a}, s3upload: {files: a}}}`:                               "spec.s3upload.bucket: Required value",
+		`{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, metadata: {name: x}, spec: {batch: "#!/bin/sh", nodeSelector: {"wlm.sylabs.io/partition": {"debug": "long"}}}}`: "Invalid value",
+	} {
+		object := parse(p, manifest)
+		_, err := p.objects(kindOf(p, object)).Create(p.Context(), object, metav1.CreateOptions{})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			p.Errorf("%s: got %v, want %q", manifest, err, want)
+		}
+	}
+	for _, name := range []string{
+		"Bridge-Operator/samples/core/operator/job0slurm.yaml", "wlm-operator/examples/batch-example.yaml", "wlm-operator/examples/cow.yaml", "wlm-operator/examples/fox.yaml",
+	} {
+		p.create(neighbour(p, name))
+	}
+}

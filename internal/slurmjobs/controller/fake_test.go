@@ -1,0 +1,228 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"berth.dev/berth/internal/job/queue"
+)
+
+// fakeSlurm holds jobs as Slurm does. It outlives controllers that are killed.
+type fakeSlurm struct {
+	mu   sync.Mutex
+	jobs []*fakeJob
+	// away is returned by every call while it is set.
+	away error
+	// refusal is returned by Submit while it is set.
+	refusal error
+	looks   int
+}
+
+type fakeJob struct {
+	queue.State
+	script string
+	held   bool
+	// ran counts how often the script ran. The batch script of a second job of an object
+	// exits at once.
+	ran int
+}
+
+func (s *fakeSlurm) Submit(_ context.Context, job queue.Job) (string, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := errors.Join(s.away, s.refusal); err != nil {
+		return "", err
+	}
+	if had := s.live(job.UID); had != nil {
+		return had.ID, nil
+	}
+	made := &fakeJob{held: true, script: string(job.Script)}
+	made.State = queue.State{UID: job.UID, ID: fmt.Sprint(100 + len(s.jobs)), State: "PENDING", Reason: "JobHeldUser", Submitted: time.Unix(1e9, 0), Partition: "debug"}
+	s.jobs = append(s.jobs, made)
+	return made.ID, nil
+}
+
+func (s *fakeSlurm) live(uid string) *fakeJob {
+	for _, job := range s.jobs {
+		if job.UID == uid && (job.State.State == "PENDING" || job.State.State == "RUNNING") {
+			return job
+		}
+	}
+	return nil
+}
+
+func (s *fakeSlurm) Find(_ context.Context, uid string) (string, bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.away != nil {
+		return "", false, s.away
+	}
+	if job := s.live(uid); job != nil {
+		return job.ID, true, nil
+	}
+	return "", false, nil
+}
+
+// Release lets a job run. In this Slurm it starts at once.
+func (s *fakeSlurm) Release(_ context.Context, id string) error {
+	return s.change(id, func(job *fakeJob) {
+		if job.held && job.State.State == "PENDING" {
+			job.held, job.State.State, job.Reason = false, "RUNNING", ""
+			job.Start, job.Nodes, job.Output = time.Unix(1e9+10, 0), "n1", "/home/u/slurm-"+id+".out"
+			job.ran++
+		}
+	})
+}
+
+func (s *fakeSlurm) Cancel(_ context.Context, id string) error {
+	return s.change(id, func(job *fakeJob) {
+		if job.State.State == "PENDING" || job.State.State == "RUNNING" {
+			job.State.State, job.End = "CANCELLED", time.Unix(1e9+20, 0)
+		}
+	})
+}
+
+func (s *fakeSlurm) change(id string, change func(*fakeJob)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.away != nil {
+		return s.away
+	}
+	for _, job := range s.jobs {
+		if job.ID == id {
+			change(job)
+		}
+	}
+	return nil
+}
+
+func (s *fakeSlurm) States(_ context.Context, jobs map[string]string) (map[string]queue.State, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.looks++
+	if s.away != nil {
+		return nil, s.away
+	}
+	states := map[string]queue.State{}
+	for _, job := range s.jobs {
+		if jobs[job.UID] == job.ID {
+			states[job.UID] = job.State
+		}
+	}
+	return states, nil
+}
+
+// of returns the jobs of an object.
+func (s *fakeSlurm) of(uid string) []fakeJob {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []fakeJob
+	for _, job := range s.jobs {
+		if job.UID == uid {
+			all = append(all, *job)
+		}
+	}
+	return all
+}
+
+// set changes the job of an object.
+func (s *fakeSlurm) set(uid string, change func(*fakeJob)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, job := range s.jobs {
+		if job.UID == uid {
+			change(job)
+		}
+	}
+}
+
+// crash ends a controller at one of its calls, counted over Slurm and the API server,
+// before or after the call has taken effect. Later calls have none.
+type crash struct {
+	mu    sync.Mutex
+	at    int
+	after bool
+	calls int
+	dead  bool
+	kill  context.CancelFunc
+}
+
+var errKilled = errors.New("the controller was killed")
+
+// call makes a call of a controller that may be killed at it.
+func (k *crash) call(do func() error) error {
+	k.mu.Lock()
+	k.calls++
+	now := k.calls == k.at
+	if now {
+		k.dead = true
+	}
+	dead := k.dead
+	k.mu.Unlock()
+	if now {
+		defer k.kill()
+	}
+	if dead && !(now && k.after) {
+		return errKilled
+	}
+	err := do()
+	if dead {
+		return errKilled
+	}
+	return err
+}
+
+// crashingSlurm is the Slurm of a controller that is killed.
+type crashingSlurm struct {
+	*fakeSlurm
+	*crash
+}
+
+func (s crashingSlurm) Submit(ctx context.Context, job queue.Job) (id string, err error) {
+	err = s.call(func() error { id, err = s.fakeSlurm.Submit(ctx, job); return err })
+	return id, err
+}
+
+func (s crashingSlurm) Find(ctx context.Context, uid string) (id string, found bool, err error) {
+	err = s.call(func() error { id, found, err = s.fakeSlurm.Find(ctx, uid); return err })
+	return id, found, err
+}
+
+func (s crashingSlurm) Release(ctx context.Context, id string) error {
+	return s.call(func() error { return s.fakeSlurm.Release(ctx, id) })
+}
+
+func (s crashingSlurm) Cancel(ctx context.Context, id string) error {
+	return s.call(func() error { return s.fakeSlurm.Cancel(ctx, id) })
+}
+
+func (s crashingSlurm) States(ctx context.Context, jobs map[string]string) (states map[string]queue.State, err error) {
+	err = s.call(func() error { states, err = s.fakeSlurm.States(ctx, jobs); return err })
+	return states, err
+}
+
+// crashingTransport is the connection of a controller that is killed. Only its writes of
+// objects count as calls.
+type crashingTransport struct {
+	http.RoundTripper
+	*crash
+}
+
+func (c crashingTransport) RoundTrip(request *http.Request) (response *http.Response, err error) {
+	do := func() error { response, err = c.RoundTripper.RoundTrip(request); return err }
+	if request.Method != http.MethodPatch {
+		err = do()
+		return response, err
+	}
+	if err := c.call(do); err != nil {
+		if response != nil {
+			response.Body.Close()
+		}
+		return nil, err
+	}
+	return response, nil
+}

@@ -1,0 +1,241 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"berth.dev/berth/internal/job/queue"
+	"berth.dev/berth/internal/slurmjobs/kinds"
+	"berth.dev/berth/internal/slurmjobs/trust"
+)
+
+// reconcile takes an object one or more steps further:
+//
+//	no job -> held job -> its number stored -> job released -> states followed -> ended
+//
+// After a crash between two steps, the next call continues: a held job is found by the
+// UID of its object, and only a stored job is released.
+func (c *Controller) reconcile(ctx context.Context, t target) error {
+	item, exists, err := c.informer[t.kind].GetStore().GetByKey(t.key())
+	if err != nil || !exists {
+		return err
+	}
+	seen := item.(*unstructured.Unstructured)
+	status, err := kinds.StatusOf(seen)
+	if err != nil {
+		return err
+	}
+	switch {
+	case seen.GetDeletionTimestamp() != nil:
+		return c.cancelDeleted(ctx, t, seen)
+	case kinds.Ended(status.State):
+		return c.letGo(ctx, t, seen)
+	case !status.Released:
+		return c.begin(ctx, t)
+	case kinds.Killed(seen):
+		if err := c.cancel(ctx, seen); err != nil {
+			return err
+		}
+	}
+	return c.follow(ctx, t, seen, status)
+}
+
+// begin submits the job of an object, unless it has one, and lets it start. It reads the
+// object from the API server: what the informer knows is old and lacks the script.
+func (c *Controller) begin(ctx context.Context, t target) error {
+	object, err := c.resource(t).Get(ctx, t.name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	status, err := kinds.StatusOf(object)
+	if err != nil {
+		return err
+	}
+	if object.GetDeletionTimestamp() != nil || status.Released ||
+		status.State == kinds.Rejected && status.ObservedGeneration == object.GetGeneration() {
+		return nil // the informer will know soon
+	}
+	if status.JobID == "" {
+		if object, status, err = c.submit(ctx, t, object, status); err != nil || status.JobID == "" {
+			return c.explain(ctx, t, object, err)
+		}
+	}
+	if err := c.Slurm.Release(ctx, status.JobID); err != nil {
+		return c.explain(ctx, t, object, fmt.Errorf("release job %s: %w", status.JobID, err))
+	}
+	next := status
+	next.Released, next.Message = true, ""
+	if next.State == "" || next.State == kinds.Waiting {
+		next.State = "PENDING"
+	}
+	return c.writeStatus(ctx, t, object, status, next)
+}
+
+// submit makes sure that an object has a held job, and stores its number. It returns the
+// stored object. Without a number and an error, there is nothing to do.
+func (c *Controller) submit(ctx context.Context, t target, object *unstructured.Unstructured, status kinds.Status) (*unstructured.Unstructured, kinds.Status, error) {
+	if c.Allow != nil {
+		if err := c.Allow(ctx, object); errors.Is(err, trust.ErrForbidden) {
+			return object, status, &rejection{err}
+		} else if err != nil {
+			return object, status, err
+		}
+	}
+	request, err := kinds.Read(object)
+	if err != nil {
+		return object, status, &rejection{err}
+	}
+	if request.Kill {
+		return object, status, c.endWithoutJob(ctx, t, object, status)
+	}
+	job, err := c.Prepare(object, request)
+	if err != nil {
+		return object, status, &rejection{err}
+	}
+	if object, err = c.addFinalizer(ctx, t, object); err != nil {
+		return object, status, err
+	}
+	id, err := c.Slurm.Submit(ctx, job)
+	if refused := new(queue.Refused); errors.As(err, &refused) && !refused.Full {
+		return object, status, &rejection{fmt.Errorf("Slurm rejected the job: %w", err)}
+	}
+	if err != nil {
+		return object, status, err
+	}
+	next := status
+	next.JobID, next.State, next.Message, next.ObservedGeneration = id, kinds.Waiting, "", object.GetGeneration()
+	stored, err := c.storeJob(ctx, t, object, status, next)
+	if err != nil {
+		return object, status, err
+	}
+	c.events.Eventf(stored, corev1.EventTypeNormal, "Submitted", "Slurm job %s", id)
+	for _, unused := range request.Unused {
+		c.events.Eventf(stored, corev1.EventTypeNormal, "NoEffect", "%s", unused)
+	}
+	return stored, next, nil
+}
+
+// storeJob stores the number of a held job in its object. Only an object that nobody else
+// has written since takes it: if a controller that lost the lease submitted a second job,
+// that one is cancelled.
+func (c *Controller) storeJob(ctx context.Context, t target, object *unstructured.Unstructured, was, next kinds.Status) (*unstructured.Unstructured, error) {
+	stored, err := c.patchStatus(ctx, t, object, was, next, object.GetResourceVersion())
+	switch {
+	case apierrors.IsConflict(err):
+		now, getErr := c.resource(t).Get(ctx, t.name, metav1.GetOptions{})
+		if getErr != nil {
+			return nil, getErr
+		}
+		status, statusErr := kinds.StatusOf(now)
+		if statusErr == nil && now.GetUID() == object.GetUID() && status.JobID != "" && status.JobID != next.JobID {
+			if err := c.Slurm.Cancel(ctx, next.JobID); err != nil {
+				return nil, err
+			}
+		}
+		return nil, err // and try again
+	case err != nil:
+		return nil, err
+	}
+	status, err := kinds.StatusOf(stored)
+	if err == nil && status.JobID != next.JobID {
+		err = fmt.Errorf("the definition of %s in this cluster drops status.jobID: apply the output of 'berth slurm-jobs setup'", t.kind.Name)
+	}
+	return stored, err
+}
+
+// rejection wraps an error that lasts until the object changes.
+type rejection struct{ error }
+
+func (r *rejection) Unwrap() error { return r.error }
+
+// explain writes into the status why an object has no released job. It returns nil for a
+// rejection, and otherwise the error, so that the object is tried again.
+func (c *Controller) explain(ctx context.Context, t target, object *unstructured.Unstructured, problem error) error {
+	if problem == nil || ctx.Err() != nil || apierrors.IsConflict(problem) {
+		return problem
+	}
+	status, err := kinds.StatusOf(object)
+	if err != nil {
+		return err
+	}
+	next := status
+	next.State, next.Message = kinds.Waiting, problem.Error()
+	rejected := new(rejection)
+	if errors.As(problem, &rejected) {
+		next.State, next.ObservedGeneration = kinds.Rejected, object.GetGeneration()
+		problem = nil
+	}
+	if next == status {
+		return problem
+	}
+	kind, reason := corev1.EventTypeNormal, "Waiting"
+	if next.State == kinds.Rejected {
+		kind, reason = corev1.EventTypeWarning, "Rejected"
+	}
+	c.events.Eventf(object, kind, reason, "%s", next.Message)
+	return errors.Join(problem, c.writeStatus(ctx, t, object, status, next))
+}
+
+// endWithoutJob ends an object that was killed before its job was known. A held job may
+// exist.
+func (c *Controller) endWithoutJob(ctx context.Context, t target, object *unstructured.Unstructured, status kinds.Status) error {
+	if err := c.cancel(ctx, object); err != nil {
+		return err
+	}
+	next := status
+	next.State, next.Message = "CANCELLED", "killed before a job was submitted"
+	return c.writeStatus(ctx, t, object, status, next)
+}
+
+// cancel ends the job of an object. It asks Slurm for the job's number: whoever may write
+// a status could name any job in it.
+func (c *Controller) cancel(ctx context.Context, object *unstructured.Unstructured) error {
+	id, found, err := c.Slurm.Find(ctx, string(object.GetUID()))
+	if err != nil || !found {
+		return err
+	}
+	if err := c.Slurm.Cancel(ctx, id); err != nil {
+		return fmt.Errorf("cancel job %s: %w", id, err)
+	}
+	c.events.Eventf(object, corev1.EventTypeNormal, "Cancelled", "Slurm job %s", id)
+	return nil
+}
+
+// cancelDeleted cancels the job of a deleted object, and lets the object go.
+func (c *Controller) cancelDeleted(ctx context.Context, t target, object *unstructured.Unstructured) error {
+	if !hasFinalizer(object) {
+		return nil
+	}
+	status, err := kinds.StatusOf(object)
+	if err != nil {
+		return err
+	}
+	if !kinds.Ended(status.State) {
+		if err := c.cancel(ctx, object); err != nil {
+			next := status
+			next.Message = err.Error()
+			return errors.Join(err, c.writeStatus(ctx, t, object, status, next))
+		}
+	}
+	return c.letGo(ctx, t, object)
+}
+
+// letGo removes what was kept for the job of an object, which has ended.
+func (c *Controller) letGo(ctx context.Context, t target, object *unstructured.Unstructured) error {
+	if !hasFinalizer(object) {
+		return nil
+	}
+	if err := c.Forget(string(object.GetUID())); err != nil {
+		return err
+	}
+	return c.dropFinalizer(ctx, t, object)
+}

@@ -1,0 +1,172 @@
+package controller
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"berth.dev/berth/internal/slurmjobs/kinds"
+	"berth.dev/berth/internal/slurmjobs/trust"
+)
+
+// testTrust applies the output of setup, and tries what users may do then: alice is
+// trusted, mallory has the rights of an editor and is not.
+func testTrust(p *place) {
+	const serving, trusted, other = "carol", "alice", "mallory"
+	client := func(user string) dynamic.Interface {
+		client, err := dynamic.NewForConfig(p.server.Config(p, user))
+		if err != nil {
+			p.Fatal(err)
+		}
+		return client
+	}
+	policy := trust.Trust{Namespace: p.namespace, Users: []string{trusted}, Controller: serving}
+	if _, err := policy.Check(p.Context(), client(serving)); err == nil || !strings.Contains(err.Error(), "berth slurm-jobs setup") {
+		p.Errorf("before the setup: %v", err)
+	}
+	old := p.createJob("old")
+	setup, err := policy.Setup()
+	if err != nil {
+		p.Fatal(err)
+	}
+	p.apply(setup)
+	p.apply(editorOf(p.namespace, other))
+	await(p, "the policy", func() error {
+		_, err := policy.Check(p.Context(), client(serving))
+		return err
+	})
+	if name, err := trust.Self(p.Context(), client(serving)); err != nil || name != serving {
+		p.Errorf("got %q, %v", name, err)
+	}
+	create := func(user, name string) error {
+		_, err := client(user).Resource(kinds.SlurmJob.Resource()).Namespace(p.namespace).Create(p.Context(), parse(p, fmt.Sprintf(slurmJob, name)), metav1.CreateOptions{})
+		return err
+	}
+	patch := func(user, name, text string, subresources ...string) error {
+		_, err := client(user).Resource(kinds.SlurmJob.Resource()).Namespace(p.namespace).Patch(p.Context(), name, types.MergePatchType, []byte(text), metav1.PatchOptions{}, subresources...)
+		return err
+	}
+	denied := func(what string, err error) {
+		p.Helper()
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "who does not trust you") {
+			p.Errorf("%s: %v", what, err)
+		}
+	}
+	// A policy is in force some time after it was accepted.
+	await(p, "the policy in force", func() error {
+		if err := create(other, "probe"); err == nil {
+			_ = p.objects(kinds.SlurmJob).Delete(p.Context(), "probe", metav1.DeleteOptions{})
+			return fmt.Errorf("mallory creates objects")
+		}
+		return nil
+	})
+	denied("create", create(other, "theirs"))
+	await(p, "an object that is newer than the policy", func() error {
+		if err := create(trusted, "ours"); err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		object, err := p.objects(kinds.SlurmJob).Get(p.Context(), "ours", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if err := policy.Allow(client(serving))(p.Context(), object); err != nil {
+			_ = p.objects(kinds.SlurmJob).Delete(p.Context(), "ours", metav1.DeleteOptions{})
+			return err
+		}
+		return nil
+	})
+	denied("edit", patch(other, "ours", `{"spec": {"batch": "#!/bin/sh\nsteal"}}`))
+	denied("status", patch(other, "ours", `{"status": {"jobID": "1"}}`, "status"))
+	denied("selector", patch(other, "ours", `{"spec": {"nodeSelector": {"wlm.sylabs.io/partition": "x"}}}`))
+	if err := patch(other, "ours", `{"metadata": {"labels": {"a": "b"}}}`); err != nil {
+		p.Errorf("a label: %v", err)
+	}
+	// The controller has the rights that it needs, and runs no object from before the policy.
+	options := p.options(p.server.Config(p, serving))
+	options.Allow = policy.Allow(client(serving))
+	p.run(options)
+	ours, err := p.objects(kinds.SlurmJob).Get(p.Context(), "ours", metav1.GetOptions{})
+	if err != nil {
+		p.Fatal(err)
+	}
+	p.awaitStatus(ours, state("RUNNING"))
+	if status := p.awaitStatus(old, state(kinds.Rejected)); !strings.Contains(status.Message, "delete it and create it again") || len(p.slurm.of(string(old.GetUID()))) != 0 {
+		p.Errorf("got %+v", status)
+	}
+	// A policy that was weakened is not one.
+	weaken := map[string]any{"spec": map[string]any{"validationActions": []string{"Audit"}}}
+	p.patchPolicy(policy, weaken)
+	await(p, "the weakened policy", func() error {
+		if _, err := policy.Check(p.Context(), client(serving)); err == nil || !strings.Contains(err.Error(), "was changed") {
+			return fmt.Errorf("it passes: %v", err)
+		}
+		return nil
+	})
+}
+
+func (p *place) patchPolicy(policy trust.Trust, change map[string]any) {
+	p.Helper()
+	text, err := json.Marshal(change)
+	if err != nil {
+		p.Fatal(err)
+	}
+	bindings := p.client.Resource(schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicybindings"})
+	all, err := bindings.List(p.Context(), metav1.ListOptions{})
+	if err != nil {
+		p.Fatal(err)
+	}
+	for _, binding := range all.Items {
+		if strings.HasPrefix(binding.GetName(), "berth-slurm-jobs-"+policy.Namespace+"-") {
+			if _, err := bindings.Patch(p.Context(), binding.GetName(), types.MergePatchType, text, metav1.PatchOptions{}); err != nil {
+				p.Fatal(err)
+			}
+		}
+	}
+}
+
+// apply applies manifests as the administrator.
+func (p *place) apply(manifests string) {
+	p.Helper()
+	for text := range strings.SplitSeq(manifests, "---\n") {
+		object := parse(p, text)
+		plural := map[string]string{
+			"CustomResourceDefinition": "customresourcedefinitions", "Role": "roles", "RoleBinding": "rolebindings", "ClusterRole": "clusterroles",
+			"ClusterRoleBinding": "clusterrolebindings", "ValidatingAdmissionPolicy": "validatingadmissionpolicies", "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+		}[object.GetKind()]
+		version := object.GroupVersionKind().GroupVersion()
+		var resource dynamic.ResourceInterface = p.client.Resource(version.WithResource(plural))
+		if object.GetNamespace() != "" {
+			resource = p.client.Resource(version.WithResource(plural)).Namespace(object.GetNamespace())
+		}
+		text, err := json.Marshal(object)
+		if err != nil {
+			p.Fatal(err)
+		}
+		force := true
+		if _, err := resource.Patch(p.Context(), object.GetName(), types.ApplyPatchType, text, metav1.PatchOptions{FieldManager: "setup", Force: &force}); err != nil {
+			p.Fatalf("apply %s %s: %v", object.GetKind(), object.GetName(), err)
+		}
+	}
+}
+
+// editorOf binds the role of an editor of all three kinds to a user.
+func editorOf(namespace, user string) string {
+	return fmt.Sprintf(`apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: editor, namespace: %[1]s}
+rules:
+- {apiGroups: [wlm.sylabs.io, bridgejob.ibm.com], resources: ["*"], verbs: ["*"]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: editor, namespace: %[1]s}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: editor}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: %[2]s}]
+`, namespace, user)
+}
