@@ -7,14 +7,10 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"crypto/sha256"
 )
 
 // file is a log file. It keeps what was written, and counts the calls.
@@ -233,22 +229,6 @@ func TestLostBytesAreCounted(t *testing.T) {
 		if got+c.lost != len(output) {
 			t.Fatalf("room for %d bytes: %d bytes arrive, %d are lost, of %d: %q", room, got, c.lost, len(output), f.String())
 		}
-	}
-}
-
-// After an upgrade of containerd, compare its logger with containerd/_cri, and
-// write its sum here.
-func TestContainerdLoggerIsReplaced(t *testing.T) {
-	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/containerd/containerd/v2").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "internal/cri/io/logger.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := fmt.Sprintf("%x", sha256.Sum256(text)); got != "4ddc8111960873a8b39063245adbf38b0bca1e3b83b97e5e7b52452f943a53dd" {
-		t.Errorf("containerd has another logger: %s", got)
 	}
 }
 
