@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 )
@@ -103,6 +104,10 @@ func (c *Client) applyOnce(ctx context.Context, object Object) (*unstructured.Un
 	if !apierrors.IsAlreadyExists(err) || object.GetName() == "" {
 		return created, true, err
 	}
+	if c.owner != "" {
+		found, err := c.owned(ctx, resource, object)
+		return found, true, err
+	}
 	if c.shared && runsOnce(object) {
 		return nil, false, fmt.Errorf("%w: it would run once for two runs; wait for the other, delete it (kubectl delete %s %s -n %s), or give this one another name",
 			err, strings.ToLower(object.GetKind()), object.GetName(), object.GetNamespace())
@@ -120,14 +125,39 @@ func (c *Client) applyOnce(ctx context.Context, object Object) (*unstructured.Un
 	return patched, false, err
 }
 
-// resource finds the endpoint of an object and defaults its namespace.
-func (c *Client) resource(object Object) (dynamic.ResourceInterface, error) {
-	kind := object.GroupVersionKind()
+// owned returns the existing object if the client's owner owns it: then an earlier request
+// of Apply has created it, and its answer was lost. Otherwise it returns an error.
+func (c *Client) owned(ctx context.Context, resource dynamic.ResourceInterface, object Object) (*unstructured.Unstructured, error) {
+	found, err := resource.Get(ctx, object.GetName(), metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, owner := range found.GetOwnerReferences() {
+		if owner.UID == c.owner {
+			return found, nil
+		}
+	}
+	by := ""
+	if owners := found.GetOwnerReferences(); len(owners) > 0 {
+		by = fmt.Sprintf(" and belongs to %s %s", owners[0].Kind, owners[0].Name)
+	}
+	return nil, fmt.Errorf("it exists already%s: give this one another name, or delete it first (kubectl delete %s %s -n %s)",
+		by, strings.ToLower(object.GetKind()), object.GetName(), object.GetNamespace())
+}
+
+// Mapping returns the resource of a kind, and whether its objects have a namespace.
+func (c *Client) Mapping(kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	mapping, err := c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	if meta.IsNoMatchError(err) {
 		c.mapper.Reset() // the definition of the kind may be new
 		mapping, err = c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	}
+	return mapping, err
+}
+
+// resource finds the endpoint of an object and defaults its namespace.
+func (c *Client) resource(object Object) (dynamic.ResourceInterface, error) {
+	mapping, err := c.Mapping(object.GroupVersionKind())
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +182,7 @@ func unanswered(err error) bool {
 // it was created. An object with a generated name would be created twice. In a shared
 // cluster, one that runs once could be another run's.
 func (c *Client) repeatable(object Object) bool {
-	return object.GetName() != "" && !(c.shared && runsOnce(object))
+	return object.GetName() != "" && (c.owner != "" || !(c.shared && runsOnce(object)))
 }
 
 // passes reports whether an error may be gone a moment later.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
@@ -24,7 +25,13 @@ type Client struct {
 	mapper  *restmapper.DeferredDiscoveryRESTMapper
 	// shared reports whether others apply workloads to the same cluster.
 	shared bool
+	// owner is the UID of the object that owns everything that Apply creates, or empty.
+	owner types.UID
 }
+
+// Own makes Apply refuse every existing object that the object with this UID does not
+// own. The objects of Apply must refer to the owner.
+func (c *Client) Own(owner types.UID) { c.owner = owner }
 
 // Share makes Apply refuse existing objects that decide a result, because
 // several runs share the cluster.

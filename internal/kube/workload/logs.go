@@ -244,12 +244,20 @@ func (l *logs) followThere(ctx context.Context, pod *corev1.Pod, status corev1.C
 	}
 }
 
+// firstStream returns the name of the stream whose output goes to Streams.Out.
+func (l *logs) firstStream() string {
+	if l.streams.Foreign {
+		return bothStreams
+	}
+	return "Stdout"
+}
+
 // beginPrevious starts the streams of the container's previous run, unless all of its
 // output was passed on. The kubelet serves no log of the runs before that one, so
 // beginPrevious reports their output as lost.
 func (l *logs) beginPrevious(ctx context.Context, pod *corev1.Pod, status corev1.ContainerStatus, mark Mark) {
 	missed := int(status.RestartCount) - mark.Generation
-	there, complete := l.streams.Progress.of(status.ContainerID + "/Stdout")
+	there, complete := l.streams.Progress.of(status.ContainerID + "/" + l.firstStream())
 	if missed <= 0 || l.latest[string(pod.UID)+"/"+status.Name] != nil || complete || there.Offset > 0 {
 		return
 	}
@@ -271,14 +279,17 @@ func (l *logs) beginPrevious(ctx context.Context, pod *corev1.Pod, status corev1
 func (l *logs) begin(ctx context.Context, pod *corev1.Pod, status corev1.ContainerStatus, mark Mark) {
 	name := string(pod.UID) + "/" + status.Name
 	before := l.latest[name]
-	streams := []*stream{newStream(l, pod, status, "Stdout"), newStream(l, pod, status, "Stderr")}
+	streams := []*stream{newStream(l, pod, status, l.firstStream())}
+	if !l.streams.Foreign {
+		streams = append(streams, newStream(l, pod, status, "Stderr"))
+	}
 	streams[0].node = l.nodes[name]
-	streams[0].turn, streams[1].turn = l.nodes[name].turn, l.nodes[name].turn
-	if mark.Generation == int(status.RestartCount) {
+	if mark.Generation == int(status.RestartCount) && !l.streams.Foreign {
 		streams[0].earlier = max(streams[0].earlier, mark.SentOut-int64(len(mark.Out)))
 		streams[1].earlier = max(streams[1].earlier, mark.SentErr-int64(len(mark.Err)))
 	}
 	for i, s := range streams {
+		s.turn = l.nodes[name].turn
 		var predecessor *stream
 		if before != nil {
 			predecessor = before[i]

@@ -217,6 +217,14 @@ type diagnosis struct {
 	// ids describes the node's user and group IDs, such as "0 to 65536". It is
 	// empty if unknown.
 	ids string
+	// foreign is Streams.Foreign.
+	foreign bool
+}
+
+// canPassThere reports whether a trouble may pass in a cluster that others use and
+// manage, too: they free resources and quotas, and add nodes.
+func (t *trouble) canPassThere() bool {
+	return t.effect == crowded || t.class == classNodes || says(t.err.Message, "didn't match Pod's node affinity/selector")
 }
 
 // newTrouble returns the trouble of a row, with the error for the user. It changes the

@@ -116,12 +116,30 @@ var remedies = []struct{ reasons, words, remedy string }{
 	{"SysctlForbidden", "", "leave this sysctl out of securityContext.sysctls"},
 }
 
+// foreignRemedies lists advice for clusters that are not berth's. It precedes remedies.
+var foreignRemedies = []struct{ reasons, words, remedy string }{
+	{"Unschedulable", "Insufficient |Too many pods|no nodes available", "it starts when the cluster has room for it; lower resources.requests, or ask the cluster's administrator"},
+	{"SchedulerError", "", "ask the cluster's administrator"},
+	{"FailedCreate", "exceeded quota", "it starts when the namespace's quota has room; lower what the pods request, or ask for a larger ResourceQuota"},
+	{"ErrImagePull|ImagePullBackOff|ImageInspectError|RegistryUnavailable", "401|authorization failed|denied", "correct the image's name, or give the pod imagePullSecrets for its registry"},
+	{"ErrImagePull|ImagePullBackOff|ErrImageNeverPull|ImageInspectError|RegistryUnavailable", "", "correct the image's name, and use a registry that the cluster's nodes can reach; files of yours are unknown there"},
+	{"FailedMount|CreateContainerError", "hostPath type check failed: |mkdir ", "name a path that the cluster's nodes have, or use another kind of volume"},
+	{"FailedCreatePodSandBox|NetworkNotReady|FailedCreatePodContainer|FailedPodSandBoxStatus", "", "correct what the message names in the pod's specification, or ask the cluster's administrator"},
+}
+
 // outOfRange holds the words of runc and the kubelet for ids that the user namespace does
 // not map.
 const outOfRange = "cannot setuid to unmapped|cannot setgid to unmapped|setgroups: invalid argument|chown &: invalid argument"
 
 // remedy returns advice for the user.
 func (d diagnosis) remedy(reason, message string) string {
+	if d.foreign {
+		for _, row := range foreignRemedies {
+			if slices.Contains(strings.Split(row.reasons, "|"), reason) && says(message, row.words) {
+				return row.remedy
+			}
+		}
+	}
 	switch {
 	case isPull(reason) && podRemedy(message) != "":
 		return podRemedy(message)

@@ -40,6 +40,10 @@ const (
 	rereadLimit = 1 << 20
 )
 
+// bothStreams names the log of both streams. To give them separately is a feature of the
+// API server (PodLogsQuerySplitStreams, alpha in Kubernetes 1.36) that berth's has.
+const bothStreams = "All"
+
 // errRotated is the error for a log that no longer begins with the bytes that were copied
 // from it.
 var errRotated = errors.New("the beginning of the log has been rotated away")
@@ -63,7 +67,7 @@ type stream struct {
 	namespace, pod, container string
 	podUID                    types.UID
 	containerID               string
-	name                      string // "Stdout" or "Stderr"
+	name                      string // "Stdout", "Stderr" or bothStreams
 	// cancel ends the request that follows the log. abandon ends the stream.
 	cancel, abandon context.CancelFunc
 
@@ -395,7 +399,10 @@ type reading struct {
 func (s *stream) open(ctx context.Context, which reading) (io.ReadCloser, error) {
 	request := s.logs.client.rest.Get().
 		AbsPath("/api/v1/namespaces", s.namespace, "pods", s.pod, "log").
-		Param("container", s.container).Param("stream", s.name)
+		Param("container", s.container)
+	if s.name != bothStreams {
+		request = request.Param("stream", s.name)
+	}
 	if which.follow {
 		request = request.Param("follow", "true")
 	}
