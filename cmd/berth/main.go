@@ -37,6 +37,8 @@ func main() {
 			os.Exit(crash.Main())
 		case launch.FollowArg:
 			os.Exit(launch.FollowRole())
+		case launch.KeeperArg:
+			os.Exit(launch.KeeperRole())
 		case command.ParentArg:
 			os.Exit(command.ParentMain())
 		case launch.PersistentParentArg:

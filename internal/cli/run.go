@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -36,6 +37,10 @@ one instead, and the objects that the manifests created are deleted at the end.
 With JOB, it runs on your cluster in that job, from the login host or any other
 host. Outside an allocation, BERTH_JOB can name the job, too.
 
+With --kubeconfig, berth starts no cluster: the workload runs in one namespace of
+an existing one. Everything that the manifests created is deleted at the end, also
+if berth is killed.
+
 On a host that belongs to a Slurm cluster but is not in an allocation, such as a
 login host, no cluster is started: run ends with code 78 and prints how to submit
 a job. --here starts one anyway, if the site permits it.
@@ -57,7 +62,13 @@ messages go to standard error.`,
 			if err != nil {
 				return err
 			}
-			if job := use.target(preferred.Getenv); job != "" {
+			if err := use.existing.absolute(); err != nil {
+				return err
+			}
+			if use.existing.Kubeconfig != "" && use.job != "" {
+				return &usageError{fmt.Errorf("run on the cluster of job %s or on that of %s: give either JOB or --kubeconfig", use.job, use.existing.Kubeconfig)}
+			}
+			if job := use.target(preferred.Getenv); job != "" && use.existing.Kubeconfig == "" {
 				return runInJob(command, job, spec, use, preferred.Getenv, shown)
 			}
 			return run(command, spec, use, preferred, shown)
@@ -69,6 +80,7 @@ messages go to standard error.`,
 	addHereFlag(flags, &use.here)
 	flags.BoolVar(&use.own, "own-cluster", false, "start a cluster only for this run, even if 'berth up' has one")
 	flags.BoolVar(&use.keep, "keep", false, "do not delete what the manifests applied to the cluster of 'berth up'")
+	use.existing.addFlags(flags)
 	shown.addFlags(flags)
 	return command
 }
@@ -77,6 +89,7 @@ messages go to standard error.`,
 type runFlags struct {
 	job             string
 	own, keep, here bool
+	existing        existingFlags
 	// given are the names of all flags on the command line.
 	given []string
 	// shape lists the given flags that change the shape of a cluster.
@@ -132,11 +145,12 @@ func runOptions(spec cluster.Spec, use runFlags, getenv func(string) string, pro
 	return launch.Options{
 		Spec:  spec,
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-		Getenv: getenv,
-		Report: progress.step,
-		Log:    slog.New(progress),
-		Crash:  reporter,
-		Own:    use.own, Keep: use.keep, Here: use.here, HereForbidden: forbidden, Given: use.given, Shape: use.shape,
+		Getenv:   getenv,
+		Report:   progress.step,
+		Log:      slog.New(progress),
+		Crash:    reporter,
+		Existing: launch.Existing(use.existing),
+		Own:      use.own, Keep: use.keep, Here: use.here, HereForbidden: forbidden, Given: use.given, Shape: use.shape,
 	}
 }
 

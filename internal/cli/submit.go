@@ -15,6 +15,7 @@ import (
 
 func newSubmitCommand() *cobra.Command {
 	var spec cluster.Spec
+	var existing existingFlags
 	var printOnly bool
 	command := &cobra.Command{
 		Use:   "submit [sbatch options] [flags] [-f MANIFEST]... [--image ARCHIVE]... [-- COMMAND...]",
@@ -45,6 +46,7 @@ array the highest. Ctrl-C then ends the waiting, not the job.`,
 	flags := pflag.NewFlagSet("submit", pflag.ContinueOnError)
 	flags.SortFlags = false
 	addSpecFlags(flags, &spec)
+	existing.addFlags(flags)
 	flags.BoolVar(&printOnly, "print", false, "print the batch script, and submit nothing")
 	flags.BoolP("help", "h", false, "show this help")
 	command.Flags().SortFlags = false
@@ -69,11 +71,18 @@ array the highest. Ctrl-C then ends the waiting, not the job.`,
 			return err
 		}
 		spec.Command = line.Command
+		err = existing.absolute()
+		if err == nil {
+			err = launch.Existing(existing).Check(given(flags), spec.Command, spec.Manifests)
+		}
+		if err != nil {
+			return &usageError{err}
+		}
 		spec.Absolute(dir)
 		_, quiet := line.Get("quiet")
 		progress := newLines(command.ErrOrStderr(), verbosity{quiet: quiet})
 		code, err := launch.Submit(command.Context(), launch.SubmitOptions{
-			Spec: spec, Arguments: line, RunFlags: changedFlags(flags, "file", "print"), Print: printOnly,
+			Spec: spec, Arguments: line, RunFlags: append(changedFlags(flags, "file", "print", "kubeconfig"), existing.arguments()...), Print: printOnly,
 			CommandLine: append([]string{"berth", "submit"}, args...),
 			Stdin:       os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Environ: os.Environ(), Log: slog.New(progress),
 		})

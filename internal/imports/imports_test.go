@@ -76,6 +76,8 @@ var layers = map[string][]string{
 		"internal/kube/mounter", "internal/kube/procstats",
 		"internal/network/fastpath", "internal/network/policy", "internal/network/servicemap",
 	},
+	// The objects of a run on an existing cluster, and the connection that applies them.
+	"internal/kube/existing":  {"internal/kube/workload"},
 	"internal/kube/objects":   {"internal/kube/savedstate"},
 	"internal/kube/procstats": {"internal/base/linux"},
 	"internal/kube/workload":  {"internal/base/cluster", "internal/kube/containerlog"},
@@ -114,7 +116,7 @@ var layers = map[string][]string{
 		"internal/base/cluster", "internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/base/pki", "internal/base/probe", "internal/base/programs", "internal/base/rundir",
 		"internal/job/batch", "internal/job/rendezvous", "internal/job/slurm",
 		"internal/launch/allocation", "internal/launch/archive", "internal/launch/command", "internal/launch/crash", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/imagecache", "internal/launch/layers", "internal/launch/members", "internal/launch/netrole", "internal/launch/proof", "internal/launch/pulls", "internal/launch/supervisor",
-		"internal/kube/containerlog", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/savedstate", "internal/kube/workload",
+		"internal/kube/containerlog", "internal/kube/existing", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/savedstate", "internal/kube/workload",
 		"internal/network/balancer", "internal/network/egress", "internal/network/overlay",
 		"internal/node/containerdconf", "internal/node/devices", "internal/node/dnsconf", "internal/node/sandbox",
 		"internal/site/siteconf",
@@ -175,7 +177,7 @@ var bans = []struct {
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/interlink", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/control/controltest", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "internal/slurmjobs/controller", "internal/slurmjobs/trust", "test/linearizable", "test/yardstick"},
+		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/interlink", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/existing", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/control/controltest", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "internal/slurmjobs/controller", "internal/slurmjobs/trust", "test/linearizable", "test/yardstick"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{

@@ -33,6 +33,8 @@ type Options struct {
 	Own, Keep bool
 	// Crash reports a panic of this process. It may be nil.
 	Crash *crash.Reporter
+	// Existing names a cluster that berth has not started.
+	Existing Existing
 	// Here allows a cluster on a host of a Slurm cluster outside an allocation.
 	// HereForbidden names the line of the site's settings that forbids it, or is
 	// empty.

@@ -34,6 +34,9 @@ const signalDelay = 100 * time.Millisecond
 func Run(ctx context.Context, options Options) (code int, err error) {
 	began := newPhases()
 	job, inJob := slurm.Here()
+	if options.Existing != (Existing{}) {
+		return runExisting(ctx, options, job, inJob)
+	}
 	if !options.Spec.Stay && options.Spec.KSI == nil && !options.Own {
 		if used, code, err := usePersistent(ctx, options, job, inJob); used {
 			return code, err

@@ -62,6 +62,7 @@ func TestControlPlane(t *testing.T) {
 		{"default tolerations", testTolerations},
 		{"taints of ready nodes", testStaleTaints},
 		{"seed", testSeed},
+		{"owner of a run's objects", testOwner},
 	} {
 		t.Run(sub.name, func(t *testing.T) { sub.test(t, c) })
 	}

@@ -1,0 +1,141 @@
+package existing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"berth.dev/berth/internal/kube/workload"
+)
+
+// CheckHosts returns an error if the cluster certainly has no node for one of the hosts.
+func (c *Cluster) CheckHosts(ctx context.Context, hosts []string) error {
+	nodes := c.Client.Dynamic().Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
+	var missing []string
+	for _, host := range hosts {
+		found, err := nodes.List(ctx, metav1.ListOptions{LabelSelector: corev1.LabelHostname + "=" + host, Limit: 1})
+		if err != nil {
+			return nil // an ordinary user may not list nodes; the scheduler reports what is missing
+		}
+		if len(found.Items) == 0 {
+			missing = append(missing, host)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("place pods on the hosts of the job (--pin): no node of the cluster has the label %s=%s; 'kubectl get nodes -L %s' shows the labels, and without --pin pods run on any node",
+		corev1.LabelHostname, strings.Join(missing, " or "), corev1.LabelHostname)
+}
+
+// Pin makes the pods of the objects run only on the nodes that carry the names of the hosts,
+// spread evenly over them. run is a name for the run's pods.
+func Pin(objects []workload.Object, hosts []string, run string) error {
+	var problems []error
+	bare := 0
+	for _, object := range objects {
+		at, known := podAt(object.GetKind())
+		switch {
+		case !known && hasPodSpec(object.Object):
+			problems = append(problems, fmt.Errorf("%s from %s: --pin does not know where this kind has its pods: give it a nodeSelector instead", object.Name(), object.Source))
+			continue
+		case !known:
+			continue
+		}
+		var err error
+		switch {
+		case len(hosts) == 1 || object.GetKind() == "Pod":
+			err = unstructured.SetNestedField(object.Object, hosts[bare%len(hosts)], append(at, "spec", "nodeSelector", corev1.LabelHostname)...)
+			bare++
+		default:
+			err = spread(object.Object, at, hosts, run, object.GetKind() != "DaemonSet")
+		}
+		if err != nil {
+			problems = append(problems, fmt.Errorf("pin %s from %s: %w", object.Name(), object.Source, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// podAt returns the fields that lead to the pod of a kind, or to its template.
+func podAt(kind string) (at []string, known bool) {
+	switch kind {
+	case "Pod":
+		return nil, true
+	case "Job", "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "ReplicationController":
+		return []string{"spec", "template"}, true
+	case "CronJob":
+		return []string{"spec", "jobTemplate", "spec", "template"}, true
+	}
+	return nil, false
+}
+
+// hasPodSpec reports whether an object has containers anywhere.
+func hasPodSpec(value any) bool {
+	switch value := value.(type) {
+	case map[string]any:
+		if _, found := value["containers"].([]any); found {
+			return true
+		}
+		for _, field := range value {
+			if hasPodSpec(field) {
+				return true
+			}
+		}
+	case []any:
+		for _, item := range value {
+			if hasPodSpec(item) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// spread lets the pods of a template run on any of the hosts. If evenly is set, the hosts'
+// numbers of pods of the run differ by one at most.
+func spread(object map[string]any, template, hosts []string, run string, evenly bool) error {
+	at := func(fields ...string) []string { return append(append([]string{}, template...), fields...) }
+	var values []any
+	for _, host := range hosts {
+		values = append(values, host)
+	}
+	onHosts := map[string]any{"key": corev1.LabelHostname, "operator": string(corev1.NodeSelectorOpIn), "values": values}
+	path := at("spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
+	terms, _, err := unstructured.NestedSlice(object, path...)
+	if err != nil {
+		return err
+	}
+	if len(terms) == 0 {
+		terms = []any{map[string]any{}}
+	}
+	for _, term := range terms { // one of them must match
+		fields, ok := term.(map[string]any)
+		if !ok {
+			return fmt.Errorf("%s is not a list of objects", strings.Join(path, "."))
+		}
+		expressions, _ := fields["matchExpressions"].([]any)
+		fields["matchExpressions"] = append(expressions, onHosts)
+	}
+	if err := unstructured.SetNestedSlice(object, terms, path...); err != nil || !evenly {
+		return err
+	}
+	if err := unstructured.SetNestedField(object, run, at("metadata", "labels", labelRun)...); err != nil {
+		return err
+	}
+	path = at("spec", "topologySpreadConstraints")
+	constraints, _, err := unstructured.NestedSlice(object, path...)
+	if err != nil {
+		return err
+	}
+	constraints = append(constraints, map[string]any{
+		"maxSkew": int64(1), "topologyKey": corev1.LabelHostname, "whenUnsatisfiable": string(corev1.DoNotSchedule),
+		"labelSelector": map[string]any{"matchLabels": map[string]any{labelRun: run}},
+	})
+	return unstructured.SetNestedSlice(object, constraints, path...)
+}
