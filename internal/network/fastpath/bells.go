@@ -12,14 +12,21 @@ import (
 // listener, the listener becomes ready for programs that wait in poll, epoll or
 // accept. The program that accepts the bell receives the parked connection instead.
 
+// errPodEnded reports that the last process of a pod has ended.
+var errPodEnded = errors.New("the pod has ended")
+
 // takeBell returns an unconnected socket of the pod's namespace. Each family has its own
 // sockets, because a socket that was connected by IPv4 continues to send by IPv4. takeBell
-// returns an error if the namespace is not known yet or gives no sockets.
+// returns errPodEnded after the end of the pod, and another error if the namespace is not
+// known yet or gives no sockets.
 func (p *pod) takeBell(i *inside, ipv6 bool) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.network.Load() == 0 {
 		return -1, errors.New("no process of the pod has called yet")
+	}
+	if len(p.free) == 0 {
+		return -1, errPodEnded
 	}
 	free, least, what := &p.free, 1, askSockets
 	if ipv6 {

@@ -60,6 +60,7 @@
 //	ringing    no listener                  refuse: verdictRefused         done
 //	ringing    its queue is full            refuse: verdictOverlay         done
 //	ringing    the other node has closed    close                          done
+//	ringing    the pod's processes ended    refuse: reset if promised      done
 //	parked     the pod accepts the bell     takeRung                       delivering
 //	parked     the listener has closed      ring                           ringing
 //	parked     policy forbids it            forbid: reset                  done

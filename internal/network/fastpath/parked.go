@@ -1,6 +1,7 @@
 package fastpath
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -23,7 +24,7 @@ func (c *incoming) ring() {
 	}
 	r.local, r.peer, r.plain, r.again = packEnd(e.local), packEnd(e.peer), c.plain, promised
 	bell, err := p.takeBell(c.in.inside, e.ipv6())
-	if err != nil && !promised {
+	if err != nil && (!promised || errors.Is(err, errPodEnded)) {
 		c.in.state.put(r)
 		c.in.places.Give(p.address)
 		c.refuse(verdictOverlay, countNoPod)

@@ -124,6 +124,29 @@ func TestOnePodCannotParkAllConnections(t *testing.T) {
 	}
 }
 
+// A parked connection whose pod ends while its bell rings again is reset: no program will
+// accept it.
+func TestConnectionOfEndedPodIsReset(t *testing.T) {
+	in := newInbound(t)
+	in.state, in.places = newTestState(t), share.New(16)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[1])
+	p := in.pods.at(ownPod.Addr())
+	p.network.Store(1)
+	p.close()
+	c := &incoming{in: in, fd: fds[0], pod: p, ends: ends{ownPod, otherPod}}
+	c.ring()
+	if n, err := unix.Read(fds[1], make([]byte, 1)); n != 0 || err != nil {
+		t.Errorf("the connection is open: %d bytes, %v", n, err)
+	}
+	if len(in.parked) != 0 || in.places.Taken() != 0 || p.parked.Load() != 0 {
+		t.Errorf("%d parked, %d places, %d of the pod", len(in.parked), in.places.Taken(), p.parked.Load())
+	}
+}
+
 // The records of closed connections count in a pod's share. When that is why a connection
 // is not parked, they are removed.
 func TestRefusedParkingRemovesClosedConnections(t *testing.T) {
