@@ -58,7 +58,14 @@ compare() {
 median() { printf '%s\n' "$@" | sort -n | sed -n "$((($# + 1) / 2))p"; }
 
 hostile_gets_no_more() { kubectl exec hostile -- grep -q 'none left' /tmp/said; }
-late_has_ended() { [[ $(kubectl get pod late -o 'jsonpath={.status.phase}') == Succeeded ]]; }
+has_ended() { [[ $(kubectl get pod "$1" -o 'jsonpath={.status.phase}') == Succeeded ]]; }
+
+# starts POD: a pod can be made, and ends.
+starts() {
+	[[ $failed == no ]] || return
+	kubectl run "$1" --image=busybox:1.37 --restart=Never -- true || fail "no pod can be made"
+	poll 100 has_ended "$1" || fail "no pod ends without instances of inotify: $(kubectl get pods)"
+}
 
 hostile() {
 	local names=/var/tmp/berth-bed/$BED_NAME/etc/resolv.conf inside=kubernetes.default.svc.cluster.local before pod dns echo port over=/tmp/hostile-is-over
@@ -108,8 +115,12 @@ hostile() {
 	takes instances
 	[[ $failed == no ]] || return
 	poll 60 hostile_gets_no_more || fail "the hostile pod gets ever more instances of inotify"
-	kubectl run late --image=busybox:1.37 --restart=Never -- true || fail "no pod can be made"
-	poll 60 late_has_ended || fail "no pod ends without instances of inotify: $(kubectl get pods)"
+	starts late
+	# What a node needs after a start takes none.
+	signal KILL containerd node
+	says a 'containerd ended: killed by signal 9 (killed); starting it again'
+	says a 'node ended: killed by signal 9 (killed); starting it again'
+	starts later
 	rests
 
 	node touch "$over"
