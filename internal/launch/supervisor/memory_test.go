@@ -38,7 +38,7 @@ func TestPodWithMostMemoryIsNamed(t *testing.T) {
 	r := s.play(t, &Role{Name: "containerd"})
 	s.comeUp(t, r)
 	killed := sandbox.Status{Signal: unix.SIGKILL}
-	named := fmt.Sprintf("the kernel has just killed processes for lack of memory; pod default/hostile uses most, %d MB", 32_000*os.Getpagesize()/1e6)
+	named := fmt.Sprintf("starting it again (the kernel has just killed processes for lack of memory; pod default/hostile uses most, %d MB)", 32_000*os.Getpagesize()/1e6)
 	for _, step := range []struct {
 		name   string
 		kills  int

@@ -247,7 +247,7 @@ func (s *Supervisor) Ended(name string, status sandbox.Status) {
 	if !known || s.stopping {
 		return
 	}
-	what := "ended: " + status.String() + s.memoryShortage(status)
+	what := "ended: " + status.String()
 	if r.fatal != "" {
 		what = "failed: " + r.fatal
 	} else if cause := crash(r.Log); status.Code == goPanic && cause != "" {
@@ -265,7 +265,7 @@ func (s *Supervisor) Ended(name string, status sandbox.Status) {
 		return
 	}
 	r.restarts = append(r.restarts, now)
-	s.log.Warn(fmt.Sprintf("%s %s; starting it again", r.Name, what))
+	s.log.Warn(fmt.Sprintf("%s %s; starting it again%s", r.Name, what, s.memoryShortage(status)))
 	if err := s.start(r); err != nil {
 		s.failRole(r, fmt.Sprintf("%s and could not be started again: %v", what, err))
 	}
