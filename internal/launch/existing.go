@@ -143,6 +143,9 @@ func (g *guest) run(ctx context.Context, giveUp context.CancelCauseFunc) (code i
 		return 0, explain(ctx, g.allocation, err)
 	}
 	run := g.slurmRun()
+	if err := g.cluster.RemoveEarlier(ctx, run, g.objects); err != nil {
+		return 0, explain(ctx, g.allocation, exitcode.Wrap(exitcode.Unavailable, err))
+	}
 	g.expires, g.limited = g.nextExpiry(ctx)
 	if g.owner, err = g.cluster.CreateOwner(ctx, run, g.expires); err != nil {
 		return 0, explain(ctx, g.allocation, exitcode.Wrap(exitcode.Manifest, existing.Explain(err)))

@@ -126,6 +126,38 @@ func testOwner(t *testing.T, c *testCluster) {
 			t.Errorf("the owner exists: %v, %v", exists, err)
 		}
 	})
+	t.Run("requeued job", func(t *testing.T) {
+		own(t, time.Hour)
+		again := existing.Run{Job: "4711", Cluster: "test", Restarts: "1"}
+		objects := readObjects(t, guestManifest)
+		if err := there.Prepare(t.Context(), objects); err != nil {
+			t.Fatal(err)
+		}
+		// Neither another cluster's job of that number nor a further run of this start counts.
+		for _, run := range []existing.Run{{Job: "4711", Cluster: "other", Restarts: "1"}, {Job: "4711", Cluster: "test"}} {
+			if err := there.RemoveEarlier(t.Context(), run, objects); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := admin.CoreV1().ConfigMaps(guestNamespace).Get(t.Context(), "settings", metav1.GetOptions{}); err != nil {
+			t.Error(err)
+		}
+		if err := there.RemoveEarlier(t.Context(), again, objects); err != nil {
+			t.Fatal(err)
+		}
+		owner, err := there.CreateOwner(t.Context(), again, time.Now().Add(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		owner.Adopt(objects, again)
+		if _, err := there.Client.Apply(t.Context(), objects); err != nil {
+			t.Error(err)
+		}
+		if err := owner.Delete(t.Context()); err != nil {
+			t.Error(err)
+		}
+		awaitEmpty(t, admin)
+	})
 	t.Run("objects of others", func(t *testing.T) {
 		if _, err := admin.CoreV1().ConfigMaps(guestNamespace).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "settings"}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
@@ -175,7 +207,7 @@ metadata: {name: elsewhere, namespace: default}
 	})
 	t.Run("rights", func(t *testing.T) {
 		err := openExisting(t, c, cluster.UserDNS).Prepare(t.Context(), readObjects(t, guestManifest))
-		for _, want := range []string{"has no right to: ", "create deployments.apps", "get pods/log", "delete services", "--clusterrole=edit"} {
+		for _, want := range []string{userDNS + ") has no right to: ", "create deployments.apps", "get pods/log", "delete services", "--clusterrole=edit"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("no %q in %v", want, err)
 			}

@@ -63,7 +63,7 @@ func (c *Cluster) checkRights(ctx context.Context, needed []right) error {
 	slices.SortFunc(needed, func(a, b right) int { return cmp.Compare(a.String(), b.String()) })
 	needed = slices.Compact(needed)
 	denied := make([]bool, len(needed))
-	reviews, ctx := errgroup.WithContext(ctx)
+	var reviews errgroup.Group
 	reviews.SetLimit(reviewsAtOnce)
 	for i, r := range needed {
 		reviews.Go(func() error {
