@@ -220,6 +220,16 @@ const (
 	paxSparse = "GNU.sparse."
 )
 
+// Next returns the next header of an archive. The error for a header that archive/tar
+// refuses to keep in memory states the limit, which no option raises.
+func Next(archive *tar.Reader) (*tar.Header, error) {
+	header, err := archive.Next()
+	if errors.Is(err, tar.ErrFieldTooLong) {
+		err = fmt.Errorf("a name or the records of a header have more than 1 MiB: %w", err)
+	}
+	return header, err
+}
+
 // Entry counts an entry of an archive, and the content that its header claims. In a
 // stream it counts only the claims of sparse files. Other files cannot claim more content
 // than the archive has bytes, which Reader counts.

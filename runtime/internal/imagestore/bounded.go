@@ -69,7 +69,7 @@ func bounded(from io.Reader, most *budget.Layer) io.ReadCloser {
 func copyBounded(to io.Writer, from io.Reader, most *budget.Layer) error {
 	in, out := tar.NewReader(most.Archive(from)), tar.NewWriter(to)
 	for {
-		header, err := in.Next()
+		header, err := budget.Next(in)
 		if errors.Is(err, io.EOF) {
 			return out.Close()
 		}

@@ -103,7 +103,7 @@ func listParts(file io.ReadSeeker, most *budget.Layer) (map[string]part, error) 
 	// The reader does not read ahead, so the file's offset is the start of the
 	// content.
 	for archive := tar.NewReader(file); ; {
-		header, err := archive.Next()
+		header, err := budget.Next(archive)
 		if errors.Is(err, io.EOF) {
 			break
 		}

@@ -54,7 +54,7 @@ func Convert(archive io.Reader, file *os.File, most *budget.Layer, see ...func(*
 	}
 	reader := tar.NewReader(most.Archive(archive))
 	for {
-		header, err := reader.Next()
+		header, err := budget.Next(reader)
 		if errors.Is(err, io.EOF) {
 			c.record()
 			return c.writer.Close()

@@ -89,6 +89,21 @@ func TestManyDirectoriesFit(t *testing.T) {
 	}
 }
 
+// longRecords returns the beginning of a header with records of a gigabyte.
+func longRecords(t *testing.T) []byte {
+	header := pack(t, tar.Header{Name: "a", Typeflag: tar.TypeReg})[:512]
+	header[156] = tar.TypeXHeader
+	copy(header[124:], "10000000000\x00") // the size, in octal
+	sum := 8 * ' '
+	for i, b := range header {
+		if i < 148 || i >= 156 {
+			sum += int32(b)
+		}
+	}
+	copy(header[148:], fmt.Sprintf("%06o\x00 ", sum))
+	return append(header, bytes.Repeat([]byte("a"), 2<<20)...)
+}
+
 func TestBadLayers(t *testing.T) {
 	deep := strings.Repeat("d/", maxDepth-40)
 	whole := pack(t, tar.Header{Name: "a", Typeflag: tar.TypeReg})
@@ -106,6 +121,7 @@ func TestBadLayers(t *testing.T) {
 		"an impossible owner":       {pack(t, tar.Header{Name: "a", Uid: 1 << 33, Typeflag: tar.TypeReg, Format: tar.FormatPAX}), "impossible"},
 		"a type that nobody knows":  {pack(t, tar.Header{Name: "a", Typeflag: 'Z'}), "unknown type"},
 		"whiteout of the directory": {pack(t, tar.Header{Name: "a/.wh..", Typeflag: tar.TypeReg}), "not a file name"},
+		"records of a gigabyte":     {longRecords(t), "more than 1 MiB"},
 		"an archive that is cut":    {whole[:300], "unexpected EOF"},
 		"no archive":                {bytes.Repeat([]byte("hello"), 300), "archive"},
 	} {
