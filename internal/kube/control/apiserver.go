@@ -34,6 +34,11 @@ const (
 	endpointLifetime = 4 * time.Second
 )
 
+// repairPeriod is the time between two checks of the ports of Services. Upstream's value is
+// three minutes, but an API server ends its process if no check has succeeded a minute after
+// its start. So with etcd out of reach for the first check, there was no second one.
+const repairPeriod = 15 * time.Second
+
 // anonymousAccess permits requests without authentication only to the health checks.
 const anonymousAccess = `apiVersion: apiserver.config.k8s.io/v1
 kind: AuthenticationConfiguration
@@ -181,6 +186,7 @@ func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loo
 	if replicated {
 		config.KubeAPIs.Extra.MasterEndpointReconcileTTL = endpointLifetime
 		config.KubeAPIs.Extra.EndpointReconcilerConfig.Interval = endpointPeriod
+		config.KubeAPIs.Extra.RepairServicesInterval = repairPeriod
 	}
 	ready, err := config.Complete()
 	if err != nil {

@@ -3,10 +3,12 @@ package control
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -107,32 +109,45 @@ func logProblems(ctx context.Context, role string, notifier *notify.Notifier) {
 	// kube-apiserver warns of each API version that it does not have.
 	set("stderrthreshold", "ERROR")
 	klog.SetOutput(io.Discard)
-	var election electionWatcher
-	klog.SetOutputBySeverity("ERROR", &election)
+	var watcher endWatcher
+	klog.SetOutputBySeverity("ERROR", &watcher)
 	klog.OsExit = func(code int) {
 		if ctx.Err() != nil {
 			os.Exit(0) // a hook that was interrupted because the role should stop
 		}
-		notifier.Fatal(election.endOf(role))
+		notifier.Fatal(watcher.endOf(role))
 		os.Exit(code)
 	}
 }
 
-// electionWatcher searches the error messages of the components for the last message of
-// one that has lost its lease. These components do not report the loss in another way.
-type electionWatcher struct{ lost atomic.Bool }
+// endWatcher searches the error messages of the components for the reason why one of them
+// ends the process. These components do not report the reason in another way.
+type endWatcher struct {
+	// lost is set after the last message of a component that has lost its lease.
+	lost atomic.Bool
+	// fatal is the last fatal error.
+	fatal atomic.Pointer[string]
+}
 
-func (w *electionWatcher) Write(line []byte) (int, error) {
+func (w *endWatcher) Write(line []byte) (int, error) {
 	if bytes.Contains(line, []byte("eaderelection lost")) {
 		w.lost.Store(true)
+	}
+	// klog's header begins with the severity and ends with the place in the source.
+	if _, text, ok := bytes.Cut(line, []byte("] ")); ok && line[0] == 'F' {
+		first, _, _ := strings.Cut(string(text), "\n")
+		w.fatal.Store(&first)
 	}
 	return len(line), nil
 }
 
 // endOf returns the reason why a component ended the role.
-func (w *electionWatcher) endOf(role string) error {
+func (w *endWatcher) endOf(role string) error {
 	if w.lost.Load() {
 		return fmt.Errorf("their lease was not renewed for %s, and the controllers of another node may take over", renewDeadline)
+	}
+	if fatal := w.fatal.Load(); fatal != nil {
+		return errors.New(*fatal)
 	}
 	return fmt.Errorf("a component ended the %s role; see the end of its log", role)
 }
