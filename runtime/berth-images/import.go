@@ -12,6 +12,7 @@ import (
 
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
@@ -24,6 +25,13 @@ var errReported = errors.New("some archives could not be imported")
 
 // visibleWithin bounds the wait until CRI knows an image, which usually takes milliseconds.
 const visibleWithin = 10 * time.Second
+
+// maxAttempts bounds the imports of an archive, of which containerd ended all but the last.
+// The supervisor gives up after as many restarts.
+const maxAttempts = 4
+
+// servingWithin bounds the wait until containerd, which has ended, answers again.
+const servingWithin = 30 * time.Second
 
 // result is one line of output.
 type result struct {
@@ -77,7 +85,11 @@ func importArchives(ctx context.Context, args []string, out io.Writer) error {
 	group.SetLimit(*atOnce)
 	for _, a := range archives {
 		group.Go(func() error {
-			imported, err := importer.Import(ctx, a)
+			var imported []imagestore.Imported
+			err := repeat(ctx, client.IsServing, func() (err error) {
+				imported, err = importer.Import(ctx, a)
+				return err
+			})
 			for _, img := range imported {
 				if *hosts != "" {
 					if added := mirrors.Add(img.Name); added != nil {
@@ -99,6 +111,23 @@ func importArchives(ctx context.Context, args []string, out io.Writer) error {
 		})
 	}
 	return group.Wait()
+}
+
+// repeat calls do again if containerd ended meanwhile, because the supervisor starts it
+// again. serving waits until containerd answers.
+func repeat(ctx context.Context, serving func(context.Context) (bool, error), do func() error) error {
+	for attempt := 1; ; attempt++ {
+		err := do()
+		if !errdefs.IsUnavailable(err) || attempt == maxAttempts {
+			return err
+		}
+		waiting, cancel := context.WithTimeout(ctx, servingWithin)
+		_, lost := serving(waiting)
+		cancel()
+		if lost != nil {
+			return err
+		}
+	}
 }
 
 // awaitVisible waits until the kubelet can see an image. The kubelet sees only the namespace
