@@ -26,8 +26,8 @@ var errReported = errors.New("some archives could not be imported")
 // visibleWithin bounds the wait until CRI knows an image, which usually takes milliseconds.
 const visibleWithin = 10 * time.Second
 
-// maxAttempts bounds the imports of an archive, of which containerd ended all but the last.
-// The supervisor gives up after as many restarts.
+// maxAttempts bounds the attempts to import an archive while containerd ends again and again.
+// The supervisor starts it three times again.
 const maxAttempts = 4
 
 // servingWithin bounds the wait until containerd, which has ended, answers again.
