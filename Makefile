@@ -9,6 +9,7 @@
 #   make fuzz TIME=30s   every fuzz target for this time, or only TARGET=...
 #   make chaos ROUNDS=20 SEED=1 PROCTRACK=cgroup   breaks one thing in each of so many runs
 #   make linearizable ROUNDS=10 SEED=1   whether writes of the API are lost with --ha, one fault in each run
+#   make soak            1,000 runs, 20,000 pods and 2,000 jobs in a row, which takes hours: nothing may grow
 #   make lint            formatting, vet, golangci-lint
 #   make bench           speed and memory, recorded in bench/results
 #   make bench-network   the part for pods' connections, bare metal and other networks: 25 minutes
@@ -48,7 +49,7 @@ kube_ldflags := -X $(kube_version).gitVersion=$(KUBERNETES) -X $(kube_version).g
 	-X $(kube_version).gitCommit= -X $(kube_version).buildDate=2026-07-22T18:07:38Z
 berth_ldflags := -X berth.dev/berth/internal/base/cluster.version=$(VERSION)
 
-.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test fuzz chaos linearizable bench bench-network bench-bed bench-images reports conformance lint notices install dist packages sources clean
+.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test fuzz chaos linearizable soak bench bench-network bench-bed bench-images reports conformance lint notices install dist packages sources clean
 # Linking takes a gigabyte of memory, so link one program after the other.
 .NOTPARALLEL:
 
@@ -120,6 +121,13 @@ chaos:
 linearizable:
 	scripts/install-deps build bed
 	test/linearizable/run -n $(ROUNDS) -s $(SEED)
+
+RUNS ?= 1000
+PODS ?= 20000
+JOBS ?= 2000
+soak:
+	scripts/install-deps build bed test
+	test/soak/run -r $(RUNS) -p $(PODS) -j $(JOBS)
 
 bench: bench-network
 	scripts/install-deps test
