@@ -35,15 +35,19 @@ cache works on the folder that runs share, and prints lines of JSON:
   verify [IMAGE...]`
 
 func main() {
-	// SIGPIPE means that the reader of the output was killed. Then, too, remove
-	// incomplete files before exit.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer stop()
 	var err error
 	switch {
 	case len(os.Args) > 1 && os.Args[1] == "import":
+		// containerd that ended in the middle of a request is a reason, too, and the import
+		// survives that.
+		signal.Ignore(syscall.SIGPIPE)
 		err = importArchives(ctx, os.Args[2:], os.Stdout)
 	case len(os.Args) > 2 && os.Args[1] == "cache":
+		// The reader of the output was killed. Then, too, remove incomplete files before exit.
+		ctx, stop := signal.NotifyContext(ctx, syscall.SIGPIPE)
+		defer stop()
 		err = useCache(ctx, os.Args[2], os.Args[3:], os.Stdin, os.Stdout)
 	default:
 		fmt.Fprintln(os.Stderr, usage)
