@@ -30,6 +30,8 @@ const (
 	// does not help a role that dies more often.
 	maxRestarts   = 3
 	restartWindow = 5 * time.Minute
+	// disturbance is the time that a role, started again, may need to come up.
+	disturbance = 10 * time.Second
 	// goPanic is the exit code of a Go program that crashed.
 	goPanic = 2
 	// hungAfter is the silence after which a role counts as hung. On a node that
@@ -91,6 +93,7 @@ type Role struct {
 	restarts []time.Time
 	// life counts starts, to detect late events of an earlier life.
 	life      int
+	started   time.Time
 	lastAlive time.Time
 	fatal     string
 	// counts holds the counters that the role reported last, counted the sum of
@@ -146,7 +149,8 @@ func (s *Supervisor) start(r *Role) error {
 	r.counted = sumCounts(r.counted, r.counts)
 	r.counts = nil
 	r.fatal = ""
-	r.lastAlive = s.now()
+	r.started = s.now()
+	r.lastAlive = r.started
 	files := r.passedFiles()
 	if !r.Silent {
 		reader, writer, err := os.Pipe()
@@ -256,7 +260,7 @@ func (s *Supervisor) Ended(name string, status sandbox.Status) {
 	now := s.now()
 	r.restarts = slices.DeleteFunc(r.restarts, func(at time.Time) bool { return now.Sub(at) > restartWindow })
 	switch {
-	case !r.Silent && !r.isReady && status.Signal == 0:
+	case !r.Silent && !r.isReady && status.Signal == 0 && !s.disturbed(r):
 		// A role that ends before it was ever ready would end again.
 		s.failRole(r, what)
 		return
@@ -269,6 +273,17 @@ func (s *Supervisor) Ended(name string, status sandbox.Status) {
 	if err := s.start(r); err != nil {
 		s.failRole(r, fmt.Sprintf("%s and could not be started again: %v", what, err))
 	}
+}
+
+// disturbed reports whether another role was started again while r came up, or shortly
+// before. r may need that role, as the kubelet needs containerd.
+func (s *Supervisor) disturbed(r *Role) bool {
+	for _, other := range s.roles {
+		if n := len(other.restarts); other != r && n > 0 && r.started.Sub(other.restarts[n-1]) < disturbance {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *Supervisor) failRole(r *Role, what string) {

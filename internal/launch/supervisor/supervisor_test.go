@@ -144,6 +144,34 @@ func TestRoleKilledWhileComingUpIsStartedAgain(t *testing.T) {
 	}
 }
 
+func TestRoleThatFailsBesideRestartedOneIsStartedAgain(t *testing.T) {
+	for _, test := range []struct {
+		name          string
+		before, after time.Duration
+		starts        int
+	}{
+		{"while it comes up", 0, time.Second, 4},
+		{"shortly before", time.Second, 0, 4},
+		{"long before", time.Minute, 0, 3},
+	} {
+		s := newStage(t)
+		s.play(t, &Role{Name: "containerd"})
+		if test.after == 0 {
+			s.Ended("containerd", killed())
+		}
+		s.clock = s.clock.Add(test.before)
+		s.play(t, &Role{Name: "node"})
+		s.clock = s.clock.Add(test.after)
+		if test.after > 0 {
+			s.Ended("containerd", killed())
+		}
+		s.Ended("node", sandbox.Status{Code: 1})
+		if s.starts != test.starts || (s.lost != nil) != (test.starts == 3) {
+			t.Errorf("%s: %d starts and %v, want %d", test.name, s.starts, s.lost, test.starts)
+		}
+	}
+}
+
 func TestRestartsAreBounded(t *testing.T) {
 	s := newStage(t)
 	s.play(t, &Role{Name: "dns", Silent: true})
