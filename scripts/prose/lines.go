@@ -23,7 +23,8 @@ type line struct {
 }
 
 var (
-	skipped  = regexp.MustCompile(`(^|/)testdata/|\.(sum|html|svg|png|gz|json|jsonl)$|^LICENSE$|(^|/)report\.md$|^scripts/prose/`)
+	// Besides data, pages with names of specs and figures that others wrote are skipped.
+	skipped  = regexp.MustCompile(`(^|/)testdata/|\.(sum|html|svg|png|gz|json|jsonl)$|^LICENSE$|(^|/)report\.md$|^docs/conformance(\.md$|/network-policy|/fast-path)|^scripts/prose/`)
 	comment  = regexp.MustCompile(`^\s*(?://+|/?\*+|#+)\s?(.*)$`)
 	trailing = regexp.MustCompile(`(?:^|[^:])//\s(.*)$`)
 	hunk     = regexp.MustCompile(`^@@ -\S+ \+(\d+)`)
