@@ -95,6 +95,7 @@ type stream struct {
 	cut     bool         // the last reading of the log ended with an error
 	foreign int          // attempts that returned errForeign
 	broken  bool         // a write to the workload's streams failed
+	stamps  *stamps      // nil for a log without times
 }
 
 func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name string) *stream {
@@ -105,6 +106,9 @@ func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name 
 	}
 	mark, _ := l.streams.Progress.of(s.key())
 	s.earlier = mark.Offset
+	if l.streams.Foreign {
+		s.stamps = &stamps{stream: s}
+	}
 	return s
 }
 
@@ -158,11 +162,14 @@ func (s *stream) endContainer() {
 func (s *stream) finish() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.ended && s.copied < rereadLimit {
+	if !s.ended && s.rereads() {
 		s.ended = true
 		s.cancel()
 	}
 }
+
+// rereads reports whether it takes little time to read the log again.
+func (s *stream) rereads() bool { return s.copied < rereadLimit || s.stamps != nil }
 
 func (s *stream) run(ctx, following context.Context) {
 	err := s.copyToEnd(following, true)
@@ -243,7 +250,7 @@ func (s *stream) copyToEnd(ctx context.Context, follow bool) error {
 		case <-ctx.Done():
 			return nil
 		case <-ended:
-			if s.copied >= rereadLimit {
+			if !s.rereads() {
 				return nil
 			}
 		case <-time.After(pause):
@@ -284,6 +291,9 @@ func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
 		}
 	}
 	s.foreign = 0
+	if s.stamps != nil {
+		return s.stamps.copy(ctx, which, body)
+	}
 	if err = s.skip(body); errors.Is(err, errRotated) {
 		s.opened, s.cut = true, true
 		s.lose("its beginning was rotated away while it was read")
@@ -408,6 +418,10 @@ func (s *stream) open(ctx context.Context, which reading) (io.ReadCloser, error)
 	}
 	if which.previous {
 		request = request.Param("previous", "true")
+	}
+	if s.stamps != nil && !which.beginning {
+		request = request.Param("timestamps", "true")
+		which.since = s.stamps.since
 	}
 	if which.beginning {
 		request = request.Param("timestamps", "true").Param("limitBytes", "64")

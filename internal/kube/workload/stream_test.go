@@ -331,19 +331,28 @@ func runningStatus(id string) map[string]any {
 // follow copies the log of one container.
 func follow(t *testing.T, api *brokenLog) (out, notes string) {
 	t.Helper()
+	return followAt(t, api, &api.ended, Streams{})
+}
+
+// followAt copies standard output from a server. It sets ended to the function that ends the
+// container.
+func followAt(t *testing.T, api http.Handler, ended *func(), streams Streams) (out, notes string) {
+	t.Helper()
 	server := httptest.NewServer(api)
 	defer server.Close()
 	client := testClient(t, server.URL)
 	var text, said strings.Builder
-	l := newLogs(client, Streams{Out: &text, Err: io.Discard, Lose: func(loss string, _ containerlog.Loss) { said.WriteString(loss) }}, true)
+	streams.Out, streams.Err = &text, io.Discard
+	streams.Lose = func(loss string, _ containerlog.Loss) { said.WriteString(loss) }
+	l := newLogs(client, streams, true)
 	l.pause = time.Millisecond
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"}}
 	ready := make(chan struct{})
-	api.ended = func() {
+	*ended = func() {
 		<-ready
 		l.containerEnded("c")
 	}
-	s := newStream(l, pod, corev1.ContainerStatus{Name: "main", ContainerID: "c"}, "Stdout")
+	s := newStream(l, pod, corev1.ContainerStatus{Name: "main", ContainerID: "c"}, l.firstStream())
 	l.followed["c"] = []*stream{s}
 	s.start(t.Context(), nil)
 	close(ready)
