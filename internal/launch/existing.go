@@ -150,16 +150,16 @@ func (g *guest) run(ctx context.Context, giveUp context.CancelCauseFunc) (code i
 	if g.owner, err = g.cluster.CreateOwner(ctx, run, g.expires); err != nil {
 		return 0, explain(ctx, g.allocation, exitcode.Wrap(exitcode.Manifest, existing.Explain(err)))
 	}
+	keeper, err := startKeeper(g.cluster.Kubeconfig, g.owner)
+	if err != nil {
+		return 0, errors.Join(err, g.owner.Delete(ctx))
+	}
+	defer keeper.end()
 	defer func() {
 		if problem := g.leave(ctx); problem != nil && err == nil {
 			g.Log.Warn(problem.Error())
 		}
 	}()
-	keeper, err := startKeeper(g.cluster.Kubeconfig, g.owner)
-	if err != nil {
-		return 0, err
-	}
-	defer keeper.end()
 	g.Crash.Note(crash.Note{Whose: "berth", Lost: lostFollow})
 	if g.Existing.Pin {
 		if err := existing.Pin(g.objects, g.hosts(), g.owner.Name); err != nil {

@@ -24,6 +24,10 @@ const (
 	// is the time between two. After that, the owner's deadline remains.
 	keeperLimit = 2 * time.Minute
 	keeperPause = time.Second
+	// keeperContact is the interval of requests that keep the connection open. When the run is
+	// killed in a step of Slurm, slurmstepd soon kills this process, too: there may be no time
+	// for a new connection. API servers close a connection that was idle for 90 s.
+	keeperContact = 45 * time.Second
 )
 
 // keeperConfig names the owner of a run's objects.
@@ -84,10 +88,22 @@ func keep() error {
 	if err != nil {
 		return fmt.Errorf("read what to remove: %w", err)
 	}
-	_, _ = files[fdLife].Read(make([]byte, 1))
 	client, err := workload.NewClient(config.Kubeconfig)
 	if err != nil {
 		return err
+	}
+	killed := make(chan struct{})
+	go func() {
+		_, _ = files[fdLife].Read(make([]byte, 1))
+		close(killed)
+	}()
+	for over := false; !over; {
+		go existing.Contact(client, config.Namespace, config.Name, keeperContact)
+		select {
+		case <-killed:
+			over = true
+		case <-time.After(keeperContact):
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), keeperLimit)
 	defer cancel()

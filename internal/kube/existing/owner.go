@@ -133,6 +133,14 @@ func (o *Owner) Exists(ctx context.Context) (bool, error) {
 	return err == nil && found.GetUID() == o.UID && found.GetDeletionTimestamp() == nil, err
 }
 
+// Contact makes a request for an owner, so that the next request needs no new connection. It
+// takes no longer than limit.
+func Contact(client *workload.Client, namespace, name string, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	_, _ = client.Dynamic().Resource(jobResource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{}) // only the connection counts
+}
+
 // Delete deletes the owner. The garbage collector then deletes what it owns.
 func (o *Owner) Delete(ctx context.Context) error {
 	return Delete(ctx, o.client, o.Namespace, o.Name, o.UID)

@@ -18,8 +18,8 @@ const longestStamp = 36
 // number of times before. The API takes whole seconds.
 type stamps struct {
 	stream *stream
-	// since is the second from which the log would be read again. read counts the bytes from
-	// its first line that were passed on, with their times, and seen is their hash.
+	// since is the beginning of the lines that would be read again. read counts the bytes of
+	// these lines that were passed on, with their times, and seen is their hash.
 	since time.Time
 	read  int64
 	seen  maphash.Hash
