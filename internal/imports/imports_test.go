@@ -85,6 +85,7 @@ var layers = map[string][]string{
 	"internal/kube/control/controltest": {"internal/base/cluster", "internal/base/notify", "internal/base/pki"},
 
 	"internal/slurmjobs/controller": {"internal/job/queue", "internal/slurmjobs/kinds", "internal/slurmjobs/trust"},
+	"internal/slurmjobs/script":     {"internal/job/batch", "internal/job/queue", "internal/job/slurm"},
 	"internal/slurmjobs/trust":      {"internal/slurmjobs/kinds"},
 
 	"internal/site/berthd": {

@@ -40,8 +40,8 @@ func (s Script) Text() []byte {
 			b.WriteString("#SBATCH " + optionLine(option.Words) + "\n")
 		}
 	}
-	fmt.Fprintf(&b, "# %s\n", strings.ReplaceAll(join(s.CommandLine), "\n", " "))
-	fmt.Fprintf(&b, "\nberth=%s\n", quote(s.Berth))
+	fmt.Fprintf(&b, "# %s\n", strings.ReplaceAll(Join(s.CommandLine), "\n", " "))
+	fmt.Fprintf(&b, "\nberth=%s\n", Quote(s.Berth))
 	fmt.Fprintf(&b, `if [ ! -x "$berth" ]; then
   echo "berth: node ${SLURMD_NODENAME:-$(hostname)} has no $berth: put berth where all nodes see it, such as your home directory, and submit from there" >&2
   exit %d
@@ -49,9 +49,9 @@ fi
 `, missing)
 	if s.Commands != "" {
 		// --export may have left PATH out.
-		fmt.Fprintf(&b, "command -v srun >/dev/null || PATH=$PATH:%s\nexport PATH\n", quote(s.Commands))
+		fmt.Fprintf(&b, "command -v srun >/dev/null || PATH=$PATH:%s\nexport PATH\n", Quote(s.Commands))
 	}
-	fmt.Fprintf(&b, `exec "$berth" %s`, join(s.Args))
+	fmt.Fprintf(&b, `exec "$berth" %s`, Join(s.Args))
 	if len(s.Input) == 0 {
 		b.WriteString("\n")
 		return []byte(b.String())
@@ -68,17 +68,17 @@ fi
 	return []byte(b.String())
 }
 
-// join quotes words for a shell and joins them to one line.
-func join(words []string) string {
+// Join quotes words for a shell and joins them to one line.
+func Join(words []string) string {
 	quoted := make([]string, len(words))
 	for i, word := range words {
-		quoted[i] = quote(word)
+		quoted[i] = Quote(word)
 	}
 	return strings.Join(quoted, " ")
 }
 
-// quote quotes a word for a shell where that is necessary.
-func quote(word string) string {
+// Quote quotes a word for a shell where that is necessary.
+func Quote(word string) string {
 	if word != "" && strings.Trim(word, plain) == "" {
 		return word
 	}

@@ -20,8 +20,10 @@ func (r *Refused) Error() string { return fmt.Sprintf("sbatch ended with exit co
 // Submission holds the arguments and input of sbatch.
 type Submission struct {
 	Options []Option
-	// Env is the environment of sbatch, and so of the job.
+	// Env is the environment of sbatch, and so of the job. Dir is the working directory;
+	// empty means that of this process.
 	Env    []string
+	Dir    string
 	Script []byte
 	// Wait is set if the caller waits for the job and so needs its number.
 	Wait bool
@@ -44,7 +46,7 @@ type Job struct {
 func Submit(ctx context.Context, sbatch string, s Submission) (Job, error) {
 	command := exec.CommandContext(ctx, sbatch)
 	var said bytes.Buffer
-	command.Env = s.Env
+	command.Env, command.Dir = s.Env, s.Dir
 	command.Stdin = bytes.NewReader(s.Script)
 	command.Stdout, command.Stderr = io.MultiWriter(s.Stdout, &said), s.Stderr
 	for _, option := range s.Options {

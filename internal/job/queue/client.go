@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -21,9 +22,12 @@ type Job struct {
 	Options []string
 	// Comment is the job's comment. The client adds the UID to it.
 	Comment string
-	// Script is the batch script, and Args are its arguments.
-	Script []byte
-	Args   []string
+	// Script is the batch script, and Args are its arguments. UserScript is written beside
+	// it, under the name UserScriptName.
+	Script, UserScript []byte
+	Args               []string
+	// Dir is the working directory of sbatch.
+	Dir string
 	// Env holds additional variables of the job, as NAME=value.
 	Env []string
 }
@@ -66,8 +70,27 @@ type Options struct {
 func Default(state string, log *slog.Logger) Options {
 	return Options{
 		State: state, Interval: 5 * time.Second, Timeout: 30 * time.Second, PerMinute: 120,
-		Env: slurm.IntoEnv(os.Environ()), Ask: slurm.AskLong, Log: log,
+		Env: JobEnv(os.Environ()), Ask: slurm.AskLong, Log: log,
 	}
+}
+
+// environment lists the variables that jobs receive: for the user's programs, and for the
+// commands of Slurm. Variables whose names end in "*" begin so. Others, such as KUBECONFIG or
+// a token of the controller, would be visible to whoever can create an object.
+var environment = []string{
+	"HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LANGUAGE", "LC_*", "TZ", "MANPATH", "INFOPATH", "LD_LIBRARY_PATH",
+	"BASH_ENV", "ENV", "BASH_FUNC_*", "MODULE*", "LMOD_*", "LOADEDMODULES", "_LMFILES_", "__LMOD_*", "SLURM_CONF", "SLURM_CONF_SERVER", "KRB5CCNAME",
+}
+
+// JobEnv returns the entries of an environment that jobs receive.
+func JobEnv(env []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		return !slices.ContainsFunc(environment, func(pattern string) bool {
+			prefix, open := strings.CutSuffix(pattern, "*")
+			return name == pattern || open && strings.HasPrefix(name, prefix)
+		})
+	})
 }
 
 // Client hands jobs to Slurm and follows them. Its methods may be called concurrently.

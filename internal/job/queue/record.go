@@ -9,16 +9,21 @@ import (
 	"time"
 )
 
-// Names of files in the folder of an object. The batch script makes the folder GuardName, and
-// exits if it exists and another job made it. An element of an array adds a dot and its index.
+// Names of files in the folder of an object. The client writes these:
 const (
-	ScriptName = "script"
+	// ScriptName is the batch script, and UserScriptName the object's own script.
+	ScriptName     = "script"
+	UserScriptName = "slurm_script"
 	// NumberName is the file that holds the number of the object's job.
 	NumberName = "number"
-	GuardName  = "job"
-	// OwnerName is the file in the folder of the guard that holds the number of the job,
-	// or of the array.
-	OwnerName = "id"
+)
+
+// The batch script makes these. An element of an array adds a dot and its index.
+const (
+	// OwnerName is a symbolic link to the number of the job, or of the array, that may
+	// run the object's script. A link is made and filled in one step. A job that asks
+	// again, after a requeue or a lost answer of a file server, finds its own number.
+	OwnerName = "owner"
 	// StartsName is the file that has a line for each start: the time in seconds, and the
 	// node. EndName holds the exit status as a shell gives it, and the time of the end.
 	StartsName = "starts"
@@ -28,34 +33,43 @@ const (
 // Folder returns the folder of an object.
 func Folder(state, uid string) string { return filepath.Join(state, uid) }
 
-// record holds what batch scripts wrote for one guard.
+// record holds what a batch script wrote.
 type record struct {
-	owner      string
 	start, end time.Time
 	starts     int
 	code       int
 }
 
-// readRecord reads the folder of a guard.
-func readRecord(dir string) (record, error) {
-	owner, err := readSmall(filepath.Join(dir, OwnerName))
-	if err != nil {
-		return record{}, err
+// readRecords returns the records of a job, or of the elements of an array.
+func readRecords(folder, id string) []record {
+	var records []record
+	links, _ := filepath.Glob(filepath.Join(folder, OwnerName+"*"))
+	for _, link := range links {
+		owner, err := os.Readlink(link)
+		if err != nil || owner != id {
+			continue
+		}
+		part := strings.TrimPrefix(filepath.Base(link), OwnerName)
+		records = append(records, readRecord(filepath.Join(folder, StartsName+part), filepath.Join(folder, EndName+part)))
 	}
-	r := record{owner: strings.TrimSpace(owner)}
-	starts, _ := readSmall(filepath.Join(dir, StartsName))
+	return records
+}
+
+// readRecord reads files that may be missing or incomplete.
+func readRecord(startsPath, endPath string) record {
+	var r record
+	starts, _ := readSmall(startsPath)
 	for line := range strings.Lines(starts) {
 		r.starts++
 		r.start = seconds(strings.Fields(line), 0)
 	}
-	end, _ := readSmall(filepath.Join(dir, EndName))
+	end, _ := readSmall(endPath)
 	if fields := strings.Fields(end); len(fields) == 2 {
-		r.end = seconds(fields, 1)
-		if r.code, err = strconv.Atoi(fields[0]); err != nil {
-			return record{}, fmt.Errorf("read %s: %w", filepath.Join(dir, EndName), err)
+		if code, err := strconv.Atoi(fields[0]); err == nil {
+			r.code, r.end = code, seconds(fields, 1)
 		}
 	}
-	return r, nil
+	return r
 }
 
 // seconds returns the time in a field, in seconds since 1970, or zero.

@@ -150,14 +150,9 @@ func (c *Client) left(uid string, k *known, accounted []listed) State {
 func (c *Client) recorded(uid string, k *known, state State) (State, bool) {
 	state.State, state.Held = Unknown, false
 	state.Reason = fmt.Sprintf("Slurm does not know job %s any more, and the job has not begun to run", k.id)
-	guards, _ := filepath.Glob(filepath.Join(Folder(c.options.State, uid), GuardName+"*"))
 	var result State
 	found := false
-	for _, guard := range guards {
-		r, err := readRecord(guard)
-		if err != nil || r.owner != k.id {
-			continue
-		}
+	for _, r := range readRecords(Folder(c.options.State, uid), k.id) {
 		if r.end.IsZero() {
 			state.Start, state.Restarts = r.start, max(0, r.starts-1)
 			state.Reason = fmt.Sprintf("Slurm does not know job %s any more, and its script recorded no end: it was killed, or its node failed", k.id)

@@ -85,6 +85,9 @@ func (c *Client) writeScript(job Job) (string, error) {
 	folder := Folder(c.options.State, job.UID)
 	path := filepath.Join(folder, ScriptName)
 	err := os.MkdirAll(folder, 0o700)
+	if err == nil && job.UserScript != nil {
+		err = writeWhole(filepath.Join(folder, UserScriptName), job.UserScript)
+	}
 	if err == nil {
 		err = writeWhole(path, job.Script)
 	}
@@ -105,6 +108,9 @@ func writeWhole(path string, content []byte) error {
 	if _, err := file.Write(content); err != nil {
 		return err
 	}
+	if err := file.Chmod(0o700); err != nil {
+		return err
+	}
 	if err := file.Sync(); err != nil {
 		return err
 	}
@@ -116,13 +122,18 @@ func writeWhole(path string, content []byte) error {
 
 // sbatch runs sbatch once.
 func (c *Client) sbatch(ctx context.Context, job Job, script string) (string, error) {
+	if info, err := os.Stat(job.Dir); job.Dir != "" && (err != nil || !info.IsDir()) {
+		return "", &Refused{Words: fmt.Sprintf("the working directory %s does not exist on this host", job.Dir)}
+	}
 	limited, cancel := context.WithTimeout(ctx, c.options.Timeout)
 	defer cancel()
-	words := append([]string{"--parsable", "--hold", "--comment=" + strings.TrimSpace(marker+job.UID+" "+job.Comment)}, job.Options...)
+	// The comment of one object must not name another.
+	comment := strings.TrimSpace(marker + job.UID + " " + strings.ReplaceAll(job.Comment, marker, ""))
+	words := append([]string{"--parsable", "--hold", "--comment=" + comment}, job.Options...)
 	words = append(append(words, script), job.Args...)
 	var said bytes.Buffer
 	submitted, err := batch.Submit(limited, "sbatch", batch.Submission{
-		Options: []batch.Option{{Words: words}}, Env: append(c.options.Env[:len(c.options.Env):len(c.options.Env)], job.Env...),
+		Options: []batch.Option{{Words: words}}, Dir: job.Dir, Env: append(c.options.Env[:len(c.options.Env):len(c.options.Env)], job.Env...),
 		Stdout: io.Discard, Stderr: &said,
 	})
 	message := slurmWords(said.String())

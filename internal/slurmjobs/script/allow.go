@@ -1,0 +1,171 @@
+package script
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+
+	"berth.dev/berth/internal/job/batch"
+)
+
+// Denied reports an option of sbatch that an object may not use.
+type Denied struct{ Option, Why string }
+
+func (d *Denied) Error() string { return fmt.Sprintf("sbatch option --%s: %s", d.Option, d.Why) }
+
+// allowed lists the options that an object may use with any value in one line. They choose
+// resources, their place and time, and notices. An option that is not here acts on other
+// accounts or clusters, on files outside the roots, on limits of the site, or is unknown.
+const allowed = " account array begin cluster-constraint comment constraint contiguous cores-per-socket cpu-freq cpus-per-gpu cpus-per-task " +
+	"deadline dependency distribution exclusive extra-node-info gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task " +
+	"gres gres-flags hint kill-on-invalid-dep licenses mail-type mail-user mem mem-bind mem-per-cpu mem-per-gpu mincpus nice no-kill " +
+	"no-requeue nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres oom-kill-step " +
+	"open-mode overcommit oversubscribe partition prefer qos requeue reservation signal sockets-per-node spread-job switches " +
+	"tasks-per-node threads-per-core time time-min tmp tres-bind tres-per-task use-min-nodes wait-all-nodes wckey get-user-env umask "
+
+// ignored lists options that only change what sbatch prints or waits for.
+const ignored = " parsable quiet verbose wait ignore-pbs "
+
+// reasons explains options that users may expect to work.
+var reasons = map[string]string{
+	"hold":        "berth submits every job held, and releases it: delete this option",
+	"uid":         "the job runs as the user of the controller",
+	"gid":         "the job runs as the user of the controller",
+	"wrap":        "put the command into the script",
+	"clusters":    "the controller serves one Slurm: start another controller for the other cluster",
+	"export-file": "it reads a file of the user: use --export=NAME=VALUE",
+	"propagate":   "set limits with ulimit in the script",
+	"test-only":   "it submits no job",
+}
+
+// check returns options as words for sbatch: each with its long name and its value in one
+// word, so that sbatch reads them as check did.
+func (d Description) check(options []batch.Option) ([]string, error) {
+	var words []string
+	for _, option := range options {
+		name, value := option.Name, option.Value
+		has := len(option.Words) > 0 && (len(option.Words) > 1 || strings.Contains(option.Words[0], "=") || value != "")
+		switch {
+		case name == ":":
+			words = append(words, ":")
+			continue
+		case strings.Contains(ignored, " "+name+" "):
+			continue
+		case strings.ContainsFunc(value, unicode.IsControl):
+			return nil, &Denied{name, "its value has control characters"}
+		}
+		var err error
+		switch name {
+		case "job-name":
+			err = checkName(value)
+		case "output", "error", "input":
+			err = d.checkPath(name, value)
+		case "chdir":
+			err = d.checkPath(name, value)
+		case "nodelist", "exclude":
+			if strings.Contains(value, "/") {
+				err = &Denied{name, "list the nodes instead of a file"}
+			}
+		case "export":
+			err = checkExport(value)
+		default:
+			if !strings.Contains(allowed, " "+name+" ") && !slices.Contains(d.Allow, name) {
+				err = denied(name)
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		word := "--" + name
+		if has {
+			word += "=" + value
+		}
+		words = append(words, word)
+	}
+	return words, nil
+}
+
+func denied(name string) error {
+	if why := reasons[name]; why != "" {
+		return &Denied{name, why}
+	}
+	return &Denied{name, "objects may not use it: delete it"}
+}
+
+// checkName refuses names that change the path of an output file with %x.
+func checkName(name string) error {
+	if strings.Contains(name, "/") || name == ".." || name == "." {
+		return &Denied{"job-name", fmt.Sprintf("the name %q may not be a path", name)}
+	}
+	return nil
+}
+
+var exported = regexp.MustCompile(`^(ALL|NONE|NIL|[A-Za-z_][A-Za-z0-9_]*(=.*)?)$`)
+
+// checkExport checks the names of variables. The environment of sbatch has no secrets, see
+// queue.JobEnv.
+func checkExport(value string) error {
+	for _, word := range strings.Split(value, ",") {
+		name, _, _ := strings.Cut(word, "=")
+		if !exported.MatchString(word) && name != word {
+			return &Denied{"export", fmt.Sprintf("%q is not NAME or NAME=VALUE", word)}
+		}
+		if strings.HasPrefix(name, "SLURM_") || strings.HasPrefix(name, "SBATCH_") {
+			return &Denied{"export", fmt.Sprintf("%s belongs to Slurm", name)}
+		}
+	}
+	return nil
+}
+
+// checkPath refuses a path outside the roots. Symbolic links are resolved as far as the path
+// exists. A pattern such as %j stands for a name without a slash.
+func (d Description) checkPath(option, path string) error {
+	if path == "" {
+		return &Denied{option, "the path is empty"}
+	}
+	if option == "input" && path == "/dev/null" || (option == "output" || option == "error") && path == "/dev/null" {
+		return nil
+	}
+	full := path
+	if !filepath.IsAbs(full) {
+		full = filepath.Join(d.dir(), full)
+	}
+	if slices.Contains(strings.Split(path, "/"), "..") {
+		return &Denied{option, fmt.Sprintf("the path %s contains '..'", path)}
+	}
+	real, err := resolve(full)
+	if err != nil {
+		return &Denied{option, err.Error()}
+	}
+	for _, root := range d.Roots {
+		root, err := resolve(root)
+		if err == nil && (real == root || strings.HasPrefix(real, strings.TrimSuffix(root, "/")+"/")) {
+			return nil
+		}
+	}
+	return &Denied{option, fmt.Sprintf("%s is outside the folders that objects may use: %s", real, strings.Join(d.Roots, ", "))}
+}
+
+// resolve resolves the symbolic links in a path. The end of the path need not exist.
+func resolve(path string) (string, error) {
+	path = filepath.Clean(path)
+	rest := ""
+	for {
+		real, err := filepath.EvalSymlinks(path)
+		if err == nil {
+			return filepath.Join(real, rest), nil
+		}
+		if _, exists := os.Lstat(path); exists == nil {
+			return "", fmt.Errorf("the symbolic link %s leads nowhere", path)
+		}
+		if path == "/" || path == "." {
+			return "", err
+		}
+		rest = filepath.Join(filepath.Base(path), rest)
+		path = filepath.Dir(path)
+	}
+}

@@ -1,0 +1,217 @@
+package script
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth.dev/berth/internal/job/batch"
+	"berth.dev/berth/internal/job/queue"
+	"berth.dev/berth/internal/job/slurm"
+)
+
+// Description describes the job of an object.
+type Description struct {
+	// UID identifies the object, and Object names it in the batch script, for readers.
+	UID, Object string
+	// Script is the object's script, and Args are its arguments.
+	Script []byte
+	Args   []string
+	// State is the folder for the folders of objects, as in queue.Options.
+	State string
+	// Roots are the folders for the working directory and the files of jobs. The first
+	// is the default working directory.
+	Roots []string
+	// Allow names more options of sbatch that objects may use.
+	Allow []string
+
+	// The following fields override the script's own options. Zero values are not set.
+	JobName, Partition string
+	Nodes, Tasks       int64
+	CPUsPerTask        int64
+	MemoryMB           int64 // of each node
+	TimeLimit          time.Duration
+	Features           []string // of nodes; all are needed
+	Dir, Output, Error string
+	// Path and LibraryPath become PATH and LD_LIBRARY_PATH of the job.
+	Path, LibraryPath string
+	// Options holds more words for sbatch.
+	Options []string
+}
+
+//go:embed guard.sh
+var guard string
+
+// Build returns the job of an object. An option that objects may not use gives a *Denied.
+func Build(d Description) (queue.Job, error) {
+	interpreter, err := interpreter(d.Script)
+	if err != nil {
+		return queue.Job{}, err
+	}
+	options, err := d.options()
+	if err != nil {
+		return queue.Job{}, err
+	}
+	d.Dir, _ = last(options, "chdir")
+	options = slices.DeleteFunc(options, func(option batch.Option) bool { return option.Name == "chdir" })
+	options = addToEach(options, "chdir", d.dir())
+	words, err := d.check(options)
+	if err != nil {
+		return queue.Job{}, err
+	}
+	comment, _ := last(options, "comment")
+	folder := queue.Folder(d.State, d.UID)
+	command := append(interpreter, filepath.Join(folder, queue.UserScriptName))
+	text := strings.NewReplacer(
+		"@OBJECT@", oneLine(d.Object), "@SCRIPT@", oneLine(filepath.Join(folder, queue.UserScriptName)),
+		"@FOLDER@", batch.Quote(folder), "@COMMAND@", batch.Join(command),
+	).Replace(guard)
+	job := queue.Job{
+		UID: d.UID, Dir: d.dir(), Script: []byte(text), UserScript: d.Script, Args: d.Args, Comment: comment,
+		// sbatch takes options from #PBS and #BSUB lines anywhere in a script.
+		Options: append([]string{"--ignore-pbs"}, without(words, "--comment=")...),
+	}
+	for name, value := range map[string]string{"PATH": d.Path, "LD_LIBRARY_PATH": d.LibraryPath} {
+		if value != "" {
+			job.Env = append(job.Env, name+"="+value)
+		}
+	}
+	return job, nil
+}
+
+// dir returns the working directory.
+func (d Description) dir() string {
+	switch {
+	case d.Dir == "" && len(d.Roots) > 0:
+		return d.Roots[0]
+	case !filepath.IsAbs(d.Dir) && len(d.Roots) > 0:
+		return filepath.Join(d.Roots[0], d.Dir)
+	}
+	return d.Dir
+}
+
+// interpreter returns the words before the path of a script that the kernel runs for its
+// first line. The script then runs also where its file system does not permit programs.
+func interpreter(script []byte) ([]string, error) {
+	line, _, _ := strings.Cut(string(script[:min(len(script), 4096)]), "\n")
+	line, ok := strings.CutPrefix(line, "#!")
+	line = strings.Trim(line, " \t")
+	if !ok || line == "" {
+		return nil, errors.New("this does not look like a batch script: its first line must be #! and the path of an interpreter, for instance #!/bin/sh")
+	}
+	if strings.ContainsRune(line, '\r') {
+		return nil, errors.New("the script has DOS line breaks (\\r\\n) instead of UNIX line breaks (\\n)")
+	}
+	program, argument, _ := strings.Cut(strings.ReplaceAll(line, "\t", " "), " ")
+	if argument = strings.TrimLeft(argument, " "); argument != "" {
+		return []string{program, argument}, nil
+	}
+	return []string{program}, nil
+}
+
+// options returns the options of the script, followed by options of the other fields.
+func (d Description) options() ([]batch.Option, error) {
+	words, err := directives(d.Script)
+	if err != nil {
+		return nil, err
+	}
+	options, err := parse(words)
+	if err != nil {
+		return nil, fmt.Errorf("#SBATCH lines of the script: %w", err)
+	}
+	own, err := parse(d.Options)
+	if err != nil {
+		return nil, fmt.Errorf("options of the object: %w", err)
+	}
+	for _, option := range own {
+		if option.Name == ":" {
+			return nil, &Denied{":", "components of a heterogeneous job belong into the script"}
+		}
+		options = addToEach(options, option.Name, option.Value, option.Words...)
+	}
+	if _, named := last(options, "job-name"); !named && d.JobName == "" {
+		d.JobName = strings.ReplaceAll(d.Object, "/", ".")
+	}
+	if given, ok := last(options, "constraint"); ok && len(d.Features) > 0 {
+		d.Features = append(d.Features, given)
+	}
+	for _, field := range []struct{ name, value string }{
+		{"job-name", d.JobName}, {"partition", d.Partition}, {"nodes", count(d.Nodes)}, {"ntasks", count(d.Tasks)},
+		{"cpus-per-task", count(d.CPUsPerTask)}, {"mem", count(d.MemoryMB)}, {"constraint", strings.Join(d.Features, "&")},
+		{"chdir", d.Dir}, {"output", d.Output}, {"error", d.Error},
+	} {
+		if field.value != "" {
+			options = addToEach(options, field.name, field.value)
+		}
+	}
+	if d.TimeLimit > 0 {
+		options = addToEach(options, "time", slurm.FormatSpan(d.TimeLimit))
+	}
+	return options, nil
+}
+
+// count returns the text of a number, or nothing for zero.
+func count(n int64) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+func parse(words []string) ([]batch.Option, error) {
+	line, err := batch.Split(words, func(string) (takesValue, ok bool) { return false, false })
+	if err != nil {
+		return nil, err
+	}
+	if len(line.Command) > 0 {
+		return nil, fmt.Errorf("invalid word %q", line.Command[0])
+	}
+	return line.Options, nil
+}
+
+// addToEach adds an option to each component of a heterogeneous job, where it comes after the
+// others and so replaces an earlier one. The words are --NAME=VALUE unless others are given.
+func addToEach(options []batch.Option, name, value string, words ...string) []batch.Option {
+	if len(words) == 0 {
+		words = []string{"--" + name + "=" + value}
+	}
+	added := batch.Option{Name: name, Value: value, Words: words}
+	var result []batch.Option
+	for _, option := range options {
+		if option.Name == ":" {
+			result = append(result, added)
+		}
+		result = append(result, option)
+	}
+	return append(result, added)
+}
+
+// last returns the value of the last option of a name.
+func last(options []batch.Option, name string) (string, bool) {
+	return batch.Arguments{Options: options}.Get(name)
+}
+
+func without(words []string, prefix string) []string {
+	var kept []string
+	for _, word := range words {
+		if !strings.HasPrefix(word, prefix) {
+			kept = append(kept, word)
+		}
+	}
+	return kept
+}
+
+// oneLine makes a text safe for a comment of a shell script.
+func oneLine(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, text)
+}

@@ -1,0 +1,84 @@
+package script
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+)
+
+// directives returns the words on the #SBATCH lines of a script, as sbatch reads them
+// (Slurm 22.05, src/sbatch/opt.c). They end at the first command. Words of #PBS and #BSUB
+// lines are not among them: Build passes --ignore-pbs.
+func directives(script []byte) ([]string, error) {
+	var all []string
+	number := 0
+	for line := range bytes.Lines(script) {
+		number++
+		text, ok := strings.CutPrefix(strings.TrimRight(string(line), "\r\n"), "#SBATCH")
+		if !ok {
+			if trimmed := bytes.TrimSpace(line); len(trimmed) > 0 && trimmed[0] != '#' {
+				break
+			}
+			continue
+		}
+		words, err := splitLine(text)
+		if err != nil {
+			return nil, fmt.Errorf("line %d of the script: %w", number, err)
+		}
+		if len(words) > 0 && (strings.EqualFold(words[0], "hetjob") || strings.EqualFold(words[0], "packjob")) {
+			words = []string{":"}
+		}
+		all = append(all, words...)
+	}
+	return all, nil
+}
+
+// splitLine splits a #SBATCH line at spaces. Quotes group characters, a backslash takes the
+// next character as it is except for a space outside quotes, and # begins a comment.
+func splitLine(line string) ([]string, error) {
+	var words []string
+	for {
+		line = strings.TrimLeft(line, spaces)
+		if line == "" {
+			return words, nil
+		}
+		if line[0] == ':' {
+			return nil, fmt.Errorf("unexpected ':' in [%s]", line)
+		}
+		word, rest, err := firstWord(line)
+		if err != nil || word == "" {
+			return words, err
+		}
+		words, line = append(words, word), rest
+	}
+}
+
+// spaces holds the characters of isspace(3).
+const spaces = " \t\v\f\r\n"
+
+func firstWord(line string) (word, rest string, err error) {
+	var b strings.Builder
+	quote, escaped := byte(0), false
+	i := 0
+	for ; i < len(line) && (quote != 0 || !strings.Contains(spaces, line[i:i+1])); i++ {
+		switch c := line[i]; {
+		case escaped:
+			escaped = false
+			b.WriteByte(c)
+		case c == '\\':
+			escaped = true
+		case quote != 0 && c == quote:
+			quote = 0
+		case quote == 0 && (c == '"' || c == '\''):
+			quote = c
+		case quote == 0 && c == '#':
+			return b.String(), "", nil
+		default:
+			b.WriteByte(c)
+		}
+	}
+	if quote != 0 {
+		return "", "", fmt.Errorf("unmatched %c in [%s]", quote, line)
+	}
+	return b.String(), line[i:], nil
+}
