@@ -101,6 +101,7 @@ hostile() {
 	control="flood 127.0.0.1:9 $inside" compare "flood $dns $inside" queries "$dns" 1000 $inside
 	takes streams "$dns"
 	poll 60 hostile_gets_no_more || fail "the hostile pod gets ever more connections to the name server"
+	says a "reset connections of pod $pod to the name server: it has 128 already"
 	rests
 	compare "streams $dns" queries "$dns" 1000 $inside
 	takes attempts 203.0.113.9:80

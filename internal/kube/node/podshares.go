@@ -42,18 +42,20 @@ type podShares struct {
 	// entries for each address that has opened connections.
 	setting func(name string) (int, error)
 	count   func() (map[netip.Addr]int, error)
-	floods  func() ([]netip.Addr, error)
+	// floods and rejected return the pods whose queries, or connections, the name server
+	// does not get.
+	floods, rejected func() ([]netip.Addr, error)
 
 	full []netip.Addr // pods that the rules in force permit no further connections
-	// said and flooded hold the pods that a notice has named.
-	said, flooded map[netip.Addr]bool
+	// said, flooded and connected hold the pods that a notice has named.
+	said, flooded, connected map[netip.Addr]bool
 }
 
 func newPodShares(plan cluster.Plan, o Options) *podShares {
 	return &podShares{
 		plan: plan, log: o.Log, notice: o.Notifier.Notice, nft: runNft,
-		setting: trackedSetting, count: policy.CountConnections, floods: policy.FloodingPods,
-		said: map[netip.Addr]bool{}, flooded: map[netip.Addr]bool{},
+		setting: trackedSetting, count: policy.CountConnections, floods: policy.FloodingPods, rejected: policy.RejectedPods,
+		said: map[netip.Addr]bool{}, flooded: map[netip.Addr]bool{}, connected: map[netip.Addr]bool{},
 	}
 }
 
@@ -69,14 +71,12 @@ func trackedSetting(name string) (int, error) {
 // ctx ends. It does without the rules that the kernel refuses: pods work without them.
 func (s *podShares) run(ctx context.Context) {
 	rules := s.rules(nil)
-	if err := s.load(ctx, "streams", rules.Streams()); err != nil {
-		s.log.Warn("Pods have no bound of TCP connections to the name server", "error", err)
-	}
 	checks := map[string]func(context.Context) error{}
 	for _, share := range []struct {
 		name, script, without string
 		check                 func(context.Context) error
 	}{
+		{"streams", rules.Streams(), "Pods have no bound of TCP connections to the name server", s.nameRejected},
 		{"floods", rules.Floods(), "Floods of queries to the name server are not dropped", s.nameFloods},
 		{"shares", rules.Connections(), "Pods have no shares of conntrack", s.look},
 	} {
@@ -107,14 +107,24 @@ func (s *podShares) run(ctx context.Context) {
 
 // nameFloods names each pod whose queries the rules drop, once.
 func (s *podShares) nameFloods(context.Context) error {
-	pods, err := s.floods()
+	return s.name(s.floods, s.flooded, fmt.Sprintf("dropped DNS queries of pod %%v: it sent more than %d in a second", queriesToDNS))
+}
+
+// nameRejected names each pod whose connections to the name server the rules refuse, once.
+func (s *podShares) nameRejected(context.Context) error {
+	return s.name(s.rejected, s.connected, fmt.Sprintf("reset connections of pod %%v to the name server: it has %d already", streamsToDNS))
+}
+
+// name says text of each pod that it has not named before.
+func (s *podShares) name(list func() ([]netip.Addr, error), named map[netip.Addr]bool, text string) error {
+	pods, err := list()
 	if err != nil {
 		return err
 	}
 	for _, pod := range pods {
-		if !s.flooded[pod] {
-			s.flooded[pod] = true
-			s.notice(fmt.Sprintf("dropped DNS queries of pod %v: it sent more than %d in a second", pod, queriesToDNS))
+		if !named[pod] {
+			named[pod] = true
+			s.notice(fmt.Sprintf(text, pod))
 		}
 	}
 	return nil

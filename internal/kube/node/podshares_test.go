@@ -83,24 +83,29 @@ func TestPodWithItsShareOfConntrackIsNamed(t *testing.T) {
 	}
 }
 
-// A pod that floods the name server is named once.
+// A pod that floods the name server with queries or connections is named once for each.
 func TestFloodingPodIsNamed(t *testing.T) {
 	hostile, other := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::2")
 	var pods []netip.Addr
 	var said []string
+	list := func() ([]netip.Addr, error) { return pods, nil }
 	s := &podShares{
-		flooded: map[netip.Addr]bool{},
-		notice:  func(text string) { said = append(said, text) },
-		floods:  func() ([]netip.Addr, error) { return pods, nil },
+		flooded: map[netip.Addr]bool{}, connected: map[netip.Addr]bool{},
+		notice: func(text string) { said = append(said, text) },
+		floods: list, rejected: list,
 	}
-	for _, pods = range [][]netip.Addr{nil, {hostile}, {hostile}, nil, {hostile, other}} {
-		if err := s.nameFloods(t.Context()); err != nil {
-			t.Fatal(err)
+	for _, check := range []func(context.Context) error{s.nameFloods, s.nameRejected} {
+		for _, pods = range [][]netip.Addr{nil, {hostile}, {hostile}, nil, {hostile, other}} {
+			if err := check(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	if want := []string{
 		"dropped DNS queries of pod 10.0.0.1: it sent more than 20000 in a second",
 		"dropped DNS queries of pod fd00::2: it sent more than 20000 in a second",
+		"reset connections of pod 10.0.0.1 to the name server: it has 128 already",
+		"reset connections of pod fd00::2 to the name server: it has 128 already",
 	}; !slices.Equal(said, want) {
 		t.Errorf("said %q, want %q", said, want)
 	}

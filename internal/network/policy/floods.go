@@ -27,10 +27,17 @@ func (s Shares) Floods() string {
 
 // FloodingPods returns the pods that count as floods in this network namespace. The script
 // of Floods must be loaded.
-func FloodingPods() (pods []netip.Addr, err error) {
+func FloodingPods() ([]netip.Addr, error) { return podsIn("floods") }
+
+// RejectedPods returns the pods that were refused a TCP connection to the name server in the
+// last floodSeconds. The script of Streams must be loaded.
+func RejectedPods() ([]netip.Addr, error) { return podsIn("rejected") }
+
+// podsIn returns the pods in a set of the shares, for both versions of IP.
+func podsIn(set string) (pods []netip.Addr, err error) {
 	for _, f := range versions {
-		if pods, err = appendElements(pods, "floods-"+f.name); err != nil {
-			return nil, fmt.Errorf("list the pods that flood the name server: %w", err)
+		if pods, err = appendElements(pods, set+"-"+f.name); err != nil {
+			return nil, fmt.Errorf("list the pods in the set %s-%s: %w", set, f.name, err)
 		}
 	}
 	return pods, nil

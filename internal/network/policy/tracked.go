@@ -73,7 +73,8 @@ func (s Shares) Streams() string {
 	script.chain("names", "input")
 	for _, f := range versions {
 		script.line("add set inet %s names-%s { type %s; flags dynamic; size 65535; }", sharesTable, f.name, f.key)
-		script.line("add rule inet %s names iifname { %s } tcp dport 53 ct state new add @names-%s { %[3]s saddr ct count over %d } reject with tcp reset",
+		script.line("add set inet %s rejected-%s { type %s; flags dynamic,timeout; timeout %ds; size 65535; }", sharesTable, f.name, f.key, floodSeconds)
+		script.line("add rule inet %s names iifname { %s } tcp dport 53 ct state new add @names-%s { %[3]s saddr ct count over %d } update @rejected-%[3]s { %[3]s saddr } reject with tcp reset",
 			sharesTable, s.links(), f.name, s.Names)
 	}
 	return script.String()

@@ -136,6 +136,15 @@ func TestOnePodCannotTakeAllConnectionsToNameServer(t *testing.T) {
 			conn.Close()
 		}
 	}
+	testutil.Eventually(t, "only the pod above the bound is listed", func() bool {
+		if conn, err := connect(xa); err == nil {
+			t.Error("a further connection above the bound")
+			conn.Close()
+		}
+		pods, err := RejectedPods()
+		l.must(err)
+		return slices.Equal(pods, []netip.Addr{netip.MustParseAddr(xa)})
+	})
 	other, err := connect(xb)
 	if err != nil {
 		t.Errorf("another pod: %v", err)
