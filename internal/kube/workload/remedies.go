@@ -94,6 +94,7 @@ var remedies = []struct{ reasons, words, remedy string }{
 	{"FailedMount|FailedAttachVolume|FailedMapVolume", "persistentvolumeclaim & not found", "create the claim that the pod mounts, or correct its name"},
 	{"FailedMount|FailedAttachVolume|FailedMapVolume", "driver name & not found|does not contain driver", "install the CSI driver, or use another kind of volume"},
 	{"FailedMount", "no space left on device", "raise resources.limits.memory, which bounds volumes in memory, or free space where the run has its files"},
+	{"FailedPrepareDynamicResources|FailedCreatePodSandBox", "no space left on device", "free space where the run has its files, or name a larger disk with --state-dir"},
 	{"FailedMount", "mount &no such device|mount &operation not permitted", "mount it on the hosts and give it to pods with --mount SRC[:DST]: a user cannot mount this file system"},
 	{"FailedMount|FailedAttachVolume|FailedMapVolume", "", "correct the volume that the message names"},
 	{"FailedCreatePodSandBox", "hostUsers", "leave hostUsers: false out: a run's pods share one user namespace"},
