@@ -137,21 +137,20 @@ var over = []string{"already finished", "already completing or completed", "Inva
 
 func (c *Client) tell(ctx context.Context, command ...string) error {
 	_, err := c.options.Ask(ctx, command...)
-	if err == nil || matches(err.Error(), over) {
-		return nil
-	}
-	return asError(ctx, err)
-}
-
-// asError returns the error of a command of Slurm as an Unavailable or a Refused.
-func asError(ctx context.Context, err error) error {
 	switch {
+	case err == nil || matches(err.Error(), over):
+		return nil
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case errors.Is(err, context.DeadlineExceeded) || matches(err.Error(), unavailable):
-		return &Unavailable{err}
+		return &Unavailable{shorten(err, command)}
 	}
-	return &Refused{Words: err.Error()}
+	return &Refused{Words: shorten(err, command).Error()}
+}
+
+// shorten removes the arguments of a command from its error.
+func shorten(err error, command []string) error {
+	return errors.New(strings.Replace(err.Error(), strings.Join(command, " "), command[0], 1))
 }
 
 // unavailable matches messages of Slurm commands if the controller, or munge, does not

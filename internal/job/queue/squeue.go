@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -84,19 +85,12 @@ func (c *Client) squeue(ctx context.Context) ([]listed, error) {
 		}
 		format[i] = field.name + ":" + strconv.Itoa(width) + separator
 	}
-	output, err := c.options.Ask(ctx, "squeue", "--noheader", "--states=all", "--user="+strconv.Itoa(os.Getuid()), "--Format="+strings.Join(format, ","))
+	command := []string{"squeue", "--noheader", "--states=all", "--user=" + strconv.Itoa(os.Getuid()), "--Format=" + strings.Join(format, ",")}
+	output, err := c.options.Ask(ctx, command...)
 	if err != nil {
-		return nil, asUnavailable(ctx, err)
+		return nil, &Unavailable{shorten(err, command)}
 	}
 	return parseListed(string(output), separator)
-}
-
-// asUnavailable returns the error of a query as an Unavailable.
-func asUnavailable(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return &Unavailable{err}
 }
 
 // parseListed parses the output of squeue.
@@ -132,6 +126,7 @@ func parseListed(output, separator string) ([]listed, error) {
 		}
 		job.isArray = strings.Contains(job.part, "_")
 		job.isHeld = job.state == slurm.Pending && strings.HasPrefix(job.reason, "JobHeld")
+		job.stdout = expand(job.stdout, job)
 		if job.reason == "None" {
 			job.reason = ""
 		}
@@ -144,6 +139,27 @@ func parseListed(output, separator string) ([]listed, error) {
 		jobs = append(jobs, job)
 	}
 	return jobs, nil
+}
+
+var pattern = regexp.MustCompile(`%[0-9]*[xuN%]`)
+
+// expand replaces the patterns that squeue (22.05) leaves in the path of an output file.
+func expand(path string, job listed) string {
+	return pattern.ReplaceAllStringFunc(path, func(text string) string {
+		switch text[len(text)-1] {
+		case 'x':
+			return job.name
+		case 'u':
+			return os.Getenv("USER")
+		case 'N':
+			if nodes, err := slurm.ExpandHosts(job.nodes); err == nil && len(nodes) > 0 {
+				return nodes[0]
+			}
+		case '%':
+			return "%"
+		}
+		return text
+	})
 }
 
 // parseStatus parses an exit status: squeue prints that of wait(2), sacct CODE:SIGNAL.

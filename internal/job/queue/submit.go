@@ -86,10 +86,10 @@ func (c *Client) writeScript(job Job) (string, error) {
 	path := filepath.Join(folder, ScriptName)
 	err := os.MkdirAll(folder, 0o700)
 	if err == nil && job.UserScript != nil {
-		err = writeWhole(filepath.Join(folder, UserScriptName), job.UserScript)
+		err = writeWhole(filepath.Join(folder, UserScriptName), job.UserScript, 0o700)
 	}
 	if err == nil {
-		err = writeWhole(path, job.Script)
+		err = writeWhole(path, job.Script, 0o700)
 	}
 	if err != nil {
 		return "", fmt.Errorf("write the batch script of object %s: %w", job.UID, err)
@@ -98,7 +98,7 @@ func (c *Client) writeScript(job Job) (string, error) {
 }
 
 // writeWhole writes a file that is either complete or absent after a crash.
-func writeWhole(path string, content []byte) error {
+func writeWhole(path string, content []byte, mode os.FileMode) error {
 	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {
 		return err
@@ -108,7 +108,7 @@ func writeWhole(path string, content []byte) error {
 	if _, err := file.Write(content); err != nil {
 		return err
 	}
-	if err := file.Chmod(0o700); err != nil {
+	if err := file.Chmod(mode); err != nil {
 		return err
 	}
 	if err := file.Sync(); err != nil {
@@ -206,7 +206,7 @@ func (c *Client) submitted(uid, id string) {
 	c.mu.Lock()
 	c.known[uid] = &known{id: id, submitted: time.Now()}
 	c.mu.Unlock()
-	if err := writeWhole(filepath.Join(Folder(c.options.State, uid), NumberName), []byte(id+"\n")); err != nil {
+	if err := writeWhole(filepath.Join(Folder(c.options.State, uid), NumberName), []byte(id+"\n"), 0o600); err != nil {
 		c.options.Log.Warn("record the number of a job", "object", uid, "job", id, "error", err)
 	}
 }

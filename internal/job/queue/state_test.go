@@ -1,0 +1,279 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
+)
+
+// site answers the commands of Slurm from memory.
+type site struct {
+	// rows are lines of squeue without widths; the columns are as in fields.
+	rows [][]string
+	// accounting is the output of sacct, or an error.
+	accounting any
+	down       bool
+	asked      []string
+}
+
+func (s *site) ask(_ context.Context, command ...string) ([]byte, error) {
+	s.asked = append(s.asked, command[0])
+	if s.down {
+		return nil, fmt.Errorf("run %s: exit status 1: slurm_load_jobs error: Unable to contact slurm controller (connect failure)", strings.Join(command, " "))
+	}
+	switch command[0] {
+	case "squeue":
+		format, _ := strings.CutPrefix(command[len(command)-1], "--Format=")
+		_, separator, _ := strings.Cut(format, "|")
+		separator, _, _ = strings.Cut(separator, "|")
+		separator = "|" + separator + "|"
+		var b strings.Builder
+		for _, row := range s.rows {
+			b.WriteString(strings.Join(row, separator) + separator + "\n")
+		}
+		return []byte(b.String()), nil
+	case "sacct":
+		if err, ok := s.accounting.(error); ok {
+			return nil, err
+		}
+		text, _ := s.accounting.(string)
+		return []byte(text), nil
+	}
+	s.asked[len(s.asked)-1] = strings.Join(command, " ")
+	return nil, nil
+}
+
+// row returns a line of squeue.
+func row(id, part, state, reason, status, comment, command string) []string {
+	root, _, _ := strings.Cut(part, "_")
+	return []string{id, part, root, "N/A", state, reason, "main", "", status, "2026-11-28T13:00:00", "2026-11-28T13:01:00", "2026-11-28T13:02:00", "0", "name", "/out", comment, command}
+}
+
+func newClient(t *testing.T, s *site) *Client {
+	t.Helper()
+	options := Default(t.TempDir(), slog.New(slog.DiscardHandler))
+	options.Ask, options.Interval = s.ask, 0
+	client, err := New(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func (s *site) states(t *testing.T, c *Client, jobs map[string]string) map[string]State {
+	t.Helper()
+	states, err := c.States(t.Context(), jobs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return states
+}
+
+func TestStateOfPartsTogether(t *testing.T) {
+	s := &site{}
+	c := newClient(t, s)
+	for _, step := range []struct {
+		rows          [][]string
+		state, reason string
+		code          int
+	}{
+		{[][]string{row("5", "5_[2-3]", "PENDING", "Resources", "0", "", ""), row("6", "5_1", "RUNNING", "None", "0", "", "")}, "RUNNING", "1 pending, 1 running", 0},
+		{[][]string{row("6", "5_1", "FAILED", "NonZeroExitCode", "512", "", ""), row("7", "5_2", "RUNNING", "None", "0", "", ""), row("5", "5_3", "RUNNING", "None", "0", "", "")}, "RUNNING", "1 failed, 2 running", 0},
+		// Slurm has forgotten the first element.
+		{[][]string{row("7", "5_2", "COMPLETED", "None", "0", "", ""), row("5", "5_3", "COMPLETED", "None", "0", "", "")}, "FAILED", "2 completed, 1 failed", 2},
+	} {
+		s.rows = step.rows
+		got := s.states(t, c, map[string]string{"u": "5"})["u"]
+		if got.State != step.state || got.Reason != step.reason || got.ExitCode != step.code {
+			t.Errorf("%+v, want %+v", got, step)
+		}
+	}
+}
+
+func TestJobsThatLeftTheQueue(t *testing.T) {
+	disabled := errors.New("run sacct: exit status 1: Slurm accounting storage is disabled")
+	for _, c := range []struct {
+		name                string
+		accounting          any
+		owner, starts, ends string
+		state, reason       string
+		code                int
+	}{
+		{"accounting", "7|7|CANCELLED by 1000|0:15|2026-11-28T13:00:00|2026-11-28T13:01:00|2026-11-28T13:02:00|main|n1\n", "7", "1000 n1\n", "", "CANCELLED", "", 0},
+		{"timeout in accounting", "7|7|TIMEOUT|0:0|2026-11-28T13:00:00|2026-11-28T13:01:00|2026-11-28T13:02:00|main|n1\n", "", "", "", "TIMEOUT", "", 0},
+		{"record of success", disabled, "7", "1000 n1\n", "0 1010\n", "COMPLETED", "", 0},
+		{"record of failure", disabled, "7", "1000 n1\n1005 n2\n", "4 1010\n", "FAILED", "", 4},
+		{"killed", disabled, "7", "1000 n1\n", "", Unknown, "recorded no end", 0},
+		{"never began", disabled, "", "", "", Unknown, "has not begun", 0},
+		{"record of another job", disabled, "6", "1000 n1\n", "0 1010\n", Unknown, "has not begun", 0},
+		{"incomplete record", "", "7", "1000", "0", Unknown, "recorded no end", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := &site{accounting: c.accounting}
+			client := newClient(t, s)
+			folder := Folder(client.options.State, "u")
+			if err := os.MkdirAll(folder, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if c.owner != "" {
+				if err := os.Symlink(c.owner, filepath.Join(folder, OwnerName)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for name, text := range map[string]string{StartsName: c.starts, EndName: c.ends} {
+				if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); text != "" && err != nil {
+					t.Fatal(err)
+				}
+			}
+			got := s.states(t, client, map[string]string{"u": "7"})["u"]
+			if c.state == Unknown {
+				if Ended(got.State) {
+					t.Errorf("given up at once: %+v", got)
+				}
+				client.known["u"].missing = time.Now().Add(-2 * forgottenAfter)
+				got = s.states(t, client, map[string]string{"u": "7"})["u"]
+			}
+			if got.State != c.state || got.ExitCode != c.code || !strings.Contains(got.Reason, c.reason) || !Ended(got.State) {
+				t.Errorf("%+v", got)
+			}
+			if strings.Contains(c.name, "failure") && got.Restarts != 1 {
+				t.Errorf("%d restarts", got.Restarts)
+			}
+		})
+	}
+}
+
+func TestSitesWithoutAccountingAreAskedOnce(t *testing.T) {
+	s := &site{accounting: errors.New("run sacct: exit status 1: Slurm accounting storage is disabled")}
+	c := newClient(t, s)
+	for range 3 {
+		s.states(t, c, map[string]string{"u": "7"})
+	}
+	if got := strings.Count(strings.Join(s.asked, " "), "sacct"); got != 1 {
+		t.Errorf("sacct was called %d times", got)
+	}
+}
+
+// A submission that was given up may be carried out later.
+func TestSecondHeldJobIsCancelled(t *testing.T) {
+	s := &site{}
+	c := newClient(t, s)
+	own := filepath.Join(c.options.State, "u", ScriptName)
+	second := row("8", "8", "PENDING", "JobHeldUser", "0", "changed by a plugin", own)
+	for _, step := range []struct {
+		first  []string
+		cancel string
+	}{
+		{row("7", "7", "PENDING", "JobHeldUser", "0", marker+"u", own), ""}, // which one is to run is open
+		{row("7", "7", "RUNNING", "None", "0", marker+"u", own), "scancel 8"},
+	} {
+		s.rows, s.asked = [][]string{step.first, second, row("9", "9", "PENDING", "JobHeldUser", "0", "other", "/x/"+ScriptName)}, nil
+		s.states(t, c, map[string]string{"u": "7"})
+		if got := strings.Join(s.asked, ", "); strings.Contains(got, "scancel") != (step.cancel != "") || !strings.Contains(got, step.cancel) {
+			t.Errorf("asked %s, want %q", got, step.cancel)
+		}
+	}
+}
+
+func TestFindAfterLostAnswer(t *testing.T) {
+	s := &site{}
+	c := newClient(t, s)
+	if _, found, err := c.Find(t.Context(), "u"); found || err != nil || len(s.asked) > 0 {
+		t.Errorf("nothing was submitted: %v, %v, asked %q", found, err, s.asked)
+	}
+	script, err := c.writeScript(Job{UID: "u", Script: []byte("#!/bin/sh\n")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name string
+		rows [][]string
+		want string
+	}{
+		{"no job", [][]string{row("6", "6", "RUNNING", "None", "0", marker+"u2", "/other")}, ""},
+		{"by comment", [][]string{row("7", "7", "PENDING", "JobHeldUser", "0", "site "+marker+"u x", "")}, "7"},
+		{"by command", [][]string{row("8", "8", "PENDING", "JobHeldUser", "0", "", script+" an argument")}, "8"},
+		{"released before held", [][]string{row("9", "9", "PENDING", "JobHeldUser", "0", marker+"u", ""), row("10", "10", "RUNNING", "None", "0", marker+"u", "")}, "10"},
+		{"array", [][]string{row("12", "11_2", "RUNNING", "None", "0", marker+"u", "")}, "11"},
+	} {
+		s.rows = test.rows
+		id, found, err := c.Find(t.Context(), "u")
+		if id != test.want || found != (test.want != "") || err != nil {
+			t.Errorf("%s: %q, %v, %v", test.name, id, found, err)
+		}
+		_ = os.Remove(filepath.Join(filepath.Dir(script), NumberName))
+	}
+	s.down = true
+	if _, _, err := c.Find(t.Context(), "u"); !errors.As(err, new(*Unavailable)) || strings.Contains(err.Error(), "--Format") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestWhileSlurmIsAway(t *testing.T) {
+	s := &site{down: true}
+	c := newClient(t, s)
+	_, err := c.States(t.Context(), map[string]string{"u": "7"})
+	for _, err := range []error{err, c.Release(t.Context(), "7"), c.Cancel(t.Context(), "7")} {
+		if !errors.As(err, new(*Unavailable)) {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+func TestManyCallersShareOneQuery(t *testing.T) {
+	s := &site{rows: [][]string{row("7", "7", "RUNNING", "None", "0", "", "")}}
+	c := newClient(t, s)
+	c.options.Interval = time.Hour
+	for range 100 {
+		s.states(t, c, map[string]string{"u": "7"})
+	}
+	if len(s.asked) != 1 {
+		t.Errorf("asked %d times", len(s.asked))
+	}
+}
+
+func TestWrongUID(t *testing.T) {
+	c := newClient(t, &site{})
+	for _, uid := range []string{"", "..", "a/b", "-x", "a b", strings.Repeat("x", 101)} {
+		if _, err := c.Submit(t.Context(), Job{UID: uid}); err == nil {
+			t.Errorf("%q is submitted", uid)
+		}
+		if err := c.Forget(uid); err == nil {
+			t.Errorf("%q is removed", uid)
+		}
+	}
+}
+
+func TestEnvironmentOfJobsHasNoSecrets(t *testing.T) {
+	got := strings.Join(JobEnv([]string{"HOME=/h", "KUBECONFIG=/k", "AWS_SECRET_ACCESS_KEY=x", "SLURM_CONF=/c", "SLURM_JOB_ID=1", "SBATCH_UID=0", "LC_ALL=C", "BASH_FUNC_module%%=() {", "MODULEPATH=/m", "HOMER=x", "PATH=/bin"}), " ")
+	if want := "HOME=/h SLURM_CONF=/c LC_ALL=C BASH_FUNC_module%%=() { MODULEPATH=/m PATH=/bin"; got != want {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestPatternsInOutputAreReplaced(t *testing.T) {
+	t.Setenv("USER", "alice")
+	if got := expand("/h/%x-%u-%N-%%-%t.out", listed{name: "n%u", nodes: "n[3-4]"}); got != "/h/n%u-alice-n3-%-%t.out" {
+		t.Errorf("got %s", got)
+	}
+}
+
+func FuzzParseAccounted(f *testing.F) {
+	f.Add("7_1|8|CANCELLED by 1000|0:15|2026-11-28T13:00:00|Unknown|None|main|n1\n7+0|7|FAILED|1:0||||\n")
+	f.Fuzz(func(t *testing.T, output string) {
+		fuzzbound.Watch(t)
+		for _, job := range parseAccounted(output) {
+			if job.root != "" && !strings.HasPrefix(job.part, job.root) {
+				t.Errorf("%+v", job)
+			}
+		}
+	})
+}
