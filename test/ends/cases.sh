@@ -897,9 +897,8 @@ fast_path() {
 	span_berth a --image $image -- bash $here/fast.sh
 	timeout=200 says a 'connections are being made'
 	for node in n1 n2 n1; do
-		# The oldest process of that name; another one holds its descriptors.
-		"$bed" run $node sh -c 'kill -KILL $(pgrep -o -f "^berth net-role")' || fail "no net role on $node"
-		poll 10 died $((deaths += 1)) || fail "the net role of $node did not die"
+		poll 60 kill_net $node || fail "no net role on $node"
+		poll 60 died $((deaths += 1)) || fail "the net role of $node did not die"
 	done
 	timeout=200 ends a 0
 	says a '0 and 0 connections failed'
@@ -912,6 +911,11 @@ fast_lost() {
 	"$bed" run n2 sh -c 'kill -KILL $(pgrep -f "^berth net-role")' || fail 'no net role on n2'
 	timeout=90 ends a 0
 	says a 'pods were made anew'
+}
+# kill_net NODE kills the net role of a node. It fails until the role has taken over from
+# its predecessor, whose process that holds descriptors is older than the role.
+kill_net() {
+	"$bed" run "$1" sh -c 'role=$(pgrep -o -f "^berth net-role") && pgrep -P "$role" -f "^berth net-role" >/dev/null && kill -KILL "$role"'
 }
 died() { (($(grep -c 'net ended: killed by signal 9' "$out/a") >= $1)); }
 fast_talk() { local fast=auto && talk; }
