@@ -61,7 +61,7 @@ func newOpenCommand() *cobra.Command {
 	var namespace string
 	command := &cobra.Command{
 		Use:   "open [JOB] TYPE/NAME [PORT]",
-		Short: "Open a notebook or dashboard in the cluster of a job in your browser",
+		Short: "Open a notebook or dashboard of a cluster in your browser",
 		Long: `Forwards a free port of this host's loopback to the Service or pod, and prints
 the address for a browser on this host and the ssh command for one elsewhere.
 Connections of other users on this host are refused, so that only you reach a

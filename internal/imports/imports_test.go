@@ -29,8 +29,8 @@ var groups = map[string][]string{
 	"site":      {"base", "job"},
 	"access":    {"base", "job"},
 	"slurmjobs": {"base", "job"},
-	"launch":    {"base", "job", "node", "network", "kube", "site", "access"},
-	"cli":       {"base", "job", "access", "launch"},
+	"launch":    {"base", "job", "node", "network", "kube", "site", "access", "slurmjobs"},
+	"cli":       {"base", "job", "access", "launch", "slurmjobs"},
 	"testutil":  {"base"},
 }
 
@@ -84,6 +84,7 @@ var layers = map[string][]string{
 
 	"internal/kube/control/controltest": {"internal/base/cluster", "internal/base/notify", "internal/base/pki"},
 
+	"internal/slurmjobs/process":    {"internal/job/queue", "internal/job/slurm", "internal/slurmjobs/controller", "internal/slurmjobs/kinds", "internal/slurmjobs/script", "internal/slurmjobs/trust"},
 	"internal/slurmjobs/controller": {"internal/job/queue", "internal/slurmjobs/kinds", "internal/slurmjobs/trust"},
 	"internal/slurmjobs/script":     {"internal/job/batch", "internal/job/queue", "internal/job/slurm"},
 	"internal/slurmjobs/trust":      {"internal/slurmjobs/kinds"},
@@ -121,6 +122,8 @@ var layers = map[string][]string{
 		"internal/network/balancer", "internal/network/egress", "internal/network/overlay",
 		"internal/node/containerdconf", "internal/node/devices", "internal/node/dnsconf", "internal/node/sandbox",
 		"internal/site/siteconf",
+		// Slurm jobs of objects are served on the host of the head.
+		"internal/job/queue", "internal/slurmjobs/process",
 	},
 
 	"internal/launch/allocation": {"internal/base/exitcode", "internal/base/linux", "internal/base/probe", "internal/job/slurm"},
@@ -159,6 +162,7 @@ var layers = map[string][]string{
 		"internal/job/batch", "internal/job/slurm",
 		// The causes of an end are errors of allocation.
 		"internal/launch", "internal/launch/allocation", "internal/launch/crash", "internal/launch/imagecache",
+		"internal/slurmjobs/process", "internal/slurmjobs/trust",
 	},
 
 	"internal/testutil": {"internal/base/linux"},
@@ -178,7 +182,7 @@ var bans = []struct {
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/interlink", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/existing", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/control/controltest", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "internal/slurmjobs/controller", "internal/slurmjobs/trust", "test/linearizable", "test/yardstick"},
+		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/interlink", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/existing", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/control/controltest", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "internal/slurmjobs/controller", "internal/slurmjobs/process", "internal/slurmjobs/trust", "test/linearizable", "test/yardstick"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{

@@ -129,7 +129,10 @@ func trim(object any) (any, error) {
 
 // Run serves until ctx ends, whenever this controller leads. It returns nil then.
 func (c *Controller) Run(ctx context.Context) error {
-	if err := c.checkDefinitions(ctx); err != nil {
+	if err := CheckDefinitions(ctx, c.client, c.Namespace); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
@@ -212,7 +215,7 @@ func (c *Controller) handleNext(ctx context.Context) bool {
 		return false
 	}
 	if err := c.reconcile(ctx, t); err != nil {
-		c.Log.Warn("serve object", "kind", t.kind.Name, "namespace", t.namespace, "name", t.name, "error", err)
+		c.Log.Debug(fmt.Sprintf("%s %s/%s: %v", t.kind.Name, t.namespace, t.name, err))
 		c.queue.AddRateLimited(t)
 		return true
 	}

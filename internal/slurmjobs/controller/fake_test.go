@@ -19,7 +19,9 @@ type fakeSlurm struct {
 	away error
 	// refusal is returned by Submit while it is set.
 	refusal error
-	looks   int
+	// quick jobs end as soon as they are released, and the queue forgets them at once.
+	quick bool
+	looks int
 }
 
 type fakeJob struct {
@@ -74,6 +76,9 @@ func (s *fakeSlurm) Release(_ context.Context, id string) error {
 			job.held, job.State.State, job.Reason = false, "RUNNING", ""
 			job.Start, job.Nodes, job.Output = time.Unix(1e9+10, 0), "n1", "/home/u/slurm-"+id+".out"
 			job.ran++
+			if s.quick {
+				job.State.State, job.End = "COMPLETED", time.Unix(1e9+20, 0)
+			}
 		}
 	})
 }

@@ -3,13 +3,17 @@ package controller
 import (
 	"context"
 	"fmt"
+	"time"
 
+	coordinationapi "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes/scheme"
 	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/leaderelection"
@@ -22,6 +26,7 @@ const LeaseName = "berth-slurm-jobs"
 
 var (
 	definitionsResource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	leasesResource      = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 	eventsResource      = schema.GroupVersionResource{Version: "v1", Resource: "events"}
 )
 
@@ -54,7 +59,11 @@ func (c *Controller) lead(ctx context.Context, serve func(context.Context)) erro
 			},
 			OnStoppedLeading: func() {},
 			OnNewLeader: func(identity string) {
-				c.Log.Info("a controller leads", "identity", identity, "self", identity == c.Identity)
+				if identity == c.Identity {
+					c.Log.Info("this controller serves BridgeJobs and SlurmJobs of " + c.place())
+				} else {
+					c.Log.Info("controller " + identity + " serves " + c.place() + "; this one waits for its end")
+				}
 			},
 		},
 	})
@@ -79,6 +88,35 @@ func (c *Controller) lead(ctx context.Context, serve func(context.Context)) erro
 	stop()
 	<-over
 	return nil
+}
+
+// place names the namespaces that the controller serves.
+func (c *Controller) place() string {
+	if c.Namespace == "" {
+		return "all namespaces"
+	}
+	return "namespace " + c.Namespace
+}
+
+// Leader returns the identity of the controller that leads in a namespace, or "".
+func Leader(ctx context.Context, client dynamic.Interface, namespace string) (string, error) {
+	object, err := client.Resource(leasesResource).Namespace(namespace).Get(ctx, LeaseName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the lease of the controller: %w", err)
+	}
+	lease := &coordinationapi.Lease{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, lease); err != nil {
+		return "", err
+	}
+	spec := lease.Spec
+	if spec.HolderIdentity == nil || spec.RenewTime == nil || spec.LeaseDurationSeconds == nil ||
+		time.Since(spec.RenewTime.Time) > time.Duration(*spec.LeaseDurationSeconds)*time.Second {
+		return "", nil
+	}
+	return *spec.HolderIdentity, nil
 }
 
 // startEvents begins to record events, until the returned function is called.

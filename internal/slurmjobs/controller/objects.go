@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -28,14 +29,17 @@ func (c *Controller) resource(t target) dynamic.ResourceInterface {
 	return c.client.Resource(t.kind.Resource()).Namespace(t.namespace)
 }
 
-// checkDefinitions returns an error with a remedy if a kind is not defined, or may not
-// be read.
-func (c *Controller) checkDefinitions(ctx context.Context) error {
+// ErrUndefined is wrapped by errors for a kind that the cluster does not have, or not yet.
+var ErrUndefined = errors.New("the cluster has no kind")
+
+// CheckDefinitions returns an error with a remedy if a kind is not defined, or its objects
+// in a namespace may not be read.
+func CheckDefinitions(ctx context.Context, client dynamic.Interface, namespace string) error {
 	for _, kind := range kinds.All() {
-		_, err := c.client.Resource(kind.Resource()).Namespace(c.Namespace).List(ctx, metav1.ListOptions{Limit: 1})
+		_, err := client.Resource(kind.Resource()).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: 1})
 		switch {
 		case apierrors.IsNotFound(err):
-			return fmt.Errorf("the cluster has no kind %s: have its administrator apply the output of 'berth slurm-jobs setup'", kind.Name)
+			return fmt.Errorf("%w %s: have its administrator apply the output of 'berth slurm-jobs setup'", ErrUndefined, kind.Name)
 		case apierrors.IsForbidden(err):
 			return fmt.Errorf("%w: have the cluster's administrator apply the output of 'berth slurm-jobs setup'", err)
 		case err != nil:
@@ -87,12 +91,22 @@ func (c *Controller) dropFinalizer(ctx context.Context, t target, object *unstru
 	if !hasFinalizer(object) {
 		return nil
 	}
-	rest := slices.DeleteFunc(object.GetFinalizers(), func(name string) bool { return name == Finalizer })
-	_, err := c.setFinalizers(ctx, t, object, rest)
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
+	_, err := DropFinalizer(ctx, c.client, t.kind, object)
 	return err
+}
+
+// DropFinalizer lets an object go when it is deleted, and reports whether it was kept.
+func DropFinalizer(ctx context.Context, client dynamic.Interface, kind kinds.Kind, object *unstructured.Unstructured) (bool, error) {
+	if !hasFinalizer(object) {
+		return false, nil
+	}
+	rest := slices.DeleteFunc(object.GetFinalizers(), func(name string) bool { return name == Finalizer })
+	c := &Controller{client: client}
+	_, err := c.setFinalizers(ctx, target{kind, object.GetNamespace(), object.GetName()}, object, rest)
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 func (c *Controller) setFinalizers(ctx context.Context, t target, object *unstructured.Unstructured, names []string) (*unstructured.Unstructured, error) {

@@ -41,8 +41,6 @@ const (
 	maxTime  = 10 * 366 * 24 // hours
 )
 
-const notSupported = "is not supported yet"
-
 func readBridgeJob(text []byte, p *problems) Request {
 	var spec bridgeSpec
 	p.decode(text, &spec)
@@ -57,12 +55,12 @@ func readBridgeJob(text []byte, p *problems) Request {
 		}
 		request.ScriptFile = p.file("spec.jobdata.jobscript", data.JobScript)
 	case "s3":
-		p.add("spec.jobdata.scriptlocation: s3 %s: put the script into the object (inline), or on the login host (remote)", notSupported)
+		p.add("spec.jobdata.scriptlocation: s3 is not supported yet: put the script into the object (inline), or on the login host (remote)")
 	default:
 		p.add("spec.jobdata.scriptlocation %q: give inline, remote or s3", data.ScriptLocation)
 	}
 	if data.ScriptExtraLocation == "s3" && data.JobParameters != "" {
-		p.add("spec.jobdata.scriptextralocation: s3 %s: put the parameters into the object (inline)", notSupported)
+		p.add("spec.jobdata.scriptextralocation: s3 is not supported yet: put the parameters into the object (inline)")
 	} else {
 		request.properties("spec.jobdata.jobparameters", data.JobParameters, p)
 	}
@@ -71,10 +69,10 @@ func readBridgeJob(text []byte, p *problems) Request {
 		p.add("spec.jobdata.scriptmetadata has no meaning for Slurm: remove it")
 	}
 	if data.AdditionalData != "" {
-		p.add("spec.jobdata.additionaldata %s: have the script fetch its files", notSupported)
+		p.add("spec.jobdata.additionaldata is not supported yet: have the script fetch its files")
 	}
 	if spec.S3Upload.Bucket != "" {
-		p.add("spec.s3upload %s: have the script upload its files", notSupported)
+		p.add("spec.s3upload is not supported yet: have the script upload its files")
 	}
 	if spec.ResourceSecret != "" {
 		request.unused("resourcesecret: the job belongs to the user who runs the controller, without a password")

@@ -28,10 +28,10 @@ func readSlurmJob(text []byte, p *problems) Request {
 	request.Script = p.script("spec.batch", spec.Batch)
 	request.selectNodes(spec.NodeSelector, p)
 	if spec.Results != nil {
-		p.add("spec.results %s: remove it; the files of the job stay where the job writes them", notSupported)
+		p.add("spec.results is not supported yet: remove it; the files of the job stay where the job writes them")
 	}
 	if spec.Prepare != nil {
-		p.add("spec.prepare %s: remove it, and have the script fetch its files", notSupported)
+		p.add("spec.prepare is not supported yet: remove it, and have the script fetch its files")
 	}
 	return request
 }
@@ -78,5 +78,5 @@ func readWlmJob(text []byte, p *problems) {
 		Image string `json:"image"`
 	}
 	p.decode(text, &spec)
-	p.add("WlmJob (spec.image %q) %s: use a SlurmJob, whose script runs the container", spec.Image, notSupported)
+	p.add("WlmJob (spec.image %q) is not supported yet: use a SlurmJob, whose script runs the container", spec.Image)
 }

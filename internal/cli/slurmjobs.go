@@ -1,0 +1,212 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/slurmjobs/process"
+	"berth.dev/berth/internal/slurmjobs/trust"
+)
+
+// slurmJobsFlags holds the options of 'berth slurm-jobs' and its commands.
+type slurmJobsFlags struct {
+	kubeconfig, namespace string
+	trustNamespace        bool
+	users                 []string
+}
+
+func (f *slurmJobsFlags) addCluster(flags *pflag.FlagSet) {
+	flags.SortFlags = false
+	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`file` that names the cluster and a user of it (default: as kubectl)")
+	flags.StringVarP(&f.namespace, "namespace", "n", "", "`namespace` of the objects")
+}
+
+func (f *slurmJobsFlags) addTrust(flags *pflag.FlagSet) {
+	flags.StringSliceVar(&f.users, "allow-users", nil, "admit objects of these `users` of the cluster only; a policy in the cluster enforces it")
+	flags.BoolVar(&f.trustNamespace, "trust-namespace", false, "let everybody who may create objects in the namespace run code as you")
+}
+
+var errTrust = errors.New("nobody is trusted yet to run code as you: give --allow-users NAME,... for these users of the cluster, or --trust-namespace for everybody who may create objects in the namespace")
+
+func (f *slurmJobsFlags) check() error {
+	switch {
+	case f.namespace == "":
+		return &usageError{errors.New("--namespace is missing: name the namespace of the objects")}
+	case f.trustNamespace == (len(f.users) > 0):
+		return &usageError{errTrust}
+	}
+	return nil
+}
+
+func newSlurmJobsCommand() *cobra.Command {
+	var f slurmJobsFlags
+	var o process.Options
+	var shown verbosity
+	command := &cobra.Command{
+		Use:   "slurm-jobs [flags]",
+		Short: "Make Slurm jobs of objects in an existing Kubernetes",
+		Long: `Makes a Slurm job of each BridgeJob and SlurmJob in a namespace, as you, with
+your accounts and limits, and writes its state into the object. Bridge
+Operator and WLM-Operator defined these kinds. Run it on a login host, as long
+as objects are to be served; jobs go on without it.
+
+Whoever can create such an object runs code as you. So either a policy in the
+cluster admits only objects of --allow-users, or you trust the namespace. The
+cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
+		Example:               `  berth slurm-jobs --kubeconfig ~/k8s.conf -n lab --allow-users alice`,
+		DisableFlagsInUseLine: true,
+		Args:                  noArguments,
+	}
+	flags := command.Flags()
+	f.addCluster(flags)
+	f.addTrust(flags)
+	flags.StringSliceVar(&o.URLs, "resource-url", nil, "`URL` in resourceURL that means this Slurm; may be repeated")
+	flags.StringSliceVar(&o.Roots, "root", nil, "`folder` for the directories and files of jobs; may be repeated (default: your home)")
+	flags.StringVar(&o.State, "state-dir", "", "`folder` for records of jobs, which compute nodes see (default ~/.local/state/berth/slurm-jobs)")
+	flags.IntVar(&o.PerMinute, "submit-rate", 120, "most submissions in a minute")
+	shown.addFlags(flags)
+	command.RunE = func(command *cobra.Command, _ []string) error {
+		if err := f.check(); err != nil {
+			return err
+		}
+		if o.PerMinute < 1 {
+			return &usageError{errors.New("--submit-rate: give a whole number, 1 or more")}
+		}
+		if err := shown.check(); err != nil {
+			return err
+		}
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return err
+		}
+		if len(o.Roots) == 0 {
+			o.Roots = []string{home}
+		}
+		if o.State == "" {
+			o.State = process.StateFolder(os.Getenv, home)
+		}
+		for i, root := range o.Roots {
+			if o.Roots[i], err = filepath.Abs(root); err != nil {
+				return err
+			}
+		}
+		if o.State, err = filepath.Abs(o.State); err != nil {
+			return err
+		}
+		if o.Config, _, err = process.Connect(f.kubeconfig); err != nil {
+			return exitcode.Wrap(exitcode.NoInput, err)
+		}
+		o.Namespace, o.Users = f.namespace, f.users
+		o.Log = slog.New(newLines(command.ErrOrStderr(), shown))
+		return process.Run(command.Context(), o)
+	}
+	const group = "slurm-jobs"
+	command.AddGroup(&cobra.Group{ID: group, Title: "Commands"})
+	for _, child := range []*cobra.Command{newSlurmJobsSetupCommand(), newSlurmJobsLogsCommand(), newSlurmJobsRemoveCommand()} {
+		child.GroupID = group
+		command.AddCommand(child)
+	}
+	return command
+}
+
+func newSlurmJobsSetupCommand() *cobra.Command {
+	var f slurmJobsFlags
+	var user string
+	command := &cobra.Command{
+		Use:   "setup --namespace NAMESPACE --user USER (--allow-users USERS | --trust-namespace)",
+		Short: "Print what a cluster's administrator has to apply",
+		Long: `Prints the definitions of the kinds, the roles of the controller and of its
+users, and with --allow-users the policy that refuses objects of others, as
+YAML. --user is the user of the cluster that 'berth slurm-jobs' is there; see
+'kubectl auth whoami' with its kubeconfig.`,
+		Example:               `  berth slurm-jobs setup -n lab --user carol --allow-users alice,bob | kubectl apply -f -`,
+		DisableFlagsInUseLine: true,
+		Args:                  noArguments,
+	}
+	flags := command.Flags()
+	flags.SortFlags = false
+	flags.StringVarP(&f.namespace, "namespace", "n", "", "`namespace` of the objects")
+	flags.StringVar(&user, "user", "", "`name` of the controller's user in the cluster")
+	f.addTrust(flags)
+	command.RunE = func(command *cobra.Command, _ []string) error {
+		if err := f.check(); err != nil {
+			return err
+		}
+		if user == "" {
+			return &usageError{errors.New("--user is missing: name the user of the cluster that the controller is; 'kubectl auth whoami' tells")}
+		}
+		text, err := trust.Trust{Namespace: f.namespace, Users: f.users, Controller: user}.Setup()
+		if err == nil {
+			_, err = fmt.Fprint(command.OutOrStdout(), text)
+		}
+		return err
+	}
+	return command
+}
+
+func newSlurmJobsLogsCommand() *cobra.Command {
+	var f slurmJobsFlags
+	var follow bool
+	command := &cobra.Command{
+		Use:   "logs [flags] OBJECT",
+		Short: "Print the output of an object's job",
+		Long: `Prints the standard output of the job of an object, such as cow or
+bridgejob/train. It is a file of the cluster's hosts, so call this on one of
+them. With -f it goes on until the job has ended.`,
+		Example:               `  berth slurm-jobs logs -n lab -f cow`,
+		DisableFlagsInUseLine: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return &usageError{errors.New("name one object, such as cow or bridgejob/train")}
+			}
+			return nil
+		},
+	}
+	f.addCluster(command.Flags())
+	command.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the job has ended")
+	command.RunE = func(command *cobra.Command, args []string) error {
+		config, namespace, err := process.Connect(f.kubeconfig)
+		if err != nil {
+			return exitcode.Wrap(exitcode.NoInput, err)
+		}
+		if f.namespace != "" {
+			namespace = f.namespace
+		}
+		return process.Logs(command.Context(), config, namespace, args[0], follow, command.OutOrStdout())
+	}
+	return command
+}
+
+func newSlurmJobsRemoveCommand() *cobra.Command {
+	var f slurmJobsFlags
+	command := &cobra.Command{
+		Use:   "remove --namespace NAMESPACE [flags] [OBJECT...]",
+		Short: "Let deleted objects go when their controller never returns",
+		Long: `A deleted object waits until its controller has cancelled its job. If the
+controller never returns, this lets the objects of a namespace go, or the named
+ones. It cancels no job: it prints the numbers of jobs that may still exist, for
+scancel. It refuses while a controller serves the namespace.`,
+		DisableFlagsInUseLine: true,
+	}
+	f.addCluster(command.Flags())
+	command.RunE = func(command *cobra.Command, args []string) error {
+		if f.namespace == "" {
+			return &usageError{errors.New("--namespace is missing: name the namespace of the objects")}
+		}
+		config, _, err := process.Connect(f.kubeconfig)
+		if err != nil {
+			return exitcode.Wrap(exitcode.NoInput, err)
+		}
+		return process.Remove(command.Context(), config, f.namespace, args, func(object, job string) {
+			fmt.Fprintf(command.OutOrStdout(), "%s: scancel %s\n", object, job)
+		})
+	}
+	return command
+}

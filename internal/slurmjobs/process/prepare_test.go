@@ -1,0 +1,68 @@
+package process
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"berth.dev/berth/internal/slurmjobs/kinds"
+)
+
+func TestResourceURLsThatNameThisSlurm(t *testing.T) {
+	h := here{urls: []string{"http://elsewhere:6820/slurm/v0.0.38/"}, names: []string{"alps", "login1"}}
+	for resource, want := range map[string]bool{
+		"": true, "alps": true, "slurm://alps": true, "http://login1:6820/slurm/v0.0.38/": true, "http://elsewhere:6820/slurm/v0.0.38/": true,
+		"http://elsewhere:6820/": false, "daint": false, "http://alps.example.org/": false, "http://[": false,
+	} {
+		if err := h.check(resource); (err == nil) != want {
+			t.Errorf("%q: %v", resource, err)
+		}
+	}
+	if err := h.check("daint"); err == nil || !strings.HasSuffix(err.Error(), "start 'berth slurm-jobs' with --resource-url daint") {
+		t.Error(err)
+	}
+}
+
+// TestRemoteScripts: a script on this host is read; its problems name the file.
+func TestRemoteScripts(t *testing.T) {
+	home := t.TempDir()
+	if err := os.WriteFile(filepath.Join(home, "run.sh"), []byte("#!/bin/sh\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(home, "large.sh"), make([]byte, maxScript+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		"run.sh": "", filepath.Join(home, "run.sh"): "", "none.sh": "no such file or directory", ".": "it is no regular file", "large.sh": "it is larger than 4194304 bytes",
+	} {
+		text, err := readScript(home, path)
+		if want == "" && (err != nil || string(text) != "#!/bin/sh\n") || want != "" && (err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), home)) {
+			t.Errorf("%s: %q, %v", path, text, err)
+		}
+	}
+}
+
+// TestPrepareJob: the folders of the process bound what an object asks for.
+func TestPrepareJob(t *testing.T) {
+	home := t.TempDir()
+	m := maker{roots: []string{home}, state: filepath.Join(home, "state")}
+	object := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"uid": "u1", "namespace": "lab", "name": "cow"}}}
+	job, err := m.prepare(object, kinds.Request{Script: []byte("#!/bin/sh\ntrue\n"), Partition: "main"})
+	if err != nil || job.UID != "u1" || !strings.Contains(strings.Join(job.Options, " "), "--partition=main") {
+		t.Errorf("got %+v, %v", job, err)
+	}
+	if _, err := m.prepare(object, kinds.Request{Script: []byte("#!/bin/sh\ntrue\n"), Dir: "/elsewhere"}); err == nil || !strings.Contains(err.Error(), "outside the folders") {
+		t.Error(err)
+	}
+}
+
+func TestNamesOfObjects(t *testing.T) {
+	for name, want := range map[string]bool{"cow": true, "slurmjob/cow": true, "SlurmJob/cow": true, "slurmjobs/cow": true, "bridgejob/cow": false, "fox": false} {
+		if got := named(kinds.SlurmJob, "cow", []string{name}); got != want {
+			t.Errorf("%s: got %t", name, got)
+		}
+	}
+}
