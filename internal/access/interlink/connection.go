@@ -39,9 +39,6 @@ const (
 	// step.
 	connectRetry      = 2 * time.Second
 	connectRetryLimit = 30 * time.Second
-	// connectWait bounds how long a request waits for a cluster. The virtual node
-	// declares a pod failed after an error.
-	connectWait = 60 * time.Second
 	// endedLife is the interval of queries whether a job still runs.
 	endedLife = 10 * time.Second
 )
@@ -148,10 +145,8 @@ func (c *connection) get() (*connected, error) {
 	return c.current, c.reason
 }
 
-// wait works like get, but waits a while for a cluster.
+// wait works like get, but waits for a cluster until the context ends.
 func (c *connection) wait(ctx context.Context) (*connected, error) {
-	deadline := time.NewTimer(connectWait)
-	defer deadline.Stop()
 	for {
 		c.mu.Lock()
 		current, reason, changed := c.current, c.reason, c.changed
@@ -161,8 +156,6 @@ func (c *connection) wait(ctx context.Context) (*connected, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, reason
-		case <-deadline.C:
 			return nil, reason
 		case <-changed:
 		}

@@ -54,7 +54,7 @@ func find(ctx context.Context, cluster *connected, foreign *corev1.Pod) (*corev1
 	namespace, name := localNamespace(foreign.Namespace), localName(foreign.Name, foreign.UID)
 	pod, err := cluster.API.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err == nil && pod.Labels[labelUID] != string(foreign.UID) {
-		return nil, fmt.Errorf("pod %s/%s exists, and is not from interLink's pod %s: delete it", namespace, name, foreign.UID)
+		return nil, &refusal{fmt.Errorf("pod %s/%s exists, and is not from interLink's pod %s: delete it", namespace, name, foreign.UID)}
 	}
 	return pod, err
 }
@@ -75,7 +75,7 @@ func (s *Server) makeNamespace(ctx context.Context, cluster *connected, name str
 		return fmt.Errorf("make namespace %s: %w", name, err)
 	}
 	if _, own := namespace.Labels[labelUID]; !own {
-		return fmt.Errorf("namespace %s exists, and is not from berth serve interlink: delete it, or label it %s=", name, labelUID)
+		return &refusal{fmt.Errorf("namespace %s exists, and is not from berth serve interlink: delete it, or label it %s=", name, labelUID)}
 	}
 	if namespace.Labels[levelLabel] == s.level {
 		return nil

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -105,6 +106,44 @@ func (s *Server) reply(w http.ResponseWriter, value any) {
 	}
 }
 
+const (
+	// persistLimit bounds the attempts of a request whose repetition changes
+	// nothing. interLink waits two minutes for a reply, and does not repeat it.
+	persistLimit = 90 * time.Second
+	persistPause = 500 * time.Millisecond
+)
+
+// persist repeats an action while the API server is away, as when it is restarted.
+func persist(ctx context.Context, action func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, persistLimit)
+	defer cancel()
+	for {
+		err := action(ctx)
+		if err == nil || !passes(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(persistPause):
+		}
+	}
+}
+
+// passes reports whether the cause of an error may pass: the API server did not reply,
+// or not as usual.
+func passes(err error) bool {
+	if errors.As(err, new(*refusal)) {
+		return false
+	}
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		code := status.Status().Code
+		return code == http.StatusTooManyRequests || code >= http.StatusInternalServerError
+	}
+	return true
+}
+
 func (s *Server) serveCreate(w http.ResponseWriter, r *http.Request) {
 	content, err := body(w, r)
 	if err != nil {
@@ -117,7 +156,11 @@ func (s *Server) serveCreate(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	// A pod that was begun is finished even if the client goes away.
-	reply, err := s.create(context.WithoutCancel(r.Context()), request)
+	var reply created
+	err = persist(context.WithoutCancel(r.Context()), func(ctx context.Context) (err error) {
+		reply, err = s.create(ctx, request)
+		return err
+	})
 	if err != nil {
 		s.refuse(w, r, fmt.Errorf("pod %s/%s: %w", request.Pod.Namespace, request.Pod.Name, err))
 		return
@@ -136,7 +179,8 @@ func (s *Server) serveDelete(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, &refusal{err})
 		return
 	}
-	if err := s.remove(context.WithoutCancel(r.Context()), pod); err != nil {
+	err = persist(context.WithoutCancel(r.Context()), func(ctx context.Context) error { return s.remove(ctx, pod) })
+	if err != nil {
 		s.refuse(w, r, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
 		return
 	}

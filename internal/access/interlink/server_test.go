@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
@@ -284,9 +285,9 @@ func TestCreateAgain(t *testing.T) {
 	p := newPlace()
 	broken := true
 	p.api.PrependReactor("create", "secrets", func(ktesting.Action) (bool, runtime.Object, error) {
-		return broken, nil, apierrors.NewInternalError(errors.New("storage is away"))
+		return broken, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "", errors.New("exceeded quota"))
 	})
-	if code, text := call(t, start(t, p), "POST", "/create", request); code != http.StatusInternalServerError || !strings.Contains(text, "storage is away") {
+	if code, text := call(t, start(t, p), "POST", "/create", request); code != http.StatusForbidden || !strings.Contains(text, "exceeded quota") {
 		t.Fatalf("%d %s", code, text)
 	}
 	pods := p.api.CoreV1().Pods("interlink-team")
@@ -308,6 +309,25 @@ func TestCreateAgain(t *testing.T) {
 	if err != nil || len(secrets.Items) != 3 { // keys, all, the token
 		t.Errorf("there are %d Secrets, %v", len(secrets.Items), err)
 	}
+}
+
+// TestAPIServerAway: a request goes on when the API server is there again.
+func TestAPIServerAway(t *testing.T) {
+	foreign, objects := foreignPod()
+	p := newPlace()
+	s := start(t, p)
+	failures := []error{io.ErrUnexpectedEOF, apierrors.NewServiceUnavailable("starting"), apierrors.NewInternalError(errors.New("etcdserver: leader changed"))}
+	for i, kind := range []string{"get namespaces", "create pods", "create secrets", "patch pods", "delete pods"} {
+		verb, resource, _ := strings.Cut(kind, " ")
+		failed := false
+		p.api.PrependReactor(verb, resource, func(ktesting.Action) (bool, runtime.Object, error) {
+			again := failed
+			failed = true
+			return !again, nil, failures[i%len(failures)]
+		})
+	}
+	must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, foreign, objects))
+	must[string](t, s, "POST", "/delete", foreign)
 }
 
 // TestSuccessor: a pod of the same name, such as a StatefulSet's, is another pod.
