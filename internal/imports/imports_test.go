@@ -166,6 +166,8 @@ var layers = map[string][]string{
 	},
 
 	"internal/testutil": {"internal/base/linux"},
+
+	"test/interlink": {"test/interlink/virtualnode"},
 }
 
 // bans are imports from outside that some packages must not make, even through
