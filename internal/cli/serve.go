@@ -73,7 +73,7 @@ It keeps no state: it may be ended and started again at any time.`,
 			if err != nil {
 				return fmt.Errorf("find the name of this host: %w", err)
 			}
-			log := slog.New(slog.NewTextHandler(command.ErrOrStderr(), nil))
+			log := slog.New(newLines(command.ErrOrStderr(), verbosity{}))
 			log.Info("listening for interLink on " + listener.Addr().String())
 			return interlink.New(&clusters{place, job}, f.level, host, log).Serve(command.Context(), listener)
 		},
