@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -45,7 +46,7 @@ func TestController(t *testing.T) {
 	for name, test := range map[string]func(*place){
 		"lifecycle": testLifecycle, "kill": testKill, "delete": testDelete, "rejected": testRejected, "refused": testRefused,
 		"unavailable": testUnavailable, "edit": testEdit, "crashes": testCrashes, "leaders": testLeaders, "large": testLargeScript,
-		"schema": testSchema, "trust": testTrust,
+		"schema": testSchema, "trust": testTrust, "forged": testForgedNumber,
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &place{T: t, server: server, client: admin, namespace: name, slurm: &fakeSlurm{}}
@@ -300,6 +301,37 @@ func testDelete(p *place) {
 	}
 	if _, err := p.objects(kinds.SlurmJob).Get(p.Context(), "kept", metav1.GetOptions{}); err != nil {
 		p.Error(err)
+	}
+}
+
+// testForgedNumber: a status with the number of another job of the user gives no power
+// over that job.
+func testForgedNumber(p *place) {
+	victim, err := p.slurm.Submit(p.Context(), queue.Job{UID: "victim"})
+	if err != nil {
+		p.Fatal(err)
+	}
+	object := p.createJob("forged")
+	text := fmt.Appendf(nil, `{"status": {"jobID": %q}}`, victim)
+	if _, err := p.objects(kinds.SlurmJob).Patch(p.Context(), "forged", "application/merge-patch+json", text, metav1.PatchOptions{}, "status"); err != nil {
+		p.Fatal(err)
+	}
+	p.serve()
+	p.awaitStatus(object, func(status kinds.Status) bool { return status.Released })
+	if err := p.objects(kinds.SlurmJob).Delete(p.Context(), "forged", metav1.DeleteOptions{}); err != nil {
+		p.Fatal(err)
+	}
+	await(p, "the object goes", func() error {
+		_, err := p.objects(kinds.SlurmJob).Get(p.Context(), "forged", metav1.GetOptions{})
+		if err == nil {
+			err = errors.New("it is there")
+		} else if apierrors.IsNotFound(err) {
+			err = nil
+		}
+		return err
+	})
+	if jobs := p.slurm.of("victim"); len(jobs) != 1 || !jobs[0].held || jobs[0].State.State != "PENDING" {
+		p.Errorf("got %+v", jobs)
 	}
 }
 

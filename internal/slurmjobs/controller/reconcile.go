@@ -69,7 +69,7 @@ func (c *Controller) begin(ctx context.Context, t target) error {
 			return c.explain(ctx, t, object, err)
 		}
 	}
-	if err := c.Slurm.Release(ctx, status.JobID); err != nil {
+	if err := c.release(ctx, object); err != nil {
 		return c.explain(ctx, t, object, fmt.Errorf("release job %s: %w", status.JobID, err))
 	}
 	next := status
@@ -194,6 +194,16 @@ func (c *Controller) endWithoutJob(ctx context.Context, t target, object *unstru
 	next := status
 	next.State, next.Message = "CANCELLED", "killed before a job was submitted"
 	return c.writeStatus(ctx, t, object, status, next)
+}
+
+// release lets the job of an object start. As cancel, it does not trust the number in the
+// status.
+func (c *Controller) release(ctx context.Context, object *unstructured.Unstructured) error {
+	id, found, err := c.Slurm.Find(ctx, string(object.GetUID()))
+	if err != nil || !found {
+		return err
+	}
+	return c.Slurm.Release(ctx, id)
 }
 
 // cancel ends the job of an object. It asks Slurm for the job's number: whoever may write
