@@ -1,8 +1,15 @@
 package launch
 
 import (
+	"context"
+	"errors"
+	"log/slog"
 	"strings"
 	"testing"
+	"time"
+
+	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/launch/allocation"
 )
 
 func TestExistingRefusesOptionsOfOwnClusters(t *testing.T) {
@@ -28,5 +35,42 @@ func TestExistingRefusesOptionsOfOwnClusters(t *testing.T) {
 				t.Errorf("got %v, want %q", err, test.want)
 			}
 		})
+	}
+}
+
+// The owner expires after the end of the job, as Slurm knows it now. While Slurm does not
+// answer, the last answer counts.
+func TestOwnerFollowsTimeLimit(t *testing.T) {
+	said, slurmErr := "", error(nil)
+	log := slog.New(slog.DiscardHandler)
+	job := allocation.New(slurm.Job{ID: "7", Place: slurm.PlaceBatch}, log)
+	job.Ask = func(context.Context, ...string) ([]byte, error) { return []byte(said), slurmErr }
+	g := &guest{userWorkload: userWorkload{Options: Options{Log: log}, allocation: job}}
+	at := func(clock string) time.Time {
+		end, err := time.ParseInLocation("2006-01-02T15:04:05", clock, time.Local)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return end
+	}
+	for _, step := range []struct {
+		name, said string
+		err        error
+		want       time.Time // zero for a time from now
+	}{
+		{"not known yet", "", errors.New("no answer"), time.Time{}},
+		{"known", "JobId=7 JobState=RUNNING EndTime=2026-01-01T12:00:00 PreemptTime=None", nil, at("2026-01-01T12:00:30")},
+		{"extended", "JobId=7 JobState=RUNNING EndTime=2026-01-01T13:00:00 PreemptTime=None", nil, at("2026-01-01T13:00:30")},
+		{"no answer", "", errors.New("no answer"), at("2026-01-01T13:00:30")},
+		{"unlimited", "JobId=7 JobState=RUNNING EndTime=Unknown PreemptTime=None", nil, time.Time{}},
+		{"unlimited, no answer", "", errors.New("no answer"), time.Time{}},
+	} {
+		said, slurmErr = step.said, step.err
+		before := time.Now()
+		expires, limited := g.nextExpiry(t.Context())
+		if limited == step.want.IsZero() || limited && !expires.Equal(step.want) || !limited && expires.Before(before.Add(ownerLife)) {
+			t.Errorf("%s: got %v, limited %v, want %v", step.name, expires, limited, step.want)
+		}
+		g.expires, g.limited = expires, limited
 	}
 }
