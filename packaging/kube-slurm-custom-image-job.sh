@@ -1,0 +1,31 @@
+#!/bin/bash
+# Runs KUBE_SCRIPT with bash in KUBE_IMAGE. The home directory, KUBE_DATA_VOLUME and /apps, if
+# there are any, have the same paths as on the host.
+. "$(dirname "$(readlink -f "$0")")/kube-slurm.sh"
+folders=("$HOME=$HOME")
+[[ ! -d /apps ]] || folders+=(/apps=/apps)
+if [[ -n ${KUBE_DATA_VOLUME:-} ]]; then
+	group=$(group_of "$KUBE_DATA_VOLUME")
+	folders+=("$KUBE_DATA_VOLUME=$KUBE_DATA_VOLUME")
+fi
+{ read -r volumes && read -r mounts; } < <(volumes "${folders[@]}")
+run_pods <<END
+apiVersion: v1
+kind: Pod
+metadata: {name: $name}
+spec:
+  restartPolicy: Never
+  nodeSelector: {kubernetes.io/hostname: $SLURMD_NODENAME}
+  securityContext: {runAsUser: $user, runAsGroup: $group}
+  $volumes
+  containers:
+  - name: $name
+    image: $(quoted "$image")
+    command: [bash, $(quoted "${KUBE_SCRIPT:?name the script to run}")]
+    workingDir: $(quoted "$HOME")
+    env:
+    - {name: HOME, value: $(quoted "$HOME")}
+    - {name: KUBE_SCRIPT, value: $(quoted "$KUBE_SCRIPT")}
+    $mounts
+    $(limits "$gpus")
+END

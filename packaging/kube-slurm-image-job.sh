@@ -1,0 +1,19 @@
+#!/bin/bash
+# Runs KUBE_IMAGE with its own command, and with KUBE_WORK_VOLUME in /workspace.
+. "$(dirname "$(readlink -f "$0")")/kube-slurm.sh"
+{ read -r volumes && read -r mounts; } < <(volumes "${KUBE_WORK_VOLUME:?name the working directory}=/workspace")
+run_pods <<END
+apiVersion: v1
+kind: Pod
+metadata: {name: $name}
+spec:
+  restartPolicy: Never
+  nodeSelector: {kubernetes.io/hostname: $SLURMD_NODENAME}
+  securityContext: {runAsUser: $user, runAsGroup: $group}
+  $volumes
+  containers:
+  - name: $name
+    image: $(quoted "$image")
+    $mounts
+    $(limits "$gpus")
+END
