@@ -349,8 +349,12 @@ func (w *worker) read(r fusewire.Request) unix.Errno {
 	return 0
 }
 
+// maxChildEntries bounds the entries of subdirectories that are read for one reply. Nothing
+// ends a process that waits for a reply.
+const maxChildEntries = 1 << 18
+
 // readdir lists a directory from an offset on. The offset is the number of entries
-// listed before, including "." and "..".
+// listed before, including "." and "..". A reply may have fewer entries than fit.
 func (w *worker) readdir(r fusewire.Request, plus bool) unix.Errno {
 	offset, size, ok := r.ReadRange()
 	if !ok {
@@ -365,7 +369,8 @@ func (w *worker) readdir(r fusewire.Request, plus bool) unix.Errno {
 		extra = fusewire.EntrySize
 	}
 	limit := fusewire.OutHeader + size
-	for at := offset; at < int64(len(dir.Entries))+2; at++ {
+	read := 0
+	for at := offset; at < int64(len(dir.Entries))+2 && read <= maxChildEntries; at++ {
 		e := tree.Entry{Name: ".", ID: r.Node, Type: erofs.TypeDir}
 		switch at {
 		case 0:
@@ -385,6 +390,7 @@ func (w *worker) readdir(r fusewire.Request, plus bool) unix.Errno {
 				return w.errnoOf(r, err)
 			}
 			w.out = fusewire.AppendEntry(w.out, attr(w.owned(n)))
+			read += n.Entries
 		}
 		w.out = fusewire.AppendDirent(w.out, e.ID, uint64(at)+1, uint32(e.Type), e.Name)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/erofs"
 	"berth.dev/berth/runtime/internal/fusewire"
 	"berth.dev/berth/runtime/internal/idmap"
@@ -142,6 +143,46 @@ func TestWaitingReadsBlockNothing(t *testing.T) {
 	kernel.Close()
 	if err := <-served; err != nil {
 		t.Error(err)
+	}
+}
+
+// A reply reads a bounded number of entries of subdirectories. The replies together have all
+// entries of the directory.
+func TestReplyReadsBoundedEntries(t *testing.T) {
+	const directories, links = 40, 20_000
+	file := corpus.SharedEntries(directories, links)
+	image, err := erofs.Open(bytes.NewReader(file), int64(len(file)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	merged, err := tree.New([]*erofs.Image{image})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := worker{pool: &pool{Mount: Mount{Tree: merged, Log: slog.New(slog.DiscardHandler)}}}
+	names, body := 0, make([]byte, 24)
+	fusewire.Order.PutUint32(body[16:], 1<<20)
+	for {
+		w.out = make([]byte, fusewire.OutHeader)
+		if errno := w.readdir(fusewire.Request{Node: tree.RootID, Body: body}, true); errno != 0 {
+			t.Fatal(errno)
+		}
+		here := 0
+		for rest := w.out[fusewire.OutHeader:]; len(rest) > 0; here++ {
+			entry := rest[fusewire.EntrySize:]
+			copy(body[8:16], entry[8:]) // the next offset
+			rest = entry[fusewire.DirentLength(string(entry[24:24+fusewire.Order.Uint32(entry[16:])])):]
+		}
+		if here == 0 {
+			break
+		}
+		if most := maxChildEntries/links + 3; here > most {
+			t.Errorf("a reply has %d entries, want at most %d", here, most)
+		}
+		names += here
+	}
+	if names != directories+2 {
+		t.Errorf("%d entries, want %d", names, directories+2)
 	}
 }
 

@@ -132,6 +132,8 @@ type Node struct {
 	erofs.Inode
 	ID    uint64
 	layer int
+	// Entries is the number of entries of a directory, which were read for this node.
+	Entries int
 }
 
 // Node returns the node with a number. The error for an unknown number wraps ErrNotFound.
@@ -150,7 +152,7 @@ func (t *Tree) Node(id uint64) (Node, error) {
 	if n.IsDir() {
 		return t.dirNode(id)
 	}
-	return Node{n, id, at.layer}, nil
+	return Node{Inode: n, ID: id, layer: at.layer}, nil
 }
 
 func (t *Tree) dirNode(id uint64) (Node, error) {
@@ -171,7 +173,7 @@ func (d *Dir) node(id uint64) Node {
 			break
 		}
 	}
-	n := Node{says.inode, id, says.layer}
+	n := Node{Inode: says.inode, ID: id, layer: says.layer, Entries: len(d.Entries)}
 	n.Links = 2
 	for _, e := range d.Entries {
 		if e.Type == erofs.TypeDir {
