@@ -27,17 +27,20 @@ used_hierarchies() {
 }
 
 # choose_cgroup_kind sets the cgroup version for Slurm: none, v1 or v2. The memory
-# controller is on only one of the versions, and Slurm uses that one.
+# controller is on only one of the versions, and Slurm uses that one. cgroup_list saves
+# the hierarchies for commands that each poll of a test runs.
 choose_cgroup_kind() {
 	cgroup_kind=none
-	[[ $PROCTRACK == cgroup || $TASK == cgroup ]] || return 0
-	if hierarchies | grep -Eq '^([a-z]+,)*memory(,| )'; then
+	if [[ $PROCTRACK != cgroup && $TASK != cgroup ]]; then
+		:
+	elif hierarchies | grep -Eq '^([a-z]+,)*memory(,| )'; then
 		cgroup_kind=v1
 	elif grep -qw memory /sys/fs/cgroup/cgroup.controllers 2>/dev/null; then
 		cgroup_kind=v2
 	else
 		die "this machine has no memory controller for PROCTRACK=cgroup or TASK=cgroup: use PROCTRACK=linuxproc TASK=none"
 	fi
+	cgroup_list=$(used_hierarchies)
 }
 
 make_cgroups() {
@@ -101,7 +104,7 @@ join_cgroups() {
 		dir=$at/bed-$BED_NAME/$1
 		[[ ! -d $dir/daemons ]] || dir+=/daemons
 		echo $BASHPID >"$dir/cgroup.procs"
-	done < <(used_hierarchies)
+	done <<<"$cgroup_list"
 }
 
 # mount_cgroups is called inside a host, in its cgroup namespace.

@@ -68,9 +68,7 @@ list_left() {
 		ps -e -o pid=,uid=,stat=,comm=,args= | cut -c1-200 | awk -v first="$first" -v slurm="$(id -u slurm)" \
 			'$2 >= first && $2 != slurm || $4 == "slurmstepd" { print "process", $0 }'
 
-		grep -vE "^ *($(
-			for ns in /proc/1/ns/*; do readlink "$ns"; done | tr -dc '0-9\n' | sort -u | paste -sd'|'
-		)) " <<<"$namespaces" | sed 's/^/namespace /'
+		grep -vE "^ *($(readlink /proc/1/ns/* | tr -dc '0-9\n' | sort -u | paste -sd'|')) " <<<"$namespaces" | sed 's/^/namespace /'
 
 		awk '{ print $5 }' /proc/1/mountinfo | grep -vxFf /run/bed/mounts | sed 's/^/mount /'
 		ip -o link | grep -vE '^[0-9]+: (lo|eth0@)' | cut -d: -f2 | sed 's/^/interface/'

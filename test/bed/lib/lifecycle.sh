@@ -192,11 +192,14 @@ remove_files() { rm -rf --one-file-system -- "$state"; }
 # alive ROLE reports whether the process of a role or host runs. Another process with the
 # same pid does not count.
 alive() {
-	local pid
-	pid=$(cat "$state/pid/$1" 2>/dev/null) || return 1
+	local pid groups=
+	read -r pid 2>/dev/null <"$state/pid/$1" || return 1
 	case $1 in
 	up | cleaner | supervisor) ! ended "$pid" "$1" ;;
-	*) grep -qs "/bed-$BED_NAME/$1\(/\|\$\)" "/proc/$pid/cgroup" ;;
+	*)
+		read -rd '' groups 2>/dev/null <"/proc/$pid/cgroup" || true # the file ends without NUL
+		[[ $groups$'\n' == *"/bed-$BED_NAME/$1"[/$'\n']* ]]
+		;;
 	esac
 }
 

@@ -12,7 +12,7 @@ BED_NAME=${BED_NAME:-bed}
 state_root=/var/tmp/berth-bed
 state=$state_root/$BED_NAME
 settings=(NODES PROCTRACK TASK ACCT CPUS MEM IPV6 RESOLVER LOCAL SHARED GPUS PROC_OPTIONS HOME_OPTIONS TMP_OPTIONS
-	PROGRAMS NAMES MTUS CORES BED_BIND BED_LOGS BED_SLURM_CONF BED_PLUGSTACK BED_OCI number subnet first_user first_subordinate cgroup_kind)
+	PROGRAMS NAMES MTUS CORES BED_BIND BED_LOGS BED_SLURM_CONF BED_PLUGSTACK BED_OCI number subnet first_user first_subordinate cgroup_kind cgroup_list)
 
 # How many beds may be up at once.
 numbers=99
@@ -125,13 +125,12 @@ one_of() {
 	problems+=("$variable is \"${!variable}\": choose from $*")
 }
 
-save_settings() { declare -p "${settings[@]}" >"$state/settings"; }
+# save_settings makes the declarations global, because a function reads them.
+save_settings() { declare -p "${settings[@]}" | sed 's/^declare -[-x]*/declare -g/' >"$state/settings"; }
 
-# The file holds plain declarations, which are local to a function that reads
-# them: -g makes them global.
 load_settings() {
 	[[ -r $state/settings ]] || die "no bed named $BED_NAME is up: start it with $bed up"
-	. <(sed 's/^declare -[-x]*/declare -g/' "$state/settings")
+	. "$state/settings"
 }
 
 host_names() {
