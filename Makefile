@@ -59,6 +59,7 @@ berth:
 	go build -ldflags "-s -w $(berth_ldflags)" -o $(BIN)/berth ./cmd/berth
 	install -m 755 packaging/run-workload.sh $(BIN)/run-workload.sh
 
+	go build -ldflags "-s -w" -o $(LIBEXEC)/berth-sandbox ./cmd/berth-sandbox
 	go build -ldflags "-s -w" -o $(LIBEXEC)/berth-runc ./cmd/berth-runc
 	@# berth writes a Corefile with plugins that only this CoreDNS has.
 	$(MAKE) -s -C programs coredns OUT=$(LIBEXEC) GOARCH=$(GOARCH)

@@ -10,10 +10,8 @@ import (
 	"berth.dev/berth/internal/cli"
 	"berth.dev/berth/internal/launch"
 	"berth.dev/berth/internal/launch/command"
-	"berth.dev/berth/internal/launch/crash"
 	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/launch/proof"
-	"berth.dev/berth/internal/node/sandbox"
 )
 
 func main() {
@@ -22,19 +20,10 @@ func main() {
 	if len(os.Args) > 2 && os.Args[1] == launch.BalancerArg {
 		os.Exit(launch.Balancer(os.Args[2:]))
 	}
-	if len(os.Args) == 5 && os.Args[1] == launch.LogArg {
-		os.Exit(launch.LogRole(os.Args[2], os.Args[3], os.Args[4]))
-	}
 	if len(os.Args) == 2 {
 		switch os.Args[1] {
-		case sandbox.JanitorArg:
-			os.Exit(sandbox.Janitor())
-		case sandbox.InitArg:
-			os.Exit(sandbox.Init())
 		case netrole.Arg:
 			os.Exit(netrole.Main())
-		case crash.Arg:
-			os.Exit(crash.Main())
 		case launch.FollowArg:
 			os.Exit(launch.FollowRole())
 		case launch.KeeperArg:

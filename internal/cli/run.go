@@ -90,7 +90,7 @@ type runFlags struct {
 	job             string
 	own, keep, here bool
 	existing        existingFlags
-	// given are the names of all flags on the command line.
+	// given lists the names of all flags on the command line.
 	given []string
 	// shape lists the given flags that change the shape of a cluster.
 	shape []string
@@ -125,7 +125,11 @@ func withProgress(to io.Writer, shown verbosity, do func(*progress, *crash.Repor
 		return err
 	}
 	progress := newProgress(to, shown)
-	reporter, err := crash.Start(crash.BeforeWorkload())
+	var reporter *crash.Reporter
+	program, err := launch.SandboxProgram()
+	if err == nil {
+		reporter, err = crash.Start(program, crash.BeforeWorkload())
+	}
 	if err != nil {
 		slog.New(progress).Debug(err.Error()) // a panic prints its stacks then
 	}

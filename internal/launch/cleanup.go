@@ -40,7 +40,11 @@ func Cleanup(ctx context.Context, getenv func(string) string) ([]string, error) 
 	if err := removeStaleCgroups(stale); err != nil {
 		return nil, err
 	}
-	if err := sandbox.Remove(h.sandboxIDs(), stale); err != nil {
+	program, err := SandboxProgram()
+	if err != nil {
+		return nil, err
+	}
+	if err := sandbox.Remove(program, h.sandboxIDs(), stale); err != nil {
 		return nil, err
 	}
 	for _, base := range bases {

@@ -18,6 +18,7 @@
 //   - pulls reads the settings for registries;
 //   - supervisor starts and restarts the processes;
 //   - command runs the user's command;
+//   - logrole serves the output of containers;
 //   - crash reports a panic of this process.
 //
 // docs/glossary.md explains the word run.
@@ -40,9 +41,9 @@
 //     command), followprocess.go and followrole.go (output)
 //   - the steps of every node: node.go, sandbox.go, roles.go, images.go, publish.go, devices.go,
 //     metrics.go, crashnotes.go, nodestate.go (what they share)
-//   - what these steps call: replicas.go (several control planes), logrole.go (output),
-//     names.go, ksi.go, imagechoice.go, limits.go, addresses.go, mounts.go, fastpath.go,
-//     outside.go (hosts outside of a job), statesaver.go
+//   - what these steps call: replicas.go (several control planes), names.go, ksi.go,
+//     imagechoice.go, limits.go, addresses.go, mounts.go, fastpath.go, outside.go (hosts outside
+//     of a job), statesaver.go
 //   - the base: steps.go (a list of steps), directories.go, debugdir.go, host.go (what this host
 //     has), cgroups.go, options.go (the inputs)
 package launch

@@ -56,6 +56,8 @@ type host struct {
 	// ipv6 is the reach of IPv6 packets from here.
 	ipv6    cluster.Reach
 	libexec string
+	// self is the path of this program.
+	self string
 	// refusedIPv6 is the reason why nftables accepts no IPv6 rules here. It is
 	// empty unless such rules are needed.
 	refusedIPv6 string
@@ -105,6 +107,13 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 	if spec.Network.IPFamily != cluster.IPv4Only {
 		h.ipv6 = reach(machine.IPv6())
 	}
+	var err error
+	if h.self, err = programs.Self(); err == nil {
+		h.libexec, err = findLibexec()
+	}
+	if err != nil {
+		return host{}, exitcode.Wrap(exitcode.Unavailable, err)
+	}
 	places, err := statePlaces(machine, spec.StateDir)
 	if err != nil {
 		return host{}, err
@@ -114,9 +123,6 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 	_ = h.removeStale(places...)
 	if h.state, err = stateDir(machine, places); err != nil {
 		return host{}, err
-	}
-	if h.libexec, err = findLibexec(); err != nil {
-		return host{}, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	if h.ipv6 == cluster.ToOutside || h.ipv6 == cluster.ToNodes && spec.Network.IPFamily == cluster.DualStack {
 		h.refusedIPv6 = probe.RefusedIPv6(ctx, filepath.Join(h.libexec, "nft"))
@@ -156,6 +162,19 @@ func stateDir(machine *probe.Host, candidates []string) (probe.Candidate, error)
 		problems = append(problems, fmt.Errorf("%s: %s", candidate.Path, candidate.Reason))
 	}
 	return probe.Candidate{}, exitcode.Wrap(exitcode.NoSpace, errors.Join(problems...))
+}
+
+// sandboxProgram is the name of the program of the janitor, init and other processes that
+// wait most of the time.
+const sandboxProgram = "berth-sandbox"
+
+// SandboxProgram returns the path of berth-sandbox.
+func SandboxProgram() (string, error) {
+	libexec, err := programs.Dir()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(libexec, sandboxProgram), nil
 }
 
 // findLibexec returns the directory of the programs that come with berth, which
@@ -295,7 +314,7 @@ func (h host) removeStale(bases ...string) error {
 	if err := removeStaleCgroups(stale); err != nil {
 		return err
 	}
-	return sandbox.Remove(h.sandboxIDs(), stale)
+	return sandbox.Remove(filepath.Join(h.libexec, sandboxProgram), h.sandboxIDs(), stale)
 }
 
 // loopbackListener returns the API server's listener on the host's loopback, and

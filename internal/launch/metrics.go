@@ -133,6 +133,8 @@ func roleOf(arguments []string) (name string, further bool) {
 		}
 	case "berth-kube":
 		return first, false
+	case "berth-sandbox":
+		return strings.TrimSuffix(first, "-role"), false
 	case "containerd":
 		return "containerd", false
 	case "containerd-shim-berth-v2":

@@ -13,6 +13,8 @@ func TestRoleOf(t *testing.T) {
 		{[]string{"berth", "sandbox-janitor"}, "sandbox", true},
 		{[]string{"/proc/self/exe", "sandbox-init"}, "", false},
 		{[]string{"berth", "net-role"}, "net", false},
+		{[]string{"/opt/bin/berth", "balancer-role", "/run/berth/plan.json"}, "balancer", false},
+		{[]string{"/opt/libexec/berth/berth-sandbox", "log-role", "a", "b", "c"}, "log", false},
 		{[]string{"berth", "run", "-f", "x.yaml"}, "", false},
 		{[]string{"/opt/libexec/berth/berth-kube", "control", "--plan", "x"}, "control", false},
 		{[]string{"/opt/libexec/berth/containerd-shim-berth-v2", "-namespace", "k8s.io"}, "shims", false},

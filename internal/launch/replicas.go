@@ -39,11 +39,11 @@ const (
 // replicaRoles returns the further roles of a node in a cluster with several control
 // planes. The balancer connects clients to a live API server. The controllers of a
 // control plane are a separate process. They end when they lose an election, which
-// must not end etcd.
-func replicaRoles(plan cluster.Plan, box *sandbox.Sandbox, listener *os.File) []*supervisor.Role {
+// must not end etcd. self is the path of this program.
+func replicaRoles(self string, plan cluster.Plan, box *sandbox.Sandbox, listener *os.File) []*supervisor.Role {
 	file := plan.Paths.Plan()
 	balancing := supervisor.InSandbox(box, &supervisor.Role{
-		Name: "balancer", Path: "/proc/self/exe",
+		Name: "balancer", Path: self,
 		Args: []string{BalancerArg, file},
 	})
 	if !plan.Control() {

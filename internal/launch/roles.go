@@ -10,6 +10,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/launch/layers"
+	"berth.dev/berth/internal/launch/logrole"
 	"berth.dev/berth/internal/launch/netrole"
 	"berth.dev/berth/internal/launch/supervisor"
 )
@@ -33,7 +34,7 @@ func (n *node) startRoles(ctx context.Context) error {
 	program := func(name string) string { return filepath.Join(paths.Libexec, name) }
 	var roles []*supervisor.Role
 	if n.plan.Replicated() {
-		roles = replicaRoles(n.plan, n.box, n.apiListener)
+		roles = replicaRoles(n.host.self, n.plan, n.box, n.apiListener)
 	}
 	if n.plan.Control() {
 		roles = append(roles, supervisor.InSandbox(n.box, n.controlRole()))
@@ -63,7 +64,13 @@ func (n *node) startRoles(ctx context.Context) error {
 		containerd.Passed = []supervisor.Passed{{Flag: "--layers-fd", File: served.Containerd}}
 	}
 	roles = append(roles,
-		logRole(n.plan, n.box, n.Getenv),
+		// Without this role, which keeps logs that the kubelet deletes, the API server serves
+		// them, as for kubectl.
+		supervisor.InSandbox(n.box, &supervisor.Role{
+			Name: "logs", Path: program(sandboxProgram), Optional: true,
+			Args: []string{logrole.Arg, paths.PodLogs(), paths.Unwritten(), paths.LogSocket()},
+			Env:  []string{logrole.SpoolEnv + "=" + n.Getenv(logrole.SpoolEnv)},
+		}),
 		supervisor.InSandbox(n.box, containerd),
 		supervisor.InSandbox(n.box, &supervisor.Role{
 			Name: "dns", Path: program("coredns"),

@@ -48,10 +48,11 @@ func (n *node) startSandbox(ctx context.Context) error {
 	}
 	n.noteCrash(lostCluster)
 	n.box, err = sandbox.Start(ctx, sandbox.Config{
+		Program:    filepath.Join(n.host.libexec, sandboxProgram),
 		Hostname:   n.plan.Node.Name,
 		IDMap:      n.host.sandboxIDs(),
 		Run:        n.plan.Paths.Run,
-		Keep:       []string{n.plan.Paths.Libexec, n.dirs.scratch.Path},
+		Keep:       []string{n.plan.Paths.Libexec, filepath.Dir(n.host.self), n.dirs.scratch.Path},
 		Binds:      binds,
 		Files:      files,
 		ResolvConf: n.plan.Paths.ResolvConf(),

@@ -43,15 +43,24 @@ func components(name string) string {
 	return ""
 }
 
-// Dir returns the programs' directory: libexec/berth, beside the bin directory
-// of this program.
-func Dir() (string, error) {
+// Self returns the path of this program, without symbolic links.
+func Self() (string, error) {
 	self, err := os.Executable()
 	if err == nil {
 		self, err = filepath.EvalSymlinks(self)
 	}
 	if err != nil {
 		return "", fmt.Errorf("find berth's own file: %w", err)
+	}
+	return self, nil
+}
+
+// Dir returns the programs' directory: libexec/berth, beside the bin directory
+// of this program.
+func Dir() (string, error) {
+	self, err := Self()
+	if err != nil {
+		return "", err
 	}
 	return filepath.Join(filepath.Dir(filepath.Dir(self)), "libexec", "berth"), nil
 }

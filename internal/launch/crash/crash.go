@@ -55,10 +55,11 @@ func KeepStderr() {
 	}
 }
 
-// Start starts the reporter, which then reads what the runtime writes about a
-// panic. A panic then ends the process with SIGABRT, because the exit code of an
-// ordinary panic, 2, could be the workload's. KeepStderr must have been called.
-func Start(note Note) (*Reporter, error) {
+// Start starts the reporter, which then reads what the runtime writes about a panic.
+// program is the path of berth-sandbox. A panic then ends the process with SIGABRT,
+// because the exit code of an ordinary panic, 2, could be the workload's. KeepStderr must
+// have been called.
+func Start(program string, note Note) (*Reporter, error) {
 	var ends [4]*os.File
 	defer func() {
 		for _, end := range ends {
@@ -80,7 +81,7 @@ func Start(note Note) (*Reporter, error) {
 	var fds linux.FDTable
 	fds.Add(fdOutput, ends[0])
 	fds.Add(fdNotes, ends[2])
-	r := &Reporter{stderr: os.Stderr, notes: ends[3], process: exec.Command("/proc/self/exe", Arg)}
+	r := &Reporter{stderr: os.Stderr, notes: ends[3], process: exec.Command(program, Arg)}
 	r.process.Args[0] = "berth"
 	r.process.Dir = "/"
 	r.process.Env = []string{}

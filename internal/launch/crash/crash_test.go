@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	KeepStderr()
-	reporter, err := Start(BeforeWorkload())
+	reporter, err := Start("/proc/self/exe", BeforeWorkload())
 	if err != nil {
 		panic(err)
 	}

@@ -16,7 +16,7 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// Arg starts this program again as the reporter. main calls Main then.
+// Arg starts the reporter. The main function of berth-sandbox calls Main then.
 const Arg = "crash-reporter"
 
 // Names of the reporter's files.

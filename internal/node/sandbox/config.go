@@ -8,8 +8,8 @@ import (
 	"os"
 )
 
-// Arguments that make the program a janitor or init; main calls Janitor and Init
-// before anything else.
+// Arguments that make the program a janitor or init. The main function of berth-sandbox
+// calls Janitor and Init then.
 const (
 	JanitorArg = "sandbox-janitor"
 	InitArg    = "sandbox-init"
@@ -25,6 +25,8 @@ const (
 
 // Config describes a sandbox.
 type Config struct {
+	// Program is the path of berth-sandbox, which the janitor and init execute.
+	Program  string
 	Hostname string
 	IDMap    IDMap
 	// Run is the mount point of the tmpfs for keys and sockets (below /run).

@@ -120,7 +120,7 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 		writeEnd.Close()
 		return err
 	}
-	janitor := exec.Command("/proc/self/exe", JanitorArg)
+	janitor := exec.Command(config.Program, JanitorArg)
 	janitor.Args[0] = "berth"
 	janitor.Dir = "/"
 	janitor.Env = []string{}
@@ -243,15 +243,15 @@ func (s *Sandbox) Close() error {
 			if s.init > 0 {
 				err = linux.AwaitChild(s.init)
 			}
-			s.closed = errors.Join(err, Remove(s.config.IDMap, s.config.Remove))
+			s.closed = errors.Join(err, Remove(s.config.Program, s.config.IDMap, s.config.Remove))
 		}
 	})
 	return s.closed
 }
 
 // Remove deletes directories with files of subordinate uids, which a run leaves
-// if all its processes are killed at once.
-func Remove(ids IDMap, directories []string) error {
+// if all its processes are killed at once. program is the path of berth-sandbox.
+func Remove(program string, ids IDMap, directories []string) error {
 	if len(directories) == 0 {
 		return nil
 	}
@@ -266,7 +266,7 @@ func Remove(ids IDMap, directories []string) error {
 		return err
 	}
 	defer null.Close()
-	s := &Sandbox{config: Config{IDMap: ids, Remove: directories}}
+	s := &Sandbox{config: Config{Program: program, IDMap: ids, Remove: directories}}
 	if err := s.startJanitor(s.config, null, null); err != nil {
 		return err
 	}
