@@ -141,12 +141,15 @@ func parseListed(output, separator string) ([]listed, error) {
 	return jobs, nil
 }
 
-var pattern = regexp.MustCompile(`%[0-9]*[xuN%]`)
+var pattern = regexp.MustCompile(`%[0-9]*[jJAxuN%]`)
 
-// expand replaces the patterns that squeue (22.05) leaves in the path of an output file.
+// expand replaces patterns in the path of an output file, because squeue (22.05) does not.
 func expand(path string, job listed) string {
 	return pattern.ReplaceAllStringFunc(path, func(text string) string {
 		switch text[len(text)-1] {
+		case 'j', 'J', 'A':
+			width, _ := strconv.Atoi(text[1 : len(text)-1])
+			return fmt.Sprintf("%0*d", min(width, 10), number(job.root))
 		case 'x':
 			return job.name
 		case 'u':

@@ -261,7 +261,7 @@ func TestEnvironmentOfJobsHasNoSecrets(t *testing.T) {
 
 func TestPatternsInOutputAreReplaced(t *testing.T) {
 	t.Setenv("USER", "alice")
-	if got := expand("/h/%x-%u-%N-%%-%t.out", listed{name: "n%u", nodes: "n[3-4]"}); got != "/h/n%u-alice-n3-%-%t.out" {
+	if got := expand("/h/%x-%u-%N-%%-%t-%j-%4A.out", listed{root: "12", name: "n%u", nodes: "n[3-4]"}); got != "/h/n%u-alice-n3-%-%t-12-0012.out" {
 		t.Errorf("got %s", got)
 	}
 }
