@@ -157,7 +157,7 @@ func shorten(err error, command []string) error {
 // answer (slurm_errno.c).
 var unavailable = []string{
 	"Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted", "Connection refused", "Connection timed out",
-	"Connection reset", "No route to host", "Network is unreachable", "Transport endpoint", "standby mode", "authentication error", "unge",
+	"Connection reset", "No route to host", "Network is unreachable", "Transport endpoint", "standby mode", "authentication error", "munge", "Munge",
 	"Could not establish a configuration source", "temporarily unable", "temporarily unavailable", "Unexpected message received",
 	"Communication connection failure", "Unspecified error", "Incompatible versions",
 }

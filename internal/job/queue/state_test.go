@@ -228,6 +228,31 @@ func TestWhileSlurmIsAway(t *testing.T) {
 	}
 }
 
+func TestRejections(t *testing.T) {
+	const policy = "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)\n"
+	for said, want := range map[string]string{
+		"sbatch: error: invalid partition specified: lunge\nsbatch: error: Batch job submission failed: Invalid partition name specified\n": "refused",
+		"sbatch: unrecognized option '--frob'\nTry \"sbatch --help\" for more information\n":                                                "refused",
+		"sbatch: error: QOSMaxSubmitJobPerUserLimit\n" + policy:                                                                             "full",
+		"sbatch: error: AssocMaxWallDurationPerJobLimit\n" + policy:                                                                         "refused",
+		"sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n":                                "unavailable",
+		"sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n":                                             "unavailable",
+	} {
+		got, refused := "unavailable", new(Refused)
+		if errors.As(rejection(slurmWords(said)), &refused) {
+			if got = "refused"; refused.Full {
+				got = "full"
+			}
+			if strings.Contains(refused.Words, "sbatch:") || strings.Contains(refused.Words, "--help") {
+				t.Errorf("words: %q", refused.Words)
+			}
+		}
+		if got != want {
+			t.Errorf("%q: %s, want %s", said, got, want)
+		}
+	}
+}
+
 func TestManyCallersShareOneQuery(t *testing.T) {
 	s := &site{rows: [][]string{row("7", "7", "RUNNING", "None", "0", "", "")}}
 	c := newClient(t, s)

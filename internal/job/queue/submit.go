@@ -143,10 +143,8 @@ func (c *Client) sbatch(ctx context.Context, job Job, script string) (string, er
 		return "", context.Cause(ctx)
 	case limited.Err() != nil:
 		return "", &Unavailable{fmt.Errorf("sbatch did not answer within %s", c.options.Timeout)}
-	case errors.As(err, &refused) && matches(message, unavailable):
-		return "", &Unavailable{errors.New(message)}
 	case errors.As(err, &refused):
-		return "", &Refused{Words: message, Full: matches(message, full)}
+		return "", rejection(message)
 	case err != nil:
 		return "", err
 	case submitted.ID == "":
@@ -155,8 +153,15 @@ func (c *Client) sbatch(ctx context.Context, job Job, script string) (string, er
 	return submitted.ID, nil
 }
 
-// full matches the messages for too many jobs in the queue.
-var full = []string{"SubmitJob", "job submit limit", "MaxJobCount", "Job array size"}
+// rejection returns the error for the message of an sbatch that failed.
+func rejection(message string) error {
+	if matches(message, unavailable) {
+		return &Unavailable{errors.New(message)}
+	}
+	// Slurm first names the limit, such as QOSMaxSubmitJobPerUserLimit. The text for
+	// "policy" that follows is the same for every limit.
+	return &Refused{Words: message, Full: strings.Contains(message, "SubmitJob")}
+}
 
 // slurmWords returns the messages on the standard error of a command of Slurm, in one line.
 func slurmWords(said string) string {
