@@ -39,10 +39,10 @@ func (n *node) startRoles(ctx context.Context) error {
 	if n.plan.Control() {
 		roles = append(roles, supervisor.InSandbox(n.box, n.controlRole()))
 	}
-	budget := []string{"--image-budget", strconv.Itoa(max(1, n.plan.ImageBudget))}
+	budget := max(1, n.plan.ImageBudget)
 	containerd := &supervisor.Role{
 		Name: "containerd", Path: program("containerd"),
-		Args: append([]string{"--config", paths.ContainerdConfig()}, budget...), NotifyFlag: "--notify-fd",
+		Args: []string{"--config", paths.ContainerdConfig(), "--image-budget", strconv.Itoa(budget)}, NotifyFlag: "--notify-fd",
 		Env: append(roleEnv(n.plan, n.pulls.RuntimeEnv(paths.Run, n.Getenv)...), "BERTH_UNWRITTEN="+paths.Unwritten()),
 	}
 	if n.plan.Snapshotter == cluster.EROFS {
@@ -58,9 +58,7 @@ func (n *node) startRoles(ctx context.Context) error {
 				return err
 			}
 		}
-		role := served.Role(n.supervisor, paths.Libexec, env, refused)
-		role.Args = budget
-		roles = append(roles, role)
+		roles = append(roles, served.Role(n.supervisor, paths.Libexec, env, refused, budget))
 		containerd.Passed = []supervisor.Passed{{Flag: "--layers-fd", File: served.Containerd}}
 	}
 	roles = append(roles,

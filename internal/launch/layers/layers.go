@@ -62,8 +62,8 @@ func New() (*Layers, error) {
 
 // Role returns the role for the program in libexec. env is its environment and
 // refused lists the addresses that it must not connect to, for its own requests
-// to registries.
-func (l *Layers) Role(c *supervisor.Supervisor, libexec string, env []string, refused []netip.Prefix) *supervisor.Role {
+// to registries. budget multiplies the limits on images.
+func (l *Layers) Role(c *supervisor.Supervisor, libexec string, env []string, refused []netip.Prefix, budget int) *supervisor.Role {
 	var process *os.Process
 	var keeping sync.WaitGroup
 	return &supervisor.Role{
@@ -84,7 +84,7 @@ func (l *Layers) Role(c *supervisor.Supervisor, libexec string, env []string, re
 				return fmt.Errorf("open log: %w", err)
 			}
 			defer logFile.Close()
-			command := exec.Command(r.Path, append(r.Arguments(), "--holder-fd", strconv.Itoa(supervisor.NotifyFD+len(files)))...)
+			command := exec.Command(r.Path, append(r.Arguments(), "--holder-fd", strconv.Itoa(supervisor.NotifyFD+len(files)), "--image-budget", strconv.Itoa(budget))...)
 			for _, prefix := range refused {
 				command.Args = append(command.Args, "--refuse", prefix.String())
 			}
