@@ -28,6 +28,8 @@ func main() {
 			os.Exit(launch.FollowRole())
 		case launch.KeeperArg:
 			os.Exit(launch.KeeperRole())
+		case launch.SlurmJobsArg:
+			os.Exit(launch.SlurmJobsRole())
 		case command.ParentArg:
 			os.Exit(command.ParentMain())
 		case launch.PersistentParentArg:

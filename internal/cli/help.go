@@ -40,7 +40,7 @@ func optionSections() []struct {
 		title string
 		names []string
 	}{
-		{"Workload", []string{"file", "logs", "own-cluster", "here", "keep", "grace"}},
+		{"Workload", []string{"file", "logs", "own-cluster", "here", "keep", "grace", "slurm-jobs"}},
 		{"Existing cluster", []string{"kubeconfig", "namespace", "pin"}},
 		{"Objects that outlive a job", []string{"state", "state-secrets"}},
 		{"Images", []string{"image", "no-pull", "registry", "snapshotter", "image-cache", "image-cache-limit", "image-budget", "lazy-pull", "platform"}},

@@ -38,7 +38,8 @@
 //   - the end: down.go, interrupt.go (the signals that end a run)
 //   - a cluster that stays: stay.go, takeimages.go
 //   - runstate.go (what the steps of a run share), userworkload.go (the objects and the
-//     command), followprocess.go and followrole.go (output)
+//     command), slurmjobs.go (Slurm jobs of objects), followprocess.go and followrole.go
+//     (output)
 //   - the steps of every node: node.go, sandbox.go, roles.go, images.go, publish.go, devices.go,
 //     metrics.go, crashnotes.go, nodestate.go (what they share)
 //   - what these steps call: replicas.go (several control planes), names.go, ksi.go,

@@ -164,6 +164,8 @@ func (r *run) lead(ctx context.Context, giveUp context.CancelCauseFunc) (code in
 		{name: "images", do: r.importImages},
 		{name: "late node", do: r.startLateNode},
 		{name: "cluster", do: r.awaitCluster},
+		// The workload may have objects of its kinds.
+		{name: "slurm jobs", do: r.serveSlurmJobs},
 		{name: "workload", do: r.applyObjects, stop: r.stopRenewal},
 	}
 	if err := r.start.run(ctx, r.Report); err != nil {

@@ -26,6 +26,8 @@ const (
 	envPrograms = "BERTH_PROGRAMS"
 	// envExamples is the directory of examples.
 	envExamples = "BERTH_EXAMPLES"
+	// envNeighbours is the folder of other projects' examples.
+	envNeighbours = "BERTH_NEIGHBOURS"
 	// envShared is a folder that all nodes see, on a host where jobs are
 	// submitted.
 	envShared = "BERTH_SHARED"
@@ -59,6 +61,7 @@ func TestStories(t *testing.T) {
 			env.Setenv("IMAGES", os.Getenv(envImages))
 			env.Setenv("PROGRAMS", os.Getenv(envPrograms))
 			env.Setenv("EXAMPLES", os.Getenv(envExamples))
+			env.Setenv("NEIGHBOURS", os.Getenv(envNeighbours))
 			env.Setenv("DIST", dist)
 			env.Setenv("SHARED", os.Getenv(envShared))
 			env.Setenv("ARCHIVE", os.Getenv(envArchive))

@@ -76,6 +76,8 @@ type Spec struct {
 	// NodeWait limits how long the nodes of a step wait for each other; 0 means
 	// the default.
 	NodeWait time.Duration
+	// SlurmJobs makes Slurm jobs of objects of the cluster.
+	SlurmJobs bool
 	// HighlyAvailable starts control planes on ControlNodes nodes, so that the
 	// cluster survives the loss of any one of them.
 	HighlyAvailable bool
@@ -265,6 +267,9 @@ func (s Spec) checkNetwork() (problems []error) {
 	case "", encryptSecrets, OmitSecrets:
 	default:
 		problems = append(problems, fmt.Errorf("state secrets %q: give %s or %s", s.StateSecrets, encryptSecrets, OmitSecrets))
+	}
+	if s.SlurmJobs && s.HighlyAvailable {
+		problems = append(problems, errors.New("--slurm-jobs and --ha: Slurm jobs are not served after the loss of the first node yet; use one of them"))
 	}
 	if s.State != "" && s.HighlyAvailable {
 		problems = append(problems, errors.New("--state with --ha: only the first node saves, and the one that takes the run over would not go on with it; give one of them"))

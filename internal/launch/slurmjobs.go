@@ -1,0 +1,133 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"syscall"
+
+	"k8s.io/client-go/tools/clientcmd"
+
+	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/job/queue"
+	"berth.dev/berth/internal/launch/supervisor"
+	"berth.dev/berth/internal/node/sandbox"
+	"berth.dev/berth/internal/slurmjobs/process"
+)
+
+// SlurmJobsArg starts this program again as the role that makes Slurm jobs of objects.
+// main calls SlurmJobsRole then.
+const SlurmJobsArg = "slurm-jobs-role"
+
+// slurmJobsConfig is the configuration of the role.
+type slurmJobsConfig struct {
+	Kubeconfig []byte
+	// Home is the user's home, and Dir the working directory of the run.
+	Home, Dir string
+}
+
+// serveSlurmJobs defines the kinds of Slurm jobs in the cluster, and starts the role that
+// serves them. The role runs in the namespaces of the host, because it calls Slurm's
+// commands.
+func (r *run) serveSlurmJobs(ctx context.Context) error {
+	if !r.Spec.SlurmJobs {
+		return nil
+	}
+	if _, err := exec.LookPath("sbatch"); err != nil {
+		return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("--slurm-jobs: %w; it needs Slurm's commands on this host", err))
+	}
+	config := slurmJobsConfig{Kubeconfig: r.identities.Kubeconfig}
+	client, err := clientcmd.RESTConfigFromKubeConfig(config.Kubeconfig)
+	if err != nil {
+		return exitcode.Wrap(exitcode.Internal, err)
+	}
+	if err := process.Define(ctx, client); err != nil {
+		return exitcode.Wrap(exitcode.Internal, err)
+	}
+	if config.Home, err = os.UserHomeDir(); err != nil {
+		return exitcode.Wrap(exitcode.Config, fmt.Errorf("--slurm-jobs: %w", err))
+	}
+	if config.Dir, err = os.Getwd(); err != nil {
+		return exitcode.Wrap(exitcode.Config, fmt.Errorf("--slurm-jobs: %w", err))
+	}
+	return r.addRoles(slurmJobsRole(r.supervisor, config))
+}
+
+// slurmJobsRole returns the role. It ends with this process.
+func slurmJobsRole(s *supervisor.Supervisor, config slurmJobsConfig) *supervisor.Role {
+	var child *os.Process
+	return &supervisor.Role{
+		Name: "slurm-jobs", Outside: true, Silent: true, Optional: true,
+		Start: func(r *supervisor.Role, _ []*os.File) error {
+			log, err := os.OpenFile(r.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+			if err != nil {
+				return fmt.Errorf("open log: %w", err)
+			}
+			defer log.Close()
+			theirs, ours, err := os.Pipe()
+			if err != nil {
+				return fmt.Errorf("make pipe: %w", err)
+			}
+			defer theirs.Close()
+			var fds linux.FDTable
+			fds.Add(fdLife, theirs)
+			command := exec.Command("/proc/self/exe", SlurmJobsArg)
+			command.Args[0] = "berth"
+			command.Dir = "/"
+			command.Stdout, command.Stderr = log, log
+			command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+			if err := fds.Start(command, config); err != nil {
+				ours.Close()
+				return err
+			}
+			child = command.Process
+			s.Go(func() {
+				_ = command.Wait()
+				ours.Close()
+				s.Ended(r.Name, supervisor.Status(command.ProcessState))
+			})
+			return nil
+		},
+		Kill:   func(*supervisor.Role) { _ = child.Kill() },
+		Resume: func() bool { return linux.Resume(child.Pid) },
+	}
+}
+
+// SlurmJobsRole runs the role, and returns the exit status.
+func SlurmJobsRole() int {
+	sandbox.OutliveSignals() // the supervisor ends this process
+	if err := slurmJobsHere(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func slurmJobsHere() error {
+	var config slurmJobsConfig
+	files, err := linux.ReceiveFiles(&config, fdLife)
+	if err != nil {
+		return fmt.Errorf("read what to serve: %w", err)
+	}
+	go func() {
+		_, _ = files[fdLife].Read(make([]byte, 1))
+		os.Exit(1)
+	}()
+	client, err := clientcmd.RESTConfigFromKubeConfig(config.Kubeconfig)
+	if err != nil {
+		return fmt.Errorf("read kubeconfig: %w", err)
+	}
+	state := process.StateFolder(os.Getenv, config.Home)
+	err = process.Run(context.Background(), process.Options{
+		Config: client, Roots: []string{config.Dir, config.Home}, State: state, PerMinute: queue.Default(state, nil).PerMinute,
+		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
+	if err == nil {
+		err = errors.New("it ended without a reason")
+	}
+	return err
+}
