@@ -26,7 +26,7 @@ var errReported = errors.New("some archives could not be imported")
 // visibleWithin bounds the wait until CRI knows an image, which usually takes milliseconds.
 const visibleWithin = 10 * time.Second
 
-// maxAttempts bounds the attempts to import an archive while containerd ends again and again.
+// maxAttempts bounds the attempts of a step of the import while containerd ends again and again.
 // The supervisor starts it three times again.
 const maxAttempts = 4
 
@@ -74,8 +74,11 @@ func importArchives(ctx context.Context, args []string, out io.Writer) error {
 	}
 	defer client.Close()
 	ctx = namespaces.WithNamespace(ctx, *namespace)
-	importer, err := imagestore.NewImporter(ctx, client, *snapshotter)
-	if err != nil {
+	var importer *imagestore.Importer
+	if err := repeat(ctx, client.IsServing, func() (err error) {
+		importer, err = imagestore.NewImporter(ctx, client, *snapshotter)
+		return err
+	}); err != nil {
 		return err
 	}
 
