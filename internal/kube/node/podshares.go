@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -29,6 +30,12 @@ const (
 	// queriesToDNS is the number of queries per second to the name server beyond which the
 	// queries of a pod count as a flood.
 	queriesToDNS = 20_000
+	// maxNamed bounds the notices of one kind. A container with NET_RAW can send with
+	// ever more addresses.
+	maxNamed = 20
+	// namedFor is the time after which an address that no check found is forgotten, and may
+	// be named again: another pod may have it then.
+	namedFor = 10 * time.Minute
 )
 
 // podShares keeps one pod from taking all places of conntrack, or all TCP connections to
@@ -47,17 +54,25 @@ type podShares struct {
 	floods, rejected func() ([]netip.Addr, error)
 
 	full []netip.Addr // pods that the rules in force permit no further connections
-	// said, flooded and connected hold the pods that a notice has named.
-	said, flooded, connected map[netip.Addr]bool
+	// said, flooded and connected hold the pods that notices have named.
+	said, flooded, connected naming
+}
+
+// naming holds the pods that notices of one kind have named.
+type naming struct {
+	last    map[netip.Addr]time.Time // when a check last found the pod
+	notices int
 }
 
 func newPodShares(plan cluster.Plan, o Options) *podShares {
 	return &podShares{
 		plan: plan, log: o.Log, notice: o.Notifier.Notice, nft: runNft,
 		setting: trackedSetting, count: policy.CountConnections, floods: policy.FloodingPods, rejected: policy.RejectedPods,
-		said: map[netip.Addr]bool{}, flooded: map[netip.Addr]bool{}, connected: map[netip.Addr]bool{},
+		said: newNaming(), flooded: newNaming(), connected: newNaming(),
 	}
 }
+
+func newNaming() naming { return naming{last: map[netip.Addr]time.Time{}} }
 
 func trackedSetting(name string) (int, error) {
 	text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
@@ -105,29 +120,47 @@ func (s *podShares) run(ctx context.Context) {
 	}
 }
 
-// nameFloods names each pod whose queries the rules drop, once.
+// nameFloods names each pod whose queries the rules drop.
 func (s *podShares) nameFloods(context.Context) error {
-	return s.name(s.floods, s.flooded, fmt.Sprintf("dropped DNS queries of pod %%v: it sent more than %d in a second", queriesToDNS))
+	return s.nameListed(&s.flooded, s.floods, fmt.Sprintf("dropped DNS queries of pod %%v: it sent more than %d in a second", queriesToDNS))
 }
 
-// nameRejected names each pod whose connections to the name server the rules refuse, once.
+// nameRejected names each pod whose connections to the name server the rules refuse.
 func (s *podShares) nameRejected(context.Context) error {
-	return s.name(s.rejected, s.connected, fmt.Sprintf("reset connections of pod %%v to the name server: it has %d already", streamsToDNS))
+	return s.nameListed(&s.connected, s.rejected, fmt.Sprintf("reset connections of pod %%v to the name server: it has %d already", streamsToDNS))
 }
 
-// name says text of each pod that it has not named before.
-func (s *podShares) name(list func() ([]netip.Addr, error), named map[netip.Addr]bool, text string) error {
-	pods, err := list()
+// nameListed names the pods of this node in a list.
+func (s *podShares) nameListed(n *naming, list func() ([]netip.Addr, error), text string) error {
+	sources, err := list()
 	if err != nil {
 		return err
 	}
-	for _, pod := range pods {
-		if !named[pod] {
-			named[pod] = true
-			s.notice(fmt.Sprintf(text, pod))
-		}
-	}
+	s.name(n, slices.DeleteFunc(sources, func(source netip.Addr) bool {
+		return !slices.ContainsFunc(s.plan.Addresses.Families(), func(f cluster.Family) bool { return f.NodePods.Contains(source) })
+	}), text)
 	return nil
+}
+
+// name sends a notice with text for each of the pods that n does not hold, up to maxNamed
+// notices.
+func (s *podShares) name(n *naming, pods []netip.Addr, text string) {
+	now := time.Now()
+	maps.DeleteFunc(n.last, func(_ netip.Addr, last time.Time) bool { return now.Sub(last) > namedFor })
+	for _, pod := range pods {
+		if _, named := n.last[pod]; !named {
+			if n.notices == maxNamed {
+				continue
+			}
+			n.notices++
+			said := fmt.Sprintf(text, pod)
+			if n.notices == maxNamed {
+				said += "; no further pods are named"
+			}
+			s.notice(said)
+		}
+		n.last[pod] = now
+	}
 }
 
 // look updates the rules for the pods that have used up their share. If conntrack is at
@@ -149,14 +182,9 @@ func (s *podShares) look(ctx context.Context) error {
 		}
 		full = s.over(counts, limit)
 	}
+	s.name(&s.said, full, fmt.Sprintf("delayed new connections of pod %%v: it has its share of the %d that the kernel remembers", limit))
 	if slices.Equal(full, s.full) {
 		return nil
-	}
-	for _, pod := range full {
-		if !s.said[pod] {
-			s.said[pod] = true
-			s.notice(fmt.Sprintf("delayed new connections of pod %v: it has its share of the %d that the kernel remembers", pod, limit))
-		}
 	}
 	if err := s.load(ctx, "shares", s.rules(full).Connections()); err != nil {
 		return err

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/notify"
@@ -28,7 +30,7 @@ func TestPodWithItsShareOfConntrackIsNamed(t *testing.T) {
 			Paths:     cluster.Paths{Run: t.TempDir()},
 			Addresses: cluster.Addresses{Family: cluster.Family{Pods: netip.MustParsePrefix("10.0.0.0/16")}},
 		},
-		log: slog.New(slog.DiscardHandler), said: map[netip.Addr]bool{},
+		log: slog.New(slog.DiscardHandler), said: newNaming(),
 		notice: func(text string) { said = append(said, text) },
 		nft: func(_ context.Context, path string) error {
 			text, err := os.ReadFile(path)
@@ -83,19 +85,31 @@ func TestPodWithItsShareOfConntrackIsNamed(t *testing.T) {
 	}
 }
 
-// A pod that floods the name server with queries or connections is named once for each.
-func TestFloodingPodIsNamed(t *testing.T) {
-	hostile, other := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::2")
-	var pods []netip.Addr
-	var said []string
-	list := func() ([]netip.Addr, error) { return pods, nil }
-	s := &podShares{
-		flooded: map[netip.Addr]bool{}, connected: map[netip.Addr]bool{},
-		notice: func(text string) { said = append(said, text) },
+// namingShares returns shares of a node with the pods 10.0.0.0/24 and fd00::/64 that list
+// pods, and append notices to said.
+func namingShares(pods *[]netip.Addr, said *[]string) *podShares {
+	list := func() ([]netip.Addr, error) { return slices.Clone(*pods), nil }
+	return &podShares{
+		plan: cluster.Plan{Addresses: cluster.Addresses{
+			Family: cluster.Family{NodePods: netip.MustParsePrefix("10.0.0.0/24")},
+			IPv6:   &cluster.Family{NodePods: netip.MustParsePrefix("fd00::/64")},
+		}},
+		flooded: newNaming(), connected: newNaming(),
+		notice: func(text string) { *said = append(*said, text) },
 		floods: list, rejected: list,
 	}
+}
+
+// A pod that floods the name server with queries or connections is named once for each.
+// A forged address outside the node's range is not named.
+func TestFloodingPodIsNamed(t *testing.T) {
+	hostile, other := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::2")
+	forged := []netip.Addr{netip.MustParseAddr("8.8.8.8"), netip.MustParseAddr("10.0.1.1"), netip.MustParseAddr("fd01::2")}
+	var pods []netip.Addr
+	var said []string
+	s := namingShares(&pods, &said)
 	for _, check := range []func(context.Context) error{s.nameFloods, s.nameRejected} {
-		for _, pods = range [][]netip.Addr{nil, {hostile}, {hostile}, nil, {hostile, other}} {
+		for _, pods = range [][]netip.Addr{nil, {hostile}, {hostile}, nil, forged, {hostile, other}} {
 			if err := check(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -109,6 +123,58 @@ func TestFloodingPodIsNamed(t *testing.T) {
 	}; !slices.Equal(said, want) {
 		t.Errorf("said %q, want %q", said, want)
 	}
+}
+
+// A pod that sends with ever more addresses of the node causes maxNamed notices at most,
+// and no more addresses are remembered.
+func TestNoticesOfForgedAddressesAreBounded(t *testing.T) {
+	var pods []netip.Addr
+	var said []string
+	s := namingShares(&pods, &said)
+	for address := netip.MustParseAddr("fd00::1"); len(pods) < 3*maxNamed; address = address.Next() {
+		pods = append(pods, address)
+		if err := s.nameFloods(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(said) != maxNamed || len(s.flooded.last) != maxNamed {
+		t.Fatalf("%d notices, %d addresses remembered, want %d", len(said), len(s.flooded.last), maxNamed)
+	}
+	for i, text := range said {
+		if last := i == maxNamed-1; strings.HasSuffix(text, "; no further pods are named") != last {
+			t.Errorf("notice %d of %d: %q", i+1, maxNamed, text)
+		}
+	}
+}
+
+// A pod with the address of an ended one is named.
+func TestPodWithAddressOfEndedPodIsNamed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hostile := []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+		var pods []netip.Addr
+		var said []string
+		s := namingShares(&pods, &said)
+		for _, step := range []struct {
+			pods []netip.Addr
+			wait time.Duration
+			said int
+		}{
+			{pods: hostile, said: 1},
+			{pods: hostile, wait: namedFor, said: 1},
+			{pods: hostile, wait: namedFor, said: 1}, // it was there meanwhile
+			{pods: nil, wait: namedFor + 1, said: 1},
+			{pods: hostile, said: 2},
+		} {
+			time.Sleep(step.wait)
+			pods = step.pods
+			if err := s.nameFloods(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if len(said) != step.said {
+				t.Errorf("%+v: said %q", step, said)
+			}
+		}
+	})
 }
 
 // A kernel may lack an expression that one of the scripts needs. The others are loaded.
