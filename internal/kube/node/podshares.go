@@ -86,20 +86,20 @@ func trackedSetting(name string) (int, error) {
 // ctx ends. It does without the rules that the kernel refuses: pods work without them.
 func (s *podShares) run(ctx context.Context) {
 	rules := s.rules(nil)
-	checks := map[string]func(context.Context) error{}
+	checks := map[string]func(context.Context) error{} // by the text of their errors
 	for _, share := range []struct {
-		name, script, without string
-		check                 func(context.Context) error
+		name, script, without, unchecked string
+		check                            func(context.Context) error
 	}{
-		{"streams", rules.Streams(), "Pods have no bound of TCP connections to the name server", s.nameRejected},
-		{"floods", rules.Floods(), "Floods of queries to the name server are not dropped", s.nameFloods},
-		{"shares", rules.Connections(), "Pods have no shares of conntrack", s.look},
+		{"streams", rules.Streams(), "Pods have no bound of TCP connections to the name server", "Pods with too many TCP connections to the name server are not named", s.nameRejected},
+		{"floods", rules.Floods(), "Floods of queries to the name server are not dropped", "Pods that flood the name server are not named", s.nameFloods},
+		{"shares", rules.Connections(), "Pods have no shares of conntrack", "Pods have no shares of conntrack", s.look},
 	} {
 		if err := s.load(ctx, share.name, share.script); err != nil {
 			s.log.Warn(share.without, "error", err)
 			continue
 		}
-		checks[share.without] = share.check
+		checks[share.unchecked] = share.check
 	}
 	logged := map[string]string{}
 	for pause := sharesPeriod; len(checks) > 0; {
@@ -109,10 +109,10 @@ func (s *podShares) run(ctx context.Context) {
 		case <-time.After(pause):
 		}
 		began := time.Now()
-		for without, check := range checks {
-			if err := check(ctx); err != nil && ctx.Err() == nil && err.Error() != logged[without] {
-				logged[without] = err.Error()
-				s.log.Warn(without, "error", err)
+		for unchecked, check := range checks {
+			if err := check(ctx); err != nil && ctx.Err() == nil && err.Error() != logged[unchecked] {
+				logged[unchecked] = err.Error()
+				s.log.Warn(unchecked, "error", err)
 			}
 		}
 		// It takes about a second to read a full table.

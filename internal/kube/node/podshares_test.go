@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -200,4 +201,27 @@ func TestSharesDoNotNeedConnlimit(t *testing.T) {
 	if strings.Count(said.String(), "\n") != 1 || !strings.Contains(said.String(), "Pods have no bound of TCP connections to the name server") {
 		t.Errorf("said %q", said.String())
 	}
+}
+
+// When a set of loaded rules cannot be listed, the log does not say that the rules are missing.
+func TestSharesThatCannotBeListedAreInForce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var said strings.Builder
+		s := newPodShares(cluster.Plan{Paths: cluster.Paths{Run: t.TempDir()}}, Options{Log: slog.New(slog.NewTextHandler(&said, nil)), Notifier: &notify.Notifier{}})
+		s.nft = func(context.Context, string) error { return nil }
+		s.setting = func(string) (int, error) { return 0, fs.ErrNotExist }
+		list := func() ([]netip.Addr, error) { return nil, syscall.EMFILE }
+		s.floods, s.rejected = list, list
+		ctx, cancel := context.WithTimeout(t.Context(), 3*sharesPeriod)
+		defer cancel()
+		s.run(ctx)
+		for _, want := range []string{"Pods that flood the name server are not named", "Pods with too many TCP connections to the name server are not named"} {
+			if strings.Count(said.String(), want) != 1 {
+				t.Errorf("not said once: %q", want)
+			}
+		}
+		if strings.Count(said.String(), "\n") != 2 {
+			t.Errorf("said %q", said.String())
+		}
+	})
 }
