@@ -1,7 +1,6 @@
 package workload
 
 import (
-	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -10,9 +9,11 @@ import (
 )
 
 // stampedLog serves a log with times in answers that break off. first is the number of lines
-// that were rotated away before an answer, and until the number of bytes of an answer.
+// that were rotated away before an answer, and until the number of bytes of an answer. A line
+// may be divided into parts.
 type stampedLog struct {
 	lines   []string
+	times   []time.Duration // after stampedBegin; nil for stampOf
 	answers []struct{ first, until int }
 	asked   []string
 	ended   func()
@@ -24,6 +25,13 @@ var stampedBegin = time.Date(2026, 11, 28, 12, 0, 0, 999_000_000, time.UTC)
 // stampOf returns the time of a line. Two lines have the same one.
 func stampOf(line int) time.Time {
 	return stampedBegin.Add(time.Duration(line/2) * 400 * time.Millisecond)
+}
+
+func (l *stampedLog) stampOf(line int) time.Time {
+	if l.times == nil {
+		return stampOf(line)
+	}
+	return stampedBegin.Add(l.times[line])
 }
 
 func (l *stampedLog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -45,9 +53,13 @@ func (l *stampedLog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	var text strings.Builder
 	for i, line := range l.lines {
-		if i >= next.first && !stampOf(i).Before(since) {
-			fmt.Fprintf(&text, "%s %s", stampOf(i).Format("2006-01-02T15:04:05.000000000Z07:00"), line)
+		if i < next.first || l.stampOf(i).Before(since) {
+			continue
 		}
+		if i == 0 || strings.HasSuffix(l.lines[i-1], "\n") {
+			text.WriteString(l.stampOf(i).Format("2006-01-02T15:04:05.000000000Z07:00 "))
+		}
+		text.WriteString(line)
 	}
 	if last {
 		l.ended()
@@ -94,6 +106,54 @@ func TestStampedLogIsContinued(t *testing.T) {
 			}
 			if last := api.asked[len(test.answers)-1]; last != test.since {
 				t.Errorf("the last break was followed by a request for lines since %q, want %q", last, test.since)
+			}
+		})
+	}
+}
+
+// The runtime may write a line after another one with a later time, and divides long lines into
+// parts with separate times. Each line is passed on once.
+func TestStampedLogOutOfOrder(t *testing.T) {
+	const stamp = len("2026-11-28T12:00:00.000000000Z ")
+	const ms = time.Millisecond
+	for name, test := range map[string]struct {
+		lines []string
+		times []time.Duration
+		until int // of the first answer
+		lost  string
+		since string
+		note  string
+	}{
+		"two lines, passed on":                {[]string{"0\n", "b\n", "a\n", "c\n"}, []time.Duration{-500 * ms, 2 * ms, 0, 3 * ms}, 4*stamp + 7, "", "2026-11-28T12:00:00Z", ""},
+		"two lines, one unread":               {[]string{"0\n", "b\n", "a\n", "c\n"}, []time.Duration{-500 * ms, 2 * ms, 0, 3 * ms}, 2*stamp + 4, "", "2026-11-28T12:00:00Z", ""},
+		"two lines, one half":                 {[]string{"0\n", "b\n", "aaa\n", "c\n"}, []time.Duration{-500 * ms, 2 * ms, 0, 3 * ms}, 3*stamp + 6, "", "2026-11-28T12:00:00Z", ""},
+		"two lines before the second is over": {[]string{"b\n", "a\n", "c\n", "d\n"}, []time.Duration{2 * ms, 0, 500 * ms, 501 * ms}, 3*stamp + 5, "", "2026-11-28T12:00:01Z", ""},
+		"one line in each second":             {[]string{"a\n", "b\n", "c\n", "d\n"}, []time.Duration{2 * ms, 1002 * ms, 2002 * ms, 3002 * ms}, 3*stamp + 6, "", "2026-11-28T12:00:02Z", ""},
+		"a part in the next second":           {[]string{"a", "bb\n", "c\n", "d\n"}, []time.Duration{0, 2 * ms, 500 * ms, 501 * ms}, 2*stamp + 5, "", "2026-11-28T12:00:01Z", ""},
+		"a long part in the next second":      {[]string{"a", strings.Repeat("b", 100_000) + "\n", "c\n", "d\n"}, []time.Duration{0, 2 * ms, 500 * ms, 501 * ms}, 2*stamp + 100_003, "", "2026-11-28T12:00:01Z", ""},
+		"late by seconds, passed on":          {[]string{"a\n", "b\n", "c\n", "d\n"}, []time.Duration{5000 * ms, 0, 5001 * ms, 5002 * ms}, 3*stamp + 6, "", "2026-11-28T12:00:05Z", ""},
+		"late by seconds, in a new second":    {[]string{"a\n", "b\n", "c\n", "d\n", "e\n"}, []time.Duration{5000 * ms, 5001 * ms, 0, 5002 * ms, 5003 * ms}, 4*stamp + 8, "", "2026-11-28T12:00:05Z", ""},
+		"the clock was set back":              {[]string{"a\n", "b\n", "cc\n", "d\n"}, []time.Duration{0, 5500 * ms, 1000 * ms, 5501 * ms}, 3*stamp + 5, "c\n", "2026-11-28T12:00:06Z", "rotated away"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			api := &stampedLog{
+				lines: test.lines, times: test.times, pod: knownPod("u", runningStatus("c")),
+				answers: []struct{ first, until int }{{0, test.until}, {0, 0}},
+			}
+			got, notes := followAt(t, api, &api.ended, Streams{Foreign: true})
+			want := strings.Join(test.lines, "")
+			if test.lost != "" {
+				want = strings.Replace(want, test.lost, "", 1)
+			}
+			if got != want {
+				t.Errorf("got %.99q, want %.99q", got, want)
+			}
+			if (test.note == "") != (notes == "") || !strings.Contains(notes, test.note) {
+				t.Errorf("notes %q, want %q", notes, test.note)
+			}
+			if api.asked[1] != test.since {
+				t.Errorf("the break was followed by a request for lines since %q, want %q", api.asked[1], test.since)
 			}
 		})
 	}
