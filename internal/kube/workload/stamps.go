@@ -204,6 +204,9 @@ func (s *stream) writeLater(data []byte) error {
 		s.mu.Lock()
 		s.copied += passed
 		s.mu.Unlock()
+		if s.first.IsZero() {
+			s.first = time.Now()
+		}
 		s.earlier -= passed
 		data = data[passed:]
 	}

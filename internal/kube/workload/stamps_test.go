@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"berth.dev/berth/internal/kube/containerlog"
 )
 
 // stampedLog serves a log with times in answers that break off. first is the number of lines
@@ -156,5 +158,24 @@ func TestStampedLogOutOfOrder(t *testing.T) {
 				t.Errorf("the break was followed by a request for lines since %q, want %q", api.asked[1], test.since)
 			}
 		})
+	}
+}
+
+// After a restart of the follower, the log breaks off before it has more output than the earlier
+// process passed on. Then the stream does not take it for another container's log.
+func TestStampedLogAfterRestart(t *testing.T) {
+	const stamp = len("2026-11-28T12:00:00.000000000Z ")
+	api := &stampedLog{
+		lines: []string{"one\n", "two\n"}, pod: knownPod("u", runningStatus("c")),
+		answers: []struct{ first, until int }{{0, stamp + 4}, {0, 0}},
+	}
+	mark := Mark{Position: containerlog.Position{Offset: 4}}
+	progress := NewProgress(Followed{Marks: map[string]Mark{"c/" + bothStreams: mark}}, nil)
+	got, notes := followAt(t, api, &api.ended, Streams{Foreign: true, Progress: progress})
+	if got != "two\n" || notes != "" {
+		t.Errorf("got %q, notes %q", got, notes)
+	}
+	if len(api.asked) >= foreignAttempts {
+		t.Errorf("the log was requested %d times", len(api.asked))
 	}
 }
