@@ -187,6 +187,9 @@ func (r *run) readInput(options Options) (err error) {
 	if err := checkKSI(options); err != nil {
 		return err
 	}
+	if err := checkSlurmJobs(options.Spec); err != nil {
+		return err
+	}
 	if nodes := r.members.Size(); options.Spec.HighlyAvailable && nodes < cluster.ControlNodes {
 		return exitcode.Wrap(exitcode.Config, fmt.Errorf("run on %d nodes: %w", nodes, cluster.ErrTooFewNodes))
 	}

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/job/queue"
@@ -30,15 +31,23 @@ type slurmJobsConfig struct {
 	Home, Dir string
 }
 
+// checkSlurmJobs returns an error if this host cannot serve Slurm jobs.
+func checkSlurmJobs(spec cluster.Spec) error {
+	if !spec.SlurmJobs {
+		return nil
+	}
+	if _, err := exec.LookPath("sbatch"); err != nil {
+		return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("--slurm-jobs: %w; it needs Slurm's commands on this host", err))
+	}
+	return nil
+}
+
 // serveSlurmJobs defines the kinds of Slurm jobs in the cluster, and starts the role that
 // serves them. The role runs in the namespaces of the host, because it calls Slurm's
 // commands.
 func (r *run) serveSlurmJobs(ctx context.Context) error {
 	if !r.Spec.SlurmJobs {
 		return nil
-	}
-	if _, err := exec.LookPath("sbatch"); err != nil {
-		return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("--slurm-jobs: %w; it needs Slurm's commands on this host", err))
 	}
 	config := slurmJobsConfig{Kubeconfig: r.identities.Kubeconfig}
 	client, err := clientcmd.RESTConfigFromKubeConfig(config.Kubeconfig)

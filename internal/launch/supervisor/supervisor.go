@@ -134,16 +134,30 @@ func New(log *slog.Logger, report func(string), giveUp context.CancelCauseFunc) 
 		proc: "/proc", oomKills: [2]uint64{kills, kills}}
 }
 
-// Add starts a role and supervises it.
+// Add starts a role and supervises it. It returns no error for an optional role that does
+// not start.
 func (s *Supervisor) Add(r *Role) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r.ready = make(chan struct{})
 	s.roles[r.Name] = r
-	return s.start(r)
+	err := s.start(r)
+	if err == nil {
+		return nil
+	}
+	delete(s.roles, r.Name) // it has no process that Kill and Resume could act on
+	if r.Release != nil {
+		r.Release()
+	}
+	if !r.Optional {
+		return fmt.Errorf("start %s: %w", r.Name, err)
+	}
+	s.failRole(r, fmt.Sprintf("could not be started: %v", err))
+	return nil
 }
 
-// start starts a role for the first time or again. The caller holds mu.
+// start starts a role for the first time or again. Its errors do not name the role. The
+// caller holds mu.
 func (s *Supervisor) start(r *Role) error {
 	r.life++
 	r.counted = sumCounts(r.counted, r.counts)
@@ -155,16 +169,13 @@ func (s *Supervisor) start(r *Role) error {
 	if !r.Silent {
 		reader, writer, err := os.Pipe()
 		if err != nil {
-			return fmt.Errorf("start %s: %w", r.Name, err)
+			return err
 		}
 		defer writer.Close()
 		go s.listen(r, r.life, reader)
 		files = append([]*os.File{writer}, files...)
 	}
-	if err := r.Start(r, files); err != nil {
-		return fmt.Errorf("start %s: %w", r.Name, err)
-	}
-	return nil
+	return r.Start(r, files)
 }
 
 func (r *Role) passedFiles() (files []*os.File) {

@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -209,6 +210,36 @@ func TestRoleThatCannotBeStartedAgainEndsTheRun(t *testing.T) {
 	s.Ended("dns", killed())
 	if s.lost == nil || !strings.Contains(s.lost.Error(), "no room") {
 		t.Fatalf("got %v, want the reason", s.lost)
+	}
+}
+
+// A role outside the sandbox has no process after a failed start, so nothing may kill or
+// resume it. What it keeps is released.
+func TestRoleThatDoesNotStartIsNoRole(t *testing.T) {
+	for _, optional := range []bool{false, true} {
+		var said bytes.Buffer
+		s := newStage(t)
+		s.log = slog.New(slog.NewTextHandler(&said, nil))
+		var process *os.Process
+		released := 0
+		err := s.Add(&Role{
+			Name: "layers", Outside: true, Optional: optional,
+			Start:   func(*Role, []*os.File) error { return errors.New("no room") },
+			Kill:    func(*Role) { _ = process.Signal(unix.Signal(process.Pid)) },
+			Resume:  func() bool { return process.Pid > 0 },
+			Release: func() { released++ },
+		})
+		if optional && err != nil || !optional && (err == nil || err.Error() != "start layers: no room") {
+			t.Errorf("optional %t: %v", optional, err)
+		}
+		if want := "layers could not be started: no room; the run goes on without it"; strings.Contains(said.String(), want) != optional {
+			t.Errorf("optional %t: said %q", optional, said.String())
+		}
+		s.look(s.clock)
+		s.EndOutside()
+		if released != 1 || s.lost != nil {
+			t.Errorf("optional %t: released %d times, given up: %v", optional, released, s.lost)
+		}
 	}
 }
 
