@@ -3,7 +3,18 @@ package cli
 import (
 	"strings"
 	"testing"
+
+	"berth.dev/berth/internal/launch/crash"
 )
+
+// Nothing comes with this test program, so no process can report its crash.
+func TestMissingReporterOfCrashesIsSaid(t *testing.T) {
+	var out strings.Builder
+	err := withProgress(&out, verbosity{}, func(*progress, *crash.Reporter) (int, error) { return 0, nil })
+	if err != nil || !strings.Contains(out.String(), "warn: start the process that reports crashes: ") {
+		t.Errorf("said %q, %v", &out, err)
+	}
+}
 
 func TestAbsentStepIsNotShown(t *testing.T) {
 	for _, verbose := range []bool{false, true} {

@@ -131,7 +131,7 @@ func withProgress(to io.Writer, shown verbosity, do func(*progress, *crash.Repor
 		reporter, err = crash.Start(program, crash.BeforeWorkload())
 	}
 	if err != nil {
-		slog.New(progress).Debug(err.Error()) // a panic prints its stacks then
+		slog.New(progress).Warn(err.Error() + "; a crash of berth would print its stacks, and nothing else")
 	}
 	code, err := do(progress, reporter)
 	progress.end()

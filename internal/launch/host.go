@@ -184,10 +184,16 @@ func findLibexec() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, err := os.Stat(filepath.Join(libexec, "berth-kube")); err != nil {
-		return "", fmt.Errorf("find the programs that come with berth: %w; unpack the whole archive, bin/ and libexec/ side by side", err)
+	return libexec, checkLibexec(libexec)
+}
+
+func checkLibexec(libexec string) error {
+	for _, program := range []string{"berth-kube", sandboxProgram} {
+		if _, err := os.Stat(filepath.Join(libexec, program)); err != nil {
+			return fmt.Errorf("find the programs that come with berth: %w; unpack the whole archive, bin/ and libexec/ side by side", err)
+		}
 	}
-	return libexec, nil
+	return nil
 }
 
 // reach converts the results of probe.Host.IPv6: whether the kernel has IPv6, and the

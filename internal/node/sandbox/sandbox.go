@@ -12,6 +12,8 @@ import (
 	"sync"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"berth.dev/berth/internal/base/linux"
 )
 
@@ -152,7 +154,7 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 	}
 	if err := janitor.Start(); err != nil {
 		writeEnd.Close()
-		return fmt.Errorf("make a user namespace: %w; 'berth doctor' lists what this host lacks", err)
+		return explainStart(config.Program, err)
 	}
 	s.janitor, s.lifeline, s.gone = janitor, writeEnd, make(chan struct{})
 	go KeepRunning(janitor.Process.Pid, s.gone)
@@ -166,6 +168,15 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 		return errors.Join(fmt.Errorf("tell the janitor to go on: %w", err), s.Close())
 	}
 	return nil
+}
+
+// explainStart returns the error of a janitor that did not start: because of its program, or
+// because the host forbids the user namespace.
+func explainStart(program string, err error) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOEXEC) || errors.Is(err, unix.EACCES) && unix.Access(program, unix.X_OK) != nil {
+		return fmt.Errorf("start %s: %w; unpack the whole archive, bin/ and libexec/ side by side", program, err)
+	}
+	return fmt.Errorf("make a user namespace: %w; 'berth doctor' lists what this host lacks", err)
 }
 
 // Run asks init to start a command. Events reports the result and the command's
