@@ -26,18 +26,36 @@ func oomKills(proc string) (kills uint64) {
 	return kills
 }
 
-// memoryShortage explains the end of a role if the kernel may have killed it for lack of
-// memory. It names the pod that uses most memory, which is likely the cause. It returns ""
-// for other ends. The caller holds mu.
-func (s *Supervisor) memoryShortage(status sandbox.Status) string {
-	if status.Signal != syscall.SIGKILL || oomKills(s.proc) <= s.oomKills[0] {
-		return ""
+// shortOfMemory reports whether the kernel may have killed a role for lack of memory. The
+// caller holds mu.
+func (s *Supervisor) shortOfMemory(status sandbox.Status) bool {
+	return status.Signal == syscall.SIGKILL && oomKills(s.proc) > s.oomKills[0]
+}
+
+// nameLargestPod tells the user which pod of this node uses most memory. It may take long:
+// a machine has thousands of processes, and the bundles of pods are on a disk.
+func (s *Supervisor) nameLargestPod() {
+	if pod, pages := podWithMost(s.proc, descendants(s.proc, s.self), ownPages); pages > 0 {
+		s.log.Warn(fmt.Sprintf("pod %s uses most memory of the pods here, %d MB", pod, pages*os.Getpagesize()/1e6))
 	}
-	text := "the kernel has just killed processes for lack of memory"
-	if pod, pages := podWithMost(s.proc, ownPages); pages > 0 {
-		text += fmt.Sprintf("; pod %s uses most, %d MB", pod, pages*os.Getpagesize()/1e6)
+}
+
+// descendants returns the ids of the descendants of a process.
+func descendants(proc, process string) (all []string) {
+	parents := map[string]string{}
+	for _, one := range processesIn(proc) {
+		parents[one] = parentOf(proc, one)
 	}
-	return " (" + text + ")"
+	for one, ancestor := range parents {
+		for range parents { // processes come and go meanwhile, so there may be a circle
+			if ancestor == process {
+				all = append(all, one)
+				break
+			}
+			ancestor = parents[ancestor]
+		}
+	}
+	return all
 }
 
 // ownPages returns the number of pages that a process shares with no file.

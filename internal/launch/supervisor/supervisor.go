@@ -115,9 +115,10 @@ type Supervisor struct {
 	mu       sync.Mutex
 	roles    map[string]*Role
 	stopping bool
-	// proc is /proc. oomKills holds its count of kills for lack of memory at the last two
-	// checks of all roles: a role may end shortly before or after a check.
-	proc     string
+	// proc is /proc, and self this process there.
+	proc, self string
+	// oomKills holds the machine's count of kills for lack of memory at the last two checks of
+	// all roles: a role may end shortly before or after a check.
 	oomKills [2]uint64
 	// once maps the names of the running commands of RunOnce to the channels for
 	// their statuses.
@@ -131,7 +132,7 @@ type Supervisor struct {
 func New(log *slog.Logger, report func(string), giveUp context.CancelCauseFunc) *Supervisor {
 	kills := oomKills("/proc")
 	return &Supervisor{log: log, report: report, GiveUp: giveUp, now: time.Now, roles: map[string]*Role{}, once: map[string]chan<- sandbox.Status{},
-		proc: "/proc", oomKills: [2]uint64{kills, kills}}
+		proc: "/proc", self: strconv.Itoa(os.Getpid()), oomKills: [2]uint64{kills, kills}}
 }
 
 // Add starts a role and supervises it. It returns no error for an optional role that does
@@ -280,9 +281,16 @@ func (s *Supervisor) Ended(name string, status sandbox.Status) {
 		return
 	}
 	r.restarts = append(r.restarts, now)
-	s.log.Warn(fmt.Sprintf("%s %s; starting it again%s", r.Name, what, s.memoryShortage(status)))
+	short, why := s.shortOfMemory(status), ""
+	if short {
+		why = " (the kernel has just killed processes for lack of memory)"
+	}
+	s.log.Warn(fmt.Sprintf("%s %s; starting it again%s", r.Name, what, why))
 	if err := s.start(r); err != nil {
 		s.failRole(r, fmt.Sprintf("%s and could not be started again: %v", what, err))
+	}
+	if short {
+		go s.nameLargestPod()
 	}
 }
 

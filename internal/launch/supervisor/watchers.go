@@ -39,22 +39,31 @@ func MoreWatchers() string {
 
 // mostWatchers returns the pod whose processes have most instances of inotify, as far as
 // the user may see them.
-func mostWatchers(proc string) (pod string, instances int) { return podWithMost(proc, watchersOf) }
+func mostWatchers(proc string) (pod string, instances int) {
+	return podWithMost(proc, processesIn(proc), watchersOf)
+}
+
+// processesIn returns the ids of all processes.
+func processesIn(proc string) (all []string) {
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		return nil
+	}
+	for _, entry := range entries {
+		if _, err := strconv.Atoi(entry.Name()); err == nil {
+			all = append(all, entry.Name())
+		}
+	}
+	return all
+}
 
 // podWithMost returns the pod whose processes have most of something, and how much. amount
 // returns what one process has.
-func podWithMost(proc string, amount func(proc, process string) int) (pod string, most int) {
-	processes, err := os.ReadDir(proc)
-	if err != nil {
-		return "", 0
-	}
+func podWithMost(proc string, processes []string, amount func(proc, process string) int) (pod string, most int) {
 	byShim := map[string]int{}
 	for _, process := range processes {
-		if _, err := strconv.Atoi(process.Name()); err != nil {
-			continue
-		}
-		if n := amount(proc, process.Name()); n > 0 {
-			byShim[shimOf(proc, process.Name())] += n
+		if n := amount(proc, process); n > 0 {
+			byShim[shimOf(proc, process)] += n
 		}
 	}
 	for shim, n := range byShim {
