@@ -13,6 +13,7 @@ import (
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/metrics"
 	"berth.dev/berth/internal/launch/layers"
+	"berth.dev/berth/internal/launch/logrole"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
@@ -133,8 +134,10 @@ func roleOf(arguments []string) (name string, further bool) {
 		}
 	case "berth-kube":
 		return first, false
-	case "berth-sandbox":
-		return strings.TrimSuffix(first, "-role"), false
+	case sandboxProgram:
+		if first == logrole.Arg {
+			return logsRole, false
+		}
 	case "containerd":
 		return "containerd", false
 	case "containerd-shim-berth-v2":

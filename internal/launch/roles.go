@@ -15,6 +15,9 @@ import (
 	"berth.dev/berth/internal/launch/supervisor"
 )
 
+// logsRole is the name of the role that reads the logs of containers.
+const logsRole = "logs"
+
 // startRoles starts all roles at once. No role waits for another, since the API
 // server's listeners exist already and queue early clients.
 func (n *node) startRoles(ctx context.Context) error {
@@ -65,7 +68,7 @@ func (n *node) startRoles(ctx context.Context) error {
 		// Without this role, which keeps logs that the kubelet deletes, the API server serves
 		// them, as for kubectl.
 		supervisor.InSandbox(n.box, &supervisor.Role{
-			Name: "logs", Path: program(sandboxProgram), Optional: true,
+			Name: logsRole, Path: program(sandboxProgram), Optional: true,
 			Args: []string{logrole.Arg, paths.PodLogs(), paths.Unwritten(), paths.LogSocket()},
 			Env:  []string{logrole.SpoolEnv + "=" + n.Getenv(logrole.SpoolEnv)},
 		}),
