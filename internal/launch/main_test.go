@@ -6,6 +6,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == SlurmJobsArg {
+		os.Exit(SlurmJobsRole())
+	}
 	if len(os.Args) == 2 && os.Args[1] == PersistentParentArg {
 		os.Exit(1) // no test starts a cluster
 	}

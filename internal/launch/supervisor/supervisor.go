@@ -70,7 +70,8 @@ type Role struct {
 	NotifyFlag string
 	// Passed lists further files that the role inherits.
 	Passed []Passed
-	// Silent roles do not use the notify protocol.
+	// Silent roles do not use the notify protocol. The last line of the log is the reason
+	// why one ended with a code other than 0.
 	Silent bool
 	// Outside roles do not end with the sandbox.
 	Outside bool
@@ -268,6 +269,8 @@ func (s *Supervisor) Ended(name string, status sandbox.Status) {
 		what = "failed: " + r.fatal
 	} else if cause := crash(r.Log); status.Code == goPanic && cause != "" {
 		what += ": " + cause
+	} else if last := tail(r.Log, 1); r.Silent && status.Code != 0 && len(last) > 0 {
+		what += ": " + last[0]
 	}
 	now := s.now()
 	r.restarts = slices.DeleteFunc(r.restarts, func(at time.Time) bool { return now.Sub(at) > restartWindow })

@@ -343,6 +343,32 @@ func TestRoleReportsFailure(t *testing.T) {
 	}
 }
 
+// The user reads why a role without a notify pipe failed, although its log goes with the
+// run.
+func TestSilentRoleHasItsReasonInItsLog(t *testing.T) {
+	var said bytes.Buffer
+	s := newStage(t)
+	s.log = slog.New(slog.NewTextHandler(&said, nil))
+	s.play(t, &Role{Name: "slurm-jobs", Silent: true, Optional: true})
+	for range 1 + maxRestarts {
+		s.Ended("slurm-jobs", sandbox.Status{Code: 1})
+	}
+	for _, want := range []string{
+		"slurm-jobs ended: exit code 1: two; starting it again",
+		"slurm-jobs ended: exit code 1: two, after 3 restarts within 5m0s; the run goes on without it",
+	} {
+		if !strings.Contains(said.String(), want) {
+			t.Errorf("lacks %q: %s", want, &said)
+		}
+	}
+	said.Reset()
+	s.play(t, &Role{Name: "slurm-jobs", Silent: true, Optional: true})
+	s.Ended("slurm-jobs", killed())
+	if strings.Contains(said.String(), "two") {
+		t.Errorf("a role that was killed has no reason: %s", &said)
+	}
+}
+
 func TestSumCounts(t *testing.T) {
 	open := metrics.Count("berth_egress_connections", "protocol", "tcp")
 	total := metrics.Count("berth_egress_connections_total", "protocol", "tcp")
