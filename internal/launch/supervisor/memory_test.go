@@ -46,7 +46,7 @@ func namesPodWithMostMemory(t *testing.T, proc fakeProc) {
 	s := newStage(t)
 	s.log, s.proc, s.self, s.oomKills = slog.New(slog.NewTextHandler(&said, nil)), proc.dir, "2", [2]uint64{3, 3}
 	r := s.play(t, &Role{Name: "containerd", Silent: true})
-	explained := "starting it again (the kernel has just killed processes for lack of memory)"
+	explained := "starting it again (the kernel has just killed processes for lack of memory, of this job or of another one)"
 	named := fmt.Sprintf("pod default/hostile uses most memory of the pods here, %d MB", 32_000*os.Getpagesize()/1e6)
 	for _, step := range []struct {
 		name   string
@@ -95,5 +95,26 @@ func TestSearchForPodDelaysNoRole(t *testing.T) {
 	s.EndOutside()
 	if s.starts != 2 {
 		t.Errorf("%d starts, want 2", s.starts)
+	}
+}
+
+// A role that the supervisor has killed itself was not killed for lack of memory, although
+// the kernel may have killed others.
+func TestHungRoleHadMemory(t *testing.T) {
+	proc := fakeProc{t, t.TempDir()}
+	proc.kills(3)
+	var said bytes.Buffer
+	s := newStage(t)
+	s.log, s.proc, s.oomKills = slog.New(slog.NewTextHandler(&said, nil)), proc.dir, [2]uint64{2, 2}
+	r := s.play(t, &Role{Name: "containerd"})
+	s.comeUp(t, r)
+	s.killHung(s.clock.Add(hungAfter))
+	s.Ended("containerd", killed())
+	if text := said.String(); s.kills != 1 || !strings.Contains(text, "starting it again") || strings.Contains(text, "lack of memory") {
+		t.Errorf("%d kills, said %q", s.kills, text)
+	}
+	s.Ended("containerd", killed())
+	if !strings.Contains(said.String(), "lack of memory") {
+		t.Errorf("the next life: said %q", said.String())
 	}
 }

@@ -97,6 +97,8 @@ type Role struct {
 	started   time.Time
 	lastAlive time.Time
 	fatal     string
+	// replaced is set when the supervisor has killed this life of the role.
+	replaced bool
 	// counts holds the counters that the role reported last, counted the sum of
 	// its earlier lives.
 	counts, counted map[string]uint64
@@ -164,7 +166,7 @@ func (s *Supervisor) start(r *Role) error {
 	r.life++
 	r.counted = sumCounts(r.counted, r.counts)
 	r.counts = nil
-	r.fatal = ""
+	r.fatal, r.replaced = "", false
 	r.started = s.now()
 	r.lastAlive = r.started
 	files := r.passedFiles()
@@ -284,9 +286,9 @@ func (s *Supervisor) Ended(name string, status sandbox.Status) {
 		return
 	}
 	r.restarts = append(r.restarts, now)
-	short, why := s.shortOfMemory(status), ""
+	short, why := !r.replaced && s.shortOfMemory(status), ""
 	if short {
-		why = " (the kernel has just killed processes for lack of memory)"
+		why = " (the kernel has just killed processes for lack of memory, of this job or of another one)"
 	}
 	s.log.Warn(fmt.Sprintf("%s %s; starting it again%s", r.Name, what, why))
 	if err := s.start(r); err != nil {
@@ -410,6 +412,7 @@ func (s *Supervisor) killHung(now time.Time) {
 		case r.isReady && silence >= hungAfter:
 			s.log.Warn(fmt.Sprintf("%s has not answered for %s; replacing it", r.Name, hungAfter))
 			r.lastAlive = now
+			r.replaced = true
 			r.Kill(r)
 		}
 	}
