@@ -21,6 +21,7 @@ const (
 	configFD   = 4 // memory file with a Config
 	controlFD  = 5 // packet socket to the supervisor
 	lockFD     = 6 // the run directory's lock, held until the janitor ends
+	programFD  = 7 // the program of a janitor that starts no init
 )
 
 // Config describes a sandbox.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"sync"
 	"syscall"
 
@@ -36,6 +37,9 @@ type Sandbox struct {
 	gone    chan struct{}
 	control *net.UnixConn
 	config  Config
+	// program is the file of the program that a further janitor executes. Its path may have
+	// another one by then.
+	program *os.File
 
 	sending sync.Mutex
 	closing sync.Once
@@ -52,11 +56,18 @@ func Start(ctx context.Context, config Config, lock *os.File) (*Sandbox, error) 
 		return nil, err
 	}
 	defer initEnd.Close()
+	program, err := os.OpenFile(config.Program, unix.O_PATH, 0)
+	if err != nil {
+		control.Close()
+		return nil, explainStart(config.Program, err)
+	}
 	s := &Sandbox{control: control, config: config}
 	if err := s.startJanitor(config, lock, initEnd); err != nil {
 		control.Close()
+		program.Close()
 		return nil, err
 	}
+	s.program = program
 	initEnd.Close()
 
 	stop := context.AfterFunc(ctx, func() { control.Close() })
@@ -128,6 +139,10 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 	janitor.Env = []string{}
 	janitor.Stdout, janitor.Stderr = log, log
 	janitor.ExtraFiles = []*os.File{readEnd, configFile, initEnd, lock}
+	if s.program != nil {
+		janitor.ExtraFiles = append(janitor.ExtraFiles, s.program)
+		janitor.Path = "/proc/self/fd/" + strconv.Itoa(programFD)
+	}
 	janitor.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWUSER,
 		// A separate session: the supervisor handles Ctrl-C on the terminal and
@@ -254,8 +269,10 @@ func (s *Sandbox) Close() error {
 			if s.init > 0 {
 				err = linux.AwaitChild(s.init)
 			}
-			s.closed = errors.Join(err, Remove(s.config.Program, s.config.IDMap, s.config.Remove))
+			again := Sandbox{config: Config{Program: s.config.Program, IDMap: s.config.IDMap, Remove: s.config.Remove}, program: s.program}
+			s.closed = errors.Join(err, again.remove())
 		}
+		s.program.Close()
 	})
 	return s.closed
 }
@@ -263,7 +280,13 @@ func (s *Sandbox) Close() error {
 // Remove deletes directories with files of subordinate uids, which a run leaves
 // if all its processes are killed at once. program is the path of berth-sandbox.
 func Remove(program string, ids IDMap, directories []string) error {
-	if len(directories) == 0 {
+	s := Sandbox{config: Config{Program: program, IDMap: ids, Remove: directories}}
+	return s.remove()
+}
+
+// remove deletes the directories of the configuration with a janitor that starts no init.
+func (s *Sandbox) remove() error {
+	if len(s.config.Remove) == 0 {
 		return nil
 	}
 	control, initEnd, err := linux.PacketPair("sandbox-control")
@@ -277,7 +300,6 @@ func Remove(program string, ids IDMap, directories []string) error {
 		return err
 	}
 	defer null.Close()
-	s := &Sandbox{config: Config{Program: program, IDMap: ids, Remove: directories}}
 	if err := s.startJanitor(s.config, null, null); err != nil {
 		return err
 	}
@@ -285,7 +307,7 @@ func Remove(program string, ids IDMap, directories []string) error {
 	err = s.janitor.Wait()
 	close(s.gone)
 	if err != nil {
-		return fmt.Errorf("remove %q: %w", directories, err)
+		return fmt.Errorf("remove %q: %w", s.config.Remove, err)
 	}
 	return nil
 }
