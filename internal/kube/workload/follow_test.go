@@ -314,7 +314,8 @@ func TestJobSeenToEndBeforeItsPod(t *testing.T) {
 // The log of a server does not end, and must not keep a run from its end.
 func TestSelectedServerDoesNotHoldUpTheEnd(t *testing.T) {
 	running := newCompleteJob(t)
-	running.pod.OwnerReferences, running.pod.Labels = nil, map[string]string{"app": "web"}
+	running.pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "web-5d4f", UID: "r1", Controller: new(true)}}
+	running.pod.Labels = map[string]string{"app": "web", "pod-template-hash": "5d4f"}
 	running.listed = []any{}
 	running.writeLog(t, "0.log", 0, 2)
 	// Its runtime still has the log open.

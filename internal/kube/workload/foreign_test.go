@@ -6,6 +6,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // In a cluster that others use, too, a pod may get room and nodes at any time, but an image
@@ -38,6 +41,44 @@ func TestPodsOfOtherClustersWaitForRoom(t *testing.T) {
 			}
 			if !strings.Contains(said, test.remedy) || strings.Contains(said, "Slurm") || strings.Contains(said, "--image") {
 				t.Errorf("the user reads %q, want %q", said, test.remedy)
+			}
+		})
+	}
+}
+
+// Labels choose the pods of a controller, but others in a shared namespace may use the same.
+func TestPodsOfOthersAreNotFollowed(t *testing.T) {
+	owner := func(kind, name, uid string) []metav1.OwnerReference {
+		return []metav1.OwnerReference{{Kind: kind, Name: name, UID: types.UID(uid), Controller: new(true)}}
+	}
+	for name, test := range map[string]struct {
+		kind   string
+		owners []metav1.OwnerReference
+		owns   bool
+	}{
+		"a Deployment's":           {"Deployment", owner("ReplicaSet", "web-5d4f", "r1"), true},
+		"another Deployment's":     {"Deployment", owner("ReplicaSet", "other-5d4f", "r2"), false},
+		"a longer name":            {"Deployment", owner("ReplicaSet", "web-site-5d4f", "r3"), false},
+		"a bare pod":               {"Deployment", nil, false},
+		"a ReplicaSet's":           {"ReplicaSet", owner("ReplicaSet", "web", "mine"), true},
+		"another ReplicaSet's":     {"ReplicaSet", owner("ReplicaSet", "other", "r2"), false},
+		"a StatefulSet's":          {"StatefulSet", owner("StatefulSet", "web", "mine"), true},
+		"an earlier StatefulSet's": {"StatefulSet", owner("StatefulSet", "web", "s2"), false},
+		"a DaemonSet's":            {"DaemonSet", owner("DaemonSet", "web", "mine"), true},
+		"a bare pod, DaemonSet":    {"DaemonSet", nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			followed, err := newTarget(Object{Unstructured: &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": "apps/v1", "kind": test.kind, "metadata": map[string]any{"name": "web", "uid": "mine"},
+				"spec": map[string]any{"selector": map[string]any{"matchLabels": map[string]any{"app": "web"}}, "template": map[string]any{}},
+			}}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pod := pendingPod("p", "ErrImagePull")
+			pod.Labels, pod.OwnerReferences = map[string]string{"app": "web", "pod-template-hash": "5d4f"}, test.owners
+			if got := followed.owns(pod); got != test.owns {
+				t.Errorf("got %v, want %v", got, test.owns)
 			}
 		})
 	}

@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -19,9 +18,8 @@ type target struct {
 	object Object
 	// finite targets end by themselves, and decide the result.
 	finite bool
-	// pod is set for a bare pod, job for a Job; selector for the rest.
+	// pod is set for a bare pod, job for a Job.
 	pod, job bool
-	selector labels.Selector
 	// template is the specification of a controller's pods.
 	template corev1.PodSpec
 	// single reports whether the pods run one after the other, with one container each.
@@ -72,25 +70,25 @@ func newTarget(object Object) (*target, error) {
 		return &target{object: object, job: true, finite: true, template: job.Spec.Template.Spec,
 			single: !parallel && containers(job.Spec.Template.Spec) == 1}, nil
 	case "apps/Deployment", "apps/StatefulSet", "apps/DaemonSet", "apps/ReplicaSet":
-		// All four kinds have spec.selector and spec.template.
+		// All four kinds have spec.template.
 		var replicas appsv1.ReplicaSet
 		fields, _, err := unstructured.NestedMap(object.Object, "spec")
 		if err != nil {
 			return nil, err
 		}
-		part := map[string]any{"spec": map[string]any{"selector": fields["selector"], "template": fields["template"]}}
+		part := map[string]any{"spec": map[string]any{"template": fields["template"]}}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(part, &replicas); err != nil {
 			return nil, err
 		}
-		parsed, err := metav1.LabelSelectorAsSelector(replicas.Spec.Selector)
-		return &target{object: object, selector: parsed, template: replicas.Spec.Template.Spec}, err
+		return &target{object: object, template: replicas.Spec.Template.Spec}, nil
 	}
 	return nil, nil
 }
 
 func containers(spec corev1.PodSpec) int { return len(spec.InitContainers) + len(spec.Containers) }
 
-// owns reports whether a pod belongs to the target.
+// owns reports whether a pod belongs to the target. Labels are no proof: in a namespace with
+// several users, pods of others may have the same.
 func (t *target) owns(pod *corev1.Pod) bool {
 	if pod.Namespace != t.object.GetNamespace() {
 		return false
@@ -98,10 +96,14 @@ func (t *target) owns(pod *corev1.Pod) bool {
 	switch {
 	case t.pod:
 		return pod.UID == t.object.GetUID()
-	case t.job:
-		return ownedBy(pod, t.object.GetUID())
+	case t.object.GetKind() == "Deployment":
+		// A user of an existing cluster may lack the right to read ReplicaSets. The Deployment
+		// controller names them after the Deployment and the hash that their pods carry.
+		owner := metav1.GetControllerOf(pod)
+		return owner != nil && owner.Kind == "ReplicaSet" &&
+			owner.Name == t.object.GetName()+"-"+pod.Labels[appsv1.DefaultDeploymentUniqueLabelKey]
 	default:
-		return t.selector.Matches(labels.Set(pod.Labels))
+		return ownedBy(pod, t.object.GetUID())
 	}
 }
 
