@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -154,9 +155,8 @@ func (g *guest) run(ctx context.Context, giveUp context.CancelCauseFunc) (code i
 	if err != nil {
 		return 0, errors.Join(err, g.owner.Delete(ctx))
 	}
-	defer keeper.end()
 	defer func() {
-		if problem := g.leave(ctx); problem != nil && err == nil {
+		if problem := g.leave(ctx, keeper, allocation.LocalGrace); problem != nil {
 			g.Log.Warn(problem.Error())
 		}
 	}()
@@ -172,8 +172,10 @@ func (g *guest) run(ctx context.Context, giveUp context.CancelCauseFunc) (code i
 	}
 	g.Report("workload")
 	watching, stop := context.WithCancel(ctx)
+	var watcher sync.WaitGroup
+	defer watcher.Wait() // it changes the deadline, which leave reads
 	defer stop()
-	go g.watchOwner(watching, giveUp)
+	watcher.Go(func() { g.watchOwner(watching, giveUp) })
 	work, end := allocation.WithGrace(ctx, g.askToEnd)
 	result, err := g.followApart(work, g.kubeconfig, g.objects, workload.Streams{Foreign: true}, giveUp)
 	code, err = g.result(result, g.asked.Load(), err)
@@ -288,8 +290,9 @@ func (g *guest) askToEnd(ctx context.Context, cause error) {
 }
 
 // leave removes everything that the run has applied, and its owner last. If a signal cuts
-// the removal short, the cluster completes it.
-func (g *guest) leave(ctx context.Context) error {
+// the removal short, the cluster completes it. If the owner cannot be deleted within patience,
+// the keeper continues to try.
+func (g *guest) leave(ctx context.Context, keeper *keeper, patience time.Duration) error {
 	limit := leaveLimit
 	if ctx.Err() != nil {
 		limit = 0
@@ -297,11 +300,14 @@ func (g *guest) leave(ctx context.Context) error {
 	removing, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	problem := g.client.Remove(removing, g.objects)
-	deleting, done := context.WithTimeout(context.WithoutCancel(ctx), allocation.LocalGrace)
+	deleting, done := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer done()
-	if err := g.owner.Delete(deleting); err != nil {
-		return err
+	if err := existing.DeleteRetrying(deleting, g.client, g.owner.Namespace, g.owner.Name, g.owner.UID); err != nil {
+		keeper.takeOver()
+		return fmt.Errorf("the objects of the run still exist: another process of berth tries for %s to delete them, unless Slurm ends it, and otherwise the cluster does so at %s: %w",
+			keeperLimit, g.expires.Format(time.DateTime), err)
 	}
+	keeper.end()
 	if problem != nil && limit > 0 {
 		return fmt.Errorf("some objects of the run still exist: %w", problem)
 	}

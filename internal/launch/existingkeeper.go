@@ -20,10 +20,9 @@ import (
 const KeeperArg = "keeper-role"
 
 const (
-	// keeperLimit bounds the attempts to delete the owner of a killed run, and keeperPause
-	// is the time between two. After that, the owner's deadline remains.
+	// keeperLimit bounds the attempts to delete the owner of a killed run. After that, the
+	// owner's deadline remains.
 	keeperLimit = 2 * time.Minute
-	keeperPause = time.Second
 	// keeperContact is the interval of requests that keep the connection open. When the run is
 	// killed in a step of Slurm, slurmstepd soon kills this process, too: there may be no time
 	// for a new connection. API servers close a connection that was idle for 90 s.
@@ -72,6 +71,12 @@ func (k *keeper) end() {
 	k.life.Close()
 }
 
+// takeOver makes the process delete the owner, and does not wait for that.
+func (k *keeper) takeOver() {
+	close(k.gone)
+	k.life.Close()
+}
+
 // KeeperRole runs the process and returns the exit status.
 func KeeperRole() int {
 	sandbox.OutliveSignals() // a signal to all processes of a step is for the run
@@ -107,14 +112,5 @@ func keep() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), keeperLimit)
 	defer cancel()
-	for {
-		err := existing.Delete(ctx, client, config.Namespace, config.Name, config.UID)
-		if err == nil || ctx.Err() != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(keeperPause):
-		}
-	}
+	return existing.DeleteRetrying(ctx, client, config.Namespace, config.Name, config.UID)
 }

@@ -15,6 +15,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == FollowArg {
 		followUntilDefect()
 	}
+	if len(os.Args) == 2 && os.Args[1] == KeeperArg {
+		os.Exit(KeeperRole())
+	}
 	if path := os.Getenv(stepVariable); path != "" {
 		if len(os.Args) == 1 {
 			runStepToBeKilled()

@@ -146,6 +146,28 @@ func (o *Owner) Delete(ctx context.Context) error {
 	return Delete(ctx, o.client, o.Namespace, o.Name, o.UID)
 }
 
+// deletePause is the time between two attempts of DeleteRetrying.
+const deletePause = time.Second
+
+// DeleteRetrying repeats Delete until it succeeds or ctx ends. It then returns the last error.
+func DeleteRetrying(ctx context.Context, client *workload.Client, namespace, name string, uid types.UID) error {
+	var last error
+	for {
+		err := Delete(ctx, client, namespace, name, uid)
+		if err == nil {
+			return nil
+		}
+		if last == nil || ctx.Err() == nil { // otherwise the error only says that ctx has ended
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			return last
+		case <-time.After(deletePause):
+		}
+	}
+}
+
 // Delete deletes an owner that another process has created.
 func Delete(ctx context.Context, client *workload.Client, namespace, name string, uid types.UID) error {
 	background := metav1.DeletePropagationBackground
