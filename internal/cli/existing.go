@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"errors"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/pflag"
 
@@ -17,10 +19,14 @@ func (e *existingFlags) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&e.Pin, "pin", false, "place the pods on the nodes of the existing cluster that have the names of the job's hosts")
 }
 
-// absolute makes the path independent of the working directory.
-func (e *existingFlags) absolute() (err error) {
-	if e.Kubeconfig != "" {
+// absolute makes the path independent of the working directory. It returns an error if the
+// path is empty although the flag is given, as with the value of a variable that is not set.
+func (e *existingFlags) absolute(given []string) (err error) {
+	switch {
+	case e.Kubeconfig != "":
 		e.Kubeconfig, err = filepath.Abs(e.Kubeconfig)
+	case slices.Contains(given, "kubeconfig"):
+		err = &usageError{errors.New("--kubeconfig is empty: give the path of a file, or omit it to start a cluster")}
 	}
 	return err
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"io"
+	"strings"
 	"testing"
 )
 
@@ -31,6 +32,19 @@ func TestMistakesInOptionsNameTheExpectedValue(t *testing.T) {
 		root.SetOut(io.Discard)
 		if err := root.Execute(); err == nil || err.Error() != want {
 			t.Errorf("%s: %v", argument, err)
+		}
+	}
+}
+
+// The variable in --kubeconfig "$KUBECONFIG" may not be set. That must not start a cluster.
+func TestEmptyKubeconfigIsRefused(t *testing.T) {
+	for _, command := range []string{"run", "submit"} {
+		root := newRoot()
+		root.SetArgs([]string{command, "--kubeconfig", "", "--pin", "-f", "job.yaml"})
+		root.SetOut(io.Discard)
+		var usage *usageError
+		if err := root.Execute(); !errors.As(err, &usage) || !strings.HasPrefix(err.Error(), "--kubeconfig is empty") {
+			t.Errorf("%s: %v", command, err)
 		}
 	}
 }

@@ -62,7 +62,7 @@ messages go to standard error.`,
 			if err != nil {
 				return err
 			}
-			if err := use.existing.absolute(); err != nil {
+			if err := use.existing.absolute(use.given); err != nil {
 				return err
 			}
 			if use.existing.Kubeconfig != "" && use.job != "" {

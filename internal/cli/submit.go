@@ -71,7 +71,7 @@ array the highest. Ctrl-C then ends the waiting, not the job.`,
 			return err
 		}
 		spec.Command = line.Command
-		err = existing.absolute()
+		err = existing.absolute(given(flags))
 		if err == nil {
 			err = launch.Existing(existing).Check(given(flags), spec.Command, spec.Manifests)
 		}
