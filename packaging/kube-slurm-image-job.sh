@@ -2,18 +2,19 @@
 # Runs KUBE_IMAGE with its own command, and with KUBE_WORK_VOLUME in /workspace.
 . "$(dirname "$(readlink -f "$0")")/kube-slurm.sh"
 { read -r volumes && read -r mounts; } < <(volumes "${KUBE_WORK_VOLUME:?name the working directory}=/workspace")
+set_limits "${SLURM_GPUS:-0}"
 run_pods <<END
 apiVersion: v1
 kind: Pod
 metadata: {name: $name}
 spec:
   restartPolicy: Never
-  nodeSelector: {kubernetes.io/hostname: $SLURMD_NODENAME}
+  nodeSelector: {kubernetes.io/hostname: $node}
   securityContext: {runAsUser: $user, runAsGroup: $group}
   $volumes
   containers:
   - name: $name
     image: $(quoted "$image")
     $mounts
-    $(limits "$gpus")
+    $limits
 END

@@ -6,6 +6,7 @@ port=${KUBE_TARGET_PORT:-8888} path=/jupyter/$name
 token=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
 { read -r volumes && read -r mounts; } < <(volumes "${KUBE_JUPYTER_WORK_VOLUME:-${KUBE_WORK_VOLUME:-$HOME}}=/workspace")
 echo "Your Jupyter notebook: https://${KUBE_CLUSTER_DNS:-nvidia-pod}$path?token=$token"
+set_limits "${SLURM_GPUS:-0}"
 run_pods <<END
 apiVersion: v1
 kind: Service
@@ -29,7 +30,7 @@ kind: Pod
 metadata: {name: $name, labels: {app: $name}}
 spec:
   restartPolicy: Never
-  nodeSelector: {kubernetes.io/hostname: $SLURMD_NODENAME}
+  nodeSelector: {kubernetes.io/hostname: $node}
   $volumes
   containers:
   - name: $name
@@ -43,5 +44,5 @@ spec:
     - {name: NB_PREFIX, value: $path}
     ports: [{name: jupyter-http, containerPort: $port}]
     $mounts
-    $(limits "$gpus")
+    $limits
 END

@@ -11,6 +11,7 @@ folders=("$HOME=$HOME" "$KUBE_DATA_VOLUME=$KUBE_DATA_VOLUME")
 [[ ! -d /apps ]] || folders+=(/apps=/apps)
 { read -r volumes && read -r mounts; } < <(volumes "${folders[@]}")
 variable() { echo "{name: $1, value: $(quoted "$2")}"; }
+set_limits "${SLURM_GPUS_PER_NODE:-0}" "rdma/hca_shared_devices_a: 8"
 run_pods <<END
 apiVersion: v1
 kind: Service
@@ -25,7 +26,7 @@ metadata: {name: $name, labels: {app: $name}}
 spec:
   restartPolicy: Never
   shareProcessNamespace: true
-  nodeSelector: {kubernetes.io/hostname: $SLURMD_NODENAME}
+  nodeSelector: {kubernetes.io/hostname: $node}
   ${volumes%]}{name: currentuser, emptyDir: {sizeLimit: 500Mi}}]
   initContainers:
   - name: init-$name
@@ -59,5 +60,5 @@ spec:
     - $(variable SLURM_JOB_ID "$SLURM_JOB_ID")
     ${mounts%]}{name: currentuser, mountPath: /currentuser},
       {name: currentuser, mountPath: /etc/passwd, subPath: passwd}, {name: currentuser, mountPath: /etc/group, subPath: group}]
-    $(limits "${SLURM_GPUS_PER_NODE:-0}" "rdma/hca_shared_devices_a: 8")
+    $limits
 END

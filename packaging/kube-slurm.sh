@@ -9,19 +9,24 @@ set -euo pipefail
 image=${KUBE_IMAGE:?name the image of the pod}
 image=${image#KUBE_IMAGE=}
 name=slurm-job-${SLURM_JOB_ID:?call this with srun in a job}
-gpus=${SLURM_GPUS:-0}
 user=$(id -u) group=$(id -g)
+
+# fail TEXT... ends the script. What can fail is not in a here-document, where the shell would
+# continue.
+fail() {
+	echo "$(basename "$0"): $*" >&2
+	exit 1
+}
 
 # quoted TEXT prints the text as a string of YAML.
 quoted() { printf '"%s"' "$(sed 's/[\\"]/\\&/g' <<<"$1")"; }
 
+node=$(quoted "${SLURMD_NODENAME:?call this with srun in a job}")
+
 # group_of FOLDER prints the group of a folder that pods share, and may not be root's.
 group_of() {
 	local group
-	group=$(stat -c %g -- "$1") && [[ $group != 0 ]] || {
-		echo "$(basename "$0"): the folder $1 needs a group that is not root's" >&2
-		exit 1
-	}
+	group=$(stat -c %g -- "$1") && [[ $group != 0 ]] || fail "the folder $1 needs a group that is not root's"
 	echo "$group"
 }
 
@@ -37,15 +42,26 @@ volumes() {
 	printf '%s\n%s\n' "$volumes" "$mounts"
 }
 
-# limits NUMBER [MORE] prints the limits of a container.
-limits() { if (($1 > 0)); then echo "resources: {limits: {nvidia.com/gpu: $1${2:+, $2}}}"; fi; }
+# set_limits GPUS [MORE] sets the variable limits, for a container. GPUS has the form of srun --gpus:
+# NUMBER, TYPE:NUMBER, or a list with commas.
+set_limits() {
+	local number sum=0
+	for number in ${1//,/ }; do
+		number=${number##*:}
+		[[ $number =~ ^[0-9]+$ ]] || fail "not a number of GPUs: $1"
+		sum=$((sum + 10#$number))
+	done
+	limits=''
+	((sum == 0)) || limits="resources: {limits: {nvidia.com/gpu: $sum${2:+, $2}}}"
+}
 
 # run_pods runs the manifests on standard input. Each task acts on its own, so berth must not
 # take this one for a further task of another's run.
 run_pods() {
-	local berth
+	local berth config=${KUBECONFIG:-$HOME/.kube/config}
+	[[ $config != *:* || -e $config ]] || fail "KUBECONFIG=$config names several files: name one"
 	berth=$(dirname "$(readlink -f "$0")")/berth
 	[[ -f $berth && -x $berth ]] || berth=berth
 	unset SLURM_PROCID SLURM_LOCALID
-	exec "$berth" run --kubeconfig "${KUBECONFIG:-$HOME/.kube/config}" ${KUBE_NAMESPACE:+--namespace "$KUBE_NAMESPACE"} -f -
+	exec "$berth" run --kubeconfig "$config" ${KUBE_NAMESPACE:+--namespace "$KUBE_NAMESPACE"} -f -
 }
