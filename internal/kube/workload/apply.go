@@ -25,6 +25,9 @@ const (
 	// not yet made, a webhook's pod not yet up.
 	applyTimeout = 25 * time.Second
 	applyPause   = 10 * time.Millisecond
+	// leavingTimeout bounds the wait for a name whose object is being deleted. It is longer
+	// than the default grace period of a pod.
+	leavingTimeout = 45 * time.Second
 	// maxApplyPause keeps the retries of a slow reason cheap.
 	maxApplyPause = 500 * time.Millisecond
 )
@@ -79,11 +82,14 @@ func defines(object Object) bool {
 // applyRetrying applies an object. It repeats the attempt for applyTimeout while the error
 // may pass. The error for an unknown kind may pass only after kinds were defined.
 func (c *Client) applyRetrying(ctx context.Context, object Object, before earlier) (*unstructured.Unstructured, bool, error) {
-	deadline := time.Now().Add(applyTimeout)
+	began := time.Now()
 	for pause := applyPause; ; pause = min(2*pause, maxApplyPause) {
 		result, created, err := c.applyOnce(ctx, object)
-		again := passes(err, before) || unanswered(err) && c.repeatable(object)
-		if err == nil || !again || time.Now().After(deadline) {
+		again, limit := passes(err, before) || unanswered(err) && c.repeatable(object), applyTimeout
+		if errors.Is(err, errLeaving) {
+			again, limit = true, leavingTimeout
+		}
+		if err == nil || !again || time.Since(began) > limit {
 			return result, created, err
 		}
 		select {
@@ -125,24 +131,52 @@ func (c *Client) applyOnce(ctx context.Context, object Object) (*unstructured.Un
 	return patched, false, err
 }
 
+// errLeaving reports that an object of an earlier run still exists, but is being deleted.
+var errLeaving = errors.New("an object of that name is still being deleted; wait until it is gone")
+
 // owned returns the existing object if the client's owner owns it: then an earlier request
-// of Apply has created it, and its answer was lost. Otherwise it returns an error.
+// of Apply has created it, and its answer was lost. Otherwise it returns an error, which is
+// errLeaving if the object will soon be gone.
 func (c *Client) owned(ctx context.Context, resource dynamic.ResourceInterface, object Object) (*unstructured.Unstructured, error) {
 	found, err := resource.Get(ctx, object.GetName(), metav1.GetOptions{})
-	if err != nil {
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, errLeaving
+	case err != nil:
 		return nil, err
+	case found.GetDeletionTimestamp() != nil:
+		return nil, errLeaving
 	}
-	for _, owner := range found.GetOwnerReferences() {
+	owners := found.GetOwnerReferences()
+	for _, owner := range owners {
 		if owner.UID == c.owner {
 			return found, nil
 		}
 	}
-	by := ""
-	if owners := found.GetOwnerReferences(); len(owners) > 0 {
-		by = fmt.Sprintf(" and belongs to %s %s", owners[0].Kind, owners[0].Name)
+	const name = "give this one another name, or metadata.generateName instead of metadata.name"
+	if len(owners) == 0 {
+		return nil, fmt.Errorf("it exists already: %s, or delete the other first (kubectl delete %s %s -n %s)",
+			name, strings.ToLower(object.GetKind()), object.GetName(), object.GetNamespace())
 	}
-	return nil, fmt.Errorf("it exists already%s: give this one another name, or delete it first (kubectl delete %s %s -n %s)",
-		by, strings.ToLower(object.GetKind()), object.GetName(), object.GetNamespace())
+	if c.left(ctx, object.GetNamespace(), owners) {
+		return nil, errLeaving
+	}
+	return nil, fmt.Errorf("it exists already and belongs to %s %s: %s", owners[0].Kind, owners[0].Name, name)
+}
+
+// left reports whether the owners of an object are Jobs that no longer exist, as after the end
+// of another run. The garbage collector then deletes the object.
+func (c *Client) left(ctx context.Context, namespace string, owners []metav1.OwnerReference) bool {
+	for _, owner := range owners {
+		if owner.Kind != "Job" {
+			return false
+		}
+		found, err := c.dynamic.Resource(jobResource).Namespace(namespace).Get(ctx, owner.Name, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) || err == nil && found.GetUID() == owner.UID && found.GetDeletionTimestamp() == nil {
+			return false
+		}
+	}
+	return true
 }
 
 // Mapping returns the resource of a kind, and whether its objects have a namespace.
