@@ -59,9 +59,11 @@ func (e Existing) Check(given, command, manifests []string) error {
 const (
 	// reachLimit bounds the wait for the API server of an existing cluster.
 	reachLimit = 2 * time.Minute
-	// afterEnd is the time from the end of the job to the end of the owner. Slurm's default
-	// for KillWait is as long: before, the run itself removes its objects in order.
-	afterEnd = 30 * time.Second
+	// afterEnd is the time from the end of the job to the end of the owner, and the time by
+	// which the owner outlives a run that continues. slurmctld enforces time limits only about
+	// every 30 s (22.05) and may permit more (OverTimeLimit). Then the pods have MaxGrace. With
+	// half of the time over before a question to Slurm, both fit.
+	afterEnd = 90 * time.Second
 	// ownerLife is the life of an owner if the end of the job is unknown. It is extended when
 	// half of it is over.
 	ownerLife = time.Hour
@@ -230,20 +232,27 @@ func (g *guest) slurmRun() existing.Run {
 
 // nextExpiry asks Slurm for the end of the job, or of the step, and returns when the owner
 // is to expire. limited reports whether that follows from a time limit. Without an answer,
-// an earlier one counts.
+// an earlier one counts. A run that continues after the end keeps its owner.
 func (g *guest) nextExpiry(ctx context.Context) (expires time.Time, limited bool) {
 	if g.allocation != nil {
 		moment, err := slurm.Now(ctx, g.allocation.Job, g.allocation.Ask)
 		switch {
 		case err == nil && !moment.End.IsZero():
-			return moment.End.Add(afterEnd), true
+			return latest(moment.End, time.Now()).Add(afterEnd), true
 		case err != nil && g.limited:
-			return g.expires, true
+			return latest(g.expires, time.Now().Add(afterEnd)), true
 		case err != nil:
 			g.Log.Debug("the end of the job is not known: " + err.Error())
 		}
 	}
 	return time.Now().Add(ownerLife), false
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
 }
 
 // watchOwner moves the deadline of the owner when the time limit of the job changes. It

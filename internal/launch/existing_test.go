@@ -59,9 +59,9 @@ func TestOwnerFollowsTimeLimit(t *testing.T) {
 		want       time.Time // zero for a time from now
 	}{
 		{"not known yet", "", errors.New("no answer"), time.Time{}},
-		{"known", "JobId=7 JobState=RUNNING EndTime=2026-01-01T12:00:00 PreemptTime=None", nil, at("2026-01-01T12:00:30")},
-		{"extended", "JobId=7 JobState=RUNNING EndTime=2026-01-01T13:00:00 PreemptTime=None", nil, at("2026-01-01T13:00:30")},
-		{"no answer", "", errors.New("no answer"), at("2026-01-01T13:00:30")},
+		{"known", "JobId=7 JobState=RUNNING EndTime=2126-01-01T12:00:00 PreemptTime=None", nil, at("2126-01-01T12:01:30")},
+		{"extended", "JobId=7 JobState=RUNNING EndTime=2126-01-01T13:00:00 PreemptTime=None", nil, at("2126-01-01T13:01:30")},
+		{"no answer", "", errors.New("no answer"), at("2126-01-01T13:01:30")},
 		{"unlimited", "JobId=7 JobState=RUNNING EndTime=Unknown PreemptTime=None", nil, time.Time{}},
 		{"unlimited, no answer", "", errors.New("no answer"), time.Time{}},
 	} {
@@ -72,5 +72,24 @@ func TestOwnerFollowsTimeLimit(t *testing.T) {
 			t.Errorf("%s: got %v, limited %v, want %v", step.name, expires, limited, step.want)
 		}
 		g.expires, g.limited = expires, limited
+	}
+}
+
+// Slurm lets a job run on after its time limit, for up to half a minute, or for OverTimeLimit.
+// Meanwhile the owner must stay, also if Slurm does not answer.
+func TestOwnerOutlivesRunAfterTimeLimit(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	job := allocation.New(slurm.Job{ID: "7", Place: slurm.PlaceBatch}, log)
+	g := &guest{userWorkload: userWorkload{Options: Options{Log: log}, allocation: job}}
+	for _, slurmErr := range []error{nil, errors.New("no answer")} {
+		job.Ask = func(context.Context, ...string) ([]byte, error) {
+			return []byte("JobId=7 JobState=RUNNING EndTime=2026-01-01T12:00:00 PreemptTime=None"), slurmErr
+		}
+		before := time.Now()
+		expires, limited := g.nextExpiry(t.Context())
+		if !limited || expires.Before(before.Add(afterEnd)) || expires.After(time.Now().Add(afterEnd)) {
+			t.Errorf("at %v, Slurm's error %v: the owner expires at %v, limited %v", before, slurmErr, expires, limited)
+		}
+		g.expires, g.limited = before, true // as a while later
 	}
 }
