@@ -50,7 +50,12 @@ func Pin(objects []workload.Object, hosts []string, run string) error {
 		var err error
 		switch {
 		case len(hosts) == 1 || object.GetKind() == "Pod":
-			err = unstructured.SetNestedField(object.Object, hosts[bare%len(hosts)], append(at, "spec", "nodeSelector", corev1.LabelHostname)...)
+			path := append(at, "spec", "nodeSelector", corev1.LabelHostname)
+			if own, found, _ := unstructured.NestedString(object.Object, path...); found {
+				err = fmt.Errorf("its nodeSelector already names a host, %s: remove %s there, or omit --pin", own, corev1.LabelHostname)
+				break
+			}
+			err = unstructured.SetNestedField(object.Object, hosts[bare%len(hosts)], path...)
 			bare++
 		default:
 			err = spread(object.Object, at, hosts, run, object.GetKind() != "DaemonSet")

@@ -192,6 +192,19 @@ metadata: {name: settings}
 	}
 }
 
+// A host that the user has chosen is not replaced silently.
+func TestPinKeepsChosenHost(t *testing.T) {
+	err := Pin(objects(t, `
+apiVersion: v1
+kind: Pod
+metadata: {name: first}
+spec: {nodeSelector: {kubernetes.io/hostname: n7}, containers: [{name: main, image: none}]}
+`), []string{"n1", "n2"}, "run")
+	if err == nil || !strings.Contains(err.Error(), "already names a host, n7") {
+		t.Errorf("got %v", err)
+	}
+}
+
 const kubeconfig = `
 apiVersion: v1
 kind: Config
