@@ -177,8 +177,9 @@ func slurmWords(said string) string {
 }
 
 // Find returns the number of the job that was submitted for an object, whatever its state.
-// It reads the number from the object's folder. It asks Slurm only if a submission was begun
-// and its result is unknown.
+// It reads the number from the object's folder, or asks Slurm. If the folder has no batch
+// script, the answer of the last interval is enough: the folder may have been lost, or the
+// process that submitted the job used another one.
 func (c *Client) Find(ctx context.Context, uid string) (id string, found bool, err error) {
 	if !validUID.MatchString(uid) {
 		return "", false, fmt.Errorf("find the job of object %q: this is no UID", uid)
@@ -189,7 +190,15 @@ func (c *Client) Find(ctx context.Context, uid string) (id string, found bool, e
 	}
 	script := filepath.Join(folder, ScriptName)
 	if _, err := os.Stat(script); errors.Is(err, fs.ErrNotExist) {
-		return "", false, nil
+		snapshot, err := c.look(ctx, time.Now().Add(-c.options.Interval))
+		if err != nil {
+			return "", false, err
+		}
+		id := snapshot.find(uid, script)
+		if id != "" {
+			c.submitted(uid, id)
+		}
+		return id, id != "", nil
 	}
 	// A controller that comes back may answer squeue before it takes an sbatch that has
 	// been waiting, so one look is not enough.
@@ -211,7 +220,12 @@ func (c *Client) submitted(uid, id string) {
 	c.mu.Lock()
 	c.known[uid] = &known{id: id, submitted: time.Now()}
 	c.mu.Unlock()
-	if err := writeWhole(filepath.Join(Folder(c.options.State, uid), NumberName), []byte(id+"\n"), 0o600); err != nil {
+	folder := Folder(c.options.State, uid)
+	err := os.MkdirAll(folder, 0o700)
+	if err == nil {
+		err = writeWhole(filepath.Join(folder, NumberName), []byte(id+"\n"), 0o600)
+	}
+	if err != nil {
 		c.options.Log.Warn("record the number of a job", "object", uid, "job", id, "error", err)
 	}
 }
