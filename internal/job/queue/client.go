@@ -68,9 +68,10 @@ type Options struct {
 
 // Default returns the options of a client with a folder of state.
 func Default(state string, log *slog.Logger) Options {
+	env := JobEnv(os.Environ())
 	return Options{
 		State: state, Interval: 5 * time.Second, Timeout: 30 * time.Second, PerMinute: 120,
-		Env: JobEnv(os.Environ()), Ask: slurm.AskLong, Log: log,
+		Env: env, Ask: slurm.AskLongWith(env), Log: log,
 	}
 }
 

@@ -73,7 +73,8 @@ var fields = []struct {
 	{"Name", 128}, {"STDOUT", 512}, {"Comment", 160}, {"Command", 0},
 }
 
-// squeue asks for all jobs of the user, including jobs that ended a short time ago.
+// squeue asks for all jobs of the user, including jobs that ended a short time ago and jobs
+// in hidden partitions.
 func (c *Client) squeue(ctx context.Context) ([]listed, error) {
 	separator := "|" + rand.Text()[:10] + "|"
 	format := make([]string, len(fields))
@@ -85,7 +86,7 @@ func (c *Client) squeue(ctx context.Context) ([]listed, error) {
 		}
 		format[i] = field.name + ":" + strconv.Itoa(width) + separator
 	}
-	command := []string{"squeue", "--noheader", "--states=all", "--user=" + strconv.Itoa(os.Getuid()), "--Format=" + strings.Join(format, ",")}
+	command := []string{"squeue", "--noheader", "--all", "--states=all", "--user=" + strconv.Itoa(os.Getuid()), "--Format=" + strings.Join(format, ",")}
 	output, err := c.options.Ask(ctx, command...)
 	if err != nil {
 		return nil, &Unavailable{shorten(err, command)}

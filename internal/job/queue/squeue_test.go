@@ -1,7 +1,10 @@
 package queue
 
 import (
+	"log/slog"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,6 +81,32 @@ func TestParseListedRefusesOtherOutput(t *testing.T) {
 	}
 	if jobs, err := parseListed("", "|SEP|"); err != nil || len(jobs) != 0 {
 		t.Errorf("no jobs: %v, %v", jobs, err)
+	}
+}
+
+// Variables of the user change what squeue lists, and the format of times.
+func TestSqueueListsAllJobs(t *testing.T) {
+	dir := t.TempDir()
+	text := "#!/bin/sh\necho \"$*\" >" + dir + "/words\nenv >" + dir + "/env\n"
+	if err := os.WriteFile(filepath.Join(dir, "squeue"), []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	for _, name := range []string{"SQUEUE_PARTITION", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_CONF"} {
+		t.Setenv(name, "x")
+	}
+	c, err := New(Default(t.TempDir(), slog.New(slog.DiscardHandler)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if jobs, err := c.squeue(t.Context()); err != nil || len(jobs) > 0 {
+		t.Fatalf("%+v, %v", jobs, err)
+	}
+	words, _ := readSmall(filepath.Join(dir, "words"))
+	env, _ := readSmall(filepath.Join(dir, "env"))
+	if !strings.Contains(words, "--all ") || strings.Contains(env, "SQUEUE_") || strings.Contains(env, "SLURM_CLUSTERS") ||
+		strings.Contains(env, "SLURM_TIME") || !strings.Contains(env, "SLURM_CONF=x") {
+		t.Errorf("squeue %s with\n%s", words, env)
 	}
 }
 

@@ -27,19 +27,29 @@ type Ask func(ctx context.Context, command ...string) ([]byte, error)
 // AskSlurm runs a Slurm command for at most three seconds. The error of a failed command
 // contains the first line of its standard error.
 func AskSlurm(ctx context.Context, command ...string) ([]byte, error) {
-	return askWithin(ctx, askLimit, command...)
+	return askWithin(ctx, nil, askLimit, command...)
 }
 
 // AskLong works like AskSlurm, but with a longer limit, for callers that cannot
 // continue without an answer.
 func AskLong(ctx context.Context, command ...string) ([]byte, error) {
-	return askWithin(ctx, longLimit, command...)
+	return askWithin(ctx, nil, longLimit, command...)
 }
 
-func askWithin(ctx context.Context, limit time.Duration, command ...string) ([]byte, error) {
+// AskLongWith works like AskLong in an environment of its own. Variables such as
+// SQUEUE_PARTITION and SLURM_CLUSTERS change what the commands do.
+func AskLongWith(env []string) Ask {
+	return func(ctx context.Context, command ...string) ([]byte, error) {
+		return askWithin(ctx, env, longLimit, command...)
+	}
+}
+
+// askWithin uses the environment of this process if env is nil.
+func askWithin(ctx context.Context, env []string, limit time.Duration, command ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Env = env
 	cmd.WaitDelay = 100 * time.Millisecond
 	// Ctrl-C, and the SIGHUP when a terminal's session leader ends, go to all
 	// processes in the foreground. They would kill an scancel that ends a step in

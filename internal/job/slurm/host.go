@@ -22,7 +22,7 @@ var configFiles = []string{"/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf"
 // not answer within half a second.
 func OnCluster(ctx context.Context, getenv func(string) string) bool {
 	return onCluster(ctx, append([]string{getenv("SLURM_CONF")}, configFiles...), func(ctx context.Context, command ...string) ([]byte, error) {
-		return askWithin(ctx, configLimit, command...)
+		return askWithin(ctx, nil, configLimit, command...)
 	})
 }
 
