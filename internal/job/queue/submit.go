@@ -54,7 +54,13 @@ func (c *Client) Submit(ctx context.Context, job Job) (id string, err error) {
 	if err != nil {
 		return "", err
 	}
-	c.submitted(job.UID, id)
+	own := id
+	if id = c.submitted(job.UID, id); id != own {
+		// Another process submitted a job meanwhile, and may have released it.
+		if err := c.Cancel(ctx, own); err != nil {
+			c.options.Log.Warn("cancel a second job of an object", "object", job.UID, "job", own, "error", err)
+		}
+	}
 	return id, nil
 }
 
@@ -99,6 +105,11 @@ func (c *Client) writeScript(job Job) (string, error) {
 
 // writeWhole writes a file that is either complete or absent after a crash.
 func writeWhole(path string, content []byte, mode os.FileMode) error {
+	return writeWith(os.Rename, path, content, mode)
+}
+
+// writeWith writes a temporary file and gives it its name with os.Rename or os.Link.
+func writeWith(name func(from, to string) error, path string, content []byte, mode os.FileMode) error {
 	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {
 		return err
@@ -117,7 +128,7 @@ func writeWhole(path string, content []byte, mode os.FileMode) error {
 	if err := file.Close(); err != nil {
 		return err
 	}
-	return os.Rename(file.Name(), path)
+	return name(file.Name(), path)
 }
 
 // sbatch runs sbatch once.
@@ -185,8 +196,8 @@ func (c *Client) Find(ctx context.Context, uid string) (id string, found bool, e
 		return "", false, fmt.Errorf("find the job of object %q: this is no UID", uid)
 	}
 	folder := Folder(c.options.State, uid)
-	if text, err := readSmall(filepath.Join(folder, NumberName)); err == nil && number(strings.TrimSpace(text)) > 0 {
-		return strings.TrimSpace(text), true, nil
+	if id := readNumber(folder); id != "" {
+		return id, true, nil
 	}
 	script := filepath.Join(folder, ScriptName)
 	if _, err := os.Stat(script); errors.Is(err, fs.ErrNotExist) {
@@ -194,11 +205,10 @@ func (c *Client) Find(ctx context.Context, uid string) (id string, found bool, e
 		if err != nil {
 			return "", false, err
 		}
-		id := snapshot.find(uid, script)
-		if id != "" {
-			c.submitted(uid, id)
+		if id := snapshot.find(uid, script); id != "" {
+			return c.submitted(uid, id), true, nil
 		}
-		return id, id != "", nil
+		return "", false, nil
 	}
 	// A controller that comes back may answer squeue before it takes an sbatch that has
 	// been waiting, so one look is not enough.
@@ -208,24 +218,42 @@ func (c *Client) Find(ctx context.Context, uid string) (id string, found bool, e
 			return "", false, err
 		}
 		if id := snapshot.find(uid, script); id != "" {
-			c.submitted(uid, id)
-			return id, true, nil
+			return c.submitted(uid, id), true, nil
 		}
 	}
 	return "", false, nil
 }
 
-// submitted records the number of an object's job.
-func (c *Client) submitted(uid, id string) {
-	c.mu.Lock()
-	c.known[uid] = &known{id: id, submitted: time.Now()}
-	c.mu.Unlock()
+// submitted records the number of an object's job, and returns it. If another process has
+// recorded a number, that one is valid.
+func (c *Client) submitted(uid, id string) string {
 	folder := Folder(c.options.State, uid)
+	path := filepath.Join(folder, NumberName)
 	err := os.MkdirAll(folder, 0o700)
 	if err == nil {
-		err = writeWhole(filepath.Join(folder, NumberName), []byte(id+"\n"), 0o600)
+		err = writeWith(os.Link, path, []byte(id+"\n"), 0o600)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		if other := readNumber(folder); other != "" {
+			id, err = other, nil
+		} else { // damaged
+			err = writeWhole(path, []byte(id+"\n"), 0o600)
+		}
 	}
 	if err != nil {
 		c.options.Log.Warn("record the number of a job", "object", uid, "job", id, "error", err)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.known[uid] = &known{id: id, submitted: time.Now()}
+	return id
+}
+
+// readNumber returns the number in the folder of an object, or "".
+func readNumber(folder string) string {
+	text, err := readSmall(filepath.Join(folder, NumberName))
+	if id := strings.TrimSpace(text); err == nil && number(id) > 0 {
+		return id
+	}
+	return ""
 }
