@@ -31,9 +31,10 @@ type listed struct {
 
 // snapshot is one answer of squeue, or the error of one query.
 type snapshot struct {
-	began time.Time
-	jobs  []listed
-	err   error
+	// began is the time of the query, and before that of the last successful one before it.
+	began, before time.Time
+	jobs          []listed
+	err           error
 }
 
 // look returns a snapshot that was begun at a time or later. It asks Slurm at most once per
@@ -45,13 +46,20 @@ func (c *Client) look(ctx context.Context, from time.Time) (*snapshot, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	if c.last == nil || c.last.began.Before(from) {
+	// An error is old after an interval.
+	if c.last == nil || c.last.began.Before(from) || c.last.err != nil && time.Since(c.last.began) >= c.options.Interval {
 		if c.last != nil {
 			if err := sleepUntil(ctx, c.last.began.Add(c.options.Interval)); err != nil {
 				return nil, err
 			}
 		}
 		next := &snapshot{began: time.Now()}
+		if c.last != nil {
+			next.before = c.last.began
+			if c.last.err != nil {
+				next.before = c.last.before
+			}
+		}
 		next.jobs, next.err = c.squeue(ctx)
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)

@@ -238,6 +238,52 @@ func TestFindWithoutFolder(t *testing.T) {
 	}
 }
 
+// After an outage, Slurm is not asked for each object.
+func TestSubmissionsOfOneOutageShareTwoQueries(t *testing.T) {
+	s := &site{}
+	c := newClient(t, s)
+	outage := time.Now().Add(-time.Hour)
+	for i := range 10 {
+		script, err := c.writeScript(Job{UID: fmt.Sprint("u", i), Script: []byte("#!/bin/sh\n")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(script, outage, outage); err != nil {
+			t.Fatal(err)
+		}
+	}
+	find := func() {
+		t.Helper()
+		for i := range 10 {
+			if id, found, err := c.Find(t.Context(), fmt.Sprint("u", i)); found || err != nil {
+				t.Errorf("%q, %v, %v", id, found, err)
+			}
+		}
+	}
+	find()
+	if len(s.asked) != 2 {
+		t.Errorf("asked %q", s.asked)
+	}
+	// A submission that may still be on its way needs two new answers.
+	if _, err := c.writeScript(Job{UID: "u0", Script: []byte("#!/bin/sh\n")}); err != nil {
+		t.Fatal(err)
+	}
+	s.asked = nil
+	find()
+	if len(s.asked) != 2 {
+		t.Errorf("asked %q", s.asked)
+	}
+	// The error of a query is no answer for ever.
+	s.down = true
+	if _, err := c.look(t.Context(), time.Now()); err == nil {
+		t.Error("no error")
+	}
+	s.down = false
+	if _, _, err := c.Find(t.Context(), "u1"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestWhileSlurmIsAway(t *testing.T) {
 	s := &site{down: true}
 	c := newClient(t, s)

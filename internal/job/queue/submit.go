@@ -97,6 +97,11 @@ func (c *Client) writeScript(job Job) (string, error) {
 	if err == nil {
 		err = writeWhole(path, job.Script, 0o700)
 	}
+	if err == nil {
+		// Find compares this with the clock of this host. The clock of a file server
+		// may differ.
+		err = os.Chtimes(path, time.Time{}, time.Now())
+	}
 	if err != nil {
 		return "", fmt.Errorf("write the batch script of object %s: %w", job.UID, err)
 	}
@@ -200,7 +205,8 @@ func (c *Client) Find(ctx context.Context, uid string) (id string, found bool, e
 		return id, true, nil
 	}
 	script := filepath.Join(folder, ScriptName)
-	if _, err := os.Stat(script); errors.Is(err, fs.ErrNotExist) {
+	begun, err := os.Stat(script)
+	if errors.Is(err, fs.ErrNotExist) {
 		snapshot, err := c.look(ctx, time.Now().Add(-c.options.Interval))
 		if err != nil {
 			return "", false, err
@@ -210,18 +216,29 @@ func (c *Client) Find(ctx context.Context, uid string) (id string, found bool, e
 		}
 		return "", false, nil
 	}
+	if err != nil {
+		return "", false, fmt.Errorf("find the job of object %s: %w", uid, err)
+	}
 	// A controller that comes back may answer squeue before it takes an sbatch that has
-	// been waiting, so one look is not enough.
-	for range 2 {
-		snapshot, err := c.look(ctx, time.Now())
+	// been waiting, so one look is not enough. After an outage, all objects share two
+	// looks, because their sbatch ended long ago.
+	from := begun.ModTime().Add(c.options.Timeout)
+	if now := time.Now(); from.After(now) {
+		from = now
+	}
+	for next := from; ; {
+		snapshot, err := c.look(ctx, next)
 		if err != nil {
 			return "", false, err
 		}
 		if id := snapshot.find(uid, script); id != "" {
 			return c.submitted(uid, id), true, nil
 		}
+		if !snapshot.before.Before(from) {
+			return "", false, nil
+		}
+		next = snapshot.began.Add(1)
 	}
-	return "", false, nil
 }
 
 // submitted records the number of an object's job, and returns it. If another process has
