@@ -43,8 +43,8 @@ func (u *Unavailable) Unwrap() error { return u.Err }
 type Refused struct {
 	// Words holds Slurm's own message.
 	Words string
-	// Full is true if the job exceeds a limit of jobs in the queue, so that Slurm may
-	// accept it when others have ended.
+	// Full is true if Slurm may accept the job later: the job exceeds a limit of jobs in
+	// the queue, or its partition is not available now.
 	Full bool
 }
 
@@ -160,8 +160,14 @@ var unavailable = []string{
 	"Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted", "Connection refused", "Connection timed out",
 	"Connection reset", "No route to host", "Network is unreachable", "Transport endpoint", "standby mode", "authentication error", "munge", "Munge",
 	"Could not establish a configuration source", "temporarily unable", "temporarily unavailable", "Unexpected message received",
-	"Communication connection failure", "Unspecified error", "Incompatible versions",
+	"Communication connection failure", "Communication shutdown failure", "Message receive failure", "Message send failure",
+	"Rate limit exceeded", "Unspecified error", "Incompatible versions",
 }
+
+// full matches messages for jobs that Slurm may accept later. For a limit, Slurm first names
+// it, such as QOSMaxSubmitJobPerUserLimit. The text for "policy" that follows is the same for
+// every limit.
+var full = []string{"SubmitJob", "MaxJobCount", "Requested partition configuration not available now"}
 
 func matches(text string, any []string) bool {
 	for _, part := range any {

@@ -304,6 +304,11 @@ func TestRejections(t *testing.T) {
 		"sbatch: error: AssocMaxWallDurationPerJobLimit\n" + policy:                                                                         "refused",
 		"sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n":                                "unavailable",
 		"sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n":                                             "unavailable",
+		"sbatch: error: Batch job submission failed: Message receive failure\n":                                                             "unavailable",
+		"sbatch: error: Batch job submission failed: Message send failure\n":                                                                "unavailable",
+		"sbatch: error: Batch job submission failed: Rate limit exceeded, please retry later\n":                                             "unavailable",
+		"sbatch: error: Batch job submission failed: MaxJobCount limit reached\n":                                                           "full",
+		"sbatch: error: Batch job submission failed: Requested partition configuration not available now\n":                                 "full",
 	} {
 		got, refused := "unavailable", new(Refused)
 		if errors.As(rejection(slurmWords(said)), &refused) {

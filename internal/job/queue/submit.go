@@ -46,8 +46,9 @@ func (c *Client) Submit(ctx context.Context, job Job) (id string, err error) {
 		return "", err
 	}
 	id, err = c.sbatch(ctx, job, script)
-	if refused := new(Refused); errors.As(err, &refused) {
-		// Nothing was submitted, so a later call needs no search.
+	if refused := new(Refused); errors.As(err, &refused) && refused.Full {
+		// Nothing was submitted, so the next call needs no search. The message of another
+		// refusal may be one that this client does not know.
 		_ = os.Remove(script)
 		return "", err
 	}
@@ -174,9 +175,7 @@ func rejection(message string) error {
 	if matches(message, unavailable) {
 		return &Unavailable{errors.New(message)}
 	}
-	// Slurm first names the limit, such as QOSMaxSubmitJobPerUserLimit. The text for
-	// "policy" that follows is the same for every limit.
-	return &Refused{Words: message, Full: strings.Contains(message, "SubmitJob")}
+	return &Refused{Words: message, Full: matches(message, full)}
 }
 
 // slurmWords returns the messages on the standard error of a command of Slurm, in one line.

@@ -57,3 +57,20 @@ func TestDamagedNumberIsReplaced(t *testing.T) {
 		t.Errorf("%q, %v; recorded %q", id, err, readNumber(folder))
 	}
 }
+
+// An unknown message may hide a submission. Only a refusal that is known to be one makes
+// the next call submit at once.
+func TestRefusalsThatLeaveTheScript(t *testing.T) {
+	for message, want := range map[string]bool{"Message receive failure": true, "A message of a later Slurm": true, "QOSMaxSubmitJobPerUserLimit": false} {
+		c := newClient(t, &site{})
+		withSbatch(t, "echo 'sbatch: error: "+message+"' >&2\nexit 1\n")
+		_, err := c.Submit(t.Context(), Job{UID: "u", Script: []byte("#!/bin/sh\n")})
+		if err == nil {
+			t.Errorf("%s: submitted", message)
+		}
+		_, err = os.Stat(filepath.Join(Folder(c.options.State, "u"), ScriptName))
+		if (err == nil) != want {
+			t.Errorf("%s: %v", message, err)
+		}
+	}
+}
