@@ -28,8 +28,6 @@ type Job struct {
 	Args               []string
 	// Dir is the working directory of sbatch.
 	Dir string
-	// Env holds additional variables of the job, as NAME=value.
-	Env []string
 }
 
 // Unavailable wraps every error caused by a Slurm that does not answer now. Whether Slurm

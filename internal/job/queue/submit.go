@@ -150,7 +150,7 @@ func (c *Client) sbatch(ctx context.Context, job Job, script string) (string, er
 	words = append(append(words, script), job.Args...)
 	var said bytes.Buffer
 	submitted, err := batch.Submit(limited, "sbatch", batch.Submission{
-		Options: []batch.Option{{Words: words}}, Dir: job.Dir, Env: append(c.options.Env[:len(c.options.Env):len(c.options.Env)], job.Env...),
+		Options: []batch.Option{{Words: words}}, Dir: job.Dir, Env: c.options.Env,
 		Stdout: io.Discard, Stderr: &said,
 	})
 	message := slurmWords(said.String())

@@ -36,7 +36,7 @@ func AskLong(ctx context.Context, command ...string) ([]byte, error) {
 	return askWithin(ctx, nil, longLimit, command...)
 }
 
-// AskLongWith works like AskLong in an environment of its own. Variables such as
+// AskLongWith works like AskLong, but commands receive only env. Variables such as
 // SQUEUE_PARTITION and SLURM_CLUSTERS change what the commands do.
 func AskLongWith(env []string) Ask {
 	return func(ctx context.Context, command ...string) ([]byte, error) {

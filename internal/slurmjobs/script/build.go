@@ -38,7 +38,7 @@ type Description struct {
 	TimeLimit          time.Duration
 	Features           []string // of nodes; all are needed
 	Dir, Output, Error string
-	// Path and LibraryPath become PATH and LD_LIBRARY_PATH of the job.
+	// Path and LibraryPath become PATH and LD_LIBRARY_PATH of the script.
 	Path, LibraryPath string
 	// Options holds more words for sbatch.
 	Options []string
@@ -69,19 +69,24 @@ func Build(d Description) (queue.Job, error) {
 	command := append(interpreter, filepath.Join(folder, queue.UserScriptName))
 	text := strings.NewReplacer(
 		"@OBJECT@", oneLine(d.Object), "@SCRIPT@", oneLine(filepath.Join(folder, queue.UserScriptName)),
-		"@FOLDER@", batch.Quote(folder), "@COMMAND@", batch.Join(command),
+		"@FOLDER@", batch.Quote(folder), "@COMMAND@", batch.Join(command), "@ENVIRONMENT@", d.environment(),
 	).Replace(guard)
-	job := queue.Job{
+	return queue.Job{
 		UID: d.UID, Dir: d.dir(), Script: []byte(text), UserScript: d.Script, Args: d.Args, Comment: comment,
 		// sbatch takes options from #PBS and #BSUB lines anywhere in a script.
 		Options: append([]string{"--ignore-pbs"}, without(words, "--comment=")...),
-	}
-	for name, value := range map[string]string{"PATH": d.Path, "LD_LIBRARY_PATH": d.LibraryPath} {
-		if value != "" {
-			job.Env = append(job.Env, name+"="+value)
+	}, nil
+}
+
+// environment returns lines of shell that export variables for the object's script.
+func (d Description) environment() string {
+	text := ""
+	for _, variable := range []struct{ name, value string }{{"PATH", d.Path}, {"LD_LIBRARY_PATH", d.LibraryPath}} {
+		if variable.value != "" {
+			text += "\n\texport " + variable.name + "=" + batch.Quote(variable.value)
 		}
 	}
-	return job, nil
+	return text
 }
 
 // dir returns the working directory.

@@ -2,6 +2,8 @@
 # berth made this batch script for @OBJECT@.
 # It runs the object's own script once, as it is: @SCRIPT@
 folder=@FOLDER@
+given=$PATH
+PATH=/usr/bin:/bin${PATH:+:$PATH}
 part=${SLURM_ARRAY_TASK_ID:+.$SLURM_ARRAY_TASK_ID}
 id=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}
 node=${SLURMD_NODENAME:-$HOSTNAME}
@@ -26,7 +28,7 @@ echo "$(date +%s) $node" >>"$folder/starts$part" || echo "berth: node $node cann
 # In the background a shell ignores SIGINT and SIGQUIT, and closes the standard input.
 begin() { (
 	trap - $signals
-	exec "$@"
+	"$@"
 ) <&0 2>&3 3>&- & }
 # The shell itself prints nothing, such as "Killed", until the end.
 exec 3>&2 2>/dev/null
@@ -35,7 +37,7 @@ exec 3>&2 2>/dev/null
 # canary shows which: it ends with every signal. This shell passes on only what the canary
 # has not received.
 canary() {
-	begin sleep 2147483647 </dev/null >/dev/null 3>&1
+	begin exec sleep 2147483647 </dev/null >/dev/null 3>&1
 	canary=$!
 }
 pass() {
@@ -64,7 +66,12 @@ pause() {
 }
 signals='HUP INT QUIT ABRT ALRM TERM USR1 USR2 XCPU'
 canary
-begin @COMMAND@ "$@"
+# Only the object's script has these variables: they could break this one, and sbatch.
+script() {
+	PATH=$given@ENVIRONMENT@
+	exec @COMMAND@ "$@"
+}
+begin script "$@"
 child=$!
 received=
 for signal in $signals; do trap "received+=' $signal'" "$signal"; done

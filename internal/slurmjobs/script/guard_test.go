@@ -106,6 +106,34 @@ func TestSecondJobDoesNothingAndRequeuedJobRuns(t *testing.T) {
 	}
 }
 
+// The paths of an object are for its script only.
+func TestPathsOfAnObject(t *testing.T) {
+	libraries := t.TempDir()
+	if err := os.WriteFile(filepath.Join(libraries, "libc.so.6"), []byte("no library"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ path, libraries, job, want string }{
+		{"/a b/$HOME'`x`\"", "", "/usr/bin:/bin", "/a b/$HOME'`x`\" unset\n"},
+		{"", "", "/of/the/job", "/of/the/job unset\n"},
+		{"/opt", "/lib/c", "/of/the/job", "/opt /lib/c\n"},
+	} {
+		d := withScript(t, "#!/bin/sh\necho \"$PATH ${LD_LIBRARY_PATH-unset}\"\n")
+		d.Path, d.LibraryPath = c.path, c.libraries
+		stdout, stderr, code := write(t, d).run(t, []string{"SLURM_JOB_ID=12", "PATH=" + c.job})
+		if stdout != c.want || stderr != "" || code != 0 {
+			t.Errorf("%+v: %q, %q, %d", c, stdout, stderr, code)
+		}
+	}
+
+	d := withScript(t, "#!/bin/sh\n")
+	d.LibraryPath = libraries
+	w := write(t, d)
+	_, stderr, code := w.run(t, []string{"SLURM_JOB_ID=12"})
+	if code != 127 || !strings.Contains(stderr, libraries) || !strings.HasPrefix(w.read(t, queue.EndName), "127 ") {
+		t.Errorf("%q, %d", stderr, code)
+	}
+}
+
 func TestElementsOfAnArrayRunOnce(t *testing.T) {
 	w := write(t, withScript(t, "#!/bin/sh\necho ran\n"))
 	for _, c := range []struct {
