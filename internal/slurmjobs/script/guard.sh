@@ -11,7 +11,7 @@ node=${SLURMD_NODENAME:-$HOSTNAME}
 # Only one job may make this link. A requeued job finds its own number there.
 if ! why=$(LC_ALL=C ln -sn -- "$id" "$folder/owner$part" 2>&1) && [ ! -L "$folder/owner$part" ]; then
 	if [ ! -d "$folder" ]; then
-		echo "berth: node $node does not see $folder, so the script was not run: start berth with --state on a file system that all nodes share" >&2
+		echo "berth: node $node does not see $folder, so the script was not run: start 'berth slurm-jobs' with --state-dir on a file system that all nodes share" >&2
 		exit 69
 	fi
 	echo "berth: node $node cannot write $folder, so the script was not run: $why" >&2

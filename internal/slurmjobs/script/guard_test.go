@@ -156,7 +156,7 @@ func TestScriptDoesNotRunWithoutItsFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	stdout, stderr, code := w.run(t, []string{"SLURM_JOB_ID=12", "SLURMD_NODENAME=n1"})
-	if stdout != "" || code != 69 || !strings.Contains(stderr, "node n1 does not see "+w.folder) {
+	if stdout != "" || code != 69 || !strings.Contains(stderr, "node n1 does not see "+w.folder) || !strings.Contains(stderr, "with --state-dir on") {
 		t.Errorf("%q, %q, %d", stdout, stderr, code)
 	}
 
