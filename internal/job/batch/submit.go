@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Refused reports that sbatch ended with an error, which sbatch has printed.
@@ -60,6 +61,8 @@ func Submit(ctx context.Context, sbatch string, s Submission) (Job, error) {
 		}
 	}
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
+	// A wrapper of the site may leave a process that keeps the output open.
+	command.WaitDelay = 2 * time.Second
 	err := command.Run()
 	var exit *exec.ExitError
 	switch {
@@ -67,7 +70,7 @@ func Submit(ctx context.Context, sbatch string, s Submission) (Job, error) {
 		return Job{}, context.Cause(ctx)
 	case errors.As(err, &exit) && exit.ExitCode() > 0:
 		return Job{}, &Refused{exit.ExitCode()}
-	case err != nil:
+	case err != nil && !errors.Is(err, exec.ErrWaitDelay):
 		return Job{}, fmt.Errorf("run %s: %w", sbatch, err)
 	}
 	return submitted(said.String()), nil
