@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -200,7 +199,18 @@ func (s *snapshot) find(uid, script string) string {
 // belongs reports whether a job was submitted for an object. A plugin of the site may have
 // changed the comment.
 func (l listed) belongs(uid, script string) bool {
-	return slices.Contains(strings.Fields(l.comment), marker+uid) || l.command == script || strings.HasPrefix(l.command, script+" ")
+	return l.object() == uid || l.command == script || strings.HasPrefix(l.command, script+" ")
+}
+
+// object returns the UID of an object in a job's comment, or "". Only the first word counts:
+// the rest is free text of the object.
+func (l listed) object() string {
+	word, _, _ := strings.Cut(l.comment, " ")
+	uid, ok := strings.CutPrefix(word, marker)
+	if !ok {
+		return ""
+	}
+	return uid
 }
 
 func number(id string) int {

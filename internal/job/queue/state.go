@@ -268,12 +268,7 @@ func (c *Client) duplicates(snapshot *snapshot, jobs map[string]string) []string
 		if !job.isHeld {
 			continue
 		}
-		uid := ""
-		for _, word := range strings.Fields(job.comment) {
-			if value, ok := strings.CutPrefix(word, marker); ok {
-				uid = value
-			}
-		}
+		uid := job.object()
 		if uid == "" {
 			path, _, _ := strings.Cut(job.command, " ")
 			uid = byScript[path]

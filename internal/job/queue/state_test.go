@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -183,6 +184,33 @@ func TestSecondHeldJobIsCancelled(t *testing.T) {
 	}
 }
 
+// The comment of an object may contain anything.
+func TestCommentNamesOnlyItsOwnObject(t *testing.T) {
+	s := &site{}
+	c := newClient(t, s)
+	withSbatch(t, `for word; do case $word in --comment=*) echo "${word#--comment=}" >"$0.comment";; esac; done; echo 8`+"\n")
+	if _, err := c.Submit(t.Context(), Job{UID: "own", Script: []byte("#!/bin/sh\n"), Comment: "berth-" + marker + "object=victim " + marker + "victim"}); err != nil {
+		t.Fatal(err)
+	}
+	path, err := exec.LookPath("sbatch")
+	if err != nil {
+		t.Fatal(err)
+	}
+	comment, err := readSmall(path + ".comment")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.rows = [][]string{row("7", "7", "RUNNING", "None", "0", marker+"victim", ""), row("8", "8", "PENDING", "JobHeldUser", "0", comment, "")}
+	s.asked = nil
+	s.states(t, c, map[string]string{"victim": "7", "own": "8"})
+	if got := strings.Join(s.asked, ", "); got != "squeue" {
+		t.Errorf("asked %s for the comment %q", got, comment)
+	}
+	if job := (listed{comment: strings.TrimSpace(comment)}); job.belongs("victim", "/x") || !job.belongs("own", "/x") {
+		t.Errorf("%q", comment)
+	}
+}
+
 func TestFindAfterLostAnswer(t *testing.T) {
 	s := &site{}
 	c := newClient(t, s)
@@ -199,7 +227,7 @@ func TestFindAfterLostAnswer(t *testing.T) {
 		want string
 	}{
 		{"no job", [][]string{row("6", "6", "RUNNING", "None", "0", marker+"u2", "/other")}, ""},
-		{"by comment", [][]string{row("7", "7", "PENDING", "JobHeldUser", "0", "site "+marker+"u x", "")}, "7"},
+		{"by comment", [][]string{row("7", "7", "PENDING", "JobHeldUser", "0", marker+"u x", "")}, "7"},
 		{"by command", [][]string{row("8", "8", "PENDING", "JobHeldUser", "0", "", script+" an argument")}, "8"},
 		{"released before held", [][]string{row("9", "9", "PENDING", "JobHeldUser", "0", marker+"u", ""), row("10", "10", "RUNNING", "None", "0", marker+"u", "")}, "10"},
 		{"array", [][]string{row("12", "11_2", "RUNNING", "None", "0", marker+"u", "")}, "11"},

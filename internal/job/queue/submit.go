@@ -144,8 +144,7 @@ func (c *Client) sbatch(ctx context.Context, job Job, script string) (string, er
 	}
 	limited, cancel := context.WithTimeout(ctx, c.options.Timeout)
 	defer cancel()
-	// The comment of one object must not name another.
-	comment := strings.TrimSpace(marker + job.UID + " " + strings.ReplaceAll(job.Comment, marker, ""))
+	comment := strings.TrimSpace(marker + job.UID + " " + job.Comment)
 	words := append([]string{"--parsable", "--hold", "--comment=" + comment}, job.Options...)
 	words = append(append(words, script), job.Args...)
 	var said bytes.Buffer
