@@ -35,6 +35,8 @@ func Folder(state, uid string) string { return filepath.Join(state, uid) }
 
 // record holds what a batch script wrote.
 type record struct {
+	// element is the index in an array, or "".
+	element    string
 	start, end time.Time
 	starts     int
 	code       int
@@ -50,9 +52,27 @@ func readRecords(folder, id string) []record {
 			continue
 		}
 		part := strings.TrimPrefix(filepath.Base(link), OwnerName)
-		records = append(records, readRecord(filepath.Join(folder, StartsName+part), filepath.Join(folder, EndName+part)))
+		r := readRecord(filepath.Join(folder, StartsName+part), filepath.Join(folder, EndName+part))
+		r.element = strings.TrimPrefix(part, ".")
+		records = append(records, r)
 	}
 	return records
+}
+
+// recordedElements returns the elements of an ended array as their batch scripts recorded
+// them. An element that recorded no end was killed, or its node failed.
+func recordedElements(folder, id string) []listed {
+	var elements []listed
+	for _, r := range readRecords(folder, id) {
+		element := listed{root: id, part: id + "_" + r.element, state: "COMPLETED", code: r.code, restarts: max(0, r.starts-1), start: r.start, end: r.end, isArray: true}
+		if r.end.IsZero() || r.code != 0 {
+			element.state = "FAILED"
+		}
+		if r.element != "" {
+			elements = append(elements, element)
+		}
+	}
+	return elements
 }
 
 // readRecord reads files that may be missing or incomplete.

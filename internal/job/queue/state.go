@@ -53,6 +53,8 @@ type known struct {
 	parts     map[string]listed
 	// missing is the time since which Slurm does not know the job.
 	missing time.Time
+	// whole is set when elements that squeue had forgotten were added to an ended array.
+	whole bool
 	// final is set when the job has ended and the queue has forgotten it.
 	final *State
 }
@@ -75,7 +77,7 @@ func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string
 		_, wanted := jobs[uid]
 		return !wanted && time.Since(k.submitted) > forgottenAfter
 	})
-	states := map[string]State{}
+	states, ours := map[string]State{}, map[string]*known{}
 	var asked []string
 	for uid, id := range jobs {
 		k := c.known[uid]
@@ -83,13 +85,18 @@ func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string
 			k = &known{id: id}
 			c.known[uid] = k
 		}
+		ours[uid] = k // Forget may remove it from c.known
 		switch {
 		case k.final != nil:
 			states[uid] = *k.final
 		case len(parts[id]) > 0:
 			k.missing = time.Time{}
 			k.merge(parts[id])
-			states[uid] = k.state(uid)
+			if k.lacksElements() {
+				asked = append(asked, id)
+			} else {
+				states[uid] = k.state(uid)
+			}
 		case k.submitted.After(snapshot.began):
 			states[uid] = State{UID: uid, ID: id, State: slurm.Pending, Held: true, Submitted: k.submitted}
 		default:
@@ -107,11 +114,19 @@ func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string
 	}
 	c.mu.Lock()
 	for uid, id := range jobs {
-		if _, done := states[uid]; !done {
-			states[uid] = c.left(uid, c.known[uid], accounted[id])
+		if _, done := states[uid]; done {
+			continue
+		}
+		if k := ours[uid]; len(parts[id]) > 0 {
+			k.add(accounted[id])
+			k.add(recordedElements(Folder(c.options.State, uid), id))
+			k.whole = true
+			states[uid] = k.state(uid)
+		} else {
+			states[uid] = c.left(uid, k, accounted[id])
 		}
 	}
-	duplicates := c.duplicates(snapshot, jobs)
+	duplicates := c.duplicates(snapshot, jobs, ours)
 	c.mu.Unlock()
 	for _, id := range duplicates {
 		c.options.Log.Warn("cancel a second job of an object: its submission had an unknown result", "job", id)
@@ -195,6 +210,26 @@ func (k *known) merge(now []listed) {
 	k.parts = next
 }
 
+// lacksElements reports whether elements of an ended array may be missing in parts: squeue may
+// have forgotten them before this process asked.
+func (k *known) lacksElements() bool {
+	for _, part := range k.parts {
+		if !part.isArray || !batch.Ended(part.state) {
+			return false
+		}
+	}
+	return !k.whole
+}
+
+// add adds parts that have ended and that squeue does not list.
+func (k *known) add(more []listed) {
+	for _, part := range more {
+		if _, ok := k.parts[part.part]; !ok && batch.Ended(part.state) {
+			k.parts[part.part] = part
+		}
+	}
+}
+
 // state returns the state of all parts. The state of the whole is that of a part that
 // runs, otherwise of one that has not ended, and otherwise of one that did not succeed.
 func (k *known) state(uid string) State {
@@ -258,7 +293,7 @@ func (l listed) rank() int {
 // duplicates returns each held job of an object whose own job has been released. Such a job
 // comes from a submission that Slurm carried out after the client had given it up. Its batch
 // script would do nothing. The caller holds c.mu.
-func (c *Client) duplicates(snapshot *snapshot, jobs map[string]string) []string {
+func (c *Client) duplicates(snapshot *snapshot, jobs map[string]string, ours map[string]*known) []string {
 	var ids []string
 	byScript := map[string]string{}
 	for uid := range jobs {
@@ -277,7 +312,7 @@ func (c *Client) duplicates(snapshot *snapshot, jobs map[string]string) []string
 		if !ok || own == job.root {
 			continue
 		}
-		if k := c.known[uid]; k.final == nil && (len(k.parts) == 0 || k.state(uid).Held) {
+		if k := ours[uid]; k.final == nil && (len(k.parts) == 0 || k.state(uid).Held) {
 			continue
 		}
 		ids = append(ids, job.root)

@@ -99,6 +99,66 @@ func TestStateOfPartsTogether(t *testing.T) {
 	}
 }
 
+// Slurm forgets ended elements of an array while others still run, also when no process of
+// berth looks.
+func TestArrayWithForgottenElements(t *testing.T) {
+	disabled := errors.New("run sacct: exit status 1: Slurm accounting storage is disabled")
+	const accounted = "5_1|6|%s|0:0|2026-11-28T13:00:00|2026-11-28T13:01:00|2026-11-28T13:02:00|main|n1\n5_2|7|COMPLETED|0:0||||main|n1\n6_9|6|FAILED|0:0||||main|n1\n"
+	for _, test := range []struct {
+		name          string
+		accounting    any
+		end           string
+		state, reason string
+		code          int
+	}{
+		{"accounting", fmt.Sprintf(accounted, "TIMEOUT"), "", "TIMEOUT", "1 completed, 1 timeout", 0},
+		{"success in accounting", fmt.Sprintf(accounted, "COMPLETED"), "0 1010\n", "COMPLETED", "2 completed", 0},
+		{"record of failure", disabled, "3 1010\n", "FAILED", "1 completed, 1 failed", 3},
+		{"record of success", disabled, "0 1010\n", "COMPLETED", "2 completed", 0},
+		{"killed", disabled, "", "FAILED", "1 completed, 1 failed", 0},
+	} {
+		s := &site{accounting: test.accounting}
+		c := newClient(t, s)
+		folder := Folder(c.options.State, "u")
+		for _, err := range []error{
+			os.MkdirAll(folder, 0o700), os.Symlink("5", filepath.Join(folder, OwnerName+".1")), os.Symlink("5", filepath.Join(folder, OwnerName+".2")),
+			os.WriteFile(filepath.Join(folder, StartsName+".1"), []byte("1000 n1\n"), 0o600), os.WriteFile(filepath.Join(folder, EndName+".1"), []byte(test.end), 0o600),
+		} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.rows = [][]string{row("7", "5_2", "RUNNING", "None", "0", marker+"u", "")}
+		if got := s.states(t, c, map[string]string{"u": "5"})["u"]; got.State != "RUNNING" {
+			t.Errorf("%s: %+v", test.name, got)
+		}
+		s.rows = [][]string{row("7", "5_2", "COMPLETED", "None", "0", marker+"u", "")}
+		s.asked = nil
+		for range 3 {
+			if got := s.states(t, c, map[string]string{"u": "5"})["u"]; got.State != test.state || got.Reason != test.reason || got.ExitCode != test.code {
+				t.Errorf("%s: %+v", test.name, got)
+			}
+		}
+		if got := strings.Count(strings.Join(s.asked, " "), "sacct"); got != 1 {
+			t.Errorf("%s: sacct was called %d times", test.name, got)
+		}
+	}
+}
+
+func TestForgetDuringStates(t *testing.T) {
+	s := &site{rows: [][]string{row("8", "8", "PENDING", "JobHeldUser", "0", marker+"u", "")}}
+	c := newClient(t, s)
+	c.options.Ask = func(ctx context.Context, command ...string) ([]byte, error) {
+		if command[0] == "sacct" {
+			if err := c.Forget("u"); err != nil {
+				t.Error(err)
+			}
+		}
+		return s.ask(ctx, command...)
+	}
+	s.states(t, c, map[string]string{"u": "7"})
+}
+
 func TestJobsThatLeftTheQueue(t *testing.T) {
 	disabled := errors.New("run sacct: exit status 1: Slurm accounting storage is disabled")
 	for _, c := range []struct {
