@@ -125,8 +125,32 @@ func (c *Client) Release(ctx context.Context, id string) error {
 	return c.tell(ctx, "scontrol", "release", id)
 }
 
-// Cancel ends a job. It returns nil if the job has ended.
+// Cancel ends a job. It returns nil if the job has ended, also when Slurm has given its
+// number to another job.
 func (c *Client) Cancel(ctx context.Context, id string) error {
+	c.mu.Lock()
+	object := ""
+	for uid, k := range c.known {
+		if k.id == id {
+			object = uid
+		}
+	}
+	c.mu.Unlock()
+	if object != "" {
+		snapshot, err := c.look(ctx, time.Now().Add(-c.options.Interval))
+		if err != nil {
+			return err
+		}
+		var parts []listed
+		for _, job := range snapshot.jobs {
+			if job.root == id {
+				parts = append(parts, job)
+			}
+		}
+		if isOther(object, parts) {
+			return nil
+		}
+	}
 	return c.tell(ctx, "scancel", id)
 }
 

@@ -68,10 +68,11 @@ func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string
 	if err != nil {
 		return nil, err
 	}
-	parts := map[string][]listed{}
+	byNumber := map[string][]listed{}
 	for _, job := range snapshot.jobs {
-		parts[job.root] = append(parts[job.root], job)
+		byNumber[job.root] = append(byNumber[job.root], job)
 	}
+	parts := map[string][]listed{} // by UID
 	c.mu.Lock()
 	maps.DeleteFunc(c.known, func(uid string, k *known) bool {
 		_, wanted := jobs[uid]
@@ -86,12 +87,16 @@ func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string
 			c.known[uid] = k
 		}
 		ours[uid] = k // Forget may remove it from c.known
+		reused := isOther(uid, byNumber[id])
+		if !reused {
+			parts[uid] = byNumber[id]
+		}
 		switch {
 		case k.final != nil:
 			states[uid] = *k.final
-		case len(parts[id]) > 0:
+		case len(parts[uid]) > 0:
 			k.missing = time.Time{}
-			k.merge(parts[id])
+			k.merge(parts[uid])
 			if k.lacksElements() {
 				asked = append(asked, id)
 			} else {
@@ -103,7 +108,9 @@ func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string
 			if k.missing.IsZero() {
 				k.missing = time.Now()
 			}
-			asked = append(asked, id)
+			if !reused { // sacct only knows the later job
+				asked = append(asked, id)
+			}
 		}
 	}
 	c.mu.Unlock()
@@ -117,7 +124,7 @@ func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string
 		if _, done := states[uid]; done {
 			continue
 		}
-		if k := ours[uid]; len(parts[id]) > 0 {
+		if k := ours[uid]; len(parts[uid]) > 0 {
 			k.add(accounted[id])
 			k.add(recordedElements(Folder(c.options.State, uid), id))
 			k.whole = true
@@ -130,11 +137,26 @@ func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string
 	c.mu.Unlock()
 	for _, id := range duplicates {
 		c.options.Log.Warn("cancel a second job of an object: its submission had an unknown result", "job", id)
-		if err := c.Cancel(ctx, id); err != nil {
+		if err := c.tell(ctx, "scancel", id); err != nil {
 			return nil, err
 		}
 	}
 	return states, nil
+}
+
+// isOther reports whether the job of a number is not the object's. Slurm reuses numbers
+// after the highest one, and after it has lost its state.
+func isOther(uid string, parts []listed) bool {
+	path := filepath.Join(string(filepath.Separator), uid, ScriptName) // in any folder of state
+	other := false
+	for _, part := range parts {
+		if part.object() == uid || strings.Contains(part.command, path) {
+			return false
+		}
+		// A plugin may have changed the comment.
+		other = other || part.object() != "" || part.command != ""
+	}
+	return other
 }
 
 // left returns the state of a job that has left the queue.

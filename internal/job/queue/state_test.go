@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -141,6 +142,44 @@ func TestArrayWithForgottenElements(t *testing.T) {
 		}
 		if got := strings.Count(strings.Join(s.asked, " "), "sacct"); got != 1 {
 			t.Errorf("%s: sacct was called %d times", test.name, got)
+		}
+	}
+}
+
+// Slurm has lost its state, and gives numbers a second time.
+func TestNumberOfAnotherJob(t *testing.T) {
+	for _, test := range []struct {
+		name             string
+		comment, command string
+		other            bool
+	}{
+		{"no object's job", "", "/home/alice/x.sh", true},
+		{"another object's job", marker + "u2", "", true},
+		{"comment changed by a plugin", "site", "STATE/u/" + ScriptName + " an argument", false},
+		{"another folder of state", marker + "u", "/old/u/" + ScriptName, false},
+		{"component without a script", "", "", false},
+	} {
+		s := &site{accounting: "7|7|FAILED|1:0|2026-11-28T13:00:00|2026-11-28T13:01:00|2026-11-28T13:02:00|main|n1\n"}
+		c := newClient(t, s)
+		if err := os.MkdirAll(Folder(c.options.State, "u"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(Folder(c.options.State, "u"), NumberName), []byte("7\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s.rows = [][]string{row("7", "7", "RUNNING", "None", "0", test.comment, strings.ReplaceAll(test.command, "STATE", c.options.State))}
+		id, found, err := c.Find(t.Context(), "u")
+		if id != "7" || !found || err != nil {
+			t.Errorf("%s: found %q, %v, %v", test.name, id, found, err)
+		}
+		if err := c.Cancel(t.Context(), id); err != nil {
+			t.Error(err)
+		}
+		if cancelled := slices.Contains(s.asked, "scancel 7"); cancelled == test.other {
+			t.Errorf("%s: asked %q", test.name, s.asked)
+		}
+		if got := s.states(t, c, map[string]string{"u": "7"})["u"]; (got.State == "RUNNING") == test.other || got.State == "FAILED" {
+			t.Errorf("%s: %+v", test.name, got)
 		}
 	}
 }

@@ -200,6 +200,11 @@ func (c *Client) Find(ctx context.Context, uid string) (id string, found bool, e
 	}
 	folder := Folder(c.options.State, uid)
 	if id := readNumber(folder); id != "" {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.known[uid] == nil {
+			c.known[uid] = &known{id: id}
+		}
 		return id, true, nil
 	}
 	script := filepath.Join(folder, ScriptName)
