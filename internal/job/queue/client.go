@@ -107,6 +107,8 @@ type Client struct {
 	known map[string]*known
 	// noAccounting is the time until which sacct is not asked.
 	noAccounting time.Time
+	// removed is the time of the last removal of forgotten folders.
+	removed time.Time
 }
 
 // New returns a client. It makes the folder of state.

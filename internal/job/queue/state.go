@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -340,15 +339,4 @@ func (c *Client) duplicates(snapshot *snapshot, jobs map[string]string, ours map
 		ids = append(ids, job.root)
 	}
 	return ids
-}
-
-// Forget removes the folder of an object whose job has ended or never began.
-func (c *Client) Forget(uid string) error {
-	if !validUID.MatchString(uid) {
-		return fmt.Errorf("remove the folder of object %q: this is no UID", uid)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.known, uid)
-	return os.RemoveAll(Folder(c.options.State, uid))
 }

@@ -184,6 +184,49 @@ func TestNumberOfAnotherJob(t *testing.T) {
 	}
 }
 
+// A cancelled script may run until KillWait is over, and a shell reads it meanwhile.
+func TestForgetKeepsTheScriptOfARunningJob(t *testing.T) {
+	s := &site{}
+	c := newClient(t, s)
+	if err := c.Forget("none"); err != nil {
+		t.Error(err)
+	}
+	for _, test := range []struct {
+		state string
+		keeps bool
+	}{{"RUNNING", true}, {"RUNNING", true}, {"COMPLETED", false}} {
+		script, err := c.writeScript(Job{UID: "u", Script: []byte("#!/bin/sh\n"), UserScript: []byte("#!/bin/sh\n")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept := filepath.Join(c.options.State, forgotten, "u")
+		if err := os.RemoveAll(filepath.Join(kept, UserScriptName)); err != nil {
+			t.Fatal(err)
+		}
+		s.rows = [][]string{row("7", "7", test.state, "None", "0", marker+"u", "")}
+		s.states(t, c, map[string]string{"u": "7"})
+		if err := c.Forget("u"); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(filepath.Dir(script)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: the folder: %v", test.state, err)
+		}
+		if _, err := os.Stat(filepath.Join(kept, UserScriptName)); (err == nil) != test.keeps {
+			t.Errorf("%s: %v", test.state, err)
+		}
+	}
+	old := time.Now().Add(-2 * forgottenKept)
+	if err := os.Chtimes(filepath.Join(c.options.State, forgotten, "u"), old, old); err != nil {
+		t.Fatal(err)
+	}
+	if err := beside(t, c, s).Forget("u2"); err != nil {
+		t.Error(err)
+	}
+	if entries, err := os.ReadDir(filepath.Join(c.options.State, forgotten)); len(entries) > 0 || err != nil {
+		t.Errorf("%v, %v", entries, err)
+	}
+}
+
 func TestForgetDuringStates(t *testing.T) {
 	s := &site{rows: [][]string{row("8", "8", "PENDING", "JobHeldUser", "0", marker+"u", "")}}
 	c := newClient(t, s)
