@@ -74,6 +74,8 @@ func translate(request createRequest) (*translation, error) {
 		},
 		Spec: localSpec(&foreign.Spec),
 	}}
+	maps.DeleteFunc(foreign.Labels, ofBerth)
+	maps.DeleteFunc(foreign.Annotations, ofBerth)
 	maps.Copy(t.pod.Labels, foreign.Labels)
 	t.pod.Labels[labelUID] = string(foreign.UID)
 	maps.Copy(t.pod.Annotations, foreign.Annotations)
@@ -103,6 +105,13 @@ func translate(request createRequest) (*translation, error) {
 		t.pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: gate}}
 	}
 	return t, nil
+}
+
+// ofBerth reports whether a label or annotation is berth's. Such annotations are for
+// the user of the cluster: one can undo what the namespace says about the fast path.
+func ofBerth(key, _ string) bool {
+	domain, _, prefixed := strings.Cut(key, "/")
+	return prefixed && (domain == "berth.dev" || strings.HasSuffix(domain, ".berth.dev"))
 }
 
 // localSpec returns the fields that mean the same in every cluster. The host's

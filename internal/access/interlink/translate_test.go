@@ -1,6 +1,7 @@
 package interlink
 
 import (
+	"maps"
 	"strings"
 	"testing"
 
@@ -50,6 +51,24 @@ func TestTranslateRefuses(t *testing.T) {
 	_, err := translate(createRequest{Pod: secret, ProjectedVolumes: []corev1.ConfigMap{{ObjectMeta: metav1.ObjectMeta{Name: "v"}}}})
 	if err == nil || !strings.Contains(err.Error(), `does not send the Secret "absent" of a projected volume`) {
 		t.Errorf("the error is %v", err)
+	}
+}
+
+// TestTranslateDropsBerthKeys: what berth reads from a pod is not for the other
+// cluster's users to set.
+func TestTranslateDropsBerthKeys(t *testing.T) {
+	pod := podWith(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}})
+	pod.Annotations = map[string]string{"berth.dev/fast-path": "auto", "interlink.berth.dev/x": "", "notberth.dev/x": "kept"}
+	pod.Labels = map[string]string{"slurm.berth.dev/job": "1", "berth.dev": "kept"}
+	result, err := translate(createRequest{Pod: pod})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := map[string]string{"notberth.dev/x": "kept", annotationPod: "team/p"}; !maps.Equal(result.pod.Annotations, want) {
+		t.Errorf("the annotations are %v, not %v", result.pod.Annotations, want)
+	}
+	if want := map[string]string{"berth.dev": "kept", labelUID: uid}; !maps.Equal(result.pod.Labels, want) {
+		t.Errorf("the labels are %v, not %v", result.pod.Labels, want)
 	}
 }
 
