@@ -142,10 +142,13 @@ func (c *contents) source(volume corev1.Volume) (*corev1.VolumeSource, error) {
 		return c.project(volume, content)
 	}
 	switch {
-	case volume.EmptyDir != nil, volume.Image != nil:
-		return &volume.VolumeSource, nil
+	// The request may name several sources, so none is copied with the others.
+	case volume.EmptyDir != nil:
+		return &corev1.VolumeSource{EmptyDir: volume.EmptyDir}, nil
+	case volume.Image != nil:
+		return &corev1.VolumeSource{Image: volume.Image}, nil
 	case volume.DownwardAPI != nil:
-		return &volume.VolumeSource, nil // from before 0.6.2, which sends its contents
+		return &corev1.VolumeSource{DownwardAPI: volume.DownwardAPI}, nil // from before 0.6.2, which sends its contents
 	case volume.ConfigMap != nil:
 		source := volume.ConfigMap.DeepCopy()
 		name, ok := c.configMap(source.Name)
