@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
 )
@@ -165,6 +166,17 @@ func (c *connection) wait(ctx context.Context) (*connected, error) {
 // jobID returns the JobID of a pod in the cluster.
 func (c *connected) jobID(namespace, name string) string {
 	return strings.Join([]string{c.Job, c.id, namespace, name}, "/")
+}
+
+// ownJobID returns the JobID of a pod, or "" if it has none. A pod that was made from the
+// YAML of another one has the other one's: that is not its own.
+func ownJobID(foreign *corev1.Pod) string {
+	id := foreign.Annotations[annotationJobID]
+	own := localNamespace(foreign.Namespace) + "/" + localName(foreign.Name, foreign.UID)
+	if parts := strings.SplitN(id, "/", 3); len(parts) == 3 && parts[2] != own {
+		return ""
+	}
+	return id
 }
 
 // gone returns the reason why a pod with this JobID, which is not in the current

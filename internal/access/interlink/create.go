@@ -138,7 +138,7 @@ func (s *Server) limits(cluster *connected) string {
 func (s *Server) remove(ctx context.Context, foreign *corev1.Pod) error {
 	cluster, err := s.connection.get()
 	if err != nil {
-		if id := foreign.Annotations[annotationJobID]; id != "" && s.connection.gone(ctx, nil, id) != "" {
+		if id := ownJobID(foreign); id != "" && s.connection.gone(ctx, nil, id) != "" {
 			return nil
 		}
 		if cluster, err = s.connection.wait(ctx); err != nil {

@@ -20,7 +20,7 @@ func FuzzRequests(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	// An API server refuses such volumes, but nobody says that one has seen the request.
+	// Kubernetes has no such volumes, but a request may.
 	several := createRequest{Pod: podWith(corev1.VolumeSource{
 		EmptyDir: &corev1.EmptyDirVolumeSource{}, HostPath: &corev1.HostPathVolumeSource{Path: "/"},
 	})}

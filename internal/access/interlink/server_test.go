@@ -417,6 +417,10 @@ func TestGone(t *testing.T) {
 		"11/x/interlink-team/train-0a1b2c3d":      "job 11 has ended (CANCELLED)",
 		"10/x/interlink-team/train-0a1b2c3d":      "", // another cluster that runs
 		"4711":                                    "not from berth",
+		// The pod is a copy of another one, and not created yet.
+		"12/first/interlink-team/train-ffffffff":  "",
+		"11/x/interlink-other/train-0a1b2c3d":     "",
+		"12/first/interlink-team/train-0a1b2c3d/": "",
 	} {
 		p := newPlace()
 		p.ended["11"] = "job 11 has ended (CANCELLED)"
@@ -431,6 +435,24 @@ func TestGone(t *testing.T) {
 		if len(statuses) != 1 || !strings.Contains(statuses[0].Containers[0].State.Terminated.Message, want) {
 			t.Errorf("%s: %q is not in %+v", id, want, statuses)
 		}
+	}
+}
+
+// TestDeleteCopy: the end of another pod's cluster does not make a deletion succeed.
+func TestDeleteCopy(t *testing.T) {
+	p := newPlace()
+	p.ended["11"] = "job 11 has ended (CANCELLED)"
+	s := New(p, "baseline", "login1", slog.New(slog.DiscardHandler)) // it never connects
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	foreign, _ := foreignPod()
+	foreign.Annotations = map[string]string{virtualnode.JobID: "11/x/interlink-team/train-ffffffff"}
+	if err := s.remove(ended, foreign); !errors.Is(err, errNoCluster) {
+		t.Errorf("the error is %v", err)
+	}
+	foreign.Annotations[virtualnode.JobID] = "11/x/interlink-team/train-0a1b2c3d"
+	if err := s.remove(ended, foreign); err != nil {
+		t.Errorf("a pod whose own cluster has ended: %v", err)
 	}
 }
 

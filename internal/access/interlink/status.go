@@ -29,7 +29,7 @@ func (s *Server) status(ctx context.Context, foreign *corev1.Pod) (*podStatus, e
 			return nil, err
 		}
 	}
-	id := foreign.Annotations[annotationJobID]
+	id := ownJobID(foreign)
 	if id == "" {
 		return nil, nil
 	}
