@@ -438,6 +438,29 @@ func TestGone(t *testing.T) {
 	}
 }
 
+// TestStatusOfOthers: a pod that is in the way of one pod does not hide the statuses of
+// others.
+func TestStatusOfOthers(t *testing.T) {
+	p := newPlace()
+	s := start(t, p)
+	bad, objects := foreignPod()
+	must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, bad, objects))
+	good := bad.DeepCopy()
+	good.UID = "ffffffff-0000-4000-8000-00000000000b"
+	must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, good, objects))
+	if _, err := p.api.CoreV1().Pods("interlink-team").Patch(t.Context(), "train-0a1b2c3d", types.MergePatchType,
+		[]byte(`{"metadata":{"labels":{"`+labelUID+`":null}}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	statuses := must[[]virtualnode.Status](t, s, "GET", "/status", []*corev1.Pod{bad, good})
+	if len(statuses) != 2 || statuses[1].UID != string(good.UID) || statuses[1].Containers[0].State.Terminated != nil {
+		t.Fatalf("the statuses are %+v", statuses)
+	}
+	if state := statuses[0].Containers[0].State.Terminated; state == nil || !strings.Contains(state.Message, "is not from interLink's pod") {
+		t.Errorf("the first status is %+v", statuses[0])
+	}
+}
+
 // TestDeleteCopy: the end of another pod's cluster does not make a deletion succeed.
 func TestDeleteCopy(t *testing.T) {
 	p := newPlace()

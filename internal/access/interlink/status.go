@@ -3,6 +3,7 @@ package interlink
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -19,17 +20,20 @@ const killed = 137
 // not created yet, or its cluster is out of reach at the moment. interLink keeps the
 // last status then.
 func (s *Server) status(ctx context.Context, foreign *corev1.Pod) (*podStatus, error) {
+	id := ownJobID(foreign)
 	cluster, err := s.connection.get()
 	if err == nil {
 		var pod *corev1.Pod
 		if pod, err = find(ctx, cluster, foreign); err == nil {
 			return report(foreign, pod, cluster.jobID(pod.Namespace, pod.Name), s.limits(cluster)), nil
 		}
+		if errors.As(err, new(*refusal)) { // other pods still have a status
+			return lost(foreign, id, err.Error()), nil
+		}
 		if !apierrors.IsNotFound(err) {
 			return nil, err
 		}
 	}
-	id := ownJobID(foreign)
 	if id == "" {
 		return nil, nil
 	}
