@@ -3,6 +3,7 @@ package interlink
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -26,6 +27,9 @@ func (s *Server) create(ctx context.Context, request createRequest) (created, er
 	if err != nil {
 		return created{}, err
 	}
+	if s.removed.has(request.Pod.UID) {
+		return created{}, s.abandon(ctx, cluster, &request.Pod)
+	}
 	if err := s.makeNamespace(ctx, cluster, t.pod.Namespace); err != nil {
 		return created{}, err
 	}
@@ -37,6 +41,9 @@ func (s *Server) create(ctx context.Context, request createRequest) (created, er
 	}
 	if err != nil {
 		return created{}, err
+	}
+	if s.removed.has(request.Pod.UID) { // /delete may have looked for the pod before
+		return created{}, s.abandon(ctx, cluster, &request.Pod)
 	}
 	if len(pod.Spec.SchedulingGates) > 0 {
 		if err := fill(ctx, cluster, pod, t); err != nil {
@@ -136,6 +143,7 @@ func (s *Server) limits(cluster *connected) string {
 // remove deletes a pod, and with it its objects. It succeeds if the pod does not
 // exist.
 func (s *Server) remove(ctx context.Context, foreign *corev1.Pod) error {
+	s.removed.add(foreign.UID)
 	cluster, err := s.connection.get()
 	if err != nil {
 		if id := ownJobID(foreign); id != "" && s.connection.gone(ctx, nil, id) != "" {
@@ -145,6 +153,19 @@ func (s *Server) remove(ctx context.Context, foreign *corev1.Pod) error {
 			return err
 		}
 	}
+	return removeFrom(ctx, cluster, foreign)
+}
+
+// abandon ends the creation of a pod that the virtual node has deleted meanwhile.
+func (s *Server) abandon(ctx context.Context, cluster *connected, foreign *corev1.Pod) error {
+	if err := removeFrom(ctx, cluster, foreign); err != nil {
+		return err
+	}
+	return &refusal{errors.New("the virtual node has deleted the pod")}
+}
+
+// removeFrom deletes a pod in a cluster. It succeeds if the pod does not exist.
+func removeFrom(ctx context.Context, cluster *connected, foreign *corev1.Pod) error {
 	pod, err := find(ctx, cluster, foreign)
 	if apierrors.IsNotFound(err) {
 		return nil

@@ -38,6 +38,8 @@ type Server struct {
 	level string
 	// host is this host's name, for messages.
 	host string
+	// removed holds the pods that are not to be created any more.
+	removed removed
 }
 
 // New returns a server that sends pods to the cluster of a finder. level is the Pod

@@ -362,6 +362,73 @@ func TestDelete(t *testing.T) {
 	}
 }
 
+// TestDeleteDuringCreate: a pod whose deletion came before the end of its creation
+// does not run.
+func TestDeleteDuringCreate(t *testing.T) {
+	foreign, objects := foreignPod()
+	request := requestFor(t, foreign, objects)
+	for name, overlap := range map[string]func(*place, *Server){
+		"before": func(_ *place, s *Server) { must[string](t, s, "POST", "/delete", foreign) },
+		// The deletion finds no pod immediately before the API server makes it.
+		"meanwhile": func(p *place, s *Server) {
+			p.api.PrependReactor("create", "pods", func(ktesting.Action) (bool, runtime.Object, error) {
+				s.removed.add(uid)
+				return false, nil, nil
+			})
+		},
+		// The first attempt to delete the pod fails, and so does the reply to its creation.
+		"meanwhile, with failures": func(p *place, s *Server) {
+			for _, verb := range []string{"create", "delete"} {
+				failed := false
+				p.api.PrependReactor(verb, "pods", func(action ktesting.Action) (bool, runtime.Object, error) {
+					if failed {
+						return false, nil, nil
+					}
+					failed = true
+					if verb == "create" {
+						s.removed.add(uid)
+						_ = p.api.Tracker().Add(action.(ktesting.CreateAction).GetObject())
+					}
+					return true, nil, io.ErrUnexpectedEOF
+				})
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace()
+			s := start(t, p)
+			overlap(p, s)
+			if code, text := call(t, s, "POST", "/create", request); code != http.StatusUnprocessableEntity || !strings.Contains(text, "has deleted the pod") {
+				t.Errorf("%d %s", code, text)
+			}
+			creations := 0
+			for _, action := range p.api.Actions() {
+				if action.Matches("create", "pods") {
+					creations++
+				}
+			}
+			if name == "before" && creations != 0 || creations > 1 {
+				t.Errorf("the pod was created %d times", creations)
+			}
+			list, err := p.api.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
+			if err != nil || len(list.Items) != 0 {
+				t.Errorf("the pods are %+v, %v", list, err)
+			}
+		})
+	}
+}
+
+// TestRemovedIsBounded: a server forgets deletions.
+func TestRemovedIsBounded(t *testing.T) {
+	var r removed
+	r.add("old")
+	r.at["old"] = time.Now().Add(-removedLife - time.Second)
+	r.add("new")
+	if r.has("old") || !r.has("new") {
+		t.Errorf("it remembers %v", r.at)
+	}
+}
+
 // TestForeignNamespace: the server does not use a namespace that the user made.
 func TestForeignNamespace(t *testing.T) {
 	p := newPlace()
