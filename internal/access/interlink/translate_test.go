@@ -2,6 +2,7 @@ package interlink
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -69,6 +70,31 @@ func TestTranslateDropsBerthKeys(t *testing.T) {
 	}
 	if want := map[string]string{"berth.dev": "kept", labelUID: uid}; !maps.Equal(result.pod.Labels, want) {
 		t.Errorf("the labels are %v, not %v", result.pod.Labels, want)
+	}
+}
+
+// TestTranslateLargeVolume: the files of a projected volume may exceed the limit of a
+// Secret, because they are from several objects.
+func TestTranslateLargeVolume(t *testing.T) {
+	pod := podWith(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}})
+	files := map[string]string{"a": strings.Repeat("a", 700<<10), "b": strings.Repeat("b", 300<<10), "c": strings.Repeat("c", 700<<10), "d": ""}
+	result, err := translate(createRequest{Pod: pod, ProjectedVolumes: []corev1.ConfigMap{{ObjectMeta: metav1.ObjectMeta{Name: "v"}, Data: files}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for i, source := range result.pod.Spec.Volumes[0].Projected.Sources {
+		secret, size := result.secrets[i], 0
+		for _, item := range source.Secret.Items {
+			got[item.Path] = string(secret.Data[item.Key])
+			size += len(secret.Data[item.Key])
+		}
+		if secret.Name != source.Secret.Name || size > corev1.MaxSecretSize {
+			t.Errorf("Secret %s of source %s has %d bytes", secret.Name, source.Secret.Name, size)
+		}
+	}
+	if !maps.Equal(got, files) {
+		t.Errorf("there are only the files %q", slices.Sorted(maps.Keys(got)))
 	}
 }
 

@@ -187,9 +187,9 @@ func optional(value *bool) bool { return value != nil && *value }
 // token of their service account.
 const tokenVolume = "kube-api-access-"
 
-// project returns a projected volume with the sent files. They are in a Secret,
-// because a token of a service account may be among them. A file that the request
-// lacks comes from this cluster if the downward API has it here, too.
+// project returns a projected volume with the sent files. They are in Secrets, because a
+// token of a service account may be among them. A file that the request lacks comes
+// from this cluster if the downward API has it here, too.
 func (c *contents) project(volume corev1.Volume, content *corev1.ConfigMap) (*corev1.VolumeSource, error) {
 	spec := volume.Projected
 	if spec == nil {
@@ -220,15 +220,14 @@ func (c *contents) project(volume corev1.Volume, content *corev1.ConfigMap) (*co
 		}
 	}
 	projected := &corev1.ProjectedVolumeSource{DefaultMode: spec.DefaultMode}
-	if len(content.Data) > 0 {
+	for _, paths := range portions(content.Data) {
 		data := map[string][]byte{}
-		var items []corev1.KeyToPath
-		for i, path := range slices.Sorted(maps.Keys(content.Data)) {
+		secret := &corev1.SecretProjection{}
+		for i, path := range paths {
 			key := strconv.Itoa(i) // a path may have characters that a key may not
 			data[key] = []byte(content.Data[path])
-			items = append(items, corev1.KeyToPath{Key: key, Path: path, Mode: modes[path]})
+			secret.Items = append(secret.Items, corev1.KeyToPath{Key: key, Path: path, Mode: modes[path]})
 		}
-		secret := &corev1.SecretProjection{Items: items}
 		secret.Name = c.addSecret(data)
 		projected.Sources = append(projected.Sources, corev1.VolumeProjection{Secret: secret})
 	}
@@ -236,6 +235,21 @@ func (c *contents) project(volume corev1.Volume, content *corev1.ConfigMap) (*co
 		projected.Sources = append(projected.Sources, corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: own}})
 	}
 	return &corev1.VolumeSource{Projected: projected}, nil
+}
+
+// portions divides the paths of files into groups that fit into a Secret each. The
+// files of one volume may be from several ConfigMaps.
+func portions(files map[string]string) (groups [][]string) {
+	size := 0
+	for _, path := range slices.Sorted(maps.Keys(files)) {
+		size += len(files[path])
+		if len(groups) == 0 || size > corev1.MaxSecretSize {
+			groups = append(groups, nil)
+			size = len(files[path])
+		}
+		groups[len(groups)-1] = append(groups[len(groups)-1], path)
+	}
+	return groups
 }
 
 // dropMounts removes the mounts of dropped volumes.
