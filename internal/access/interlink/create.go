@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -45,7 +46,7 @@ func (s *Server) create(ctx context.Context, request createRequest) (created, er
 	if s.removed.has(request.Pod.UID) { // /delete may have looked for the pod before
 		return created{}, s.abandon(ctx, cluster, &request.Pod)
 	}
-	if len(pod.Spec.SchedulingGates) > 0 {
+	if isGated(pod) {
 		if err := fill(ctx, cluster, pod, t); err != nil {
 			return created{}, fmt.Errorf("make the objects of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 		}
@@ -114,6 +115,34 @@ func fill(ctx context.Context, cluster *connected, pod *corev1.Pod, t *translati
 	}
 	_, err := cluster.API.Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, []byte(`{"spec":{"schedulingGates":null}}`), metav1.PatchOptions{})
 	return err
+}
+
+// gatedLimit is the age of a pod whose objects nobody makes any more. It exceeds
+// persistLimit.
+const gatedLimit = 2 * time.Minute
+
+// errGated is the reason why such a pod has failed.
+var errGated = errors.New("berth serve interlink was ended before it had made the ConfigMaps and Secrets of the pod: delete the pod")
+
+// isGated reports whether a pod waits for its objects.
+func isGated(pod *corev1.Pod) bool { return len(pod.Spec.SchedulingGates) > 0 }
+
+// discard deletes a pod that /create could not finish. It could never start.
+func (s *Server) discard(ctx context.Context, foreign *corev1.Pod) {
+	ctx, cancel := context.WithTimeout(ctx, discardLimit)
+	defer cancel()
+	cluster, err := s.connection.get()
+	if err != nil {
+		return
+	}
+	pod, err := find(ctx, cluster, foreign)
+	if err != nil || !isGated(pod) {
+		return
+	}
+	err = cluster.API.Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))})
+	if err != nil && !apierrors.IsNotFound(err) {
+		s.log.Warn("delete the unfinished pod " + pod.Namespace + "/" + pod.Name + ": " + err.Error())
+	}
 }
 
 // explain records an Event with what differs from the other cluster. Without the Event

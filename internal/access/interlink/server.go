@@ -113,6 +113,8 @@ const (
 	// nothing. interLink waits two minutes for a reply, and does not repeat it.
 	persistLimit = 90 * time.Second
 	persistPause = 500 * time.Millisecond
+	// discardLimit bounds the removal of what a failed request left.
+	discardLimit = 10 * time.Second
 )
 
 // persist repeats an action while the API server is away, as when it is restarted.
@@ -164,6 +166,7 @@ func (s *Server) serveCreate(w http.ResponseWriter, r *http.Request) {
 		return err
 	})
 	if err != nil {
+		s.discard(context.WithoutCancel(r.Context()), &request.Pod)
 		s.refuse(w, r, fmt.Errorf("pod %s/%s: %w", request.Pod.Namespace, request.Pod.Name, err))
 		return
 	}

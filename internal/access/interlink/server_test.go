@@ -277,8 +277,8 @@ func TestCreate(t *testing.T) {
 	}
 }
 
-// TestCreateAgain: a request that was interrupted is completed by its repetition, also
-// on a new server, and a later repetition changes nothing.
+// TestCreateAgain: a request that failed leaves nothing, and works later. A repetition
+// changes nothing.
 func TestCreateAgain(t *testing.T) {
 	foreign, objects := foreignPod()
 	request := requestFor(t, foreign, objects).ForPlugin()
@@ -287,23 +287,73 @@ func TestCreateAgain(t *testing.T) {
 	p.api.PrependReactor("create", "secrets", func(ktesting.Action) (bool, runtime.Object, error) {
 		return broken, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "", errors.New("exceeded quota"))
 	})
-	if code, text := call(t, start(t, p), "POST", "/create", request); code != http.StatusForbidden || !strings.Contains(text, "exceeded quota") {
+	s := start(t, p)
+	if code, text := call(t, s, "POST", "/create", request); code != http.StatusForbidden || !strings.Contains(text, "exceeded quota") {
 		t.Fatalf("%d %s", code, text)
 	}
 	pods := p.api.CoreV1().Pods("interlink-team")
-	pod, err := pods.Get(t.Context(), "train-0a1b2c3d", metav1.GetOptions{})
-	if err != nil || len(pod.Spec.SchedulingGates) != 1 {
-		t.Fatalf("a pod without its objects can start: %+v, %v", pod, err)
+	if list, err := pods.List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
+		t.Fatalf("a pod that cannot start is left: %+v, %v", list, err)
 	}
 	broken = false
-	s := start(t, p)
 	first := must[virtualnode.Created](t, s, "POST", "/create", request)
 	if again := must[virtualnode.Created](t, s, "POST", "/create", request); again != first {
 		t.Errorf("the replies are %+v and %+v", first, again)
 	}
+	if code, _ := call(t, s, "POST", "/create", map[string]any{"pod": foreign}); code == http.StatusOK {
+		t.Error("a request without the ConfigMaps succeeds")
+	}
 	list, err := pods.List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 1 || len(list.Items[0].Spec.SchedulingGates) != 0 {
 		t.Errorf("the pods are %+v, %v", list, err)
+	}
+}
+
+// TestCreateAfterKill: a server that was killed leaves a pod without its objects. The
+// pod has failed after a while, unless another server completes it.
+func TestCreateAfterKill(t *testing.T) {
+	foreign, objects := foreignPod()
+	request := requestFor(t, foreign, objects).ForPlugin()
+	content, err := json.Marshal(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := readCreate(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun, err := translate(read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPlace()
+	s := start(t, p)
+	pods := p.api.CoreV1().Pods("interlink-team")
+	status := func() corev1.ContainerState {
+		statuses := must[[]virtualnode.Status](t, s, "GET", "/status", []*corev1.Pod{foreign})
+		if len(statuses) != 1 {
+			t.Fatalf("the statuses are %+v", statuses)
+		}
+		return statuses[0].Containers[0].State
+	}
+	begun.pod.CreationTimestamp = metav1.Now()
+	if _, err := pods.Create(t.Context(), begun.pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if state := status(); state.Waiting == nil {
+		t.Errorf("a new pod is %+v", state)
+	}
+	begun.pod.CreationTimestamp = metav1.NewTime(time.Now().Add(-time.Hour))
+	if _, err := pods.Update(t.Context(), begun.pod, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if state := status(); state.Terminated == nil || state.Terminated.Message != errGated.Error() {
+		t.Errorf("an old pod is %+v", state)
+	}
+	must[virtualnode.Created](t, s, "POST", "/create", request)
+	pod, err := pods.Get(t.Context(), "train-0a1b2c3d", metav1.GetOptions{})
+	if err != nil || isGated(pod) {
+		t.Errorf("the pod still waits: %+v, %v", pod, err)
 	}
 	secrets, err := p.api.CoreV1().Secrets("interlink-team").List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(secrets.Items) != 3 { // keys, all, the token

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,6 +26,9 @@ func (s *Server) status(ctx context.Context, foreign *corev1.Pod) (*podStatus, e
 	if err == nil {
 		var pod *corev1.Pod
 		if pod, err = find(ctx, cluster, foreign); err == nil {
+			if isGated(pod) && time.Since(pod.CreationTimestamp.Time) > gatedLimit {
+				return lost(foreign, cluster.jobID(pod.Namespace, pod.Name), errGated.Error()), nil
+			}
 			return report(foreign, pod, cluster.jobID(pod.Namespace, pod.Name), s.limits(cluster)), nil
 		}
 		if errors.As(err, new(*refusal)) { // other pods still have a status
