@@ -2,7 +2,6 @@ package interlink
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -67,7 +66,8 @@ func find(ctx context.Context, cluster *connected, foreign *corev1.Pod) (*corev1
 	return pod, err
 }
 
-// makeNamespace makes a namespace with the server's Pod Security level.
+// makeNamespace makes a namespace with the server's Pod Security level. It does not
+// change the level: two servers would change it back and forth.
 func (s *Server) makeNamespace(ctx context.Context, cluster *connected, name string) error {
 	namespaces := cluster.API.Namespaces()
 	namespace, err := namespaces.Get(ctx, name, metav1.GetOptions{})
@@ -85,15 +85,9 @@ func (s *Server) makeNamespace(ctx context.Context, cluster *connected, name str
 	if _, own := namespace.Labels[labelUID]; !own {
 		return &refusal{fmt.Errorf("namespace %s exists, and is not from berth serve interlink: delete it, or label it %s=", name, labelUID)}
 	}
-	if namespace.Labels[levelLabel] == s.level {
-		return nil
-	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": map[string]string{levelLabel: s.level}}})
-	if err == nil {
-		_, err = namespaces.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
-	}
-	if err != nil {
-		return fmt.Errorf("set the Pod Security level of namespace %s: %w", name, err)
+	if level := namespace.Labels[levelLabel]; level != s.level { // perhaps of another server that runs
+		return &refusal{fmt.Errorf("namespace %[1]s has the Pod Security level %[2]q, and the server has --pod-security %[3]s: run 'berth kubectl %[4]s label --overwrite namespace %[1]s %[5]s=%[3]s' on %[6]s, or start the server with the namespace's level",
+			name, level, s.level, cluster.Job, levelLabel, s.host)}
 	}
 	return nil
 }

@@ -492,6 +492,25 @@ func TestForeignNamespace(t *testing.T) {
 	}
 }
 
+// TestOtherLevel: a server with another Pod Security level does not change the level of
+// a namespace that it shares.
+func TestOtherLevel(t *testing.T) {
+	p := newPlace()
+	foreign, objects := foreignPod()
+	must[virtualnode.Created](t, start(t, p), "POST", "/create", requestFor(t, foreign, objects))
+	other := start(t, p)
+	other.level = "privileged"
+	foreign.UID = "ffffffff-0000-4000-8000-00000000000b"
+	code, text := call(t, other, "POST", "/create", requestFor(t, foreign, objects))
+	if want := "'berth kubectl 12 label --overwrite namespace interlink-team pod-security.kubernetes.io/enforce=privileged' on login1"; code != http.StatusUnprocessableEntity || !strings.Contains(text, want) {
+		t.Errorf("%d %s", code, text)
+	}
+	namespace, err := p.api.CoreV1().Namespaces().Get(t.Context(), "interlink-team", metav1.GetOptions{})
+	if err != nil || namespace.Labels[levelLabel] != "baseline" {
+		t.Errorf("the namespace is %+v, %v", namespace, err)
+	}
+}
+
 // TestRestart: another server finds the pods of the first one, and the loss of their
 // cluster, without any file.
 func TestRestart(t *testing.T) {
