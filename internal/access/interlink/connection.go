@@ -42,6 +42,10 @@ const (
 	connectRetryLimit = 30 * time.Second
 	// endedLife is the interval of queries whether a job still runs.
 	endedLife = 10 * time.Second
+	// endedMost bounds the jobs whose answers are kept, and maxJob the length of their
+	// names. Users of the other cluster can change JobIDs.
+	endedMost = 1000
+	maxJob    = 64
 )
 
 // errNoCluster wraps the reason why no cluster can be reached.
@@ -184,7 +188,7 @@ func ownJobID(foreign *corev1.Pod) string {
 // that still runs.
 func (c *connection) gone(ctx context.Context, current *connected, jobID string) string {
 	parts := strings.SplitN(jobID, "/", 3)
-	if len(parts) < 2 {
+	if len(parts) < 2 || len(parts[0]) > maxJob {
 		return "its JobID is not from berth: " + jobID
 	}
 	job, id := parts[0], parts[1]
@@ -198,6 +202,9 @@ func (c *connection) gone(ctx context.Context, current *connected, jobID string)
 	defer c.asking.Unlock()
 	known, ok := c.ended[job]
 	if !ok || known.reason == "" && time.Since(known.at) > endedLife {
+		if len(c.ended) >= endedMost {
+			clear(c.ended)
+		}
 		known = verdict{c.finder.Ended(ctx, job), time.Now()}
 		c.ended[job] = known
 	}

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -571,6 +572,21 @@ func TestGone(t *testing.T) {
 		if len(statuses) != 1 || !strings.Contains(statuses[0].Containers[0].State.Terminated.Message, want) {
 			t.Errorf("%s: %q is not in %+v", id, want, statuses)
 		}
+	}
+}
+
+// TestGoneIsBounded: JobIDs that somebody thought up do not fill the memory.
+func TestGoneIsBounded(t *testing.T) {
+	c := newConnection(newPlace(), slog.New(slog.DiscardHandler))
+	for i := range 3 * endedMost {
+		c.gone(t.Context(), nil, strconv.Itoa(i)+"/x")
+	}
+	c.gone(t.Context(), nil, strings.Repeat("1", maxJob+1)+"/x")
+	if _, kept := c.ended[strings.Repeat("1", maxJob+1)]; kept {
+		t.Error("an answer about a long name is kept")
+	}
+	if len(c.ended) > endedMost {
+		t.Errorf("%d answers are kept", len(c.ended))
 	}
 }
 
