@@ -51,7 +51,7 @@ With --socket, interLink's API server on this host calls it as its plugin. With
 Whoever can call it runs containers as you, within the Pod Security level.
 
 It keeps no state: it may be ended and started again at any time.`,
-		Example: `  berth serve interlink --socket ~/.interlink/plugin.sock
+		Example: `  berth serve interlink --socket ~/.interlink/login.sock
   berth serve interlink 4711 --listen :3000 --tls-cert server.pem \
       --tls-key server.key --client-ca nodes.pem`,
 		Args: atMostAJob,
