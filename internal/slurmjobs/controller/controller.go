@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/rest"
@@ -81,6 +82,8 @@ const workers = 4
 type target struct {
 	kind            kinds.Kind
 	namespace, name string
+	// gone is the UID of an object that no longer exists, whose job is to be cancelled.
+	gone types.UID
 }
 
 // Controller serves the objects of a namespace.
@@ -196,12 +199,39 @@ func (c *Controller) serve(ctx context.Context) {
 func (c *Controller) handler(kind kinds.Kind) cache.ResourceEventHandler {
 	add := func(object any) {
 		if object, ok := object.(*unstructured.Unstructured); ok {
-			c.queue.Add(target{kind, object.GetNamespace(), object.GetName()})
+			c.queue.Add(targetOf(kind, object))
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc:    add,
 		UpdateFunc: func(_, object any) { add(object) },
+		DeleteFunc: func(object any) { c.deleted(kind, object) },
+	}
+}
+
+func targetOf(kind kinds.Kind, object *unstructured.Unstructured) target {
+	return target{kind: kind, namespace: object.GetNamespace(), name: object.GetName()}
+}
+
+// deleted has the job of an object cancelled that went without its finalizer. It only warns
+// if the deletion was not seen: the API server may have been restored from an old state.
+func (c *Controller) deleted(kind kinds.Kind, item any) {
+	missed, isMissed := item.(cache.DeletedFinalStateUnknown)
+	if isMissed {
+		item = missed.Obj
+	}
+	object, ok := item.(*unstructured.Unstructured)
+	if !ok {
+		return
+	}
+	status, err := kinds.StatusOf(object)
+	switch {
+	case err != nil || status.JobID == "" || kinds.Ended(status.State):
+	case isMissed:
+		c.Log.Warn(fmt.Sprintf("%s %s/%s is gone, and its job was not cancelled: if it still runs, call scancel %s",
+			kind.Name, object.GetNamespace(), object.GetName(), status.JobID))
+	default:
+		c.vanished(targetOf(kind, object), object)
 	}
 }
 
@@ -234,7 +264,7 @@ func (c *Controller) look(ctx context.Context) {
 			status, err := kinds.StatusOf(object)
 			if err == nil && status.JobID != "" && status.Released && !kinds.Ended(status.State) {
 				jobs[string(object.GetUID())] = status.JobID
-				following = append(following, target{kind, object.GetNamespace(), object.GetName()})
+				following = append(following, targetOf(kind, object))
 			}
 		}
 	}

@@ -29,6 +29,13 @@ func (c *Controller) follow(ctx context.Context, t target, object *unstructured.
 	if away != "" && !kinds.Ended(next.State) {
 		next.Message = away
 	}
+	if !kinds.Ended(next.State) {
+		// Without the finalizer, a deletion would not cancel the job.
+		var err error
+		if object, err = c.addFinalizer(ctx, t, object); err != nil {
+			return err
+		}
+	}
 	if next == status {
 		return nil
 	}

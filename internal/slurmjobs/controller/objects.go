@@ -102,7 +102,7 @@ func DropFinalizer(ctx context.Context, client dynamic.Interface, kind kinds.Kin
 	}
 	rest := slices.DeleteFunc(object.GetFinalizers(), func(name string) bool { return name == Finalizer })
 	c := &Controller{client: client}
-	_, err := c.setFinalizers(ctx, target{kind, object.GetNamespace(), object.GetName()}, object, rest)
+	_, err := c.setFinalizers(ctx, targetOf(kind, object), object, rest)
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/slurmjobs/kinds"
@@ -22,6 +23,9 @@ import (
 // After a crash between two steps, the next call continues: a held job is found by the
 // UID of its object, and only a stored job is released.
 func (c *Controller) reconcile(ctx context.Context, t target) error {
+	if t.gone != "" {
+		return c.cancelGone(ctx, t.gone)
+	}
 	item, exists, err := c.informer[t.kind].GetStore().GetByKey(t.key())
 	if err != nil || !exists {
 		return err
@@ -130,8 +134,14 @@ func (c *Controller) submit(ctx context.Context, t target, object *unstructured.
 func (c *Controller) storeJob(ctx context.Context, t target, object *unstructured.Unstructured, was, next kinds.Status) (*unstructured.Unstructured, error) {
 	stored, err := c.patchStatus(ctx, t, object, was, next, object.GetResourceVersion())
 	switch {
+	case apierrors.IsNotFound(err):
+		c.vanished(t, object)
+		return nil, err
 	case apierrors.IsConflict(err):
 		now, getErr := c.resource(t).Get(ctx, t.name, metav1.GetOptions{})
+		if apierrors.IsNotFound(getErr) || getErr == nil && now.GetUID() != object.GetUID() {
+			c.vanished(t, object)
+		}
 		if getErr != nil {
 			return nil, getErr
 		}
@@ -160,7 +170,7 @@ func (r *rejection) Unwrap() error { return r.error }
 // explain writes into the status why an object has no released job. It returns nil for a
 // rejection, and otherwise the error, so that the object is tried again.
 func (c *Controller) explain(ctx context.Context, t target, object *unstructured.Unstructured, problem error) error {
-	if problem == nil || ctx.Err() != nil || apierrors.IsConflict(problem) {
+	if problem == nil || ctx.Err() != nil || apierrors.IsConflict(problem) || apierrors.IsNotFound(problem) {
 		return problem
 	}
 	status, err := kinds.StatusOf(object)
@@ -248,4 +258,26 @@ func (c *Controller) letGo(ctx context.Context, t target, object *unstructured.U
 		return err
 	}
 	return c.dropFinalizer(ctx, t, object)
+}
+
+// vanished has the job of an object cancelled that is gone although its job has not ended:
+// somebody has removed the finalizer.
+func (c *Controller) vanished(t target, object *unstructured.Unstructured) {
+	t.gone = object.GetUID()
+	c.queue.Add(t)
+}
+
+// cancelGone cancels the job of an object that is gone.
+func (c *Controller) cancelGone(ctx context.Context, uid types.UID) error {
+	id, found, err := c.Slurm.Find(ctx, string(uid))
+	if err != nil {
+		return err
+	}
+	if found {
+		c.Log.Info("cancel job "+id+": its object is gone", "object", uid)
+		if err := c.Slurm.Cancel(ctx, id); err != nil {
+			return fmt.Errorf("cancel job %s: %w", id, err)
+		}
+	}
+	return c.Forget(string(uid))
 }
