@@ -32,7 +32,7 @@ const Finalizer = "berth.dev/slurm-job"
 type Slurm interface {
 	// Submit submits a held job, or finds the one of an earlier call.
 	Submit(ctx context.Context, job queue.Job) (id string, err error)
-	// Find returns the job of an object that has not ended.
+	// Find returns the job of an object, in any state, until its records are removed.
 	Find(ctx context.Context, uid string) (id string, found bool, err error)
 	Release(ctx context.Context, id string) error
 	Cancel(ctx context.Context, id string) error
@@ -97,6 +97,7 @@ type Controller struct {
 	mu     sync.Mutex
 	states map[string]queue.State // of the last look, by UID
 	away   string                 // why the last look failed
+	killed map[types.UID]bool     // killed objects whose jobs were cancelled and have not ended
 }
 
 // New returns a controller. It makes no request.
@@ -106,7 +107,7 @@ func New(options Options) (*Controller, error) {
 		return nil, fmt.Errorf("make client: %w", err)
 	}
 	c := &Controller{
-		Options: options, client: client, informer: map[kinds.Kind]cache.SharedIndexInformer{},
+		Options: options, client: client, informer: map[kinds.Kind]cache.SharedIndexInformer{}, killed: map[types.UID]bool{},
 	}
 	for _, kind := range kinds.All() {
 		informer := dynamicinformer.NewFilteredDynamicInformer(client, kind.Resource(), options.Namespace, 0, cache.Indexers{}, nil).Informer()
@@ -226,7 +227,7 @@ func (c *Controller) deleted(kind kinds.Kind, item any) {
 	}
 	status, err := kinds.StatusOf(object)
 	switch {
-	case err != nil || status.JobID == "" || kinds.Ended(status.State):
+	case err != nil || kinds.Ended(status.State) || isMissed && status.JobID == "":
 	case isMissed:
 		c.Log.Warn(fmt.Sprintf("%s %s/%s is gone, and its job was not cancelled: if it still runs, call scancel %s",
 			kind.Name, object.GetNamespace(), object.GetName(), status.JobID))

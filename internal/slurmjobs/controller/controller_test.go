@@ -47,6 +47,7 @@ func TestController(t *testing.T) {
 		"lifecycle": testLifecycle, "kill": testKill, "delete": testDelete, "rejected": testRejected, "refused": testRefused,
 		"unavailable": testUnavailable, "edit": testEdit, "crashes": testCrashes, "leaders": testLeaders, "large": testLargeScript,
 		"schema": testSchema, "trust": testTrust, "forged": testForgedNumber,
+		"lost": testLost, "vanished": testVanished, "stored": testVanishedBeforeStored,
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &place{T: t, server: server, client: admin, namespace: name, slurm: &fakeSlurm{}}
@@ -90,7 +91,7 @@ func (p *place) options(config *rest.Config) Options {
 	options := Default()
 	options.Config, options.Namespace, options.LeaseNamespace, options.Identity = config, p.namespace, p.namespace, "test"
 	options.Slurm = p.slurm
-	options.Forget = func(string) error { return nil }
+	options.Forget = p.slurm.Forget
 	options.Prepare = func(object *unstructured.Unstructured, request kinds.Request) (queue.Job, error) {
 		return queue.Job{UID: string(object.GetUID()), Script: request.Script}, nil
 	}
@@ -263,6 +264,20 @@ func testKill(p *place) {
 	if status := p.awaitStatus(object, state("CANCELLED")); status.JobStatus != "KILLED" {
 		p.Errorf("got %+v", status)
 	}
+	// A job that takes its time to end is cancelled once.
+	p.slurm.mu.Lock()
+	p.slurm.slow = true
+	p.slurm.mu.Unlock()
+	slow := p.create(`{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, metadata: {name: slow}, spec: {jobdata: {jobscript: "#!/bin/sh\n", scriptlocation: inline}}}`)
+	p.awaitStatus(slow, state("RUNNING"))
+	p.patch(slow, `{"spec": {"kill": true}}`)
+	p.awaitStatus(slow, state("COMPLETING"))
+	p.awaitLooks(10)
+	if jobs := p.slurm.of(string(slow.GetUID())); len(jobs) != 1 || jobs[0].cancels != 1 {
+		p.Errorf("got %+v", jobs)
+	}
+	p.slurm.set(string(slow.GetUID()), func(job *fakeJob) { job.State.State = "CANCELLED" })
+	p.awaitStatus(slow, state("CANCELLED"))
 	// An object that is killed from the beginning gets no job.
 	dead := p.create(`{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, metadata: {name: dead}, spec: {kill: true, jobdata: {jobscript: "#!/bin/sh\n", scriptlocation: inline}}}`)
 	if status := p.awaitStatus(dead, state("CANCELLED")); status.JobStatus != "KILLED" || len(p.slurm.of(string(dead.GetUID()))) != 0 {
@@ -304,6 +319,160 @@ func testDelete(p *place) {
 	}
 }
 
+// testLost: with another folder of state, nothing pretends to have released or cancelled a
+// job, and a deleted object stays.
+func testLost(p *place) {
+	p.serve()
+	setLost := func(lost bool) {
+		p.slurm.mu.Lock()
+		defer p.slurm.mu.Unlock()
+		p.slurm.lost = lost
+	}
+	killed := p.create(`{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, metadata: {name: killed}, spec: {jobdata: {jobscript: "#!/bin/sh\n", scriptlocation: inline}}}`)
+	deleted := p.createJob("deleted")
+	p.awaitStatus(killed, state("RUNNING"))
+	p.awaitStatus(deleted, state("RUNNING"))
+	setLost(true)
+	held := p.createJob("held")
+	status := p.awaitStatus(held, func(status kinds.Status) bool { return strings.Contains(status.Message, "--state-dir") })
+	if status.Released || status.JobID == "" {
+		p.Errorf("held: %+v", status)
+	}
+	p.patch(killed, `{"spec": {"kill": true}}`)
+	p.delete(deleted)
+	for _, object := range []*unstructured.Unstructured{killed, deleted} {
+		status := p.awaitStatus(object, func(status kinds.Status) bool { return strings.Contains(status.Message, "--state-dir") })
+		if status.State != "RUNNING" {
+			p.Errorf("%s: %+v", object.GetName(), status)
+		}
+	}
+	setLost(false)
+	p.awaitStatus(held, func(status kinds.Status) bool { return status.State == "RUNNING" && status.Message == "" })
+	p.awaitStatus(killed, state("CANCELLED"))
+	p.awaitGone(deleted)
+	if jobs := p.slurm.of(string(deleted.GetUID())); jobs[0].State.State != "CANCELLED" {
+		p.Errorf("got %+v", jobs)
+	}
+}
+
+// testVanished: somebody removes finalizers. While the object is there, it gets the
+// finalizer again; if it is gone, its job is cancelled.
+func testVanished(p *place) {
+	p.serve()
+	unlocked := p.createJob("unlocked")
+	p.awaitStatus(unlocked, state("RUNNING"))
+	p.patch(unlocked, `{"metadata": {"finalizers": null}}`)
+	await(p, "the finalizer", func() error {
+		now, err := p.objects(kinds.SlurmJob).Get(p.Context(), "unlocked", metav1.GetOptions{})
+		if err == nil && !hasFinalizer(now) {
+			err = errors.New("it has none")
+		}
+		return err
+	})
+	// Between the two requests, the controller may add the finalizer again: then the
+	// deletion is a usual one.
+	p.patch(unlocked, `{"metadata": {"finalizers": null}}`)
+	p.delete(unlocked)
+	p.awaitGone(unlocked)
+	p.awaitCancelled(unlocked)
+}
+
+// testVanishedBeforeStored: an object goes, with or without a successor of its name, while
+// its job is submitted.
+func testVanishedBeforeStored(p *place) {
+	options := p.options(p.server.Config(p, "admin", "system:masters"))
+	vanishing := &vanishingSlurm{fakeSlurm: p.slurm, after: func(uid string) {
+		for _, name := range []string{"gone", "again"} {
+			object, err := p.objects(kinds.SlurmJob).Get(p.Context(), name, metav1.GetOptions{})
+			if err != nil || string(object.GetUID()) != uid || object.GetLabels()["successor"] != "" {
+				continue
+			}
+			p.delete(object)
+			p.patch(object, `{"metadata": {"finalizers": null}}`)
+			if name == "again" {
+				successor := parse(p, fmt.Sprintf(slurmJob, name))
+				successor.SetLabels(map[string]string{"successor": "yes"})
+				if _, err := p.objects(kinds.SlurmJob).Create(p.Context(), successor, metav1.CreateOptions{}); err != nil {
+					p.Error(err)
+				}
+			}
+		}
+	}}
+	options.Slurm = vanishing
+	gone, again := p.createJob("gone"), p.createJob("again")
+	p.run(options)
+	p.awaitCancelled(gone)
+	p.awaitCancelled(again)
+	p.awaitStatus(again, state("RUNNING")) // the successor
+}
+
+// vanishingSlurm calls after when it has submitted a job.
+type vanishingSlurm struct {
+	*fakeSlurm
+	after func(uid string)
+}
+
+func (s *vanishingSlurm) Submit(ctx context.Context, job queue.Job) (string, error) {
+	id, err := s.fakeSlurm.Submit(ctx, job)
+	s.after(job.UID)
+	return id, err
+}
+
+func (p *place) patch(object *unstructured.Unstructured, text string) {
+	p.Helper()
+	_, err := p.objects(kindOf(p, object)).Patch(p.Context(), object.GetName(), "application/merge-patch+json", []byte(text), metav1.PatchOptions{})
+	if err != nil {
+		p.Error(err)
+	}
+}
+
+func (p *place) delete(object *unstructured.Unstructured) {
+	p.Helper()
+	if err := p.objects(kindOf(p, object)).Delete(p.Context(), object.GetName(), metav1.DeleteOptions{}); err != nil {
+		p.Error(err)
+	}
+}
+
+func (p *place) awaitGone(object *unstructured.Unstructured) {
+	p.Helper()
+	await(p, object.GetName()+" goes", func() error {
+		_, err := p.objects(kindOf(p, object)).Get(p.Context(), object.GetName(), metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it is there: %w", err)
+	})
+}
+
+// awaitCancelled waits until the only job of an object is cancelled, and forgotten.
+func (p *place) awaitCancelled(object *unstructured.Unstructured) {
+	p.Helper()
+	await(p, "the job of "+object.GetName()+" is cancelled", func() error {
+		jobs := p.slurm.of(string(object.GetUID()))
+		if len(jobs) != 1 || jobs[0].State.State != "CANCELLED" || !jobs[0].forgotten {
+			return fmt.Errorf("got %+v", jobs)
+		}
+		return nil
+	})
+}
+
+// awaitLooks waits until a controller has looked at Slurm some more times.
+func (p *place) awaitLooks(more int) {
+	p.Helper()
+	looks := func() int {
+		p.slurm.mu.Lock()
+		defer p.slurm.mu.Unlock()
+		return p.slurm.looks
+	}
+	from := looks()
+	await(p, "looks", func() error {
+		if now := looks(); now < from+more {
+			return fmt.Errorf("%d of %d", now-from, more)
+		}
+		return nil
+	})
+}
+
 // testForgedNumber: a status with the number of another job of the user gives no power
 // over that job.
 func testForgedNumber(p *place) {
@@ -317,7 +486,9 @@ func testForgedNumber(p *place) {
 		p.Fatal(err)
 	}
 	p.serve()
-	p.awaitStatus(object, func(status kinds.Status) bool { return status.Released })
+	p.awaitStatus(object, func(status kinds.Status) bool {
+		return strings.HasPrefix(status.Message, "release job "+victim+": no record of it is in --state-dir") && !status.Released
+	})
 	if err := p.objects(kinds.SlurmJob).Delete(p.Context(), "forged", metav1.DeleteOptions{}); err != nil {
 		p.Fatal(err)
 	}

@@ -21,6 +21,10 @@ type fakeSlurm struct {
 	refusal error
 	// quick jobs end as soon as they are released, and the queue forgets them at once.
 	quick bool
+	// slow jobs that are cancelled stay COMPLETING.
+	slow bool
+	// lost records are not found.
+	lost  bool
 	looks int
 }
 
@@ -31,6 +35,9 @@ type fakeJob struct {
 	// ran counts how often the script ran. The batch script of a second job of an object
 	// exits at once.
 	ran int
+	// cancels counts the calls of Cancel.
+	cancels   int
+	forgotten bool
 }
 
 func (s *fakeSlurm) Submit(_ context.Context, job queue.Job) (string, error) {
@@ -39,7 +46,7 @@ func (s *fakeSlurm) Submit(_ context.Context, job queue.Job) (string, error) {
 	if err := errors.Join(s.away, s.refusal); err != nil {
 		return "", err
 	}
-	if had := s.live(job.UID); had != nil {
+	if had := s.recorded(job.UID); had != nil {
 		return had.ID, nil
 	}
 	made := &fakeJob{held: true, script: string(job.Script)}
@@ -48,22 +55,29 @@ func (s *fakeSlurm) Submit(_ context.Context, job queue.Job) (string, error) {
 	return made.ID, nil
 }
 
-func (s *fakeSlurm) live(uid string) *fakeJob {
+// recorded returns the job of an object, in any state, unless its record was removed.
+func (s *fakeSlurm) recorded(uid string) *fakeJob {
 	for _, job := range s.jobs {
-		if job.UID == uid && (job.State.State == "PENDING" || job.State.State == "RUNNING") {
+		if job.UID == uid && !job.forgotten {
 			return job
 		}
 	}
 	return nil
 }
 
+// Forget removes the record of an object's job.
+func (s *fakeSlurm) Forget(uid string) error {
+	s.set(uid, func(job *fakeJob) { job.forgotten = true })
+	return nil
+}
+
 func (s *fakeSlurm) Find(_ context.Context, uid string) (string, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.away != nil {
+	if s.away != nil || s.lost {
 		return "", false, s.away
 	}
-	if job := s.live(uid); job != nil {
+	if job := s.recorded(uid); job != nil {
 		return job.ID, true, nil
 	}
 	return "", false, nil
@@ -85,7 +99,12 @@ func (s *fakeSlurm) Release(_ context.Context, id string) error {
 
 func (s *fakeSlurm) Cancel(_ context.Context, id string) error {
 	return s.change(id, func(job *fakeJob) {
+		job.cancels++
 		if job.State.State == "PENDING" || job.State.State == "RUNNING" {
+			if s.slow && !job.held {
+				job.State.State = "COMPLETING"
+				return
+			}
 			job.State.State, job.End = "CANCELLED", time.Unix(1e9+20, 0)
 		}
 	})

@@ -16,12 +16,16 @@ import (
 // startMoves is the smallest move of a job's expected start that changes its status.
 const startMoves = 2 * time.Minute
 
-// follow brings the status of a released job up to date with the last look at Slurm.
-func (c *Controller) follow(ctx context.Context, t target, object *unstructured.Unstructured, status kinds.Status) error {
+// follow brings the status of a released job up to date with the last look at Slurm. It
+// reports a problem with the job in the status.
+func (c *Controller) follow(ctx context.Context, t target, object *unstructured.Unstructured, status kinds.Status, problem error) error {
 	c.mu.Lock()
 	state, known := c.states[string(object.GetUID())]
 	away := c.away
 	c.mu.Unlock()
+	if away == "" && problem != nil {
+		away = problem.Error()
+	}
 	next := status
 	if known && state.ID == status.JobID && state.State != "" {
 		next = statusOf(status, state)

@@ -42,12 +42,12 @@ func (c *Controller) reconcile(ctx context.Context, t target) error {
 		return c.letGo(ctx, t, seen)
 	case !status.Released:
 		return c.begin(ctx, t)
-	case kinds.Killed(seen):
-		if err := c.cancel(ctx, seen); err != nil {
-			return err
-		}
 	}
-	return c.follow(ctx, t, seen, status)
+	var problem error
+	if kinds.Killed(seen) {
+		problem = c.kill(ctx, seen)
+	}
+	return errors.Join(problem, c.follow(ctx, t, seen, status, problem))
 }
 
 // begin submits the job of an object, unless it has one, and lets it start. It reads the
@@ -206,21 +206,55 @@ func (c *Controller) endWithoutJob(ctx context.Context, t target, object *unstru
 	return c.writeStatus(ctx, t, object, status, next)
 }
 
+// errLost is the error for a job whose number is stored and that cannot be found.
+var errLost = errors.New("no record of it is in --state-dir: was this controller started with another folder? " +
+	"If the folder is lost, call scancel, and 'berth slurm-jobs remove' without a controller")
+
 // release lets the job of an object start. As cancel, it does not trust the number in the
 // status.
 func (c *Controller) release(ctx context.Context, object *unstructured.Unstructured) error {
 	id, found, err := c.Slurm.Find(ctx, string(object.GetUID()))
-	if err != nil || !found {
+	if err == nil && !found {
+		err = errLost
+	}
+	if err != nil {
 		return err
 	}
 	return c.Slurm.Release(ctx, id)
 }
 
+// kill cancels the job of an object whose spec asks for it, once: a job may take minutes to
+// end.
+func (c *Controller) kill(ctx context.Context, object *unstructured.Unstructured) error {
+	uid := object.GetUID()
+	c.mu.Lock()
+	done := c.killed[uid]
+	c.mu.Unlock()
+	if done {
+		return nil
+	}
+	if err := c.cancel(ctx, object); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.killed[uid] = true
+	c.mu.Unlock()
+	return nil
+}
+
 // cancel ends the job of an object. It asks Slurm for the job's number: whoever may write
-// a status could name any job in it.
+// a status could name any job in it. It returns an error if the status names a job and
+// Slurm's side knows none.
 func (c *Controller) cancel(ctx context.Context, object *unstructured.Unstructured) error {
 	id, found, err := c.Slurm.Find(ctx, string(object.GetUID()))
-	if err != nil || !found {
+	if err != nil {
+		return err
+	}
+	if !found {
+		status, err := kinds.StatusOf(object)
+		if err == nil && status.JobID != "" {
+			err = fmt.Errorf("cancel job %s: %w", status.JobID, errLost)
+		}
 		return err
 	}
 	if err := c.Slurm.Cancel(ctx, id); err != nil {
@@ -240,17 +274,28 @@ func (c *Controller) cancelDeleted(ctx context.Context, t target, object *unstru
 		return err
 	}
 	if !kinds.Ended(status.State) {
-		if err := c.cancel(ctx, object); err != nil {
-			next := status
+		// The status says first that the job was cancelled: once its record is removed,
+		// it cannot be found.
+		next := status
+		err := c.cancel(ctx, object)
+		if err != nil {
 			next.Message = err.Error()
-			return errors.Join(err, c.writeStatus(ctx, t, object, status, next))
+		} else {
+			next.State, next.Message = "CANCELLED", "deleted"
 		}
+		if next != status {
+			err = errors.Join(err, c.writeStatus(ctx, t, object, status, next))
+		}
+		return err // the informer will know soon
 	}
 	return c.letGo(ctx, t, object)
 }
 
 // letGo removes what was kept for the job of an object, which has ended.
 func (c *Controller) letGo(ctx context.Context, t target, object *unstructured.Unstructured) error {
+	c.mu.Lock()
+	delete(c.killed, object.GetUID())
+	c.mu.Unlock()
 	if !hasFinalizer(object) {
 		return nil
 	}
