@@ -75,7 +75,7 @@ func Default() Options {
 	}
 }
 
-// workers bounds the objects that are handled at the same time.
+// workers bounds the objects of a queue that are handled at the same time.
 const workers = 4
 
 // target names an object.
@@ -91,10 +91,13 @@ type Controller struct {
 	Options
 	client   dynamic.Interface
 	informer map[kinds.Kind]cache.SharedIndexInformer
-	queue    workqueue.TypedRateLimitingInterface[target]
-	events   record.EventRecorder
+	// queue holds objects to reconcile, and submissions those without a released job.
+	// Submissions wait for each other, and hold nothing else up.
+	queue, submissions workqueue.TypedRateLimitingInterface[target]
+	events             record.EventRecorder
 
 	mu     sync.Mutex
+	busy   map[target]bool        // objects that a worker of either queue has
 	states map[string]queue.State // of the last look, by UID
 	away   string                 // why the last look failed
 	killed map[types.UID]bool     // killed objects whose jobs were cancelled and have not ended
@@ -107,7 +110,7 @@ func New(options Options) (*Controller, error) {
 		return nil, fmt.Errorf("make client: %w", err)
 	}
 	c := &Controller{
-		Options: options, client: client, informer: map[kinds.Kind]cache.SharedIndexInformer{}, killed: map[types.UID]bool{},
+		Options: options, client: client, informer: map[kinds.Kind]cache.SharedIndexInformer{}, killed: map[types.UID]bool{}, busy: map[target]bool{},
 	}
 	for _, kind := range kinds.All() {
 		informer := dynamicinformer.NewFilteredDynamicInformer(client, kind.Resource(), options.Namespace, 0, cache.Indexers{}, nil).Informer()
@@ -161,8 +164,10 @@ func (c *Controller) Run(ctx context.Context) error {
 func (c *Controller) serve(ctx context.Context) {
 	stopEvents := c.startEvents()
 	defer stopEvents()
-	c.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[target](c.Interval/5, 12*c.Interval))
-	defer c.queue.ShutDown()
+	for _, queue := range []*workqueue.TypedRateLimitingInterface[target]{&c.queue, &c.submissions} {
+		*queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[target](c.Interval/5, 12*c.Interval))
+		defer (*queue).ShutDown()
+	}
 	synced := []cache.InformerSynced{}
 	for kind, informer := range c.informer {
 		handler, err := informer.AddEventHandler(c.handler(kind))
@@ -178,7 +183,11 @@ func (c *Controller) serve(ctx context.Context) {
 	var group sync.WaitGroup
 	for range workers {
 		group.Go(func() {
-			for c.handleNext(ctx) {
+			for c.handleNext(ctx, c.queue, c.reconcile) {
+			}
+		})
+		group.Go(func() {
+			for c.handleNext(ctx, c.submissions, c.begin) {
 			}
 		})
 	}
@@ -194,6 +203,7 @@ func (c *Controller) serve(ctx context.Context) {
 		break
 	}
 	c.queue.ShutDown()
+	c.submissions.ShutDown()
 	group.Wait()
 }
 
@@ -236,22 +246,47 @@ func (c *Controller) deleted(kind kinds.Kind, item any) {
 	}
 }
 
-func (c *Controller) handleNext(ctx context.Context) bool {
-	t, stop := c.queue.Get()
+// handleNext handles the next object of a queue. It returns false at the end.
+func (c *Controller) handleNext(ctx context.Context, queue workqueue.TypedRateLimitingInterface[target], handle func(context.Context, target) error) bool {
+	t, stop := queue.Get()
 	if stop {
 		return false
 	}
-	defer c.queue.Done(t)
+	defer queue.Done(t)
 	if ctx.Err() != nil {
 		return false
 	}
-	if err := c.reconcile(ctx, t); err != nil {
-		c.Log.Debug(fmt.Sprintf("%s %s/%s: %v", t.kind.Name, t.namespace, t.name, err))
-		c.queue.AddRateLimited(t)
+	if !c.take(t) {
+		queue.AddAfter(t, c.Interval/5)
 		return true
 	}
-	c.queue.Forget(t)
+	defer c.giveBack(t)
+	if err := handle(ctx, t); err != nil {
+		c.Log.Debug(fmt.Sprintf("%s %s/%s: %v", t.kind.Name, t.namespace, t.name, err))
+		queue.AddRateLimited(t)
+		return true
+	}
+	queue.Forget(t)
 	return true
+}
+
+// take reports whether no other worker has the object, and gives it to the caller.
+func (c *Controller) take(t target) bool {
+	t.gone = "" // a successor of the same name waits, too
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.busy[t] {
+		return false
+	}
+	c.busy[t] = true
+	return true
+}
+
+func (c *Controller) giveBack(t target) {
+	t.gone = ""
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.busy, t)
 }
 
 // look looks at Slurm's queue once for all objects, and has those reconciled whose status

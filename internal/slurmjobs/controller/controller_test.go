@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/yaml"
 
 	"berth.dev/berth/internal/job/queue"
@@ -47,7 +48,7 @@ func TestController(t *testing.T) {
 		"lifecycle": testLifecycle, "kill": testKill, "delete": testDelete, "rejected": testRejected, "refused": testRefused,
 		"unavailable": testUnavailable, "edit": testEdit, "crashes": testCrashes, "leaders": testLeaders, "large": testLargeScript,
 		"schema": testSchema, "trust": testTrust, "forged": testForgedNumber,
-		"lost": testLost, "vanished": testVanished, "stored": testVanishedBeforeStored,
+		"lost": testLost, "busy": testBusy, "vanished": testVanished, "stored": testVanishedBeforeStored,
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &place{T: t, server: server, client: admin, namespace: name, slurm: &fakeSlurm{}}
@@ -355,6 +356,50 @@ func testLost(p *place) {
 	}
 }
 
+// testBusy: while submissions wait, objects with jobs are served.
+func testBusy(p *place) {
+	p.serve()
+	first, second := p.createJob("first"), p.createJob("second")
+	p.awaitStatus(first, state("RUNNING"))
+	p.awaitStatus(second, state("RUNNING"))
+	wait := make(chan struct{})
+	p.slurm.mu.Lock()
+	p.slurm.wait = wait
+	p.slurm.mu.Unlock()
+	var waiting []*unstructured.Unstructured
+	for i := range 3 * workers {
+		waiting = append(waiting, p.createJob(fmt.Sprint("waiting-", i)))
+	}
+	await(p, "submissions wait", func() error {
+		p.slurm.mu.Lock()
+		defer p.slurm.mu.Unlock()
+		if p.slurm.waiting < workers {
+			return fmt.Errorf("%d do", p.slurm.waiting)
+		}
+		return nil
+	})
+	p.slurm.set(string(first.GetUID()), func(job *fakeJob) { job.State.State = "COMPLETED" })
+	p.awaitStatus(first, state("COMPLETED"))
+	p.delete(second)
+	p.awaitGone(second)
+	// Whatever was deleted meanwhile gets no job, or a cancelled one.
+	for _, object := range waiting {
+		p.delete(object)
+	}
+	p.slurm.mu.Lock()
+	p.slurm.wait = nil
+	p.slurm.mu.Unlock()
+	close(wait)
+	for _, object := range waiting {
+		p.awaitGone(object)
+		for _, job := range p.slurm.of(string(object.GetUID())) {
+			if job.ran != 0 || job.State.State != "CANCELLED" {
+				p.Errorf("%s: got %+v", object.GetName(), job)
+			}
+		}
+	}
+}
+
 // testVanished: somebody removes finalizers. While the object is there, it gets the
 // finalizer again; if it is gone, its job is cancelled.
 func testVanished(p *place) {
@@ -369,53 +414,46 @@ func testVanished(p *place) {
 		}
 		return err
 	})
-	// Between the two requests, the controller may add the finalizer again: then the
-	// deletion is a usual one.
-	p.patch(unlocked, `{"metadata": {"finalizers": null}}`)
+	// The controller cannot cancel the job before the object is gone.
+	p.setAway(errors.New("away"))
 	p.delete(unlocked)
+	p.patch(unlocked, `{"metadata": {"finalizers": null}}`)
 	p.awaitGone(unlocked)
+	p.setAway(nil)
 	p.awaitCancelled(unlocked)
 }
 
-// testVanishedBeforeStored: an object goes, with or without a successor of its name, while
-// its job is submitted.
+// testVanishedBeforeStored: an object went, with or without a successor of its name, while
+// its job was submitted. The job is cancelled.
 func testVanishedBeforeStored(p *place) {
-	options := p.options(p.server.Config(p, "admin", "system:masters"))
-	vanishing := &vanishingSlurm{fakeSlurm: p.slurm, after: func(uid string) {
-		for _, name := range []string{"gone", "again"} {
-			object, err := p.objects(kinds.SlurmJob).Get(p.Context(), name, metav1.GetOptions{})
-			if err != nil || string(object.GetUID()) != uid || object.GetLabels()["successor"] != "" {
-				continue
-			}
-			p.delete(object)
-			p.patch(object, `{"metadata": {"finalizers": null}}`)
-			if name == "again" {
-				successor := parse(p, fmt.Sprintf(slurmJob, name))
-				successor.SetLabels(map[string]string{"successor": "yes"})
-				if _, err := p.objects(kinds.SlurmJob).Create(p.Context(), successor, metav1.CreateOptions{}); err != nil {
-					p.Error(err)
-				}
-			}
+	c, err := New(p.options(p.server.Config(p, "admin", "system:masters")))
+	if err != nil {
+		p.Fatal(err)
+	}
+	c.queue = workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[target]())
+	defer c.queue.ShutDown()
+	for name, succeeded := range map[string]bool{"gone": false, "again": true} {
+		object := p.createJob(name)
+		id, err := p.slurm.Submit(p.Context(), queue.Job{UID: string(object.GetUID())})
+		if err != nil {
+			p.Fatal(err)
 		}
-	}}
-	options.Slurm = vanishing
-	gone, again := p.createJob("gone"), p.createJob("again")
-	p.run(options)
-	p.awaitCancelled(gone)
-	p.awaitCancelled(again)
-	p.awaitStatus(again, state("RUNNING")) // the successor
-}
-
-// vanishingSlurm calls after when it has submitted a job.
-type vanishingSlurm struct {
-	*fakeSlurm
-	after func(uid string)
-}
-
-func (s *vanishingSlurm) Submit(ctx context.Context, job queue.Job) (string, error) {
-	id, err := s.fakeSlurm.Submit(ctx, job)
-	s.after(job.UID)
-	return id, err
+		p.delete(object)
+		if succeeded {
+			p.createJob(name)
+		}
+		if _, err := c.storeJob(p.Context(), targetOf(kinds.SlurmJob, object), object, kinds.Status{}, kinds.Status{JobID: id}); err == nil {
+			p.Errorf("%s: the number was stored", name)
+		}
+		if c.queue.Len() != 1 {
+			p.Fatalf("%s: nothing is to be done", name)
+		}
+		t, _ := c.queue.Get()
+		if err := c.reconcile(p.Context(), t); err != nil {
+			p.Error(err)
+		}
+		p.awaitCancelled(object)
+	}
 }
 
 func (p *place) patch(object *unstructured.Unstructured, text string) {
@@ -424,6 +462,13 @@ func (p *place) patch(object *unstructured.Unstructured, text string) {
 	if err != nil {
 		p.Error(err)
 	}
+}
+
+// setAway sets the error of all calls of Slurm.
+func (p *place) setAway(err error) {
+	p.slurm.mu.Lock()
+	defer p.slurm.mu.Unlock()
+	p.slurm.away = err
 }
 
 func (p *place) delete(object *unstructured.Unstructured) {
@@ -536,19 +581,14 @@ func testUnavailable(p *place) {
 	p.serve()
 	before := p.createJob("before")
 	p.awaitStatus(before, state("RUNNING"))
-	set := func(err error) {
-		p.slurm.mu.Lock()
-		defer p.slurm.mu.Unlock()
-		p.slurm.away = err
-	}
-	set(&queue.Unavailable{Err: errors.New("Unable to contact slurm controller")})
+	p.setAway(&queue.Unavailable{Err: errors.New("Unable to contact slurm controller")})
 	const says = "Slurm is unavailable: Unable to contact slurm controller"
 	during := p.createJob("during")
 	if status := p.awaitStatus(during, state(kinds.Waiting)); status.Message != says || status.Status != "Pending" {
 		p.Errorf("got %+v", status)
 	}
 	p.awaitStatus(before, func(status kinds.Status) bool { return status.Message == says && status.State == "RUNNING" })
-	set(nil)
+	p.setAway(nil)
 	for _, object := range []*unstructured.Unstructured{before, during} {
 		p.awaitStatus(object, func(status kinds.Status) bool { return status.Message == "" && status.State == "RUNNING" })
 		if jobs := p.slurm.of(string(object.GetUID())); len(jobs) != 1 || jobs[0].ran != 1 {

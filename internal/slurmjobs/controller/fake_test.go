@@ -24,8 +24,11 @@ type fakeSlurm struct {
 	// slow jobs that are cancelled stay COMPLETING.
 	slow bool
 	// lost records are not found.
-	lost  bool
-	looks int
+	lost bool
+	// wait holds Submit back until it is closed, and waiting counts such calls.
+	wait    chan struct{}
+	waiting int
+	looks   int
 }
 
 type fakeJob struct {
@@ -43,6 +46,12 @@ type fakeJob struct {
 func (s *fakeSlurm) Submit(_ context.Context, job queue.Job) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if wait := s.wait; wait != nil {
+		s.waiting++
+		s.mu.Unlock()
+		<-wait
+		s.mu.Lock()
+	}
 	if err := errors.Join(s.away, s.refusal); err != nil {
 		return "", err
 	}

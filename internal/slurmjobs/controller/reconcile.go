@@ -41,7 +41,8 @@ func (c *Controller) reconcile(ctx context.Context, t target) error {
 	case kinds.Ended(status.State):
 		return c.letGo(ctx, t, seen)
 	case !status.Released:
-		return c.begin(ctx, t)
+		c.submissions.Add(t)
+		return nil
 	}
 	var problem error
 	if kinds.Killed(seen) {
