@@ -146,6 +146,9 @@ YAML. --user is the user of the cluster that 'berth slurm-jobs' is there; see
 		if err == nil {
 			_, err = fmt.Fprint(command.OutOrStdout(), text)
 		}
+		if err == nil && len(f.users) > 0 {
+			fmt.Fprintf(command.ErrOrStderr(), "berth: create objects %.0f seconds after this was applied: earlier ones are refused\n", trust.Settle.Seconds())
+		}
 		return err
 	}
 	return command

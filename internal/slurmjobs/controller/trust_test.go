@@ -2,6 +2,7 @@ package controller
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -26,7 +27,7 @@ func testTrust(p *place) {
 		}
 		return client
 	}
-	policy := trust.Trust{Namespace: p.namespace, Users: []string{trusted}, Controller: serving}
+	policy := trust.Trust{Namespace: p.namespace, Users: []string{trusted}, Controller: serving, Settle: 1}
 	if _, err := policy.Check(p.Context(), client(serving)); err == nil || !strings.Contains(err.Error(), "berth slurm-jobs setup") {
 		p.Errorf("before the setup: %v", err)
 	}
@@ -81,6 +82,16 @@ func testTrust(p *place) {
 		}
 		return nil
 	})
+	settling := policy
+	settling.Settle = 0
+	ours, err := p.objects(kinds.SlurmJob).Get(p.Context(), "ours", metav1.GetOptions{})
+	if err != nil {
+		p.Fatal(err)
+	}
+	if err := settling.Allow(client(serving))(p.Context(), ours); !errors.Is(err, trust.ErrForbidden) || !strings.Contains(err.Error(), "create it again after ") {
+		p.Errorf("within a minute of the policy: %v", err)
+	}
+	denied("edit by the controller", patch(serving, "ours", `{"spec": {"batch": "#!/bin/sh\nsteal"}}`))
 	denied("edit", patch(other, "ours", `{"spec": {"batch": "#!/bin/sh\nsteal"}}`))
 	denied("status", patch(other, "ours", `{"status": {"jobID": "1"}}`, "status"))
 	denied("selector", patch(other, "ours", `{"spec": {"nodeSelector": {"wlm.sylabs.io/partition": "x"}}}`))
@@ -90,24 +101,36 @@ func testTrust(p *place) {
 	// The controller has the rights that it needs, and runs no object from before the policy.
 	options := p.options(p.server.Config(p, serving))
 	options.Allow = policy.Allow(client(serving))
-	p.run(options)
-	ours, err := p.objects(kinds.SlurmJob).Get(p.Context(), "ours", metav1.GetOptions{})
-	if err != nil {
-		p.Fatal(err)
+	allow := policy.Allow(client(serving))
+	if err := allow(p.Context(), ours); err != nil {
+		p.Error(err)
 	}
+	p.run(options)
 	p.awaitStatus(ours, state("RUNNING"))
-	if status := p.awaitStatus(old, state(kinds.Rejected)); !strings.Contains(status.Message, "delete it and create it again") || len(p.slurm.of(string(old.GetUID()))) != 0 {
+	if status := p.awaitStatus(old, state(kinds.Rejected)); !strings.Contains(status.Message, "delete it, and create it again") || len(p.slurm.of(string(old.GetUID()))) != 0 {
 		p.Errorf("got %+v", status)
 	}
 	// A policy that was weakened is not one.
 	weaken := map[string]any{"spec": map[string]any{"validationActions": []string{"Audit"}}}
 	p.patchPolicy(policy, weaken)
 	await(p, "the weakened policy", func() error {
-		if _, err := policy.Check(p.Context(), client(serving)); err == nil || !strings.Contains(err.Error(), "was changed") {
+		if _, err := policy.Check(p.Context(), client(serving)); err == nil || !strings.Contains(err.Error(), "was changed: ") {
 			return fmt.Errorf("it passes: %v", err)
 		}
-		return nil
+		return create(other, "slipped")
 	})
+	slipped, err := p.objects(kinds.SlurmJob).Get(p.Context(), "slipped", metav1.GetOptions{})
+	if err != nil {
+		p.Fatal(err)
+	}
+	if err := allow(p.Context(), slipped); err == nil {
+		p.Error("an object is permitted while the policy admits anybody's")
+	}
+	// Nor is one that was weakened and mended: it stays as old as it was.
+	p.patchPolicy(policy, map[string]any{"spec": map[string]any{"validationActions": []string{"Deny"}}})
+	if err := allow(p.Context(), slipped); err == nil || !strings.Contains(err.Error(), "delete it, and apply") {
+		p.Errorf("after the repair: %v", err)
+	}
 }
 
 func (p *place) patchPolicy(policy trust.Trust, change map[string]any) {

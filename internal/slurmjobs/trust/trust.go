@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
@@ -37,7 +38,14 @@ type Trust struct {
 	Users []string
 	// Controller is the name of the user of the cluster that the controller is.
 	Controller string
+	// Settle is the time from the creation of the policy until it is surely in force.
+	// Zero means Settle. Tests shorten it.
+	Settle time.Duration
 }
+
+// Settle is the default of Trust.Settle. API servers read their policies again about once
+// in a second, and their clocks differ.
+const Settle = time.Minute
 
 const admission = "admissionregistration.k8s.io"
 
@@ -65,7 +73,8 @@ func list[T any](values ...T) []any {
 }
 
 // policy refuses objects of other users. Everybody may change what is no part of the spec,
-// within the limits of roles; only the controller and the users may write statuses.
+// within the limits of roles; only the controller and the users may write statuses. Not
+// even the controller may change specs.
 func (t Trust) policy() object {
 	quoted := []string{}
 	for _, user := range slices.Sorted(slices.Values(t.Users)) {
@@ -90,7 +99,7 @@ func (t Trust) policy() object {
 			"matchPolicy": "Equivalent", "namespaceSelector": object{}, "objectSelector": object{}, "resourceRules": rules,
 		},
 		"validations": list(object{
-			"expression": fmt.Sprintf(`request.userInfo.username in [%s] || request.operation == "UPDATE" && (request.userInfo.username == %s || !has(request.subResource) && object.spec == oldObject.spec)`,
+			"expression": fmt.Sprintf(`request.userInfo.username in [%s] || request.operation == "UPDATE" && (has(request.subResource) ? request.subResource == "status" && request.userInfo.username == %s : object.spec == oldObject.spec)`,
 				strings.Join(quoted, ", "), strconv.QuoteToASCII(t.Controller)),
 			"message": "objects of this namespace become Slurm jobs of another user, who does not trust you: ask the user who runs 'berth slurm-jobs' to add you to --allow-users",
 			"reason":  "Forbidden",
@@ -196,8 +205,8 @@ func Self(ctx context.Context, client dynamic.Interface) (string, error) {
 	return name, err
 }
 
-// Check returns since when the API server admits objects of the users only. Its error says
-// what an administrator has to do.
+// Check returns the time of the policy. API servers admit only objects of the users soon
+// after it. Its error says what an administrator has to do.
 func (t Trust) Check(ctx context.Context, client dynamic.Interface) (since time.Time, err error) {
 	const remedy = "have the cluster's administrator apply the output of 'berth slurm-jobs setup' with the same --namespace, --allow-users and --user %s"
 	for resource, want := range map[schema.GroupVersionResource]object{policies: t.policy(), bindings: t.binding()} {
@@ -207,6 +216,11 @@ func (t Trust) Check(ctx context.Context, client dynamic.Interface) (since time.
 		}
 		if !equal(had.Object["spec"], want) {
 			return time.Time{}, fmt.Errorf("%s %s was changed: "+remedy, had.GetKind(), t.name(), t.Controller)
+		}
+		if had.GetGeneration() != 1 {
+			// Its time says nothing about objects from before the last change.
+			return time.Time{}, fmt.Errorf("%s %s was changed since it was created, and could have admitted anybody's objects meanwhile: have the cluster's administrator delete it, and apply the output of 'berth slurm-jobs setup' again",
+				had.GetKind(), t.name())
 		}
 		if created := had.GetCreationTimestamp().Time; created.After(since) {
 			since = created
@@ -229,27 +243,43 @@ func equal(a, b any) bool {
 // ErrForbidden is wrapped by errors that last until the object changes.
 var ErrForbidden = errors.New("not permitted")
 
-// checkAgain is the lifetime of a check, which counts for further objects.
-const checkAgain = 30 * time.Second
+// checkAgain is the lifetime of the permission for an object that waits for its job.
+const checkAgain = 10 * time.Minute
 
 // Allow returns the check of objects for a controller. Objects that are older than the
 // policy could be anybody's, and are refused.
 func (t Trust) Allow(client dynamic.Interface) func(context.Context, *unstructured.Unstructured) error {
+	settle := t.Settle
+	if settle == 0 {
+		settle = Settle
+	}
+	type spec struct {
+		uid        types.UID
+		generation int64
+	}
 	var mu sync.Mutex
-	var since, checked time.Time
+	permitted := map[spec]bool{}
+	var began time.Time
 	return func(ctx context.Context, object *unstructured.Unstructured) error {
 		mu.Lock()
 		defer mu.Unlock()
-		if time.Since(checked) > checkAgain {
-			now, err := t.Check(ctx, client)
-			if err != nil {
-				return err
-			}
-			since, checked = now, time.Now()
+		if time.Since(began) > checkAgain {
+			clear(permitted)
+			began = time.Now()
 		}
-		if !object.GetCreationTimestamp().After(since) {
-			return fmt.Errorf("%w: the object is not newer than the policy that admits only objects of --allow-users: delete it and create it again", ErrForbidden)
+		this := spec{object.GetUID(), object.GetGeneration()}
+		if permitted[this] {
+			return nil
 		}
+		since, err := t.Check(ctx, client)
+		if err != nil {
+			return err
+		}
+		if since = since.Add(settle); !object.GetCreationTimestamp().After(since) {
+			return fmt.Errorf("%w: it was created before the policy that admits only objects of --allow-users was surely in force: delete it, and create it again after %s",
+				ErrForbidden, since.UTC().Format(time.RFC3339))
+		}
+		permitted[this] = true
 		return nil
 	}
 }
