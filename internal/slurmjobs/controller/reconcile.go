@@ -179,7 +179,7 @@ func (c *Controller) explain(ctx context.Context, t target, object *unstructured
 		return err
 	}
 	next := status
-	next.State, next.Message = kinds.Waiting, problem.Error()
+	next.State, next.Message = kinds.Waiting, kinds.Shorten(problem.Error(), kinds.MaxMessage)
 	rejected := new(rejection)
 	if errors.As(problem, &rejected) {
 		next.State, next.ObservedGeneration = kinds.Rejected, object.GetGeneration()

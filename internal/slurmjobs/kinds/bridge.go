@@ -50,6 +50,10 @@ func readBridgeJob(text []byte, p *problems) Request {
 	case "inline":
 		request.Script = p.script("spec.jobdata.jobscript", data.JobScript)
 	case "remote", "": // Bridge Operator's default
+		if strings.HasPrefix(data.JobScript, "#!") {
+			p.add("spec.jobdata.jobscript is a script, and with scriptlocation: remote a path: set spec.jobdata.scriptlocation: inline")
+			break
+		}
 		if strings.TrimSpace(data.JobScript) == "" {
 			p.add("spec.jobdata.jobscript is empty: give the script's path on the login host, or the script itself with scriptlocation: inline")
 		}

@@ -70,7 +70,29 @@ func Killed(object *unstructured.Unstructured) bool {
 
 type problems []error
 
-func (p *problems) add(format string, args ...any) { *p = append(*p, fmt.Errorf(format, args...)) }
+// Limits of messages, in bytes: a message is stored in the object, and in events.
+const (
+	maxQuoted  = 200
+	MaxMessage = 2 << 10
+)
+
+func (p *problems) add(format string, args ...any) {
+	for i, arg := range args {
+		if text, ok := arg.(string); ok {
+			args[i] = Shorten(text, maxQuoted)
+		}
+	}
+	*p = append(*p, fmt.Errorf(format, args...))
+}
+
+// Shorten cuts a text to a number of bytes.
+func Shorten(text string, limit int) string {
+	const rest = "..."
+	if len(text) <= limit {
+		return text
+	}
+	return strings.ToValidUTF8(text[:limit-len(rest)], "") + rest
+}
 
 func (p *problems) decode(text []byte, into any) {
 	if err := json.Unmarshal(text, into); err != nil {

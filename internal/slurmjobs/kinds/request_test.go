@@ -181,3 +181,21 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+// TestScriptInsteadOfPath: whoever forgot scriptlocation is told so, in a few words.
+func TestScriptInsteadOfPath(t *testing.T) {
+	bridge := func(jobdata map[string]any) *unstructured.Unstructured {
+		return &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "bridgejob.ibm.com/v1alpha1", "kind": "BridgeJob", "spec": map[string]any{"jobdata": jobdata},
+		}}
+	}
+	long := strings.Repeat("echo hällo\n", 1<<16)
+	_, err := Read(bridge(map[string]any{"jobscript": "#!/bin/sh\n" + long}))
+	if err == nil || err.Error() != "spec.jobdata.jobscript is a script, and with scriptlocation: remote a path: set spec.jobdata.scriptlocation: inline" {
+		t.Errorf("got %.300v", err)
+	}
+	_, err = Read(bridge(map[string]any{"jobscript": long}))
+	if err == nil || len(err.Error()) > 2*maxQuoted || !strings.HasSuffix(err.Error(), `...": a file name contains no control characters`) {
+		t.Errorf("got %.1000v", err)
+	}
+}
