@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -36,6 +37,11 @@ func (f *slurmJobsFlags) addTrust(flags *pflag.FlagSet) {
 var errTrust = errors.New("nobody is trusted yet to run code as you: give --allow-users NAME,... for these users of the cluster, or --trust-namespace for everybody who may create objects in the namespace")
 
 func (f *slurmJobsFlags) check() error {
+	for i, user := range f.users {
+		if f.users[i] = strings.TrimSpace(user); f.users[i] == "" {
+			return &usageError{errors.New("--allow-users names an empty user: give names with commas between them")}
+		}
+	}
 	switch {
 	case f.namespace == "":
 		return &usageError{errors.New("--namespace is missing: name the namespace of the objects")}

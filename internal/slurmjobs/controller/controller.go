@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
@@ -100,6 +101,7 @@ type Controller struct {
 	busy   map[target]bool        // objects that a worker of either queue has
 	states map[string]queue.State // of the last look, by UID
 	away   string                 // why the last look failed
+	warned bool                   // of missing rights
 	killed map[types.UID]bool     // killed objects whose jobs were cancelled and have not ended
 }
 
@@ -115,6 +117,12 @@ func New(options Options) (*Controller, error) {
 	for _, kind := range kinds.All() {
 		informer := dynamicinformer.NewFilteredDynamicInformer(client, kind.Resource(), options.Namespace, 0, cache.Indexers{}, nil).Informer()
 		if err := informer.SetTransform(trim); err != nil {
+			return nil, err
+		}
+		err := informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
+			c.report("watch "+kind.Plural, err)
+		})
+		if err != nil {
 			return nil, err
 		}
 		c.informer[kind] = informer
@@ -262,12 +270,26 @@ func (c *Controller) handleNext(ctx context.Context, queue workqueue.TypedRateLi
 	}
 	defer c.giveBack(t)
 	if err := handle(ctx, t); err != nil {
-		c.Log.Debug(fmt.Sprintf("%s %s/%s: %v", t.kind.Name, t.namespace, t.name, err))
+		c.report(fmt.Sprintf("%s %s/%s", t.kind.Name, t.namespace, t.name), err)
 		queue.AddRateLimited(t)
 		return true
 	}
 	queue.Forget(t)
 	return true
+}
+
+// report logs an error after which the controller tries again. The first one because of
+// missing rights is a warning: it concerns every object.
+func (c *Controller) report(what string, err error) {
+	c.mu.Lock()
+	warn := apierrors.IsForbidden(err) && !c.warned
+	c.warned = c.warned || warn
+	c.mu.Unlock()
+	if warn {
+		c.Log.Warn(what + ": " + err.Error() + ": have the cluster's administrator apply the output of 'berth slurm-jobs setup'")
+		return
+	}
+	c.Log.Debug(what + ": " + err.Error())
 }
 
 // take reports whether no other worker has the object, and gives it to the caller.

@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
+	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -98,6 +100,7 @@ func testTrust(p *place) {
 	if err := patch(other, "ours", `{"metadata": {"labels": {"a": "b"}}}`); err != nil {
 		p.Errorf("a label: %v", err)
 	}
+	p.testMissingRights()
 	// The controller has the rights that it needs, and runs no object from before the policy.
 	options := p.options(p.server.Config(p, serving))
 	options.Allow = policy.Allow(client(serving))
@@ -130,6 +133,38 @@ func testTrust(p *place) {
 	p.patchPolicy(policy, map[string]any{"spec": map[string]any{"validationActions": []string{"Deny"}}})
 	if err := allow(p.Context(), slipped); err == nil || !strings.Contains(err.Error(), "delete it, and apply") {
 		p.Errorf("after the repair: %v", err)
+	}
+}
+
+// testMissingRights: a controller that may only read says so once.
+func (p *place) testMissingRights() {
+	p.Helper()
+	p.apply(fmt.Sprintf(`apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: reader, namespace: %[1]s}
+rules:
+- {apiGroups: [wlm.sylabs.io, bridgejob.ibm.com], resources: ["*"], verbs: [get, list, watch]}
+- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: ["*"]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: reader, namespace: %[1]s}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: reader}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}]
+`, p.namespace))
+	log := &lockedBuffer{}
+	options := p.options(p.server.Config(p, "reader"))
+	options.LeaseNamespace, options.Log = p.namespace, slog.New(slog.NewTextHandler(log, nil))
+	stop := p.run(options)
+	await(p, "a warning", func() error {
+		if !strings.Contains(log.String(), "level=WARN") {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	stop()
+	if text := log.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "berth slurm-jobs setup") {
+		p.Errorf("got %s", text)
 	}
 }
 
@@ -192,4 +227,22 @@ metadata: {name: editor, namespace: %[1]s}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: editor}
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: %[2]s}]
 `, namespace, user)
+}
+
+// lockedBuffer is a log that is read while it is written.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Write(text []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(text)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
 }

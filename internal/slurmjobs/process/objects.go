@@ -67,7 +67,7 @@ func Logs(ctx context.Context, config *rest.Config, namespace, name string, foll
 		}
 		ended := kinds.Ended(status.State) || status.State == kinds.Rejected
 		if file == nil && status.Output != "" {
-			file, err = os.Open(status.Output)
+			file, err = openRegular(status.Output)
 			if err != nil && (!errors.Is(err, os.ErrNotExist) || ended || !follow) {
 				return fmt.Errorf("read the output of job %s: %w", status.JobID, err)
 			}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -70,19 +71,29 @@ func (m maker) prepare(object *unstructured.Unstructured, request kinds.Request)
 	})
 }
 
+// openRegular opens a regular file for reading. It does not wait for the writer of a pipe.
+func openRegular(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("it is no regular file")
+	}
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return file, nil
+}
+
 // readScript reads a script on this host. A relative path begins in home.
 func readScript(home, path string) ([]byte, error) {
 	if !filepath.IsAbs(path) {
 		path = filepath.Join(home, path)
 	}
-	info, err := os.Stat(path)
-	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("it is no regular file")
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the script %s of spec.jobdata.jobscript: %w", path, err)
-	}
-	file, err := os.Open(path)
+	file, err := openRegular(path)
 	if err != nil {
 		return nil, fmt.Errorf("read the script %s of spec.jobdata.jobscript: %w", path, err)
 	}

@@ -4,9 +4,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
 
 	"berth.dev/berth/internal/slurmjobs/kinds"
 )
@@ -35,7 +37,14 @@ func TestRemoteScripts(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(home, "large.sh"), make([]byte, maxScript+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	if err := syscall.Mkfifo(filepath.Join(home, "pipe"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openRegular(filepath.Join(home, "pipe")); err == nil {
+		t.Error("opened a pipe")
+	}
 	for path, want := range map[string]string{
+		"pipe":   "it is no regular file",
 		"run.sh": "", filepath.Join(home, "run.sh"): "", "none.sh": "no such file or directory", ".": "it is no regular file", "large.sh": "it is larger than 4194304 bytes",
 	} {
 		text, err := readScript(home, path)
@@ -64,5 +73,14 @@ func TestNamesOfObjects(t *testing.T) {
 		if got := named(kinds.SlurmJob, "cow", []string{name}); got != want {
 			t.Errorf("%s: got %t", name, got)
 		}
+	}
+}
+
+// TestNoSlurm: a host without Slurm's commands is refused at once.
+func TestNoSlurm(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	err := Run(t.Context(), Options{Config: &rest.Config{Host: "127.0.0.1:1"}, State: t.TempDir()})
+	if err == nil || !strings.HasSuffix(err.Error(), "start 'berth slurm-jobs' on a host with Slurm's commands") {
+		t.Error(err)
 	}
 }

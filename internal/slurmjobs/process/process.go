@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"os/user"
 	"path/filepath"
 	"strings"
@@ -83,6 +84,9 @@ func Run(ctx context.Context, o Options) error {
 	client, err := dynamic.NewForConfig(o.Config)
 	if err != nil {
 		return fmt.Errorf("make client: %w", err)
+	}
+	if _, err := exec.LookPath("sbatch"); err != nil {
+		return fmt.Errorf("%w: start 'berth slurm-jobs' on a host with Slurm's commands", err)
 	}
 	options := controller.Default()
 	options.Config, options.Namespace, options.Log = o.Config, o.Namespace, o.Log
