@@ -136,7 +136,7 @@ func testTrust(p *place) {
 	}
 }
 
-// testMissingRights: a controller that may only read says so once.
+// testMissingRights: a controller that may only read reports it once.
 func (p *place) testMissingRights() {
 	p.Helper()
 	p.apply(fmt.Sprintf(`apiVersion: rbac.authorization.k8s.io/v1

@@ -182,7 +182,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// TestScriptInsteadOfPath: whoever forgot scriptlocation is told so, in a few words.
+// TestScriptInsteadOfPath: a script without scriptlocation yields a short message.
 func TestScriptInsteadOfPath(t *testing.T) {
 	bridge := func(jobdata map[string]any) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{

@@ -206,7 +206,7 @@ func Self(ctx context.Context, client dynamic.Interface) (string, error) {
 }
 
 // Check returns the time of the policy. API servers admit only objects of the users soon
-// after it. Its error says what an administrator has to do.
+// after it. Its error contains the remedy.
 func (t Trust) Check(ctx context.Context, client dynamic.Interface) (since time.Time, err error) {
 	const remedy = "have the cluster's administrator apply the output of 'berth slurm-jobs setup' with the same --namespace, --allow-users and --user %s"
 	for resource, want := range map[schema.GroupVersionResource]object{policies: t.policy(), bindings: t.binding()} {
