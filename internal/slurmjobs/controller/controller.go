@@ -55,7 +55,8 @@ type Options struct {
 	Slurm    Slurm
 	// Forget removes the records of an object whose job has ended.
 	Forget func(uid string) error
-	// Prepare makes the job of an object. Its errors are the object's fault.
+	// Prepare makes the job of an object. Its errors are the object's fault, except for
+	// passing errors of a file system.
 	Prepare func(object *unstructured.Unstructured, request kinds.Request) (queue.Job, error)
 	// Allow returns why an object gets no job; nil permits all. An error that wraps
 	// trust.ErrForbidden lasts until the object changes, others until the next attempt.
@@ -170,6 +171,9 @@ func (c *Controller) Run(ctx context.Context) error {
 
 // serve serves objects until ctx ends.
 func (c *Controller) serve(ctx context.Context) {
+	c.mu.Lock()
+	c.states, c.away = nil, "" // of an earlier lease
+	c.mu.Unlock()
 	stopEvents := c.startEvents()
 	defer stopEvents()
 	for _, queue := range []*workqueue.TypedRateLimitingInterface[target]{&c.queue, &c.submissions} {
@@ -320,8 +324,11 @@ func (c *Controller) look(ctx context.Context) {
 		for _, item := range informer.GetStore().List() {
 			object := item.(*unstructured.Unstructured)
 			status, err := kinds.StatusOf(object)
-			if err == nil && status.JobID != "" && status.Released && !kinds.Ended(status.State) {
-				jobs[string(object.GetUID())] = status.JobID
+			if err != nil || status.JobID == "" || kinds.Ended(status.State) {
+				continue
+			}
+			jobs[string(object.GetUID())] = status.JobID
+			if status.Released || object.GetDeletionTimestamp() != nil {
 				following = append(following, targetOf(kind, object))
 			}
 		}

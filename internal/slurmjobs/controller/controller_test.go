@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -48,7 +50,7 @@ func TestController(t *testing.T) {
 		"lifecycle": testLifecycle, "kill": testKill, "delete": testDelete, "rejected": testRejected, "refused": testRefused,
 		"unavailable": testUnavailable, "edit": testEdit, "crashes": testCrashes, "leaders": testLeaders, "large": testLargeScript,
 		"schema": testSchema, "trust": testTrust, "forged": testForgedNumber,
-		"lost": testLost, "busy": testBusy, "vanished": testVanished, "stored": testVanishedBeforeStored,
+		"lost": testLost, "busy": testBusy, "passing": testPassing, "lease": testAnotherLease, "vanished": testVanished, "stored": testVanishedBeforeStored,
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &place{T: t, server: server, client: admin, namespace: name, slurm: &fakeSlurm{}}
@@ -347,12 +349,60 @@ func testLost(p *place) {
 			p.Errorf("%s: %+v", object.GetName(), status)
 		}
 	}
+	// An object whose job is known to have ended goes.
+	over := p.createJob("over")
+	stored := p.awaitStatus(over, func(status kinds.Status) bool { return strings.Contains(status.Message, "--state-dir") })
+	p.delete(over)
+	p.awaitStatus(over, func(status kinds.Status) bool {
+		return strings.HasPrefix(status.Message, "cancel the job: job "+stored.JobID)
+	})
+	p.slurm.set(string(over.GetUID()), func(job *fakeJob) { job.State.State = queue.Unknown })
+	p.awaitGone(over)
 	setLost(false)
 	p.awaitStatus(held, func(status kinds.Status) bool { return status.State == "RUNNING" && status.Message == "" })
 	p.awaitStatus(killed, state("CANCELLED"))
 	p.awaitGone(deleted)
 	if jobs := p.slurm.of(string(deleted.GetUID())); jobs[0].State.State != "CANCELLED" {
 		p.Errorf("got %+v", jobs)
+	}
+}
+
+// testPassing: an error of a file system that passes does not reject an object.
+func testPassing(p *place) {
+	options := p.options(p.server.Config(p, "admin", "system:masters"))
+	prepare := options.Prepare
+	var fails atomic.Bool
+	fails.Store(true)
+	options.Prepare = func(object *unstructured.Unstructured, request kinds.Request) (queue.Job, error) {
+		if fails.Load() {
+			return queue.Job{}, &os.PathError{Op: "open", Path: "/home/u/run.sh", Err: syscall.ESTALE}
+		}
+		return prepare(object, request)
+	}
+	p.run(options)
+	object := p.createJob("a")
+	if status := p.awaitStatus(object, func(status kinds.Status) bool { return status.Message != "" }); status.State != kinds.Waiting {
+		p.Errorf("got %+v", status)
+	}
+	fails.Store(false)
+	p.awaitStatus(object, state("RUNNING"))
+	if passing(&os.PathError{Err: syscall.ENOENT}) || passing(errors.New("it is no regular file")) {
+		p.Error("a wrong path is a passing error")
+	}
+}
+
+// testAnotherLease: states of an earlier lease are forgotten.
+func testAnotherLease(p *place) {
+	c, err := New(p.options(p.server.Config(p, "admin", "system:masters")))
+	if err != nil {
+		p.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(p.Context())
+	cancel()
+	c.states, c.away = map[string]queue.State{"a": {}}, "away"
+	c.serve(ended)
+	if c.states != nil || c.away != "" {
+		p.Errorf("got %v, %q", c.states, c.away)
 	}
 }
 
@@ -532,7 +582,7 @@ func testForgedNumber(p *place) {
 	}
 	p.serve()
 	p.awaitStatus(object, func(status kinds.Status) bool {
-		return strings.HasPrefix(status.Message, "release job "+victim+": no record of it is in --state-dir") && !status.Released
+		return strings.HasPrefix(status.Message, "release the job: job "+victim+": no record of it is in --state-dir") && !status.Released
 	})
 	if err := p.objects(kinds.SlurmJob).Delete(p.Context(), "forged", metav1.DeleteOptions{}); err != nil {
 		p.Fatal(err)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -75,7 +77,7 @@ func (c *Controller) begin(ctx context.Context, t target) error {
 		}
 	}
 	if err := c.release(ctx, object); err != nil {
-		return c.explain(ctx, t, object, fmt.Errorf("release job %s: %w", status.JobID, err))
+		return c.explain(ctx, t, object, fmt.Errorf("release the job: %w", err))
 	}
 	next := status
 	next.Released, next.Message = true, ""
@@ -103,6 +105,9 @@ func (c *Controller) submit(ctx context.Context, t target, object *unstructured.
 		return object, status, c.endWithoutJob(ctx, t, object, status)
 	}
 	job, err := c.Prepare(object, request)
+	if err != nil && passing(err) {
+		return object, status, err
+	}
 	if err != nil {
 		return object, status, &rejection{err}
 	}
@@ -163,6 +168,15 @@ func (c *Controller) storeJob(ctx context.Context, t target, object *unstructure
 	return stored, err
 }
 
+// passing reports whether an error of the operating system has a cause other than the
+// path.
+func passing(err error) bool {
+	var errno syscall.Errno
+	return errors.As(err, &errno) && !slices.Contains([]syscall.Errno{
+		syscall.ENOENT, syscall.ENOTDIR, syscall.EISDIR, syscall.EACCES, syscall.EPERM, syscall.ELOOP, syscall.ENAMETOOLONG, syscall.EINVAL, syscall.ENXIO,
+	}, errno)
+}
+
 // rejection wraps an error that lasts until the object changes.
 type rejection struct{ error }
 
@@ -211,15 +225,30 @@ func (c *Controller) endWithoutJob(ctx context.Context, t target, object *unstru
 var errLost = errors.New("no record of it is in --state-dir: was this controller started with another folder? " +
 	"If the folder is lost, call scancel, and 'berth slurm-jobs remove' without a controller")
 
+// checkLost returns errLost if the status of an object names a job that may still run.
+func (c *Controller) checkLost(object *unstructured.Unstructured) error {
+	status, err := kinds.StatusOf(object)
+	if err != nil || status.JobID == "" {
+		return err
+	}
+	c.mu.Lock()
+	state := c.states[string(object.GetUID())]
+	c.mu.Unlock()
+	if state.ID == status.JobID && kinds.Ended(state.State) {
+		return nil
+	}
+	return fmt.Errorf("job %s: %w", status.JobID, errLost)
+}
+
 // release lets the job of an object start. As cancel, it does not trust the number in the
 // status.
 func (c *Controller) release(ctx context.Context, object *unstructured.Unstructured) error {
 	id, found, err := c.Slurm.Find(ctx, string(object.GetUID()))
-	if err == nil && !found {
-		err = errLost
-	}
 	if err != nil {
 		return err
+	}
+	if !found {
+		return c.checkLost(object)
 	}
 	return c.Slurm.Release(ctx, id)
 }
@@ -252,11 +281,10 @@ func (c *Controller) cancel(ctx context.Context, object *unstructured.Unstructur
 		return err
 	}
 	if !found {
-		status, err := kinds.StatusOf(object)
-		if err == nil && status.JobID != "" {
-			err = fmt.Errorf("cancel job %s: %w", status.JobID, errLost)
+		if err := c.checkLost(object); err != nil {
+			return fmt.Errorf("cancel the job: %w", err)
 		}
-		return err
+		return nil
 	}
 	if err := c.Slurm.Cancel(ctx, id); err != nil {
 		return fmt.Errorf("cancel job %s: %w", id, err)
