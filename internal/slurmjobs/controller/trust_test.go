@@ -152,8 +152,15 @@ metadata: {name: reader, namespace: %[1]s}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: reader}
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}]
 `, p.namespace))
+	config := p.server.Config(p, "reader")
+	reader, err := dynamic.NewForConfig(config)
+	if err != nil {
+		p.Fatal(err)
+	}
+	// A role is in force some time after it was accepted.
+	await(p, "the role", func() error { return CheckDefinitions(p.Context(), reader, p.namespace) })
 	log := &lockedBuffer{}
-	options := p.options(p.server.Config(p, "reader"))
+	options := p.options(config)
 	options.LeaseNamespace, options.Log = p.namespace, slog.New(slog.NewTextHandler(log, nil))
 	stop := p.run(options)
 	await(p, "a warning", func() error {
