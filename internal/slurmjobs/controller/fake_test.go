@@ -43,13 +43,16 @@ type fakeJob struct {
 	forgotten bool
 }
 
-func (s *fakeSlurm) Submit(_ context.Context, job queue.Job) (string, error) {
+func (s *fakeSlurm) Submit(ctx context.Context, job queue.Job) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if wait := s.wait; wait != nil {
 		s.waiting++
 		s.mu.Unlock()
-		<-wait
+		select {
+		case <-wait:
+		case <-ctx.Done():
+		}
 		s.mu.Lock()
 	}
 	if err := errors.Join(s.away, s.refusal); err != nil {
