@@ -26,8 +26,8 @@ func main() {
 			os.Exit(netrole.Main())
 		case launch.FollowArg:
 			os.Exit(launch.FollowRole())
-		case launch.KeeperArg:
-			os.Exit(launch.KeeperRole())
+		case launch.CleanerArg:
+			os.Exit(launch.CleanerRole())
 		case launch.SlurmJobsArg:
 			os.Exit(launch.SlurmJobsRole())
 		case command.ParentArg:

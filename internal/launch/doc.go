@@ -34,7 +34,7 @@
 //     (another node continues a run)
 //   - where it runs: up.go ('berth up'), use.go (on a cluster that is up), step.go,
 //     ownstep.go and stepguard.go (in a step that berth starts), existing.go and
-//     existingkeeper.go (on a cluster that berth has not started)
+//     existingcleanup.go (on a cluster that berth has not started)
 //   - the end: down.go, interrupt.go (the signals that end a run)
 //   - a cluster that stays: stay.go, takeimages.go
 //   - runstate.go (what the steps of a run share), userworkload.go (the objects and the

@@ -20,23 +20,24 @@ import (
 	"berth.dev/berth/internal/launch/crash"
 )
 
-// Existing names a Kubernetes cluster that berth has not started, for a run there.
+// Existing selects a Kubernetes cluster that berth did not start, and says where to run in it.
 type Existing struct {
-	// Kubeconfig is the path of the kubeconfig. It is empty for a cluster of berth.
+	// Kubeconfig is the path of the kubeconfig file. If it is empty, berth starts a cluster.
 	Kubeconfig string
-	// Namespace is empty for the namespace of the kubeconfig's context.
+	// Namespace is the namespace of the objects. If it is empty, the kubeconfig's context
+	// gives it.
 	Namespace string
-	// Pin places the pods on the cluster's nodes that carry the names of the job's hosts.
+	// Pin places the pods on the nodes of the cluster that have the names of the job's hosts.
 	Pin bool
 }
 
-// existingFlags lists the flags of a run on an existing cluster.
+// existingFlags lists the flags that a run on an existing cluster accepts.
 func existingFlags() []string {
 	return []string{"kubeconfig", "namespace", "pin", "file", "logs", "grace", "quiet", "verbose", "print"}
 }
 
-// Check returns an error for flags that contradict each other. given lists all flags on the
-// command line.
+// Check returns an error if the options contradict each other. given lists the names of all
+// flags on the command line.
 func (e Existing) Check(given, command, manifests []string) error {
 	if e.Kubeconfig == "" {
 		if e.Namespace != "" || e.Pin {
@@ -47,9 +48,9 @@ func (e Existing) Check(given, command, manifests []string) error {
 	refused := slices.DeleteFunc(slices.Clone(given), func(name string) bool { return slices.Contains(existingFlags(), name) })
 	switch {
 	case len(refused) > 0:
-		return fmt.Errorf("run on an existing cluster (--kubeconfig): omit --%s, which only a cluster that berth starts can consider", strings.Join(refused, ", --"))
+		return fmt.Errorf("run on an existing cluster (--kubeconfig): omit --%s, which apply only to a cluster that berth starts", strings.Join(refused, ", --"))
 	case len(command) > 0:
-		return fmt.Errorf("run on an existing cluster (--kubeconfig): a command needs no berth there: KUBECONFIG=%s %s", e.Kubeconfig, command[0])
+		return fmt.Errorf("run on an existing cluster (--kubeconfig): berth runs no command there; run it without berth: KUBECONFIG=%s %s", e.Kubeconfig, command[0])
 	case len(manifests) == 0:
 		return errors.New("run on an existing cluster (--kubeconfig): no manifests: name them with -f FILE")
 	}
@@ -59,20 +60,21 @@ func (e Existing) Check(given, command, manifests []string) error {
 const (
 	// reachLimit bounds the wait for the API server of an existing cluster.
 	reachLimit = 2 * time.Minute
-	// afterEnd is the time from the end of the job to the end of the owner, and the time by
-	// which the owner outlives a run that continues. slurmctld enforces time limits only about
-	// every 30 s (22.05) and may permit more (OverTimeLimit). Then the pods have MaxGrace. With
-	// half of the time over before a question to Slurm, both fit.
+	// afterEnd is the time from the end of the job to the deadline of the owner, and the time
+	// by which the owner outlives a run that continues after that end. slurmctld enforces time
+	// limits only about every 30 s (22.05), and may permit more (OverTimeLimit). Then the pods
+	// have MaxGrace. Half of afterEnd may pass before the run asks Slurm again, and the rest
+	// suffices for both.
 	afterEnd = 90 * time.Second
-	// ownerLife is the life of an owner if the end of the job is unknown. It is extended when
-	// half of it is over.
+	// ownerLife is the time until the owner expires if the job has no known end. The run
+	// moves the deadline whenever half of the time is over.
 	ownerLife = time.Hour
-	// ownerPoll is the interval between checks of an owner.
+	// ownerPoll is the interval between checks that the owner exists.
 	ownerPoll = 10 * time.Second
 )
 
-// runExisting runs the workload on an existing cluster. Of a step with several tasks, only
-// the first one acts.
+// runExisting runs the workload on an existing cluster, and returns its exit code. In a step
+// with several tasks, only the first task does this.
 func runExisting(ctx context.Context, options Options, job slurm.Job, inJob bool) (int, error) {
 	err := options.Spec.Validate()
 	if err == nil {
@@ -99,20 +101,21 @@ func runExisting(ctx context.Context, options Options, job slurm.Job, inJob bool
 	}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
-	g := &guest{userWorkload: userWorkload{Options: options}}
+	r := &existingRun{userWorkload: userWorkload{Options: options}}
 	if inJob {
-		g.allocation = allocation.New(job, options.Log)
-		g.allocation.Early = options.Spec.Grace
-		if err := g.allocation.Check(); err != nil {
+		r.allocation = allocation.New(job, options.Log)
+		r.allocation.Early = options.Spec.Grace
+		if err := r.allocation.Check(); err != nil {
 			return 0, err
 		}
-		go g.allocation.Inquire(ctx, giveUp)
+		go r.allocation.Inquire(ctx, giveUp)
 		go allocation.WatchStepd(ctx, options.Getenv, giveUp)
 	}
-	return g.run(ctx, giveUp)
+	return r.run(ctx, giveUp)
 }
 
-// runExistingInStep runs this command again in a step of one task. Slurm kills the step of a
+// runExistingInStep runs this command again in a step of one task, and returns the exit code
+// of that step. Slurm kills the step of a
 // batch script at once when the script ends, but gives other steps time.
 func runExistingInStep(ctx context.Context, options Options, job slurm.Job) (int, error) {
 	srun, self, err := findSrun(job)
@@ -129,120 +132,123 @@ func runExistingInStep(ctx context.Context, options Options, job slurm.Job) (int
 	return newStep(options, job, name).run(ctx, srun, command, slurm.StepEnv(os.Environ()))
 }
 
-// guest is a run on an existing cluster.
-type guest struct {
+// existingRun is a run on an existing cluster.
+type existingRun struct {
 	userWorkload
 	cluster *existing.Cluster
 	owner   *existing.Owner
-	// expires is the deadline of the owner. limited reports whether the job's end gives it.
+	// expires is the deadline of the owner. limited reports whether it follows from the time
+	// limit of the job.
 	expires time.Time
 	limited bool
 }
 
-// run runs the workload and then removes everything that it applied.
-func (g *guest) run(ctx context.Context, giveUp context.CancelCauseFunc) (code int, err error) {
+// run runs the workload, removes everything that it applied, and returns the exit code.
+func (r *existingRun) run(ctx context.Context, giveUp context.CancelCauseFunc) (code int, err error) {
 	outlivePipes()
-	if err := g.prepare(ctx); err != nil {
-		return 0, explain(ctx, g.allocation, err)
+	if err := r.prepare(ctx); err != nil {
+		return 0, explain(ctx, r.allocation, err)
 	}
-	run := g.slurmRun()
-	if err := g.cluster.RemoveEarlier(ctx, run, g.objects); err != nil {
-		return 0, explain(ctx, g.allocation, exitcode.Wrap(exitcode.Unavailable, err))
+	job := r.slurmJob()
+	if err := r.cluster.RemoveEarlier(ctx, job, r.objects); err != nil {
+		return 0, explain(ctx, r.allocation, exitcode.Wrap(exitcode.Unavailable, err))
 	}
-	g.expires, g.limited = g.nextExpiry(ctx)
-	if g.owner, err = g.cluster.CreateOwner(ctx, run, g.expires); err != nil {
-		return 0, explain(ctx, g.allocation, exitcode.Wrap(exitcode.Manifest, existing.Explain(err)))
+	r.expires, r.limited = r.nextExpiry(ctx)
+	if r.owner, err = r.cluster.CreateOwner(ctx, job, r.expires); err != nil {
+		return 0, explain(ctx, r.allocation, exitcode.Wrap(exitcode.Manifest, existing.Explain(err)))
 	}
-	keeper, err := startKeeper(g.cluster.Kubeconfig, g.owner)
+	cleaner, err := startCleaner(r.cluster.Kubeconfig, r.owner)
 	if err != nil {
-		return 0, errors.Join(err, g.owner.Delete(ctx))
+		return 0, errors.Join(err, r.owner.Delete(ctx))
 	}
 	defer func() {
-		if problem := g.leave(ctx, keeper, allocation.LocalGrace); problem != nil {
-			g.Log.Warn(problem.Error())
+		if problem := r.leave(ctx, cleaner, allocation.LocalGrace); problem != nil {
+			r.Log.Warn(problem.Error())
 		}
 	}()
-	g.Crash.Note(crash.Note{Whose: "berth", Lost: lostFollow})
-	if g.Existing.Pin {
-		if err := existing.Pin(g.objects, g.hosts(), g.owner.Name); err != nil {
+	r.Crash.Note(crash.Note{Whose: "berth", Lost: lostFollow})
+	if r.Existing.Pin {
+		if err := existing.Pin(r.objects, r.hosts(), r.owner.Name); err != nil {
 			return 0, exitcode.Wrap(exitcode.Manifest, err)
 		}
 	}
-	g.owner.Adopt(g.objects, run)
-	if g.objects, err = g.client.Apply(ctx, g.objects); err != nil {
-		return 0, explain(ctx, g.allocation, exitcode.Wrap(exitcode.Manifest, existing.Explain(err)))
+	r.owner.Adopt(r.objects, job)
+	if r.objects, err = r.client.Apply(ctx, r.objects); err != nil {
+		return 0, explain(ctx, r.allocation, exitcode.Wrap(exitcode.Manifest, existing.Explain(err)))
 	}
-	g.Report("workload")
+	r.Report("workload")
 	watching, stop := context.WithCancel(ctx)
 	var watcher sync.WaitGroup
 	defer watcher.Wait() // it changes the deadline, which leave reads
 	defer stop()
-	watcher.Go(func() { g.watchOwner(watching, giveUp) })
-	work, end := allocation.WithGrace(ctx, g.askToEnd)
-	result, err := g.followApart(work, g.kubeconfig, g.objects, workload.Streams{Foreign: true}, giveUp)
-	code, err = g.result(result, g.asked.Load(), err)
+	watcher.Go(func() { r.watchOwner(watching, giveUp) })
+	work, end := allocation.WithGrace(ctx, r.askToEnd)
+	result, err := r.followApart(work, r.kubeconfig, r.objects, workload.Streams{Foreign: true}, giveUp)
+	code, err = r.result(result, r.asked.Load(), err)
 	end()
 	if ctx.Err() != nil {
-		return 0, g.allocation.Reason(context.Cause(ctx))
+		return 0, r.allocation.Reason(context.Cause(ctx))
 	}
 	return code, err
 }
 
 // prepare reads and checks the manifests, and reaches the cluster.
-func (g *guest) prepare(ctx context.Context) (err error) {
-	if g.objects, err = workload.Read(g.Spec.Manifests, g.Stdin); err != nil {
+func (r *existingRun) prepare(ctx context.Context) (err error) {
+	if r.objects, err = workload.Read(r.Spec.Manifests, r.Stdin); err != nil {
 		return inputError(err)
 	}
-	if g.cluster, err = existing.Open(g.Existing.Kubeconfig, g.Existing.Namespace); err != nil {
+	if r.cluster, err = existing.Open(r.Existing.Kubeconfig, r.Existing.Namespace); err != nil {
 		return exitcode.Wrap(exitcode.NoInput, err)
 	}
-	g.client, g.kubeconfig = g.cluster.Client, g.cluster.Kubeconfig
+	r.client, r.kubeconfig = r.cluster.Client, r.cluster.Kubeconfig
 	reaching, cancel := context.WithTimeoutCause(ctx, reachLimit, fmt.Errorf("no answer for %s", reachLimit))
 	defer cancel()
-	if err := g.cluster.Reach(reaching, func(text string) { g.Log.Warn(text) }); err != nil {
+	if err := r.cluster.Reach(reaching, func(text string) { r.Log.Warn(text) }); err != nil {
 		return exitcode.Wrap(exitcode.Unavailable, err)
 	}
-	g.Report("cluster")
-	if err := g.cluster.Prepare(ctx, g.objects); err != nil {
+	r.Report("cluster")
+	if err := r.cluster.Prepare(ctx, r.objects); err != nil {
 		return exitcode.Wrap(exitcode.Manifest, err)
 	}
-	if !g.Existing.Pin {
+	if !r.Existing.Pin {
 		return nil
 	}
-	if len(g.hosts()) == 0 {
+	if len(r.hosts()) == 0 {
 		return exitcode.Wrap(exitcode.Usage, errors.New("place pods on the hosts of the job (--pin): this run is in no Slurm job"))
 	}
-	return exitcode.Wrap(exitcode.Config, g.cluster.CheckHosts(ctx, g.hosts()))
+	return exitcode.Wrap(exitcode.Config, r.cluster.CheckHosts(ctx, r.hosts()))
 }
 
-// hosts returns the names of the hosts of the job.
-func (g *guest) hosts() []string {
-	if g.allocation == nil {
+// hosts returns the names of the hosts of the job, or nil outside Slurm.
+func (r *existingRun) hosts() []string {
+	if r.allocation == nil {
 		return nil
 	}
-	return g.allocation.Job.AllocatedNodes
+	return r.allocation.Job.AllocatedNodes
 }
 
-func (g *guest) slurmRun() existing.Run {
-	if g.allocation == nil {
-		return existing.Run{}
+// slurmJob returns the identity of the job. It is zero outside Slurm.
+func (r *existingRun) slurmJob() existing.SlurmJob {
+	if r.allocation == nil {
+		return existing.SlurmJob{}
 	}
-	return existing.Run{Job: g.allocation.Job.ID, Cluster: g.allocation.Job.Cluster, Restarts: g.Getenv("SLURM_RESTART_COUNT")}
+	return existing.SlurmJob{ID: r.allocation.Job.ID, Cluster: r.allocation.Job.Cluster, Restarts: r.Getenv("SLURM_RESTART_COUNT")}
 }
 
-// nextExpiry asks Slurm for the end of the job, or of the step, and returns when the owner
-// is to expire. limited reports whether that follows from a time limit. Without an answer,
-// an earlier one counts. A run that continues after the end keeps its owner.
-func (g *guest) nextExpiry(ctx context.Context) (expires time.Time, limited bool) {
-	if g.allocation != nil {
-		moment, err := slurm.Now(ctx, g.allocation.Job, g.allocation.Ask)
+// nextExpiry asks Slurm for the end of the job, or of the step, and returns the time at
+// which the owner is to expire. limited reports whether that follows from a time limit. If
+// Slurm does not answer, the last known time limit counts. If the end has passed, the owner
+// of a run that continues expires afterEnd from now.
+func (r *existingRun) nextExpiry(ctx context.Context) (expires time.Time, limited bool) {
+	if r.allocation != nil {
+		moment, err := slurm.Now(ctx, r.allocation.Job, r.allocation.Ask)
 		switch {
 		case err == nil && !moment.End.IsZero():
 			return latest(moment.End, time.Now()).Add(afterEnd), true
-		case err != nil && g.limited:
-			return latest(g.expires, time.Now().Add(afterEnd)), true
+		case err != nil && r.limited:
+			return latest(r.expires, time.Now().Add(afterEnd)), true
 		case err != nil:
-			g.Log.Debug("the end of the job is not known: " + err.Error())
+			r.Log.Debug("the end of the job is not known: " + err.Error())
 		}
 	}
 	return time.Now().Add(ownerLife), false
@@ -255,9 +261,9 @@ func latest(a, b time.Time) time.Time {
 	return a
 }
 
-// watchOwner moves the deadline of the owner when the time limit of the job changes. It
-// ends the run when the owner is deleted.
-func (g *guest) watchOwner(ctx context.Context, giveUp context.CancelCauseFunc) {
+// watchOwner ends the run when the owner is deleted. It moves the deadline of the owner when
+// the time limit of the job changes, or when half of the time before the deadline is over.
+func (r *existingRun) watchOwner(ctx context.Context, giveUp context.CancelCauseFunc) {
 	refused := false
 	asked := time.Now()
 	for {
@@ -266,57 +272,58 @@ func (g *guest) watchOwner(ctx context.Context, giveUp context.CancelCauseFunc) 
 			return
 		case <-time.After(ownerPoll):
 		}
-		switch exists, err := g.owner.Exists(ctx); {
+		switch exists, err := r.owner.Exists(ctx); {
 		case err == nil && !exists && ctx.Err() == nil:
-			giveUp(exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("the Job %s, which owns all objects of this run, was deleted, and they with it", g.owner.Name)))
+			giveUp(exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("the Job %s, which owns all objects of this run, was deleted, and they with it", r.owner.Name)))
 			return
 		case (apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err)) && !refused:
 			refused = true
-			g.Log.Warn(fmt.Sprintf("the cluster refuses the credentials of this run, so its end and its output may not be seen: %v", err))
+			r.Log.Warn(fmt.Sprintf("the cluster refuses the credentials of this run, so berth may miss the end and the output of the workload: %v", err))
 		}
-		// Halve the remaining time with each question, so that a long job asks rarely.
-		if now := time.Now(); now.Sub(asked) < g.expires.Sub(now) {
+		// Ask Slurm again only when half of the remaining time is over, so that a long job
+		// asks rarely.
+		if now := time.Now(); now.Sub(asked) < r.expires.Sub(now) {
 			continue
 		}
 		asked = time.Now()
-		next, limited := g.nextExpiry(ctx)
-		if next.Equal(g.expires) {
+		next, limited := r.nextExpiry(ctx)
+		if next.Equal(r.expires) {
 			continue
 		}
-		if err := g.owner.Move(ctx, next); err != nil {
-			g.Log.Debug(err.Error())
+		if err := r.owner.Move(ctx, next); err != nil {
+			r.Log.Debug(err.Error())
 			continue
 		}
-		g.expires, g.limited = next, limited
+		r.expires, r.limited = next, limited
 	}
 }
 
-// askToEnd asks the applied objects to end.
-func (g *guest) askToEnd(ctx context.Context, cause error) {
-	g.end(ctx, cause, func(ctx context.Context, _ time.Duration) {
-		_ = g.client.Remove(ctx, g.objects) // leave reports errors
+// askToEnd deletes the applied objects, so that their pods end within the grace period.
+func (r *existingRun) askToEnd(ctx context.Context, cause error) {
+	r.end(ctx, cause, func(ctx context.Context, _ time.Duration) {
+		_ = r.client.Remove(ctx, r.objects) // leave reports errors
 	})
 }
 
-// leave removes everything that the run has applied, and its owner last. If a signal cuts
-// the removal short, the cluster completes it. If the owner cannot be deleted within patience,
-// the keeper continues to try.
-func (g *guest) leave(ctx context.Context, keeper *keeper, patience time.Duration) error {
+// leave removes everything that the run has applied, and its owner last. If ctx has ended,
+// leave deletes only the owner, and the garbage collector of the cluster deletes the objects.
+// If the owner cannot be deleted within patience, the cleaner continues to try.
+func (r *existingRun) leave(ctx context.Context, cleaner *cleaner, patience time.Duration) error {
 	limit := leaveLimit
 	if ctx.Err() != nil {
 		limit = 0
 	}
 	removing, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
-	problem := g.client.Remove(removing, g.objects)
+	problem := r.client.Remove(removing, r.objects)
 	deleting, done := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer done()
-	if err := existing.DeleteRetrying(deleting, g.client, g.owner.Namespace, g.owner.Name, g.owner.UID); err != nil {
-		keeper.takeOver()
+	if err := existing.DeleteRetrying(deleting, r.client, r.owner.Namespace, r.owner.Name, r.owner.UID); err != nil {
+		cleaner.takeOver()
 		return fmt.Errorf("the objects of the run still exist: another process of berth tries for %s to delete them, unless Slurm ends it, and otherwise the cluster does so at %s: %w",
-			keeperLimit, g.expires.Format(time.DateTime), err)
+			cleanerLimit, r.expires.Format(time.DateTime), err)
 	}
-	keeper.end()
+	cleaner.end()
 	if problem != nil && limit > 0 {
 		return fmt.Errorf("some objects of the run still exist: %w", problem)
 	}

@@ -45,7 +45,7 @@ func TestOwnerFollowsTimeLimit(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	job := allocation.New(slurm.Job{ID: "7", Place: slurm.PlaceBatch}, log)
 	job.Ask = func(context.Context, ...string) ([]byte, error) { return []byte(said), slurmErr }
-	g := &guest{userWorkload: userWorkload{Options: Options{Log: log}, allocation: job}}
+	r := &existingRun{userWorkload: userWorkload{Options: Options{Log: log}, allocation: job}}
 	at := func(clock string) time.Time {
 		end, err := time.ParseInLocation("2006-01-02T15:04:05", clock, time.Local)
 		if err != nil {
@@ -67,11 +67,11 @@ func TestOwnerFollowsTimeLimit(t *testing.T) {
 	} {
 		said, slurmErr = step.said, step.err
 		before := time.Now()
-		expires, limited := g.nextExpiry(t.Context())
+		expires, limited := r.nextExpiry(t.Context())
 		if limited == step.want.IsZero() || limited && !expires.Equal(step.want) || !limited && expires.Before(before.Add(ownerLife)) {
 			t.Errorf("%s: got %v, limited %v, want %v", step.name, expires, limited, step.want)
 		}
-		g.expires, g.limited = expires, limited
+		r.expires, r.limited = expires, limited
 	}
 }
 
@@ -80,16 +80,16 @@ func TestOwnerFollowsTimeLimit(t *testing.T) {
 func TestOwnerOutlivesRunAfterTimeLimit(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	job := allocation.New(slurm.Job{ID: "7", Place: slurm.PlaceBatch}, log)
-	g := &guest{userWorkload: userWorkload{Options: Options{Log: log}, allocation: job}}
+	r := &existingRun{userWorkload: userWorkload{Options: Options{Log: log}, allocation: job}}
 	for _, slurmErr := range []error{nil, errors.New("no answer")} {
 		job.Ask = func(context.Context, ...string) ([]byte, error) {
 			return []byte("JobId=7 JobState=RUNNING EndTime=2026-01-01T12:00:00 PreemptTime=None"), slurmErr
 		}
 		before := time.Now()
-		expires, limited := g.nextExpiry(t.Context())
+		expires, limited := r.nextExpiry(t.Context())
 		if !limited || expires.Before(before.Add(afterEnd)) || expires.After(time.Now().Add(afterEnd)) {
 			t.Errorf("at %v, Slurm's error %v: the owner expires at %v, limited %v", before, slurmErr, expires, limited)
 		}
-		g.expires, g.limited = before, true // as a while later
+		r.expires, r.limited = before, true // as a while later
 	}
 }

@@ -15,8 +15,8 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == FollowArg {
 		followUntilDefect()
 	}
-	if len(os.Args) == 2 && os.Args[1] == KeeperArg {
-		os.Exit(KeeperRole())
+	if len(os.Args) == 2 && os.Args[1] == CleanerArg {
+		os.Exit(CleanerRole())
 	}
 	if path := os.Getenv(stepVariable); path != "" {
 		if len(os.Args) == 1 {

@@ -20,9 +20,9 @@ import (
 	"berth.dev/berth/internal/kube/workload"
 )
 
-const guestNamespace = "guest"
+const tenantNamespace = "tenant"
 
-const guestManifest = `
+const tenantManifest = `
 apiVersion: apps/v1
 kind: Deployment
 metadata: {name: server}
@@ -58,7 +58,7 @@ func readObjects(t *testing.T, text string) []workload.Object {
 
 func openExisting(t *testing.T, c *testCluster, user string) *existing.Cluster {
 	t.Helper()
-	opened, err := existing.Open(c.plan.Paths.Kubeconfig(user), guestNamespace)
+	opened, err := existing.Open(c.plan.Paths.Kubeconfig(user), tenantNamespace)
 	if err == nil {
 		err = opened.Reach(t.Context(), func(text string) { t.Log(text) })
 	}
@@ -73,20 +73,20 @@ func openExisting(t *testing.T, c *testCluster, user string) *existing.Cluster {
 func testOwner(t *testing.T, c *testCluster) {
 	admin := c.client(t, cluster.UserAdmin)
 	there := openExisting(t, c, cluster.UserAdmin)
-	objects := readObjects(t, guestManifest)
-	if err := there.Prepare(t.Context(), objects); err == nil || !strings.Contains(err.Error(), "create namespace "+guestNamespace) {
+	objects := readObjects(t, tenantManifest)
+	if err := there.Prepare(t.Context(), objects); err == nil || !strings.Contains(err.Error(), "create namespace "+tenantNamespace) {
 		t.Errorf("got %v for a missing namespace", err)
 	}
-	if _, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: guestNamespace}}, metav1.CreateOptions{}); err != nil {
+	if _, err := admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenantNamespace}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	own := func(t *testing.T, life time.Duration) (*existing.Owner, []workload.Object) {
 		t.Helper()
-		objects := readObjects(t, guestManifest)
+		objects := readObjects(t, tenantManifest)
 		if err := there.Prepare(t.Context(), objects); err != nil {
 			t.Fatal(err)
 		}
-		run := existing.Run{Job: "4711", Cluster: "test"}
+		run := existing.SlurmJob{ID: "4711", Cluster: "test"}
 		owner, err := there.CreateOwner(t.Context(), run, time.Now().Add(life))
 		if err != nil {
 			t.Fatal(err)
@@ -128,18 +128,18 @@ func testOwner(t *testing.T, c *testCluster) {
 	})
 	t.Run("requeued job", func(t *testing.T) {
 		own(t, time.Hour)
-		again := existing.Run{Job: "4711", Cluster: "test", Restarts: "1"}
-		objects := readObjects(t, guestManifest)
+		again := existing.SlurmJob{ID: "4711", Cluster: "test", Restarts: "1"}
+		objects := readObjects(t, tenantManifest)
 		if err := there.Prepare(t.Context(), objects); err != nil {
 			t.Fatal(err)
 		}
-		// Neither another cluster's job of that number nor a further run of this start counts.
-		for _, run := range []existing.Run{{Job: "4711", Cluster: "other", Restarts: "1"}, {Job: "4711", Cluster: "test"}} {
+		// It leaves the job with this ID in another Slurm cluster, and other runs of this start.
+		for _, run := range []existing.SlurmJob{{ID: "4711", Cluster: "other", Restarts: "1"}, {ID: "4711", Cluster: "test"}} {
 			if err := there.RemoveEarlier(t.Context(), run, objects); err != nil {
 				t.Error(err)
 			}
 		}
-		if _, err := admin.CoreV1().ConfigMaps(guestNamespace).Get(t.Context(), "settings", metav1.GetOptions{}); err != nil {
+		if _, err := admin.CoreV1().ConfigMaps(tenantNamespace).Get(t.Context(), "settings", metav1.GetOptions{}); err != nil {
 			t.Error(err)
 		}
 		if err := there.RemoveEarlier(t.Context(), again, objects); err != nil {
@@ -159,18 +159,18 @@ func testOwner(t *testing.T, c *testCluster) {
 		awaitEmpty(t, admin)
 	})
 	t.Run("objects of others", func(t *testing.T) {
-		if _, err := admin.CoreV1().ConfigMaps(guestNamespace).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "settings"}}, metav1.CreateOptions{}); err != nil {
+		if _, err := admin.CoreV1().ConfigMaps(tenantNamespace).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "settings"}}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		objects := readObjects(t, guestManifest)
+		objects := readObjects(t, tenantManifest)
 		if err := there.Prepare(t.Context(), objects); err != nil {
 			t.Fatal(err)
 		}
-		owner, err := there.CreateOwner(t.Context(), existing.Run{}, time.Now().Add(time.Hour))
+		owner, err := there.CreateOwner(t.Context(), existing.SlurmJob{}, time.Now().Add(time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}
-		owner.Adopt(objects, existing.Run{})
+		owner.Adopt(objects, existing.SlurmJob{})
 		if _, err := there.Client.Apply(t.Context(), objects); err == nil || !strings.Contains(err.Error(), "ConfigMap settings") || !strings.Contains(err.Error(), "it exists already") {
 			t.Errorf("got %v for a ConfigMap of somebody else", err)
 		}
@@ -184,7 +184,7 @@ func testOwner(t *testing.T, c *testCluster) {
 		if err := owner.Delete(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if err := admin.CoreV1().ConfigMaps(guestNamespace).Delete(t.Context(), "settings", metav1.DeleteOptions{}); err != nil {
+		if err := admin.CoreV1().ConfigMaps(tenantNamespace).Delete(t.Context(), "settings", metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 		awaitEmpty(t, admin)
@@ -206,7 +206,7 @@ metadata: {name: elsewhere, namespace: default}
 		}
 	})
 	t.Run("rights", func(t *testing.T) {
-		err := openExisting(t, c, cluster.UserDNS).Prepare(t.Context(), readObjects(t, guestManifest))
+		err := openExisting(t, c, cluster.UserDNS).Prepare(t.Context(), readObjects(t, tenantManifest))
 		for _, want := range []string{userDNS + ") has no right to: ", "create deployments.apps", "get pods/log", "delete services", "--clusterrole=edit"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("no %q in %v", want, err)
@@ -217,18 +217,18 @@ metadata: {name: elsewhere, namespace: default}
 		quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "small"}, Spec: corev1.ResourceQuotaSpec{
 			Hard: corev1.ResourceList{"count/configmaps": resource.MustParse("0")},
 		}}
-		if _, err := admin.CoreV1().ResourceQuotas(guestNamespace).Create(t.Context(), quota, metav1.CreateOptions{}); err != nil {
+		if _, err := admin.CoreV1().ResourceQuotas(tenantNamespace).Create(t.Context(), quota, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		objects := readObjects(t, guestManifest)[2:]
+		objects := readObjects(t, tenantManifest)[2:]
 		if err := there.Prepare(t.Context(), objects); err != nil {
 			t.Fatal(err)
 		}
-		owner, err := there.CreateOwner(t.Context(), existing.Run{}, time.Now().Add(time.Hour))
+		owner, err := there.CreateOwner(t.Context(), existing.SlurmJob{}, time.Now().Add(time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}
-		owner.Adopt(objects, existing.Run{})
+		owner.Adopt(objects, existing.SlurmJob{})
 		// The quota counts only once its controller has seen it.
 		eventually(t, "exceed the quota", func() error {
 			_, err := there.Client.Apply(t.Context(), objects)
@@ -247,7 +247,7 @@ metadata: {name: elsewhere, namespace: default}
 func awaitPods(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	eventually(t, "a pod", func() error {
-		pods, err := client.CoreV1().Pods(guestNamespace).List(t.Context(), metav1.ListOptions{})
+		pods, err := client.CoreV1().Pods(tenantNamespace).List(t.Context(), metav1.ListOptions{})
 		if err == nil && len(pods.Items) == 0 {
 			err = errors.New("no pod")
 		}
@@ -259,20 +259,20 @@ func awaitPods(t *testing.T, client kubernetes.Interface) {
 func awaitEmpty(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	eventually(t, "delete everything", func() error {
-		pods, err := client.CoreV1().Pods(guestNamespace).List(t.Context(), metav1.ListOptions{})
+		pods, err := client.CoreV1().Pods(tenantNamespace).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
-		jobs, err := client.BatchV1().Jobs(guestNamespace).List(t.Context(), metav1.ListOptions{})
+		jobs, err := client.BatchV1().Jobs(tenantNamespace).List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
 		if len(pods.Items)+len(jobs.Items) > 0 {
 			return fmt.Errorf("%d pods and %d Jobs exist", len(pods.Items), len(jobs.Items))
 		}
-		_, service := client.CoreV1().Services(guestNamespace).Get(t.Context(), "server", metav1.GetOptions{})
-		_, deployment := client.AppsV1().Deployments(guestNamespace).Get(t.Context(), "server", metav1.GetOptions{})
-		_, settings := client.CoreV1().ConfigMaps(guestNamespace).Get(t.Context(), "settings", metav1.GetOptions{})
+		_, service := client.CoreV1().Services(tenantNamespace).Get(t.Context(), "server", metav1.GetOptions{})
+		_, deployment := client.AppsV1().Deployments(tenantNamespace).Get(t.Context(), "server", metav1.GetOptions{})
+		_, settings := client.CoreV1().ConfigMaps(tenantNamespace).Get(t.Context(), "settings", metav1.GetOptions{})
 		for _, err := range []error{service, deployment, settings} {
 			if !apierrors.IsNotFound(err) {
 				return fmt.Errorf("an object exists, or: %w", err)

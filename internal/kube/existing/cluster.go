@@ -19,26 +19,27 @@ import (
 )
 
 const (
-	// reachPause is the first interval between attempts to reach the API server, and
-	// maxReachPause the longest. reachTimeout bounds one attempt.
+	// reachPause is the first interval between attempts to reach the API server. It doubles
+	// after each attempt, up to maxReachPause. reachTimeout bounds one attempt.
 	reachPause    = time.Second
 	maxReachPause = 10 * time.Second
 	reachTimeout  = 15 * time.Second
 )
 
-// Cluster is a namespace of an existing cluster, as the user of a kubeconfig sees it.
+// Cluster is one namespace of an existing cluster, used with the rights of a kubeconfig's
+// user.
 type Cluster struct {
 	// Kubeconfig has only the current context. It contains the certificates and keys that
-	// the file names, but not its token files.
+	// the file names, and absolute paths of token files.
 	Kubeconfig []byte
 	Namespace  string
 	Client     *workload.Client
-	file       string
-	server     string
+	file       string // path of the kubeconfig
+	server     string // URL of the API server
 }
 
-// Open reads a kubeconfig. It makes no request. An empty namespace stands for the
-// context's namespace, or default.
+// Open reads the kubeconfig file and returns the cluster of its current context. It sends no
+// request. If namespace is empty, the context's namespace is used, or else "default".
 func Open(file, namespace string) (*Cluster, error) {
 	config, err := clientcmd.LoadFromFile(file)
 	if err != nil {
@@ -77,8 +78,9 @@ func Open(file, namespace string) (*Cluster, error) {
 	return c, nil
 }
 
-// Reach returns when the API server has answered. Until ctx ends, it tries again after
-// every error except one about the user. It calls inform once, before the first repetition.
+// Reach waits until the API server answers. It tries again after every error until ctx ends,
+// except when the API server refuses the user or has no Jobs. It calls inform once, before the
+// second attempt.
 func (c *Cluster) Reach(ctx context.Context, inform func(string)) error {
 	for pause, first := reachPause, true; ; pause, first = min(2*pause, maxReachPause), false {
 		err := c.reach(ctx)
@@ -102,9 +104,9 @@ func (c *Cluster) Reach(ctx context.Context, inform func(string)) error {
 	}
 }
 
-// reach makes a request that needs no rights.
+// reach sends one request that every authenticated user may send.
 func (c *Cluster) reach(ctx context.Context) error {
-	// Discovery takes no context.
+	// Client.Mapping calls API discovery, which takes no context.
 	answer := make(chan error, 1)
 	go func() {
 		_, err := c.Client.Mapping(batchv1.SchemeGroupVersion.WithKind("Job"))
@@ -120,9 +122,9 @@ func (c *Cluster) reach(ctx context.Context) error {
 	}
 }
 
-// Prepare gives the objects the cluster's namespace. It returns all reasons why they cannot
-// be applied: kinds without a namespace, other namespaces, and a namespace or rights that
-// are missing.
+// Prepare sets the namespace of the objects. It returns all errors about the objects: an
+// unknown kind, a kind without a namespace, or another namespace. If there are none, it
+// returns an error if the namespace or rights of the user are missing.
 func (c *Cluster) Prepare(ctx context.Context, objects []workload.Object) error {
 	var problems []error
 	needed := followRights()
@@ -151,7 +153,8 @@ func (c *Cluster) Prepare(ctx context.Context, objects []workload.Object) error 
 	return c.checkRights(ctx, needed)
 }
 
-// Explain adds the remedy to an error of the API server about an object.
+// Explain adds the remedy to an error of the API server about an exceeded quota, and returns
+// other errors unchanged.
 func Explain(err error) error {
 	if apierrors.IsForbidden(err) && strings.Contains(err.Error(), "exceeded quota") {
 		return fmt.Errorf("%w; delete objects that count towards the quota, lower the requests, or ask the cluster's administrator for a larger one", err)
@@ -159,8 +162,8 @@ func Explain(err error) error {
 	return err
 }
 
-// checkNamespace returns an error if the namespace certainly does not exist. A user without
-// the right to look learns it from the first object.
+// checkNamespace returns an error if the API server says that the namespace does not exist. A
+// user who may not read namespaces gets that error when the first object is created.
 func (c *Cluster) checkNamespace(ctx context.Context) error {
 	_, err := c.Client.Dynamic().Resource(corev1.SchemeGroupVersion.WithResource("namespaces")).Get(ctx, c.Namespace, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

@@ -1,4 +1,5 @@
-// Package existing uses a namespace of a Kubernetes cluster that berth has not started:
-// what a run needs there, who owns what it applies, and where its pods may run. Applying
-// and following belong to package workload, and the Slurm job to package launch.
+// Package existing prepares a run in one namespace of a Kubernetes cluster that berth did not
+// start. It checks the rights of the user, creates the Job that owns the run's objects, and
+// restricts pods to the hosts of a Slurm job. Applying and following objects belongs to
+// package workload, and the Slurm job to package launch.
 package existing

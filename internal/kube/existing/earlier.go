@@ -13,25 +13,26 @@ import (
 )
 
 const (
-	// earlierLimit bounds the wait for objects of an earlier start of the job. It is longer
-	// than the default grace period of a pod.
+	// earlierLimit bounds the wait until the objects of an earlier start of the job are
+	// deleted. It is longer than the default grace period of a pod, 30 s.
 	earlierLimit = 45 * time.Second
+	// earlierPause is the time between two checks of an object.
 	earlierPause = 100 * time.Millisecond
 )
 
-// RemoveEarlier deletes what earlier starts of a requeued job have left, and waits until
-// the names of the objects are free again. It does nothing for the first start of a job.
-func (c *Cluster) RemoveEarlier(ctx context.Context, run Run, objects []workload.Object) error {
-	if run.Job == "" || run.Restarts == "" {
+// RemoveEarlier deletes the objects of earlier starts of a requeued job, and waits until none
+// of them has the name of an object to apply. It does nothing for the first start of a job.
+func (c *Cluster) RemoveEarlier(ctx context.Context, job SlurmJob, objects []workload.Object) error {
+	if job.ID == "" || job.Restarts == "" {
 		return nil
 	}
-	selector := fmt.Sprintf("%s=%s,%s!=%s", labelJob, run.Job, labelRestarts, run.Restarts)
-	if run.Cluster != "" {
-		selector += fmt.Sprintf(",%s=%s", labelCluster, run.Cluster)
+	selector := fmt.Sprintf("%s=%s,%s!=%s", labelJob, job.ID, labelRestarts, job.Restarts)
+	if job.Cluster != "" {
+		selector += fmt.Sprintf(",%s=%s", labelCluster, job.Cluster)
 	}
 	owners, err := c.Client.Dynamic().Resource(jobResource).Namespace(c.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
-		return fmt.Errorf("look for objects of earlier starts of job %s: %w", run.Job, err)
+		return fmt.Errorf("look for objects of earlier starts of job %s: %w", job.ID, err)
 	}
 	removed := map[types.UID]bool{}
 	for _, owner := range owners.Items {
@@ -52,7 +53,7 @@ func (c *Cluster) RemoveEarlier(ctx context.Context, run Run, objects []workload
 		for c.belongsTo(ctx, object, removed) {
 			select {
 			case <-ctx.Done():
-				return fmt.Errorf("wait until %s of an earlier start of job %s is gone: %w", object.Name(), run.Job, context.Cause(ctx))
+				return fmt.Errorf("wait until %s of an earlier start of job %s is gone: %w", object.Name(), job.ID, context.Cause(ctx))
 			case <-time.After(earlierPause):
 			}
 		}
@@ -60,8 +61,9 @@ func (c *Cluster) RemoveEarlier(ctx context.Context, run Run, objects []workload
 	return nil
 }
 
-// belongsTo reports whether an object of that name exists, and one of the owners owns it. It
-// also returns true if the API server does not answer.
+// belongsTo reports whether the cluster has an object of the same kind and name that one of
+// the owners owns. It also returns true if the API server answers with another error than that
+// the object does not exist, or not at all.
 func (c *Cluster) belongsTo(ctx context.Context, object workload.Object, owners map[types.UID]bool) bool {
 	mapping, err := c.Client.Mapping(object.GroupVersionKind())
 	if err != nil || object.GetName() == "" {

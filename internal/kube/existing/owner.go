@@ -18,7 +18,7 @@ import (
 	"berth.dev/berth/internal/kube/workload"
 )
 
-// jobResource is the resource of owners.
+// jobResource is the API resource of owners, which are Jobs.
 var jobResource = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "jobs"}
 
 // Labels of an owner and of everything it owns.
@@ -30,37 +30,40 @@ const (
 	labelRun = "berth.dev/run"
 )
 
-// Run describes the run that an owner is for. Outside Slurm, all fields are empty.
-type Run struct {
-	// Job is Slurm's job number, and Cluster the name of the Slurm cluster. Restarts counts
-	// the requeues of the job.
-	Job, Cluster, Restarts string
+// SlurmJob identifies one start of the Slurm job that a run belongs to. Outside Slurm, all
+// fields are empty.
+type SlurmJob struct {
+	// ID is the job ID, Cluster the name of the Slurm cluster, and Restarts the number of times
+	// that the job was requeued, which is empty for its first start.
+	ID, Cluster, Restarts string
 }
 
-// Owner is a Job without pods that owns all objects of a run. When it is deleted, or its
-// time is over, the cluster's garbage collector deletes them, even if no berth is left.
+// Owner is a Job without pods that owns all objects of a run. When the Job is deleted or
+// reaches its deadline, the garbage collector of the cluster deletes the objects, even if no
+// process of berth is left.
 //
-// Only Jobs and Pods have a deadline that the cluster itself enforces. Parallelism 0 makes
-// no pod; in a suspended Job, the deadline would not run (Kubernetes 1.36).
+// It is a Job because only Jobs and Pods have a deadline that the cluster itself enforces. Its
+// parallelism is 0, so that it creates no pod. A suspended Job would have none either, but its
+// deadline would not count (Kubernetes 1.36).
 type Owner struct {
 	Namespace, Name string
 	UID             types.UID
 	client          *workload.Client
-	// created is when this host created the owner. Deadlines count from it, so that
-	// the clocks of this host and the cluster may differ.
+	// created is the time of the creation by the clock of this host. Deadlines count from
+	// the creation, so the clock of the cluster does not matter.
 	created time.Time
 }
 
-// CreateOwner creates the owner of a run, which expires at the given time.
-func (c *Cluster) CreateOwner(ctx context.Context, run Run, expires time.Time) (*Owner, error) {
+// CreateOwner creates the owner of a run. The owner expires at the given time.
+func (c *Cluster) CreateOwner(ctx context.Context, slurmJob SlurmJob, expires time.Time) (*Owner, error) {
 	o := &Owner{Namespace: c.Namespace, client: c.Client, created: time.Now()}
 	prefix := "berth-"
-	if run.Job != "" {
-		prefix += run.Job + "-"
+	if slurmJob.ID != "" {
+		prefix += slurmJob.ID + "-"
 	}
 	job := &batchv1.Job{
 		TypeMeta:   metav1.TypeMeta{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job"},
-		ObjectMeta: metav1.ObjectMeta{GenerateName: prefix, Namespace: c.Namespace, Labels: run.labels()},
+		ObjectMeta: metav1.ObjectMeta{GenerateName: prefix, Namespace: c.Namespace, Labels: slurmJob.labels()},
 		Spec: batchv1.JobSpec{
 			Parallelism: new(int32), TTLSecondsAfterFinished: new(int32), ActiveDeadlineSeconds: o.deadline(expires),
 			Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{
@@ -81,9 +84,10 @@ func (c *Cluster) CreateOwner(ctx context.Context, run Run, expires time.Time) (
 	return o, nil
 }
 
-func (r Run) labels() map[string]string {
+// labels returns the labels of an owner and of its objects.
+func (j SlurmJob) labels() map[string]string {
 	labels := map[string]string{}
-	for key, value := range map[string]string{labelJob: r.Job, labelCluster: r.Cluster, labelRestarts: r.Restarts} {
+	for key, value := range map[string]string{labelJob: j.ID, labelCluster: j.Cluster, labelRestarts: j.Restarts} {
 		if value != "" {
 			labels[key] = value
 		}
@@ -91,19 +95,21 @@ func (r Run) labels() map[string]string {
 	return labels
 }
 
-// deadline returns the seconds from the creation of the owner to a time, and at least 1.
+// deadline returns activeDeadlineSeconds for an owner that expires at the given time: the
+// seconds since its creation, and at least 1.
 func (o *Owner) deadline(expires time.Time) *int64 {
 	seconds := max(1, int64(math.Ceil(expires.Sub(o.created).Seconds())))
 	return &seconds
 }
 
-// Adopt makes the owner own the objects, and gives them the labels of the run.
-func (o *Owner) Adopt(objects []workload.Object, run Run) {
+// Adopt makes the owner own the objects, and adds the labels of the Slurm job to them. The
+// client of the cluster then refuses to change objects that the owner does not own.
+func (o *Owner) Adopt(objects []workload.Object, job SlurmJob) {
 	for _, object := range objects {
-		// Without blockOwnerDeletion, no right on the owner's finalizers is needed.
+		// blockOwnerDeletion would need the right to update the owner's finalizers.
 		object.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job", Name: o.Name, UID: o.UID}})
 		labels := object.GetLabels()
-		for key, value := range run.labels() {
+		for key, value := range job.labels() {
 			if labels == nil {
 				labels = map[string]string{}
 			}
@@ -133,15 +139,16 @@ func (o *Owner) Exists(ctx context.Context) (bool, error) {
 	return err == nil && found.GetUID() == o.UID && found.GetDeletionTimestamp() == nil, err
 }
 
-// Contact makes a request for an owner, so that the next request needs no new connection. It
-// takes no longer than limit.
+// Contact requests an owner and ignores the answer, so that the client's connection to the API
+// server stays open. It returns after limit at the latest.
 func Contact(client *workload.Client, namespace, name string, limit time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	_, _ = client.Dynamic().Resource(jobResource).Namespace(namespace).Get(ctx, name, metav1.GetOptions{}) // only the connection counts
 }
 
-// Delete deletes the owner. The garbage collector then deletes what it owns.
+// Delete deletes the owner, and the garbage collector then deletes its objects. It succeeds if
+// the owner does not exist.
 func (o *Owner) Delete(ctx context.Context) error {
 	return Delete(ctx, o.client, o.Namespace, o.Name, o.UID)
 }
@@ -149,7 +156,7 @@ func (o *Owner) Delete(ctx context.Context) error {
 // deletePause is the time between two attempts of DeleteRetrying.
 const deletePause = time.Second
 
-// DeleteRetrying repeats Delete until it succeeds or ctx ends. It then returns the last error.
+// DeleteRetrying repeats Delete until it succeeds or ctx ends, and then returns the last error.
 func DeleteRetrying(ctx context.Context, client *workload.Client, namespace, name string, uid types.UID) error {
 	var last error
 	for {
@@ -168,7 +175,7 @@ func DeleteRetrying(ctx context.Context, client *workload.Client, namespace, nam
 	}
 }
 
-// Delete deletes an owner that another process has created.
+// Delete works like [Owner.Delete], for an owner that another process has created.
 func Delete(ctx context.Context, client *workload.Client, namespace, name string, uid types.UID) error {
 	background := metav1.DeletePropagationBackground
 	err := client.Dynamic().Resource(jobResource).Namespace(namespace).Delete(ctx, name, metav1.DeleteOptions{

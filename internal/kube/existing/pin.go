@@ -13,7 +13,8 @@ import (
 	"berth.dev/berth/internal/kube/workload"
 )
 
-// CheckHosts returns an error if the cluster certainly has no node for one of the hosts.
+// CheckHosts returns an error that names the hosts for which the cluster has no node. It
+// returns nil if the user may not list nodes.
 func (c *Cluster) CheckHosts(ctx context.Context, hosts []string) error {
 	nodes := c.Client.Dynamic().Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
 	var missing []string
@@ -33,13 +34,14 @@ func (c *Cluster) CheckHosts(ctx context.Context, hosts []string) error {
 		corev1.LabelHostname, strings.Join(missing, " or "), corev1.LabelHostname)
 }
 
-// Pin makes the pods of the objects run only on the nodes that carry the names of the hosts,
-// spread evenly over them. run is a name for the run's pods.
+// Pin restricts the pods of the objects to the nodes that have the names of the hosts, and
+// spreads them evenly. run is the value of the label by which the scheduler counts the pods. Pin
+// returns all errors, such as for a kind with containers in unknown fields.
 func Pin(objects []workload.Object, hosts []string, run string) error {
 	var problems []error
-	bare := 0
+	bare := 0 // bare pods so far
 	for _, object := range objects {
-		at, known := podAt(object.GetKind())
+		template, known := templatePath(object.GetKind())
 		switch {
 		case !known && hasPodSpec(object.Object):
 			problems = append(problems, fmt.Errorf("%s from %s: --pin does not know where this kind has its pods: give it a nodeSelector instead", object.Name(), object.Source))
@@ -50,7 +52,7 @@ func Pin(objects []workload.Object, hosts []string, run string) error {
 		var err error
 		switch {
 		case len(hosts) == 1 || object.GetKind() == "Pod":
-			path := append(at, "spec", "nodeSelector", corev1.LabelHostname)
+			path := append(template, "spec", "nodeSelector", corev1.LabelHostname)
 			if own, found, _ := unstructured.NestedString(object.Object, path...); found {
 				err = fmt.Errorf("its nodeSelector already names a host, %s: remove %s there, or omit --pin", own, corev1.LabelHostname)
 				break
@@ -58,7 +60,7 @@ func Pin(objects []workload.Object, hosts []string, run string) error {
 			err = unstructured.SetNestedField(object.Object, hosts[bare%len(hosts)], path...)
 			bare++
 		default:
-			err = spread(object.Object, at, hosts, run, object.GetKind() != "DaemonSet")
+			err = spread(object.Object, template, hosts, run, object.GetKind() != "DaemonSet")
 		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("pin %s from %s: %w", object.Name(), object.Source, err))
@@ -67,8 +69,9 @@ func Pin(objects []workload.Object, hosts []string, run string) error {
 	return errors.Join(problems...)
 }
 
-// podAt returns the fields that lead to the pod of a kind, or to its template.
-func podAt(kind string) (at []string, known bool) {
+// templatePath returns the path of the fields from an object of a kind to its pod template. The
+// path is empty for a Pod, and known is false for kinds that berth does not know.
+func templatePath(kind string) (path []string, known bool) {
 	switch kind {
 	case "Pod":
 		return nil, true
@@ -80,7 +83,7 @@ func podAt(kind string) (at []string, known bool) {
 	return nil, false
 }
 
-// hasPodSpec reports whether an object has containers anywhere.
+// hasPodSpec reports whether any field of an object, at any depth, is a list of containers.
 func hasPodSpec(value any) bool {
 	switch value := value.(type) {
 	case map[string]any:
@@ -102,8 +105,8 @@ func hasPodSpec(value any) bool {
 	return false
 }
 
-// spread lets the pods of a template run on any of the hosts. If evenly is set, the hosts'
-// numbers of pods of the run differ by one at most.
+// spread restricts the pods of a template to the hosts. If evenly is set, the number of the
+// run's pods on any two hosts differs by at most one.
 func spread(object map[string]any, template, hosts []string, run string, evenly bool) error {
 	at := func(fields ...string) []string { return append(append([]string{}, template...), fields...) }
 	var values []any
@@ -119,7 +122,7 @@ func spread(object map[string]any, template, hosts []string, run string, evenly 
 	if len(terms) == 0 {
 		terms = []any{map[string]any{}}
 	}
-	for _, term := range terms { // one of them must match
+	for _, term := range terms { // the scheduler needs one that matches
 		fields, ok := term.(map[string]any)
 		if !ok {
 			return fmt.Errorf("%s is not a list of objects", strings.Join(path, "."))

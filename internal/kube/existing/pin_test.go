@@ -219,8 +219,8 @@ users:
 - {name: me, user: {tokenFile: token}}
 `
 
-// The kubeconfig is passed to other processes, in other directories, so its relative paths
-// must be gone. They are relative to the file.
+// The kubeconfig is passed to processes with other working directories, so Open resolves its
+// relative paths. They are relative to the file.
 func TestOpen(t *testing.T) {
 	dir := t.TempDir()
 	authority, err := pki.NewAuthority("one")

@@ -16,10 +16,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// reviewsAtOnce is the number of questions about rights to ask at the same time.
-const reviewsAtOnce = 8
+// maxReviews is the number of access reviews to request at the same time.
+const maxReviews = 8
 
-// right is an operation on the objects of a resource, such as "get" on "pods/log".
+// right is a verb that RBAC allows on a resource, such as "get" on "pods/log".
 type right struct {
 	verb, group, resource, subresource string
 }
@@ -35,7 +35,8 @@ func (r right) String() string {
 	return r.verb + " " + name
 }
 
-// followRights returns the rights to own objects and to follow them.
+// followRights returns the rights that each run needs: to create and move its owner, and to
+// follow its pods.
 func followRights() []right {
 	var needed []right
 	for _, verb := range []string{"create", "get", "list", "watch", "patch", "delete"} {
@@ -57,21 +58,21 @@ func objectRights(resource schema.GroupResource) []right {
 	return needed
 }
 
-// checkRights returns an error that names the rights that the user lacks. If the API server
-// does not say, checkRights returns nil.
+// checkRights returns an error that lists the rights that the user lacks. Rights about which
+// the API server gives no answer count as granted.
 func (c *Cluster) checkRights(ctx context.Context, needed []right) error {
 	slices.SortFunc(needed, func(a, b right) int { return cmp.Compare(a.String(), b.String()) })
 	needed = slices.Compact(needed)
 	denied := make([]bool, len(needed))
 	var reviews errgroup.Group
-	reviews.SetLimit(reviewsAtOnce)
+	reviews.SetLimit(maxReviews)
 	for i, r := range needed {
 		reviews.Go(func() error {
 			denied[i] = c.lacks(ctx, r)
 			return nil
 		})
 	}
-	_ = reviews.Wait() // there is no error
+	_ = reviews.Wait() // the functions return no error
 	var missing []string
 	for i, r := range needed {
 		if denied[i] {
@@ -86,6 +87,7 @@ func (c *Cluster) checkRights(ctx context.Context, needed []right) error {
 		c.Namespace, user, strings.Join(missing, ", "), user, c.Namespace)
 }
 
+// lacks reports whether the API server says that the user does not have a right.
 func (c *Cluster) lacks(ctx context.Context, r right) bool {
 	review := &authorizationv1.SelfSubjectAccessReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: authorizationv1.SchemeGroupVersion.String(), Kind: "SelfSubjectAccessReview"},
@@ -101,7 +103,8 @@ func (c *Cluster) lacks(ctx context.Context, r right) bool {
 	return found && !allowed
 }
 
-// user returns the name of the kubeconfig's user, or USER if the API server does not tell.
+// user returns the name by which the API server knows the kubeconfig's user, or "USER" if the
+// API server does not answer.
 func (c *Cluster) user(ctx context.Context) string {
 	review := &authenticationv1.SelfSubjectReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: authenticationv1.SchemeGroupVersion.String(), Kind: "SelfSubjectReview"},
@@ -115,9 +118,10 @@ func (c *Cluster) user(ctx context.Context) string {
 	return "USER"
 }
 
-// ask creates an object that only asks a question.
-func (c *Cluster) ask(ctx context.Context, resource schema.GroupVersionResource, question any) (*unstructured.Unstructured, error) {
-	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(question)
+// ask creates a review, such as a SelfSubjectAccessReview, and returns it with its status. The
+// API server stores no such object.
+func (c *Cluster) ask(ctx context.Context, resource schema.GroupVersionResource, review any) (*unstructured.Unstructured, error) {
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(review)
 	if err != nil {
 		return nil, err
 	}

@@ -15,10 +15,10 @@ import (
 	"berth.dev/berth/internal/kube/workload"
 )
 
-// ownerServer is an API server that knows only the owner of a run. It breaks off the first
-// requests to delete it, as many as away says.
+// ownerServer is an API server that has only the owner of a run. It aborts the first requests
+// to delete the owner.
 type ownerServer struct {
-	away    atomic.Int64
+	aborts  atomic.Int64 // requests still to be aborted
 	deleted chan struct{}
 }
 
@@ -27,7 +27,7 @@ func (s *ownerServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Method != http.MethodDelete:
 		fmt.Fprint(w, `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"owner","namespace":"mine","uid":"u"}}`)
-	case s.away.Add(-1) >= 0:
+	case s.aborts.Add(-1) >= 0:
 		panic(http.ErrAbortHandler)
 	default:
 		fmt.Fprint(w, `{"apiVersion":"v1","kind":"Status","status":"Success"}`)
@@ -35,11 +35,11 @@ func (s *ownerServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// The API server may be away when a run ends. Within its own patience the run tries again, and
-// then its keeper does.
+// The API server may be unavailable when a run ends. The run tries again within its patience,
+// and after that its cleaner does.
 func TestOwnerIsDeletedWhenTheAPIServerReturns(t *testing.T) {
 	for name, test := range map[string]struct {
-		away     int64
+		aborts   int64
 		patience time.Duration
 		said     string
 	}{
@@ -48,7 +48,7 @@ func TestOwnerIsDeletedWhenTheAPIServerReturns(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &ownerServer{deleted: make(chan struct{})}
-			s.away.Store(test.away)
+			s.aborts.Store(test.aborts)
 			server := httptest.NewServer(s)
 			defer server.Close()
 			kubeconfig := fmt.Appendf(nil, `{"apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -57,15 +57,15 @@ func TestOwnerIsDeletedWhenTheAPIServerReturns(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			g := &guest{owner: &existing.Owner{Namespace: "mine", Name: "owner", UID: "u"}, expires: time.Date(2026, 11, 28, 12, 0, 0, 0, time.Local)}
-			g.Log, g.client = slog.New(slog.DiscardHandler), client
-			keeper, err := startKeeper(kubeconfig, g.owner)
+			r := &existingRun{owner: &existing.Owner{Namespace: "mine", Name: "owner", UID: "u"}, expires: time.Date(2026, 11, 28, 12, 0, 0, 0, time.Local)}
+			r.Log, r.client = slog.New(slog.DiscardHandler), client
+			cleaner, err := startCleaner(kubeconfig, r.owner)
 			if err != nil {
 				t.Fatal(err)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			err = g.leave(ctx, keeper, test.patience)
+			err = r.leave(ctx, cleaner, test.patience)
 			if test.said == "" && err != nil || test.said != "" && (err == nil || !strings.Contains(err.Error(), test.said)) {
 				t.Errorf("got %v, want %q", err, test.said)
 			}
@@ -74,8 +74,8 @@ func TestOwnerIsDeletedWhenTheAPIServerReturns(t *testing.T) {
 			case <-ctx.Done():
 				t.Error("the owner was not deleted")
 			}
-			if test.said != "" { // end has waited for it otherwise
-				_ = keeper.process.Wait()
+			if test.said != "" { // otherwise end has waited for the cleaner
+				_ = cleaner.process.Wait()
 			}
 		})
 	}
