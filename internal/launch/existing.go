@@ -20,7 +20,7 @@ import (
 	"berth.dev/berth/internal/launch/crash"
 )
 
-// Existing selects a Kubernetes cluster that berth did not start, and says where to run in it.
+// Existing selects a Kubernetes cluster that berth did not start, and the place of a run in it.
 type Existing struct {
 	// Kubeconfig is the path of the kubeconfig file. If it is empty, berth starts a cluster.
 	Kubeconfig string
@@ -183,7 +183,7 @@ func (r *existingRun) run(ctx context.Context, giveUp context.CancelCauseFunc) (
 	defer stop()
 	watcher.Go(func() { r.watchOwner(watching, giveUp) })
 	work, end := allocation.WithGrace(ctx, r.askToEnd)
-	result, err := r.followApart(work, r.kubeconfig, r.objects, workload.Streams{Foreign: true}, giveUp)
+	result, err := r.followApart(work, r.kubeconfig, r.objects, workload.Streams{Existing: true}, giveUp)
 	code, err = r.result(result, r.asked.Load(), err)
 	end()
 	if ctx.Err() != nil {

@@ -15,9 +15,8 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// CleanerArg is the argument with which a run on an existing cluster starts this program
-// again, as the process that deletes the run's objects if the run is killed. main then calls
-// CleanerRole.
+// CleanerArg starts this program again as the process that deletes the objects of a run on an
+// existing cluster if the run is killed. main then calls CleanerRole.
 const CleanerArg = "cleaner-role"
 
 const (

@@ -34,7 +34,7 @@ type followConfig struct {
 	Objects    []followObject
 	NoPull     bool
 	IDs        string
-	Foreign    bool
+	Existing   bool
 	Logs       []string
 	Followed   workload.Followed
 }
@@ -95,7 +95,7 @@ func followHere() error {
 		NeverStarts: func(stuck *workload.NeverStarts) {
 			sender.send(followEvent{Result: &workload.Result{}, Stuck: stuck})
 		},
-		NoPull: config.NoPull, IDs: config.IDs, Foreign: config.Foreign, Logs: selection,
+		NoPull: config.NoPull, IDs: config.IDs, Existing: config.Existing, Logs: selection,
 		Progress: workload.NewProgress(config.Followed, sender.step),
 	})
 	last := followEvent{Result: &result}

@@ -13,7 +13,7 @@ import (
 	"berth.dev/berth/internal/kube/workload"
 )
 
-// CheckHosts returns an error that names the hosts for which the cluster has no node. It
+// CheckHosts returns an error with the names of all hosts that are no nodes of the cluster. It
 // returns nil if the user may not list nodes.
 func (c *Cluster) CheckHosts(ctx context.Context, hosts []string) error {
 	nodes := c.Client.Dynamic().Resource(corev1.SchemeGroupVersion.WithResource("nodes"))
@@ -35,8 +35,8 @@ func (c *Cluster) CheckHosts(ctx context.Context, hosts []string) error {
 }
 
 // Pin restricts the pods of the objects to the nodes that have the names of the hosts, and
-// spreads them evenly. run is the value of the label by which the scheduler counts the pods. Pin
-// returns all errors, such as for a kind with containers in unknown fields.
+// spreads them evenly. The scheduler counts the pods whose label has the value run. Pin returns
+// all errors, such as for a kind with containers in unknown fields.
 func Pin(objects []workload.Object, hosts []string, run string) error {
 	var problems []error
 	bare := 0 // bare pods so far

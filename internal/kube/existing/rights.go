@@ -103,8 +103,7 @@ func (c *Cluster) lacks(ctx context.Context, r right) bool {
 	return found && !allowed
 }
 
-// user returns the name by which the API server knows the kubeconfig's user, or "USER" if the
-// API server does not answer.
+// user returns the API server's name of the kubeconfig's user, or "USER" if it does not answer.
 func (c *Cluster) user(ctx context.Context) string {
 	review := &authenticationv1.SelfSubjectReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: authenticationv1.SchemeGroupVersion.String(), Kind: "SelfSubjectReview"},

@@ -134,9 +134,10 @@ func (c *Client) applyOnce(ctx context.Context, object Object) (*unstructured.Un
 // errLeaving reports that an object of an earlier run still exists, but is being deleted.
 var errLeaving = errors.New("an object of that name is still being deleted; wait until it is gone")
 
-// owned returns the existing object if the client's owner owns it: then an earlier request
-// of Apply has created it, and its answer was lost. Otherwise it returns an error, which is
-// errLeaving if the object will soon be gone.
+// owned returns the existing object of that name if the client's owner owns it. In that case
+// an earlier request of Apply has created it, and the answer was lost. For an object of another
+// owner, or of none, owned returns an error, which is errLeaving if the object will soon be
+// gone.
 func (c *Client) owned(ctx context.Context, resource dynamic.ResourceInterface, object Object) (*unstructured.Unstructured, error) {
 	found, err := resource.Get(ctx, object.GetName(), metav1.GetOptions{})
 	switch {
@@ -179,7 +180,8 @@ func (c *Client) left(ctx context.Context, namespace string, owners []metav1.Own
 	return true
 }
 
-// Mapping returns the resource of a kind, and whether its objects have a namespace.
+// Mapping returns the API resource of a kind, and its scope: namespaces or the whole cluster. It
+// returns a NoMatchError (meta.IsNoMatchError) for a kind that the cluster does not have.
 func (c *Client) Mapping(kind schema.GroupVersionKind) (*meta.RESTMapping, error) {
 	mapping, err := c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	if meta.IsNoMatchError(err) {

@@ -29,8 +29,8 @@ type Client struct {
 	owner types.UID
 }
 
-// Own makes Apply refuse every existing object that the object with this UID does not
-// own. The objects of Apply must refer to the owner.
+// Own makes Apply refuse each existing object that the owner, an object with this UID, does
+// not own. The objects to apply must have an owner reference to it.
 func (c *Client) Own(owner types.UID) { c.owner = owner }
 
 // Share makes Apply refuse existing objects that decide a result, because

@@ -8,7 +8,7 @@
 //   - client.go, apply.go, remove.go, record.go, images.go and token.go: objects in
 //     the cluster
 //   - target.go, owners.go and follow.go: from objects to a result
-//   - logs.go, nodelog.go, stream.go, stamps.go and selection.go: the output
+//   - logs.go, nodelog.go, stream.go, timestamps.go and selection.go: the output
 //   - stuck.go, reasons.go, taints.go, references.go and remedies.go: pods that
 //     never start
 //   - pulls.go: reports of pulls that take long

@@ -36,10 +36,10 @@ type Streams struct {
 	// NoPull reports whether the user has forbidden pulls. Then it is useless to wait for
 	// an image from the network.
 	NoPull bool
-	// Foreign reports whether the cluster is not berth's. Then other users may free
-	// resources and add nodes, so no pod waits for a node in vain, and the two streams of a
-	// log that the API server gives are mixed in Out.
-	Foreign bool
+	// Existing reports whether berth did not start the cluster. Then others may free
+	// resources or add nodes, so that a pod without a node is no reason to end. The API server
+	// mixes standard output and standard error of a container, so Out receives both.
+	Existing bool
 	// Logs selects the pods whose output is followed.
 	Logs Selection
 	// IDs describes the user and group IDs that the nodes have, such as "0 to 65536". It is
@@ -102,7 +102,7 @@ func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) 
 		pulls: newPullReports(time.Now(), streams.Inform),
 		shown: map[types.UID]bool{},
 	}
-	f.stuck.foreign = streams.Foreign
+	f.stuck.existing = streams.Existing
 	f.stuck.others, f.stuck.ids = slices.ContainsFunc(objects, makesPods), streams.IDs
 	if absent := streams.Logs.unknown(found); len(absent) > 0 {
 		streams.Warn(fmt.Sprintf("the logs of %s cannot be followed: no such object that has pods is in the manifests", strings.Join(absent, ", ")))
@@ -268,8 +268,8 @@ func send(ctx context.Context, changes chan<- change, c change) {
 // does not name the taint, or while no kubelet has accepted a pod. It changes nothing if
 // the API server does not answer in time, perhaps because it is being restarted.
 func (f *follower) lookAtNodes(ctx context.Context) {
-	if f.streams.Foreign {
-		return // many nodes, of others, and no right to list them
+	if f.streams.Existing {
+		return // users may not list its nodes, and there may be many
 	}
 	if !f.stuck.tainted() && len(f.stuck.unanswered(time.Now())) == 0 {
 		return

@@ -244,10 +244,10 @@ func (l *logs) followThere(ctx context.Context, pod *corev1.Pod, status corev1.C
 	}
 }
 
-// firstStream returns the name of the stream whose output goes to Streams.Out.
+// firstStream returns the name of the stream that is copied to Streams.Out.
 func (l *logs) firstStream() string {
-	if l.streams.Foreign {
-		return bothStreams
+	if l.streams.Existing {
+		return mixedStreams
 	}
 	return "Stdout"
 }
@@ -280,11 +280,11 @@ func (l *logs) begin(ctx context.Context, pod *corev1.Pod, status corev1.Contain
 	name := string(pod.UID) + "/" + status.Name
 	before := l.latest[name]
 	streams := []*stream{newStream(l, pod, status, l.firstStream())}
-	if !l.streams.Foreign {
+	if !l.streams.Existing {
 		streams = append(streams, newStream(l, pod, status, "Stderr"))
 	}
 	streams[0].node = l.nodes[name]
-	if mark.Generation == int(status.RestartCount) && !l.streams.Foreign {
+	if mark.Generation == int(status.RestartCount) && !l.streams.Existing {
 		streams[0].earlier = max(streams[0].earlier, mark.SentOut-int64(len(mark.Out)))
 		streams[1].earlier = max(streams[1].earlier, mark.SentErr-int64(len(mark.Err)))
 	}

@@ -217,13 +217,13 @@ type diagnosis struct {
 	// ids describes the node's user and group IDs, such as "0 to 65536". It is
 	// empty if unknown.
 	ids string
-	// foreign is Streams.Foreign.
-	foreign bool
+	// existing is Streams.Existing.
+	existing bool
 }
 
-// canPassThere reports whether a trouble may pass in a cluster that others use and
-// manage, too: they free resources and quotas, and add nodes.
-func (t *trouble) canPassThere() bool {
+// othersMayFix reports whether other users or the administrator of an existing cluster may
+// end a trouble: they free resources and quotas, and add or label nodes.
+func (t *trouble) othersMayFix() bool {
 	return t.effect == crowded || t.class == classNodes || says(t.err.Message, "didn't match Pod's node affinity/selector")
 }
 

@@ -117,8 +117,9 @@ var remedies = []struct{ reasons, words, remedy string }{
 	{"SysctlForbidden", "", "leave this sysctl out of securityContext.sysctls"},
 }
 
-// foreignRemedies lists advice for clusters that are not berth's. It precedes remedies.
-var foreignRemedies = []struct{ reasons, words, remedy string }{
+// existingRemedies lists advice for clusters that berth did not start. It is searched
+// before remedies.
+var existingRemedies = []struct{ reasons, words, remedy string }{
 	{"Unschedulable", "Insufficient |Too many pods|no nodes available", "it starts when the cluster has room for it; lower resources.requests, or ask the cluster's administrator"},
 	{"SchedulerError", "", "ask the cluster's administrator"},
 	{"FailedCreate", "exceeded quota", "it starts when the namespace's quota has room; lower what the pods request, or ask for a larger ResourceQuota"},
@@ -134,8 +135,8 @@ const outOfRange = "cannot setuid to unmapped|cannot setgid to unmapped|setgroup
 
 // remedy returns advice for the user.
 func (d diagnosis) remedy(reason, message string) string {
-	if d.foreign {
-		for _, row := range foreignRemedies {
+	if d.existing {
+		for _, row := range existingRemedies {
 			if slices.Contains(strings.Split(row.reasons, "|"), reason) && says(message, row.words) {
 				return row.remedy
 			}

@@ -40,9 +40,10 @@ const (
 	rereadLimit = 1 << 20
 )
 
-// bothStreams names the log of both streams. To give them separately is a feature of the
-// API server (PodLogsQuerySplitStreams, alpha in Kubernetes 1.36) that berth's has.
-const bothStreams = "All"
+// mixedStreams is the name of a log with standard output and standard error. The API server
+// separates them only with the feature gate PodLogsQuerySplitStreams (alpha in Kubernetes
+// 1.36), which berth's clusters enable.
+const mixedStreams = "All"
 
 // errRotated is the error for a log that no longer begins with the bytes that were copied
 // from it.
@@ -61,13 +62,14 @@ const cutByDeletion = "its pod was deleted before it was read to the end"
 
 // stream copies one output stream of one run of a container from the API server. If the
 // log breaks off, because a part of the cluster restarts, stream reads it again from its
-// start, and continues after the bytes that it has copied. No line is lost or repeated.
+// start, or with timestamps from one of the last two seconds, and continues after the bytes
+// that it has copied. No line is lost or repeated.
 type stream struct {
 	logs                      *logs
 	namespace, pod, container string
 	podUID                    types.UID
 	containerID               string
-	name                      string // "Stdout", "Stderr" or bothStreams
+	name                      string // "Stdout", "Stderr" or mixedStreams
 	// cancel ends the request that follows the log. abandon ends the stream.
 	cancel, abandon context.CancelFunc
 
@@ -95,7 +97,7 @@ type stream struct {
 	cut     bool         // the last reading of the log ended with an error
 	foreign int          // attempts that returned errForeign
 	broken  bool         // a write to the workload's streams failed
-	stamps  *stamps      // nil for a log without times
+	stamps  *timestamps  // nil if the log is read without timestamps
 }
 
 func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name string) *stream {
@@ -106,8 +108,8 @@ func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name 
 	}
 	mark, _ := l.streams.Progress.of(s.key())
 	s.earlier = mark.Offset
-	if l.streams.Foreign {
-		s.stamps = &stamps{stream: s}
+	if l.streams.Existing {
+		s.stamps = &timestamps{stream: s}
 	}
 	return s
 }
@@ -168,7 +170,7 @@ func (s *stream) finish() {
 	}
 }
 
-// rereads reports whether it takes little time to read the log again.
+// rereads reports whether the log can be read again quickly.
 func (s *stream) rereads() bool { return s.copied < rereadLimit || s.stamps != nil }
 
 func (s *stream) run(ctx, following context.Context) {
@@ -410,7 +412,7 @@ func (s *stream) open(ctx context.Context, which reading) (io.ReadCloser, error)
 	request := s.logs.client.rest.Get().
 		AbsPath("/api/v1/namespaces", s.namespace, "pods", s.pod, "log").
 		Param("container", s.container)
-	if s.name != bothStreams {
+	if s.name != mixedStreams {
 		request = request.Param("stream", s.name)
 	}
 	if which.follow {

@@ -155,7 +155,7 @@ func (s *stuckPods) overdue(now time.Time) *NeverStarts {
 				continue
 			}
 			t := w.current()
-			if t.effect == reported || s.foreign && t.canPassThere() || w.replicated && s.hasRunningSibling(w) || s.isSuccessor(w) && now.Sub(began) < successorTimeout {
+			if t.effect == reported || s.existing && t.othersMayFix() || w.replicated && s.hasRunningSibling(w) || s.isSuccessor(w) && now.Sub(began) < successorTimeout {
 				s.report(w, t)
 				continue
 			}

@@ -10,12 +10,12 @@ import (
 	"berth.dev/berth/internal/kube/containerlog"
 )
 
-// stampedLog serves a log with times in answers that break off. first is the number of lines
-// that were rotated away before an answer, and until the number of bytes of an answer. A line
-// may be divided into parts.
+// stampedLog serves a log with timestamps in answers that break off. first is the number of
+// lines that were rotated away before an answer, and until the length of the answer in bytes. A
+// line may be divided into parts.
 type stampedLog struct {
 	lines   []string
-	times   []time.Duration // after stampedBegin; nil for stampOf
+	times   []time.Duration // of the lines, after stampedBegin; nil for those of stampOf
 	answers []struct{ first, until int }
 	asked   []string
 	ended   func()
@@ -24,7 +24,7 @@ type stampedLog struct {
 
 var stampedBegin = time.Date(2026, 11, 28, 12, 0, 0, 999_000_000, time.UTC)
 
-// stampOf returns the time of a line. Two lines have the same one.
+// stampOf returns the timestamp of a line. Each timestamp is that of two lines.
 func stampOf(line int) time.Time {
 	return stampedBegin.Add(time.Duration(line/2) * 400 * time.Millisecond)
 }
@@ -84,20 +84,20 @@ func TestStampedLogIsContinued(t *testing.T) {
 		since   string // of the request after the last break
 		note    string
 	}{
-		"in order":                        {answers{{0, 0}}, whole, "", ""},
-		"in the middle of a line":         {answers{{0, 2*stamp + 6}, {0, 0}}, whole, "2026-11-28T12:00:00Z", ""},
-		"in the middle of a time":         {answers{{0, stamp + 14}, {0, 0}}, whole, "2026-11-28T12:00:00Z", ""},
-		"between lines of one time":       {answers{{0, stamp + 4}, {0, 0}}, whole, "2026-11-28T12:00:00Z", ""},
-		"in a later second":               {answers{{0, 3*stamp + 14}, {0, 3}, {0, 0}}, whole, "2026-11-28T12:00:01Z", ""},
-		"what was copied before, rotated": {answers{{0, 3*stamp + 14}, {2, 0}}, whole, "2026-11-28T12:00:01Z", ""},
-		"rotated in the last second":      {answers{{0, 3*stamp + 14}, {3, 0}}, whole, "2026-11-28T12:00:01Z", "rotated away"},
+		"in order":                       {answers{{0, 0}}, whole, "", ""},
+		"in the middle of a line":        {answers{{0, 2*stamp + 6}, {0, 0}}, whole, "2026-11-28T12:00:00Z", ""},
+		"in the middle of a timestamp":   {answers{{0, stamp + 14}, {0, 0}}, whole, "2026-11-28T12:00:00Z", ""},
+		"between lines of one timestamp": {answers{{0, stamp + 4}, {0, 0}}, whole, "2026-11-28T12:00:00Z", ""},
+		"in a later second":              {answers{{0, 3*stamp + 14}, {0, 3}, {0, 0}}, whole, "2026-11-28T12:00:01Z", ""},
+		"older lines rotated":            {answers{{0, 3*stamp + 14}, {2, 0}}, whole, "2026-11-28T12:00:01Z", ""},
+		"rotated in the last second":     {answers{{0, 3*stamp + 14}, {3, 0}}, whole, "2026-11-28T12:00:01Z", "rotated away"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			api := &stampedLog{lines: lines, answers: test.answers, pod: knownPod("u", runningStatus("c"))}
-			got, notes := followAt(t, api, &api.ended, Streams{Foreign: true})
+			got, notes := followAt(t, api, &api.ended, Streams{Existing: true})
 			if test.note != "" {
-				// Line 4 has the time of line 3, which was passed on.
+				// Line 4 has the timestamp of line 3, which was passed on.
 				test.want = strings.Replace(whole, "four\n", "", 1)
 			}
 			if got != test.want {
@@ -113,8 +113,8 @@ func TestStampedLogIsContinued(t *testing.T) {
 	}
 }
 
-// The runtime may write a line after another one with a later time, and divides long lines into
-// parts with separate times. Each line is passed on once.
+// The container runtime may write a line after another one with a later timestamp, and divides
+// long lines into parts with separate timestamps. Each line is passed on once.
 func TestStampedLogOutOfOrder(t *testing.T) {
 	const stamp = len("2026-11-28T12:00:00.000000000Z ")
 	const ms = time.Millisecond
@@ -143,7 +143,7 @@ func TestStampedLogOutOfOrder(t *testing.T) {
 				lines: test.lines, times: test.times, pod: knownPod("u", runningStatus("c")),
 				answers: []struct{ first, until int }{{0, test.until}, {0, 0}},
 			}
-			got, notes := followAt(t, api, &api.ended, Streams{Foreign: true})
+			got, notes := followAt(t, api, &api.ended, Streams{Existing: true})
 			want := strings.Join(test.lines, "")
 			if test.lost != "" {
 				want = strings.Replace(want, test.lost, "", 1)
@@ -170,8 +170,8 @@ func TestStampedLogAfterRestart(t *testing.T) {
 		answers: []struct{ first, until int }{{0, stamp + 4}, {0, 0}},
 	}
 	mark := Mark{Position: containerlog.Position{Offset: 4}}
-	progress := NewProgress(Followed{Marks: map[string]Mark{"c/" + bothStreams: mark}}, nil)
-	got, notes := followAt(t, api, &api.ended, Streams{Foreign: true, Progress: progress})
+	progress := NewProgress(Followed{Marks: map[string]Mark{"c/" + mixedStreams: mark}}, nil)
+	got, notes := followAt(t, api, &api.ended, Streams{Existing: true, Progress: progress})
 	if got != "two\n" || notes != "" {
 		t.Errorf("got %q, notes %q", got, notes)
 	}

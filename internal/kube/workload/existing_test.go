@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// In a cluster that others use, too, a pod may get room and nodes at any time, but an image
+// In an existing cluster, others may free resources or add nodes at any time, but an image
 // that does not exist stays missing.
-func TestPodsOfOtherClustersWaitForRoom(t *testing.T) {
+func TestPodsOnExistingClustersWaitForRoom(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for name, test := range map[string]struct {
 		pod    *corev1.Pod
@@ -29,7 +29,7 @@ func TestPodsOfOtherClustersWaitForRoom(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStuckPods(false)
-			s.foreign = true
+			s.existing = true
 			s.handlePod(test.pod, start)
 			err := s.overdue(start.Add(time.Hour))
 			if (err != nil) != test.ends {
