@@ -1,7 +1,6 @@
-// Command berth-sandbox has the processes of a node that wait most of the time: janitor,
-// init, the log role, and the process that reports a panic of berth run. It links little,
-// so that each of them needs less than a fifth of the memory that it would need as a
-// part of the program berth.
+// Command berth-sandbox runs the processes of a node that wait most of the time: the
+// janitor, init, the log role, and the process that reports a panic of berth run. It links
+// few packages, so each process needs less than a fifth of its memory in the program berth.
 package main
 
 import (
@@ -27,6 +26,6 @@ func main() {
 			os.Exit(crash.Main())
 		}
 	}
-	fmt.Fprintln(os.Stderr, "berth-sandbox: berth starts this program, nobody else has to")
+	fmt.Fprintln(os.Stderr, "berth-sandbox: only berth starts this program; run berth instead")
 	os.Exit(2)
 }

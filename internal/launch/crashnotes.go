@@ -4,7 +4,7 @@ import "berth.dev/berth/internal/launch/crash"
 
 // noteCrash describes what a panic of this process means from now on.
 func (n *node) noteCrash(lost string) {
-	note := crash.Note{Whose: "the supervisor of node " + n.plan.Node.Name, Lost: lost}
+	note := crash.Note{Process: "the supervisor of node " + n.plan.Node.Name, Lost: lost}
 	if n.Spec.DebugDir != "" {
 		note.Keep = n.dirs.log("panic")
 	}

@@ -166,7 +166,7 @@ func (r *existingRun) run(ctx context.Context, giveUp context.CancelCauseFunc) (
 			r.Log.Warn(problem.Error())
 		}
 	}()
-	r.Crash.Note(crash.Note{Whose: "berth", Lost: lostFollow})
+	r.Crash.Note(crash.Note{Process: "berth", Lost: lostFollow})
 	if r.Existing.Pin {
 		if err := existing.Pin(r.objects, r.hosts(), r.owner.Name); err != nil {
 			return 0, exitcode.Wrap(exitcode.Manifest, err)

@@ -89,7 +89,7 @@ func (s *ownStep) run(ctx context.Context, srun string, command, env []string) (
 		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start %s: %w", srun, err))
 	}
 	s.guard.watch(s.srun.Process.Pid)
-	s.options.Crash.Note(crash.Note{Whose: "berth", Lost: lostStep})
+	s.options.Crash.Note(crash.Note{Process: "berth", Lost: lostStep})
 	closeInput()
 	watched := make(chan error, 1)
 	go func() { watched <- s.watch(lost) }()

@@ -220,7 +220,7 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 			u.Log.Warn(problem.Error())
 		}
 	}()
-	u.Crash.Note(crash.Note{Whose: "berth", Lost: lostFollow})
+	u.Crash.Note(crash.Note{Process: "berth", Lost: lostFollow})
 	if u.objects, err = u.client.Apply(ctx, objects); err != nil {
 		if ctx.Err() != nil {
 			return 0, u.allocation.Reason(context.Cause(ctx))

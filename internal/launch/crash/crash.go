@@ -1,7 +1,7 @@
 // Package crash reports a panic of this process in one sentence. No goroutine can
-// catch the panic of another one, so a second process waits for the end of this one
-// and reads what Go's runtime has written. Panics of the roles do not belong here:
-// their parents report them.
+// recover from the panic of another one, so a second process, the reporter, waits for the
+// end of this one and reads the message of Go's runtime. Panics of the roles do not belong
+// to this package: their parents report them.
 package crash
 
 import (
@@ -19,21 +19,22 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// Note describes what a crash would mean from now on. The sentence is "Whose has
+// Note describes the consequences of a crash from now on. The report is "Process has
 // crashed (reason)Lost; remedy".
 type Note struct {
-	Whose, Lost string
+	// Process names this process, such as "berth". Lost begins with a space or comma.
+	Process, Lost string
 	// Keep is the path of the file for the stacks. If it is empty, the reporter prints the
 	// first stack.
 	Keep string `json:",omitempty"`
 }
 
 // BeforeWorkload returns the note that applies until the workload starts.
-func BeforeWorkload() Note { return Note{Whose: "berth", Lost: " before it started the workload"} }
+func BeforeWorkload() Note { return Note{Process: "berth", Lost: " before it started the workload"} }
 
-// pipeBytes is the size of the pipe to the reporter, the smallest that Linux allows (one
-// page). The stacks of a run are larger, so that a process that panics waits for the
-// reporter.
+// pipeBytes is the size of the pipe to the reporter. It is the smallest that Linux allows
+// (one page), and the stacks of a run are larger, so a process that panics waits for the
+// reporter before it ends.
 const pipeBytes = 4 << 10
 
 // Reporter is the process that reports a panic of this one. Its methods do nothing
@@ -55,10 +56,10 @@ func KeepStderr() {
 	}
 }
 
-// Start starts the reporter, which then reads what the runtime writes about a panic.
-// program is the path of berth-sandbox. A panic then ends the process with SIGABRT,
-// because the exit code of an ordinary panic, 2, could be the workload's. KeepStderr must
-// have been called.
+// Start starts the reporter, whose input is then descriptor 2. program is the path of
+// berth-sandbox. From then on, a panic ends the process with SIGABRT, because the exit
+// code of an ordinary panic, 2, could be the workload's. The caller must have called
+// KeepStderr.
 func Start(program string, note Note) (*Reporter, error) {
 	var ends [4]*os.File
 	defer func() {
@@ -86,7 +87,7 @@ func Start(program string, note Note) (*Reporter, error) {
 	r.process.Dir = "/"
 	r.process.Env = []string{}
 	r.process.Stderr = os.Stderr
-	// The signals of a terminal are for the process that it reports on.
+	// Signals of a terminal are only for this process, not for the reporter.
 	r.process.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := fds.Start(r.process, note); err != nil {
 		return nil, fmt.Errorf("start the process that reports crashes: %w", err)
@@ -107,7 +108,7 @@ func (r *Reporter) Note(note Note) {
 	}
 }
 
-// PID returns the process id of the reporter, or 0.
+// PID returns the process ID of the reporter, or 0 for nil.
 func (r *Reporter) PID() int {
 	if r == nil {
 		return 0
@@ -115,8 +116,8 @@ func (r *Reporter) PID() int {
 	return r.process.Process.Pid
 }
 
-// Close ends the reporter and waits for it. Descriptor 2 is the standard error
-// again. It can be called twice, and must be called before this process executes
+// Close makes descriptor 2 the standard error again, which ends the reporter, and waits
+// for its end. It can be called twice. It must be called before this process executes
 // another program.
 func (r *Reporter) Close() error {
 	if r == nil {

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestMain lets the test program be the reporter, and a process that panics as a
-// run would, in a goroutine.
+// TestMain also runs the test program as the reporter, and as a process that panics in a
+// goroutine.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == Arg {
 		os.Exit(Main())
@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	}
 	switch how {
 	case "keep":
-		reporter.Note(Note{Whose: "the test", Lost: ", and so on", Keep: os.Getenv("KEEP")})
+		reporter.Note(Note{Process: "the test", Lost: ", and so on", Keep: os.Getenv("KEEP")})
 	case "never":
 		if err := errors.Join(reporter.Close(), reporter.Close()); err != nil {
 			panic(err)
@@ -42,8 +42,8 @@ func TestMain(m *testing.M) {
 	select {}
 }
 
-// crashed runs this program with a panic and returns its standard error, once
-// nobody has it open.
+// crashed runs this program with a panic. It returns the standard error, when all
+// processes have closed it, and the error of the process.
 func crashed(t *testing.T, how, keep string) (stderr, ended string) {
 	t.Helper()
 	process := exec.Command("/proc/self/exe")
@@ -87,13 +87,13 @@ func TestNothingIsReportedWithoutAPanic(t *testing.T) {
 	}
 }
 
-// Once a process has ended, Slurm may kill all others of its step.
+// After the end of a process, Slurm may kill all other processes of its step.
 func TestPanicIsReportedBeforeTheProcessEnds(t *testing.T) {
 	output, runtime := io.Pipe()
 	stderr, said := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		done <- report(output, said, func() Note { return Note{Whose: "the test", Lost: ", and so on"} })
+		done <- report(output, said, func() Note { return Note{Process: "the test", Lost: ", and so on"} })
 		said.Close()
 	}()
 	go func() {
@@ -114,9 +114,8 @@ func TestPanicIsReportedBeforeTheProcessEnds(t *testing.T) {
 	}
 }
 
-// Nobody reads standard error, as with "2>&1 | less". The stacks are kept, and the
-// process that has crashed ends, which writes the rest of them to the pipe first. Later
-// the reader gets the sentence.
+// With "2>&1 | less", standard error may not be read for a long time. The file then has
+// all stacks, and the crashed process ends. The reader gets the sentence later.
 func TestPanicDoesNotWaitForReaderOfMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		keep := filepath.Join(t.TempDir(), "panic.log")
@@ -124,7 +123,7 @@ func TestPanicDoesNotWaitForReaderOfMessages(t *testing.T) {
 		reader, stderr := io.Pipe()
 		reported := make(chan error, 1)
 		go func() {
-			reported <- report(output, stderr, func() Note { return Note{Whose: "the test", Lost: ", and so on", Keep: keep} })
+			reported <- report(output, stderr, func() Note { return Note{Process: "the test", Lost: ", and so on", Keep: keep} })
 			stderr.Close()
 		}()
 		const first, rest = "panic: out of order\n\ngoroutine 1 [running]:\nmain.main()\n\n", "goroutine 2 [running]:\nmain.other()\n"
@@ -157,7 +156,7 @@ func TestPanicDoesNotWaitForReaderOfMessages(t *testing.T) {
 	})
 }
 
-// Who no longer reads, or fills the disk, does not hold up the process either.
+// A closed standard error and a full disk do not delay the end of the process either.
 func TestPanicWithoutReaderOrDisk(t *testing.T) {
 	output, runtime := io.Pipe()
 	reader, stderr := io.Pipe()
@@ -167,7 +166,7 @@ func TestPanicWithoutReaderOrDisk(t *testing.T) {
 		_, _ = io.WriteString(runtime, "goroutine 2 [running]:\n")
 		runtime.Close()
 	}()
-	if err := report(output, stderr, func() Note { return Note{Whose: "the test", Keep: "/dev/full"} }); err != nil {
+	if err := report(output, stderr, func() Note { return Note{Process: "the test", Keep: "/dev/full"} }); err != nil {
 		t.Error(err)
 	}
 }

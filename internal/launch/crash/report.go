@@ -16,12 +16,12 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// Arg starts the reporter. The main function of berth-sandbox calls Main then.
+// Arg is the argument of berth-sandbox that starts the reporter. main then calls Main.
 const Arg = "crash-reporter"
 
 // Names of the reporter's files.
 const (
-	fdOutput = "output" // what Go's runtime writes; end of file is the end of the process
+	fdOutput = "output" // the output of Go's runtime; ends with the process
 	fdNotes  = "notes"  // carries the notes after the first one
 )
 
@@ -30,14 +30,14 @@ const (
 	stackBytes = 4 << 10
 	// searchedBytes bounds the output that is searched for a panic.
 	searchedBytes = 64 << 10
-	// readerWait bounds how long the report holds up the end of the process that
-	// has crashed, if nobody reads standard error.
+	// readerWait is the longest delay of the end of the crashed process if nobody reads
+	// standard error.
 	readerWait = 5 * time.Second
 )
 
 // Main runs the reporter, and returns the exit status.
 func Main() int {
-	sandbox.OutliveSignals() // it ends after the process that it reports on
+	sandbox.OutliveSignals() // the reporter ends after the other process
 	var first Note
 	files, err := linux.ReceiveFiles(&first, fdOutput, fdNotes)
 	if err == nil {
@@ -63,7 +63,7 @@ func lastNote(note Note, notes *os.File) Note {
 			if errors.Is(err, unix.EINTR) {
 				continue
 			}
-			if n <= 0 { // the process may be there, and write no more notes
+			if n <= 0 { // end of file, or EAGAIN while the process has the pipe open
 				return true
 			}
 			all = append(all, buffer[:n]...)
@@ -75,11 +75,11 @@ func lastNote(note Note, notes *os.File) Note {
 	return note
 }
 
-// report reads the output until the end of the process. If it finds a panic, it keeps
-// the stacks and notifies the user as soon as the first stack has come. The process that
-// panics waits meanwhile, because the pipe is small: once it has ended, Slurm may end its
-// step and this process with it. It waits for readerWait at most. report returns when
-// the reader of standard error has the sentence or is gone.
+// report reads the output of Go's runtime until the process ends. If the output contains a
+// panic, report writes it to the file of the last note, and prints the sentence as soon as
+// the first stack is complete. Meanwhile the crashed process waits, for readerWait at most,
+// because the pipe is small: after its end, Slurm may kill the step and the reporter with
+// it. report returns when the sentence was read or standard error is closed.
 func report(output io.Reader, stderr io.Writer, lastNote func() Note) error {
 	text, reason, stack, found := awaitPanic(output)
 	if !found {
@@ -103,13 +103,14 @@ func report(output io.Reader, stderr io.Writer, lastNote func() Note) error {
 			err = fmt.Errorf("keep the stacks of a crash: %w", err)
 		}
 	}
-	_, _ = io.Copy(io.Discard, output) // or the process would wait for ever
+	_, _ = io.Copy(io.Discard, output) // otherwise the process would wait forever
 	<-told
 	return err
 }
 
-// awaitPanic reads until the first stack of a panic is complete, and also returns the
-// output that it was found in. It finds none if the process ends without a panic.
+// awaitPanic reads the output until the first stack of a panic is complete. It returns the
+// recent output, and the reason and stack in it. found is false if the process ends without
+// a panic.
 func awaitPanic(output io.Reader) (text, reason, stack []byte, found bool) {
 	for buffer := make([]byte, pipeBytes); ; {
 		n, err := output.Read(buffer)
@@ -124,8 +125,8 @@ func awaitPanic(output io.Reader) (text, reason, stack []byte, found bool) {
 	}
 }
 
-// findPanic returns the first line and the first stack of a panic, once the stack
-// is complete.
+// findPanic returns the first line and the first stack of a panic in text. found is true
+// once the stack is complete, has stackBytes, or cannot grow because the output has ended.
 func findPanic(text []byte, ended bool) (reason, stack []byte, found bool) {
 	reason, stack, found = bytes.Cut(text, []byte("\ngoroutine "))
 	if !found {
@@ -136,8 +137,8 @@ func findPanic(text []byte, ended bool) (reason, stack []byte, found bool) {
 	return reason, stack[:min(len(stack), stackBytes)], complete || ended || len(stack) >= stackBytes
 }
 
-// open creates the file for the stacks and writes text, the beginning, to it. It returns
-// nil if there is no such file, or if it cannot be written.
+// open creates the file for the stacks and writes their beginning, text, to it. It returns
+// nil if the note names no file, or if the file cannot be written.
 func (n Note) open(text []byte) *os.File {
 	if n.Keep == "" {
 		return nil
@@ -153,12 +154,13 @@ func (n Note) open(text []byte) *os.File {
 	return file
 }
 
+// printCrash prints the report: one sentence, and the first stack unless a file keeps it.
 func printCrash(stderr io.Writer, note Note, kept bool, reason, stack []byte) {
 	remedy := "keep what follows, and report it"
 	if kept {
 		remedy = "report it with " + note.Keep
 	}
-	said := fmt.Sprintf("berth: %s has crashed (%s)%s; %s\n", note.Whose, reason, note.Lost, remedy)
+	said := fmt.Sprintf("berth: %s has crashed (%s)%s; %s\n", note.Process, reason, note.Lost, remedy)
 	if !kept {
 		for line := range strings.Lines("goroutine " + string(stack)) {
 			said += "berth:   " + strings.TrimRight(line, "\n") + "\n"

@@ -1,8 +1,7 @@
-// Package logrole is the role that serves the output of a node's containers to the
-// process that passes the workload's output on. It opens each log as soon as it appears:
-// the kubelet deletes all but two files of a container, and the role keeps deleted files
-// until they were read. Which parts of a log were read or lost belongs to package
-// containerlog.
+// Package logrole runs the log role, which serves the output of a node's containers to
+// the follow role. It opens each log file as soon as it appears: the kubelet deletes all
+// but two files of a container, and an open file can be read after its deletion. Deciding
+// which parts of a log were read or lost belongs to package containerlog.
 package logrole
 
 import (
@@ -20,17 +19,18 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// Arg starts the role. The directories of the logs and of the counts of unwritten output,
-// and the socket, follow it. main passes them to Main.
+// Arg is the first argument of berth-sandbox for the log role. Three paths follow it, which
+// main passes to Main.
 const Arg = "log-role"
 
-// SpoolEnv sets Watcher.Spool, so that a test can make it small.
+// SpoolEnv names the environment variable for Watcher.Spool, so that a test can reduce it.
 const SpoolEnv = "BERTH_LOG_SPOOL"
 
-// notifyFD is the descriptor for the role's events.
+// notifyFD is the file descriptor for the events of the role.
 const notifyFD = 3
 
-// Main runs the role, and returns the exit status.
+// Main runs the role, and returns the exit status. dir is the directory of the logs, unwritten
+// that of the counts of output that was not written, and socket the path to listen on.
 func Main(dir, unwritten, socket string) int {
 	sandbox.OutliveSignals()
 	notifier := notify.New(notifyFD)
@@ -51,7 +51,7 @@ func serve(dir, unwritten, socket string, notifier *notify.Notifier) error {
 	if spool, err := strconv.ParseInt(os.Getenv(SpoolEnv), 10, 64); err == nil {
 		watcher.Spool = spool
 	}
-	_ = os.Remove(socket) // of an earlier life of the role
+	_ = os.Remove(socket) // a previous process of the role may have left it
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
 		return fmt.Errorf("listen for the kubelet: %w", err)
