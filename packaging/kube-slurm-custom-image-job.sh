@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs KUBE_SCRIPT with bash in KUBE_IMAGE. The home directory, KUBE_DATA_VOLUME and /apps, if
-# there are any, have the same paths as on the host.
+# Runs KUBE_SCRIPT with bash in KUBE_IMAGE. The home directory, KUBE_DATA_VOLUME (if set) and
+# /apps (if it exists) have the same paths in the pod as on the host.
 . "$(dirname "$(readlink -f "$0")")/kube-slurm.sh"
 folders=("$HOME=$HOME")
 [[ ! -d /apps ]] || folders+=(/apps=/apps)

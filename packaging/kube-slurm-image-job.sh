@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs KUBE_IMAGE with its own command, and with KUBE_WORK_VOLUME in /workspace.
+# Runs the default command of KUBE_IMAGE, with KUBE_WORK_VOLUME mounted at /workspace.
 . "$(dirname "$(readlink -f "$0")")/kube-slurm.sh"
 { read -r volumes && read -r mounts; } < <(volumes "${KUBE_WORK_VOLUME:?name the working directory}=/workspace")
 set_limits "${SLURM_GPUS:-0}"

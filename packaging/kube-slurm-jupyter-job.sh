@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs a Jupyter image with a Service and an Ingress, and prints the notebook's address. The
-# image reads NB_USER and similar variables. It starts as root, as with kube-slurm.
+# Runs a Jupyter image with a Service and an Ingress, and prints the URL of the notebook. The
+# image starts as root, as in kube-slurm, and reads the variables NB_*.
 . "$(dirname "$(readlink -f "$0")")/kube-slurm.sh"
 port=${KUBE_TARGET_PORT:-8888} path=/jupyter/$name
 token=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')

@@ -1,6 +1,7 @@
 #!/bin/bash
-# Runs kube-slurm's OpenMPI image, one pod on each host of the job: the first is the controller,
-# which runs KUBE_SCRIPT, and the others are workers. The image's entrypoint.sh does the rest.
+# Runs one pod of kube-slurm's OpenMPI image on each host of the job. The pod on the first host
+# is the controller, which runs KUBE_SCRIPT, and the others are workers. entrypoint.sh in the
+# image starts OpenMPI.
 . "$(dirname "$(readlink -f "$0")")/kube-slurm.sh"
 name+=-$SLURMD_NODENAME
 controller=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -10,6 +11,7 @@ group=$(group_of "${KUBE_DATA_VOLUME:?name the folder with the data}")
 folders=("$HOME=$HOME" "$KUBE_DATA_VOLUME=$KUBE_DATA_VOLUME")
 [[ ! -d /apps ]] || folders+=(/apps=/apps)
 { read -r volumes && read -r mounts; } < <(volumes "${folders[@]}")
+# variable NAME VALUE prints an element of the field env.
 variable() { echo "{name: $1, value: $(quoted "$2")}"; }
 set_limits "${SLURM_GPUS_PER_NODE:-0}" "rdma/hca_shared_devices_a: 8"
 run_pods <<END

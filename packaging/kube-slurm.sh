@@ -1,36 +1,37 @@
 # shellcheck shell=bash
-# What kube-slurm-*.sh share. These scripts stand for the wrappers of kube-slurm
-# (github.com/kalenpeterson/kube-slurm) in its sbatch templates: each task of srun runs one
-# pod on the cluster's node that has the name of the task's host. docs/existing-cluster.md
-# lists the variables.
+# Functions for kube-slurm-*.sh, which replace the wrappers of kube-slurm
+# (github.com/kalenpeterson/kube-slurm) in its sbatch templates. Each task of srun runs one
+# pod, on the node of the cluster that has the name of the task's host.
+# docs/existing-cluster.md lists the variables.
 set -euo pipefail
 
-# One template sets KUBE_IMAGE=KUBE_IMAGE=...
+# One template of kube-slurm sets KUBE_IMAGE=KUBE_IMAGE=...
 image=${KUBE_IMAGE:?name the image of the pod}
 image=${image#KUBE_IMAGE=}
 name=slurm-job-${SLURM_JOB_ID:?call this with srun in a job}
 user=$(id -u) group=$(id -g)
 
-# fail TEXT... ends the script. What can fail is not in a here-document, where the shell would
-# continue.
+# fail TEXT... prints the text to standard error and ends the script. Call no function that can
+# fail in a here-document: the shell would continue.
 fail() {
 	echo "$(basename "$0"): $*" >&2
 	exit 1
 }
 
-# quoted TEXT prints the text as a string of YAML.
+# quoted TEXT prints the text as a double-quoted YAML string.
 quoted() { printf '"%s"' "$(sed 's/[\\"]/\\&/g' <<<"$1")"; }
 
 node=$(quoted "${SLURMD_NODENAME:?call this with srun in a job}")
 
-# group_of FOLDER prints the group of a folder that pods share, and may not be root's.
+# group_of FOLDER prints the group ID of a folder. It exits with an error if that is root's.
 group_of() {
 	local group
 	group=$(stat -c %g -- "$1") && [[ $group != 0 ]] || fail "the folder $1 needs a group that is not root's"
 	echo "$group"
 }
 
-# volumes FOLDER=MOUNT... prints the volumes and volumeMounts of host folders, in one line each.
+# volumes FOLDER=MOUNT... prints the fields volumes and volumeMounts for host folders, on one
+# line each.
 volumes() {
 	local pair i=0 volumes='' mounts=''
 	for pair; do
@@ -42,8 +43,9 @@ volumes() {
 	printf '%s\n%s\n' "$volumes" "$mounts"
 }
 
-# set_limits GPUS [MORE] sets the variable limits, for a container. GPUS has the form of srun --gpus:
-# NUMBER, TYPE:NUMBER, or a list with commas.
+# set_limits GPUS [MORE] sets the variable limits to the field resources of a container, or to
+# nothing without GPUs. GPUS has the form of srun --gpus: NUMBER, TYPE:NUMBER, or a list with
+# commas.
 set_limits() {
 	local number sum=0
 	for number in ${1//,/ }; do
@@ -55,8 +57,8 @@ set_limits() {
 	((sum == 0)) || limits="resources: {limits: {nvidia.com/gpu: $sum${2:+, $2}}}"
 }
 
-# run_pods runs the manifests on standard input. Each task acts on its own, so berth must not
-# take this one for a further task of another's run.
+# run_pods runs the manifests on standard input. berth run does nothing in all tasks of a step
+# but the first, so run_pods hides the number of the task.
 run_pods() {
 	local berth config=${KUBECONFIG:-$HOME/.kube/config}
 	[[ $config != *:* || -e $config ]] || fail "KUBECONFIG=$config names several files: name one"
