@@ -14,7 +14,7 @@ import (
 type existingFlags launch.Existing
 
 func (e *existingFlags) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&e.Kubeconfig, "kubeconfig", "", "start no cluster, and run the manifests on the existing one of a kubeconfig `file`")
+	flags.StringVar(&e.Kubeconfig, "kubeconfig", "", "run the manifests on the existing cluster of a kubeconfig `file`, instead of starting a cluster")
 	flags.StringVar(&e.Namespace, "namespace", "", "`namespace` of the existing cluster (default: the kubeconfig's)")
 	flags.BoolVar(&e.Pin, "pin", false, "place the pods on the nodes of the existing cluster that have the names of the job's hosts")
 }

@@ -306,8 +306,8 @@ func (r *existingRun) askToEnd(ctx context.Context, cause error) {
 }
 
 // leave removes everything that the run has applied, and its owner last. If ctx has ended,
-// leave deletes only the owner, and the garbage collector of the cluster deletes the objects.
-// If the owner cannot be deleted within patience, the cleaner continues to try.
+// leave does not wait until the objects are gone. If the owner cannot be deleted within
+// patience, the cleaner continues to try.
 func (r *existingRun) leave(ctx context.Context, cleaner *cleaner, patience time.Duration) error {
 	limit := leaveLimit
 	if ctx.Err() != nil {

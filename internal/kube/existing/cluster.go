@@ -104,7 +104,7 @@ func (c *Cluster) Reach(ctx context.Context, inform func(string)) error {
 	}
 }
 
-// reach sends one request that every authenticated user may send.
+// reach queries API discovery once, which all authenticated users may do.
 func (c *Cluster) reach(ctx context.Context) error {
 	// Client.Mapping calls API discovery, which takes no context.
 	answer := make(chan error, 1)

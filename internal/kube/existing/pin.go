@@ -35,8 +35,8 @@ func (c *Cluster) CheckHosts(ctx context.Context, hosts []string) error {
 }
 
 // Pin restricts the pods of the objects to the nodes that have the names of the hosts, and
-// spreads them evenly. The scheduler counts the pods whose label has the value run. Pin returns
-// all errors, such as for a kind with containers in unknown fields.
+// spreads them evenly. Their topology spread constraint selects the label berth.dev/run=run. Pin
+// returns all errors, such as for a kind with containers in unknown fields.
 func Pin(objects []workload.Object, hosts []string, run string) error {
 	var problems []error
 	bare := 0 // bare pods so far
