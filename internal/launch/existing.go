@@ -115,8 +115,8 @@ func runExisting(ctx context.Context, options Options, job slurm.Job, inJob bool
 }
 
 // runExistingInStep runs this command again in a step of one task, and returns the exit code
-// of that step. Slurm kills the step of a
-// batch script at once when the script ends, but gives other steps time.
+// of that step. Slurm kills the step of a batch script at once when the script ends, but gives
+// other steps time.
 func runExistingInStep(ctx context.Context, options Options, job slurm.Job) (int, error) {
 	srun, self, err := findSrun(job)
 	if err != nil {
