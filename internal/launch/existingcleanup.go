@@ -42,7 +42,7 @@ type cleaner struct {
 	// life is the write end of the lifeline, whose end of file makes the process delete the
 	// owner.
 	life *os.File
-	// gone is closed when the process is no longer to be continued after a SIGSTOP.
+	// gone ends KeepRunning, which continues the process after a SIGSTOP.
 	gone chan struct{}
 }
 
