@@ -10,7 +10,7 @@ import (
 	"berth.dev/berth/internal/launch"
 )
 
-// existingFlags holds the flags for a run on an existing cluster.
+// existingFlags holds the flags of a run on an existing cluster.
 type existingFlags launch.Existing
 
 func (e *existingFlags) addFlags(flags *pflag.FlagSet) {
@@ -19,8 +19,8 @@ func (e *existingFlags) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&e.Pin, "pin", false, "place the pods on the nodes of the existing cluster that have the names of the job's hosts")
 }
 
-// absolute makes the path independent of the working directory. It returns an error if the
-// path is empty although the flag is given, as with the value of a variable that is not set.
+// absolute makes the path of the kubeconfig absolute. It returns an error if the path is empty
+// although the flag is given, as with the value of a variable that is not set.
 func (e *existingFlags) absolute(given []string) (err error) {
 	switch {
 	case e.Kubeconfig != "":
@@ -31,7 +31,8 @@ func (e *existingFlags) absolute(given []string) (err error) {
 	return err
 }
 
-// arguments returns the argument with the path, for a batch script.
+// arguments returns the flag with the path of the kubeconfig, for the command line in a batch
+// script. It returns nil if there is none.
 func (e *existingFlags) arguments() []string {
 	if e.Kubeconfig == "" {
 		return nil
