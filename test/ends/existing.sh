@@ -1,24 +1,28 @@
 # shellcheck shell=bash
-# Runs on a Kubernetes that exists already. A second berth cluster stands for it. Its API
+# Runs on an existing Kubernetes cluster. In the bed, this is a second berth cluster, whose API
 # server listens on the loopback of n1.
 
-# hosting starts that cluster. It puts the kubeconfig of a user with few rights where jobs on
-# n1 find it.
+# hosting starts that cluster. It creates guest.conf in alice's home directory: the kubeconfig
+# of a user who may only edit the namespace guests.
 hosting() {
 	begin host alice login salloc -N"${hosts:-3}" --mem=1500 bash -c "berth up --image $image --image registry.local:31500/slurm-tensorflow:latest=$sif && echo hosting && until [ -e guest.end ]; do sleep 0.2; done"
 	says host hosting
 	"$bed" run --user alice n1 sh -c 'PATH=/srv/ends/dist/libexec/berth:$PATH KUBECONFIG=$(ls /dev/shm/berth-*/*/kubeconfig) sh '$here/hosting.sh >"$out/hosting" || fail "no kubeconfig for guests: $(cat "$out/hosting")"
 }
 
+# end_hosting ends that cluster.
 end_hosting() {
 	"$bed" run --user alice login touch guest.end
 	ends host 0
 	"$bed" run --user alice login rm guest.end guest.conf
 }
 
+# nothing_there reports whether the namespace guests is empty, and awaits_nothing waits for that.
 nothing_there() { [[ -z $(kubectl get all,secrets -n guests -o name || echo unknown) ]]; }
 awaits_nothing() { poll 60 nothing_there || fail "left in the cluster: $(kubectl get all,secrets -n guests)"; }
 
+# Runs in jobs on an existing cluster have its exit code, and all their objects are deleted,
+# however the run ends.
 existing_cluster() {
 	hosting
 	# The exit code is the Job's, and its pods are on the hosts of the job. The batch script
@@ -28,13 +32,14 @@ existing_cluster() {
 	ends a 7
 	[[ $(grep -o 'guest on n[12]' "$out/a" | sort -u | wc -l) == 2 ]] || fail "not on the job's hosts: $(cat "$out/a")"
 	awaits_nothing
-	# A template of kube-slurm, unchanged. Its options --output and --gpus are for another site.
+	# An unchanged template of kube-slurm. The command line replaces its options --output and
+	# --gpus, which are for another site.
 	begin k alice login sh -c "cd /srv/ends/kube-slurm/templates && export KUBECONFIG=\$HOME/guest.conf &&
 		sbatch -W -w n1 --gpus=0 --output=\$HOME/k.out slurm-jupyter-job.sh; code=\$?; cat \$HOME/k.out; rm \$HOME/k.out; exit \$code"
 	ends k 0
 	says k 'hello from a sif'
 	awaits_nothing
-	# What is refused, and an ordinary run.
+	# Runs that are refused, and one that succeeds.
 	begin b alice login srun -N1 -w n1 --mem=100 sh -c "berth run --kubeconfig guest.conf --image $image -f $here/exit.yaml; echo options \$?
 		printf 'apiVersion: v1\nkind: Namespace\nmetadata: {name: own}\n' | berth run --kubeconfig guest.conf -f -; echo scope \$?
 		berth run --kubeconfig guest.conf --namespace default -f $here/exit.yaml; echo namespace \$?
@@ -45,14 +50,14 @@ existing_cluster() {
 	says b 'namespace 65'
 	says b 'no right to: create jobs.batch'
 	awaits_nothing
-	# Whatever ends the run: scancel, or a kill of berth.
+	# A run that ends by scancel, and one whose berth is killed.
 	begin c alice login srun -N1 -w n1 --mem=100 --job-name=c berth run --kubeconfig guest.conf -f $here/loop.yaml
 	says c started
 	"$bed" run --user alice login scancel -n c
 	ends c 143 15 1 137
 	says c 'ended in order'
 	awaits_nothing
-	# The shell stays: slurmstepd kills what the last task of a step leaves behind.
+	# The shell keeps the step alive. Otherwise slurmstepd would also kill the cleaner.
 	begin d alice login srun -N1 -w n1 --mem=100 --job-name=d sh -c "berth run --kubeconfig guest.conf -f $here/loop.yaml; echo code \$?; sleep 1000"
 	says d started
 	node pkill -KILL -f '^[^ ]*berth run --kubeconfig'

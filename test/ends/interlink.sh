@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Pods of another Kubernetes, which interLink sends.
+# Pods that interLink sends from another Kubernetes.
 
-# The templates of interLink's test set run, although the server is killed meanwhile.
-# Pods reach each other, the user gets into them, and the end of the job is the end of
-# the pods for the virtual node.
+# The templates of interLink's test set succeed, although the server is killed meanwhile.
+# Pods reach each other, and the user can exec into them. When the job ends, the virtual
+# node shows the pods as failed.
 interlink() {
 	local socket=/tmp/interlink.sock serve
 	serve=(alice login berth serve interlink --socket "$socket")

@@ -1,13 +1,13 @@
-// Command interlink plays interLink's virtual node for the templates of its test set:
-// it sends their pods to a plugin, follows their statuses, and checks what the last
-// part of each template asks for.
+// Command interlink acts as interLink's virtual node for the templates of interLink's
+// test set. It sends their pods to a plugin, polls their statuses, and checks the
+// conditions in the validation section of each template.
 //
-//	interlink -socket PATH [-without NAME,...] [-except TEXT] [-end] DIRECTORY
+//	interlink -socket PATH [-without NAME,...] [-except REGEX] [-end] DIRECTORY
 //
-// It prints a line for each template that succeeds, and deletes its pods. It
-// repeats requests until there is a reply. With -end, it then runs two
-// more pods, prints "waiting for the end", and succeeds when they have failed because
-// their cluster ended.
+// It prints a line for each template, and deletes the pods of templates that succeed. It
+// repeats requests until there is a reply. With -end, it then runs two more pods, prints
+// "waiting for the end", and succeeds when the pods have failed because their cluster
+// ended.
 package main
 
 import (
@@ -30,13 +30,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// limit bounds the time for all templates. The times in them are for a warm machine.
+// limit bounds the time of all templates. It replaces the timeouts in the templates, which are
+// too short for a busy machine.
 const limit = 4 * time.Minute
 
-// abreast is the number of templates that run at once.
-const abreast = 5
+// parallel is the number of templates to run at the same time.
+const parallel = 5
 
-// poll is the interval of the queries for statuses.
+// poll is the interval of status requests.
 const poll = 500 * time.Millisecond
 
 func main() {
@@ -47,10 +48,10 @@ func main() {
 }
 
 func run() error {
-	socket := flag.String("socket", "", "the plugin's socket")
-	without := flag.String("without", "", "templates to omit, by comma")
-	except := flag.String("except", "", "the pattern of a check of logs to omit")
-	end := flag.Bool("end", false, "wait for the end of the cluster")
+	socket := flag.String("socket", "", "the unix `socket` of the plugin")
+	without := flag.String("without", "", "`names` of templates to omit, separated by commas")
+	except := flag.String("except", "", "omit checks of logs with this `regex`")
+	end := flag.Bool("end", false, "also check pods that fail with their cluster")
 	flag.Parse()
 	paths, err := filepath.Glob(filepath.Join(flag.Arg(0), "*.yaml"))
 	if err != nil || len(paths) == 0 {
@@ -62,7 +63,7 @@ func run() error {
 	omitted := strings.Split(*without, ",")
 	problems := make([]error, len(paths))
 	var running sync.WaitGroup
-	free := make(chan struct{}, abreast)
+	free := make(chan struct{}, parallel)
 	for i, path := range paths {
 		name := strings.TrimSuffix(filepath.Base(path), ".yaml")
 		if slices.Contains(omitted, name) {
@@ -87,7 +88,7 @@ func run() error {
 	return plugin.awaitEnd(ctx)
 }
 
-// plugin is a client of a plugin.
+// plugin is an HTTP client of an interLink plugin.
 type plugin struct{ client *http.Client }
 
 func newPlugin(socket string) *plugin {
@@ -98,8 +99,9 @@ func newPlugin(socket string) *plugin {
 	}}}
 }
 
-// call sends a request, again and again while there is no reply. It decodes the reply,
-// unless reply is a *string, which gets the text.
+// call sends a request, and repeats it until there is a reply or ctx ends. It returns an
+// error for a reply with another status than 200. It decodes the reply as JSON, or stores
+// its text if reply is a *string.
 func (p *plugin) call(ctx context.Context, method, path string, body, reply any) error {
 	content, err := json.Marshal(body)
 	if err != nil {
@@ -120,11 +122,12 @@ func (p *plugin) call(ctx context.Context, method, path string, body, reply any)
 		select {
 		case <-ctx.Done():
 			return err
-		case <-time.After(poll): // the plugin was killed, and another one is about to start
+		case <-time.After(poll): // the plugin may have been killed, and a new one starts
 		}
 	}
 }
 
+// send sends a request once, and returns the status and text of the reply.
 func (p *plugin) send(ctx context.Context, method, path string, content []byte) (int, []byte, error) {
 	request, err := http.NewRequestWithContext(ctx, method, "http://plugin"+path, bytes.NewReader(content))
 	if err != nil {
@@ -139,7 +142,8 @@ func (p *plugin) send(ctx context.Context, method, path string, content []byte) 
 	return response.StatusCode, text, err
 }
 
-// awaitEnd runs two pods until their cluster ends. One of them serves HTTP.
+// awaitEnd runs two pods, one with an HTTP server, and waits until they fail because their
+// cluster ends.
 func (p *plugin) awaitEnd(ctx context.Context) error {
 	t := &trial{plugin: p}
 	for name, command := range map[string][]string{"web": {"python", "-m", "http.server", "8080"}, "client": {"sleep", "1000"}} {

@@ -20,8 +20,8 @@ import (
 	"berth.dev/berth/test/interlink/virtualnode"
 )
 
-// validation is the last part of a template: what has to become true of its pods. A name
-// that ends with a hyphen stands for all pods of a Job.
+// validation is the last section of a template. It lists conditions that its pods have to
+// meet. A name that ends with a hyphen stands for all pods of a Job.
 type validation struct {
 	CheckPods []struct {
 		Name   string          `json:"name"`
@@ -35,21 +35,22 @@ type validation struct {
 	} `json:"check_logs"`
 }
 
-// trial is one template in use.
+// trial is the run of one template.
 type trial struct {
 	*plugin
-	pods []*corev1.Pod
-	// attempts holds the pods that a Job may still start, by the name of its pods.
+	pods []*corev1.Pod // that were sent
+	// attempts holds the number of pods that a Job may still start. It and templates have
+	// the name of the pod, or its prefix JOB-, as the key.
 	attempts  map[string]int
 	templates map[string]*corev1.Pod
 	objects   virtualnode.Objects
 }
 
-// heading begins the last part of a template.
+// heading matches the line before the last section of a template.
 var heading = regexp.MustCompile(`(?mi)^#+ *validation.*$`)
 
-// render fills in a template, as Jinja does with the values that the set's example
-// of a configuration has.
+// render replaces the variables of a Jinja template by the values of the test set's example
+// configuration.
 func render(text, id string) string {
 	return strings.NewReplacer(
 		"{{ uuid }}", id,
@@ -60,13 +61,15 @@ func render(text, id string) string {
 	).Replace(text)
 }
 
+// newID returns a random ID in the format of a UID.
 func newID() string {
 	b := make([]byte, 16)
 	_, _ = rand.Read(b) // it never fails
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// try runs a template until what it asks for is true, and deletes its pods.
+// try runs a template until its pods meet all conditions, and then deletes them. It omits
+// checks of logs with the regular expression except.
 func (p *plugin) try(ctx context.Context, path, except string) error {
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -75,11 +78,11 @@ func (p *plugin) try(ctx context.Context, path, except string) error {
 	text := render(string(content), newID())
 	at := heading.FindStringIndex(text)
 	if at == nil {
-		return errors.New("the template has no part that asks for something")
+		return errors.New("the template has no validation section")
 	}
 	var want validation
 	if err := yaml.Unmarshal([]byte(text[at[1]:]), &want); err != nil {
-		return fmt.Errorf("read the last part: %w", err)
+		return fmt.Errorf("read the validation section: %w", err)
 	}
 	t := &trial{plugin: p, attempts: map[string]int{}, templates: map[string]*corev1.Pod{}, objects: virtualnode.Objects{
 		ConfigMaps: map[string]corev1.ConfigMap{"kube-root-ca.crt": {Data: map[string]string{"ca.crt": "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"}}},
@@ -107,7 +110,7 @@ func (p *plugin) try(ctx context.Context, path, except string) error {
 	return nil
 }
 
-// read reads the objects of a template. Pods wait in t.templates.
+// read reads the objects of a template, and stores the pods in t.templates.
 func (t *trial) read(text string) error {
 	for _, document := range regexp.MustCompile(`(?m)^---\s*$`).Split(text, -1) {
 		var kind struct{ Kind string }
@@ -151,7 +154,7 @@ func (t *trial) read(text string) error {
 	return nil
 }
 
-// start sends one pod of a template.
+// start sends the pod in t.templates with this name.
 func (t *trial) start(ctx context.Context, name string) error {
 	pod := t.templates[name].DeepCopy()
 	if strings.HasSuffix(name, "-") {
@@ -161,7 +164,7 @@ func (t *trial) start(ctx context.Context, name string) error {
 	return t.create(ctx, pod)
 }
 
-// create sends a pod, and repeats the request, which must change nothing.
+// create sends a pod twice. The second reply must be the same.
 func (t *trial) create(ctx context.Context, pod *corev1.Pod) error {
 	pod.UID = types.UID(newID())
 	virtualnode.Begin(pod)
@@ -184,7 +187,8 @@ func (t *trial) create(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// await updates the pods until a check succeeds.
+// await updates the pods until a check succeeds. It returns the error of the check when ctx
+// ends, and a finalError at once.
 func (t *trial) await(ctx context.Context, check func() error) error {
 	for {
 		err := t.update(ctx)
@@ -206,10 +210,11 @@ func (t *trial) await(ctx context.Context, check func() error) error {
 	}
 }
 
-// finalError wraps an error that time does not mend.
+// finalError wraps an error that is permanent.
 type finalError struct{ error }
 
-// update asks for the statuses of the pods, and starts the next pods of failed Jobs.
+// update requests the statuses of the pods. If a pod of a Job has failed, it starts the next
+// one while attempts are left.
 func (t *trial) update(ctx context.Context) error {
 	for _, pod := range slices.Clone(t.pods) {
 		var replies []virtualnode.Status
@@ -234,7 +239,7 @@ func (t *trial) update(ctx context.Context) error {
 	return nil
 }
 
-// named returns the pods of a name in a check.
+// named returns the pods with a name of the validation section.
 func (t *trial) named(name string) (found []*corev1.Pod) {
 	for _, pod := range t.pods {
 		if pod.Name == name || strings.HasSuffix(name, "-") && strings.HasPrefix(pod.Name, name) {
@@ -244,7 +249,7 @@ func (t *trial) named(name string) (found []*corev1.Pod) {
 	return found
 }
 
-// check reports what is not true yet.
+// check returns an error with the first condition that is not met, or nil.
 func (t *trial) check(ctx context.Context, want validation, except string) error {
 	for _, check := range want.CheckPods {
 		if check.Status == "" {

@@ -42,7 +42,8 @@ type Objects struct {
 	Secrets    map[string]corev1.Secret
 }
 
-// AddToken mounts a token into all containers, as an API server does.
+// AddToken mounts the token of a service account into all containers, as the API server of
+// Kubernetes does.
 func (o Objects) AddToken(pod *corev1.Pod) {
 	const name = "kube-api-access-x7k2p"
 	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
@@ -65,7 +66,8 @@ func (o Objects) AddToken(pod *corev1.Pod) {
 	}
 }
 
-// Request assembles a request of the virtual node.
+// Request returns the virtual node's request to /create. It returns an error if an object of a
+// volume is not in o.
 func (o Objects) Request(pod *corev1.Pod) (Create, error) {
 	request := Create{Pod: *pod.DeepCopy()}
 	for _, volume := range pod.Spec.Volumes {
@@ -101,8 +103,8 @@ func (o Objects) Request(pod *corev1.Pod) (Create, error) {
 	return request, nil
 }
 
-// project adds the files of one source of a projected volume. There is no file for a
-// Secret.
+// project adds the files of one source of a projected volume to files. Like interLink, it
+// omits Secrets.
 func (o Objects) project(pod *corev1.Pod, source corev1.VolumeProjection, files map[string]string) error {
 	switch {
 	case source.ServiceAccountToken != nil:
@@ -128,6 +130,7 @@ func (o Objects) project(pod *corev1.Pod, source corev1.VolumeProjection, files 
 	return nil
 }
 
+// field returns the value of a field of the downward API that interLink knows.
 func field(pod *corev1.Pod, ref *corev1.ObjectFieldSelector) (string, bool) {
 	if ref == nil {
 		return "", false
@@ -139,8 +142,8 @@ func field(pod *corev1.Pod, ref *corev1.ObjectFieldSelector) (string, bool) {
 	return value, ok
 }
 
-// resolve replaces references in a container's environment by values. What it cannot
-// resolve stays.
+// resolve replaces references in the environment of a container by values. References that
+// it does not know stay.
 func (o Objects) resolve(pod *corev1.Pod, container *corev1.Container) {
 	for i := range container.Env {
 		from, value, ok := container.Env[i].ValueFrom, "", false
@@ -176,7 +179,7 @@ func (o Objects) resolve(pod *corev1.Pod, container *corev1.Container) {
 	container.EnvFrom = nil
 }
 
-// ForPlugin turns a request of the virtual node into one of the API server.
+// ForPlugin returns the request that interLink's API server makes of the virtual node's.
 func (c Create) ForPlugin() PluginCreate {
 	plugin := PluginCreate{Pod: c.Pod}
 	for _, container := range slices.Concat(c.Pod.Spec.InitContainers, c.Pod.Spec.Containers) {
@@ -205,6 +208,7 @@ func (c Create) ForPlugin() PluginCreate {
 	return plugin
 }
 
+// named returns the ConfigMap with a name as a list, which is empty if there is none.
 func named(all []corev1.ConfigMap, name string) []corev1.ConfigMap {
 	at := slices.IndexFunc(all, func(c corev1.ConfigMap) bool { return c.Name == name })
 	if at < 0 {

@@ -17,10 +17,10 @@ type Status struct {
 	InitContainers []corev1.ContainerStatus `json:"initContainers"`
 }
 
-// JobID is the annotation for the JobID that /create returns.
+// JobID is the key of the annotation for the JobID that /create returns.
 const JobID = "JobID"
 
-// Begin gives a pod the status that it has after its creation.
+// Begin sets the status that the virtual node gives a new pod.
 func Begin(pod *corev1.Pod) {
 	pod.Status = corev1.PodStatus{Phase: corev1.PodPending}
 	for _, container := range pod.Spec.Containers {
@@ -31,8 +31,8 @@ func Begin(pod *corev1.Pod) {
 	}
 }
 
-// Update gives a pod the status that follows from a reply. Once the phase is final, a
-// pod does not change. A reply that would crash the virtual node is an error.
+// Update sets the status of a pod from a reply, unless its phase is final. It returns an
+// error for the status of another pod, and for a reply that would crash the virtual node.
 func Update(pod *corev1.Pod, reply Status) error {
 	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
 		return nil
@@ -99,7 +99,7 @@ func Update(pod *corev1.Pod, reply Status) error {
 	return nil
 }
 
-// put replaces the status of a container, or adds it.
+// put replaces the status of a container in a list, or adds it, and returns a pointer to it.
 func put(all *[]corev1.ContainerStatus, status corev1.ContainerStatus) *corev1.ContainerStatus {
 	at := slices.IndexFunc(*all, func(s corev1.ContainerStatus) bool { return s.Name == status.Name })
 	if at < 0 {
