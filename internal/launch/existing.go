@@ -60,8 +60,8 @@ func (e Existing) Check(given, command, manifests []string) error {
 const (
 	// reachLimit bounds the wait for the API server of an existing cluster.
 	reachLimit = 2 * time.Minute
-	// afterEnd is the time from the end of the job to the deadline of the owner, and the time
-	// by which the owner outlives a run that continues after that end. slurmctld enforces time
+	// afterEnd is the time from the end of the job to the deadline of the owner. The owner of a
+	// run that continues after that end expires afterEnd from now. slurmctld enforces time
 	// limits only about every 30 s (22.05), and may permit more (OverTimeLimit). Then the pods
 	// have MaxGrace. Half of afterEnd may pass before the run asks Slurm again, and the rest
 	// suffices for both.

@@ -15,7 +15,7 @@ import (
 // line may be divided into parts.
 type stampedLog struct {
 	lines   []string
-	times   []time.Duration // of the lines, after stampedBegin; nil for those of stampOf
+	times   []time.Duration // from stampedBegin to each line; nil for the times of stampOf
 	answers []struct{ first, until int }
 	asked   []string
 	ended   func()
