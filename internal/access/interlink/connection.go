@@ -17,11 +17,12 @@ import (
 // Cluster is an open connection to a berth cluster.
 type Cluster struct {
 	API typedcore.CoreV1Interface
-	// Job is the user's name for the cluster: Slurm's job ID, perhaps with a step.
+	// Job is the ID of the Slurm job that the cluster runs in, or of the job step
+	// (JOB.STEP).
 	Job string
 	// Lost is closed when the connection is lost.
 	Lost <-chan struct{}
-	// Close ends the connection.
+	// Close closes the connection.
 	Close func()
 }
 
@@ -35,59 +36,59 @@ type Finder interface {
 }
 
 const (
-	// connectRetry is the first interval between attempts to connect; each
-	// failure doubles it up to connectRetryLimit, because an attempt may start a
-	// step.
+	// connectRetry is the first interval between attempts to connect. Each failure
+	// doubles it, up to connectRetryLimit, because an attempt may start a job step.
 	connectRetry      = 2 * time.Second
 	connectRetryLimit = 30 * time.Second
-	// endedLife is the interval of queries whether a job still runs.
-	endedLife = 10 * time.Second
-	// endedMost bounds the jobs whose answers are kept, and maxJob the length of their
-	// names. Users of the other cluster can change JobIDs.
-	endedMost = 1000
-	maxJob    = 64
+	// runningTTL is the maximum age of a cached answer that a job still runs.
+	runningTTL = 10 * time.Second
+	// maxAnswers bounds the number of cached answers, and maxJob the length of a job's name in
+	// bytes. Users of the other cluster can change JobIDs.
+	maxAnswers = 1000
+	maxJob     = 64
 )
 
 // errNoCluster wraps the reason why no cluster can be reached.
 var errNoCluster = errors.New("no berth cluster can be reached")
 
-// connected is the cluster in use.
+// connected is a cluster with an identity.
 type connected struct {
 	*Cluster
-	// id distinguishes clusters of the same job. It survives the loss of the node
-	// that leads a run.
-	id string
+	// uid is the UID of the namespace kube-system, which identifies a cluster. With
+	// --ha, it stays the same after the loss of the head.
+	uid string
 }
 
-// connection holds the connection to the cluster, and opens another one when it is
-// lost.
+// connection holds the connection to the cluster, and opens a new one after a loss.
 type connection struct {
 	finder Finder
 	log    *slog.Logger
 
 	mu      sync.Mutex
 	current *connected
-	reason  error         // why current is nil
+	reason  error         // the cause if current is nil
 	changed chan struct{} // closed when current or reason changes
 
+	// asking guards ended, which caches answers of finder.Ended by job. Only one query
+	// runs at a time.
 	asking sync.Mutex
-	ended  map[string]verdict
+	ended  map[string]endedAnswer
 }
 
-// verdict is an answer about a job.
-type verdict struct {
+// endedAnswer is an answer of finder.Ended, and its time.
+type endedAnswer struct {
 	reason string
 	at     time.Time
 }
 
 func newConnection(finder Finder, log *slog.Logger) *connection {
 	return &connection{
-		finder: finder, log: log, changed: make(chan struct{}), ended: map[string]verdict{},
+		finder: finder, log: log, changed: make(chan struct{}), ended: map[string]endedAnswer{},
 		reason: fmt.Errorf("%w: still connecting", errNoCluster),
 	}
 }
 
-// keep connects again and again until the context ends.
+// keep connects to the cluster, and to the next one after each loss, until ctx ends.
 func (c *connection) keep(ctx context.Context) {
 	retry := connectRetry
 	for ctx.Err() == nil {
@@ -112,6 +113,7 @@ func (c *connection) keep(ctx context.Context) {
 	}
 }
 
+// connect opens a connection, and reads the identity of the cluster.
 func (c *connection) connect(ctx context.Context) (*connected, error) {
 	cluster, err := c.finder.Connect(ctx)
 	if err != nil {
@@ -120,12 +122,12 @@ func (c *connection) connect(ctx context.Context) (*connected, error) {
 	system, err := cluster.API.Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
 	if err != nil {
 		cluster.Close()
-		return nil, fmt.Errorf("ask the cluster of job %s: %w", cluster.Job, err)
+		return nil, fmt.Errorf("identify the cluster of job %s: %w", cluster.Job, err)
 	}
-	return &connected{Cluster: cluster, id: string(system.UID)}, nil
+	return &connected{Cluster: cluster, uid: string(system.UID)}, nil
 }
 
-// set changes the state, and logs what is new.
+// set sets the current cluster, or the reason why there is none, and logs each change.
 func (c *connection) set(cluster *connected, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,14 +145,14 @@ func (c *connection) set(cluster *connected, err error) {
 	c.changed = make(chan struct{})
 }
 
-// get returns the cluster, or the reason why there is none.
+// get returns the cluster, or an error with the reason why there is none.
 func (c *connection) get() (*connected, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.current, c.reason
 }
 
-// wait works like get, but waits for a cluster until the context ends.
+// wait works like get, but waits for a cluster until ctx ends.
 func (c *connection) wait(ctx context.Context) (*connected, error) {
 	for {
 		c.mu.Lock()
@@ -167,13 +169,13 @@ func (c *connection) wait(ctx context.Context) (*connected, error) {
 	}
 }
 
-// jobID returns the JobID of a pod in the cluster.
+// jobID returns the JobID of a local pod: JOB/UID/NAMESPACE/NAME.
 func (c *connected) jobID(namespace, name string) string {
-	return strings.Join([]string{c.Job, c.id, namespace, name}, "/")
+	return strings.Join([]string{c.Job, c.uid, namespace, name}, "/")
 }
 
-// ownJobID returns the JobID of a pod, or "" if it has none. A pod that was made from the
-// YAML of another one has the other one's: that is not its own.
+// ownJobID returns the JobID of a foreign pod, or "" if it has none. A pod that was made from
+// the YAML of another pod has the JobID of that pod, which ownJobID ignores.
 func ownJobID(foreign *corev1.Pod) string {
 	id := foreign.Annotations[annotationJobID]
 	own := localNamespace(foreign.Namespace) + "/" + localName(foreign.Name, foreign.UID)
@@ -183,16 +185,16 @@ func ownJobID(foreign *corev1.Pod) string {
 	return id
 }
 
-// gone returns the reason why a pod with this JobID, which is not in the current
-// cluster, does not exist any more. It returns "" if the pod may be in another cluster
-// that still runs.
+// gone returns the reason why a pod with this JobID does not exist any more. The caller
+// has not found the pod in the current cluster, which may be nil. gone returns "" if the
+// pod may be in another cluster that still runs.
 func (c *connection) gone(ctx context.Context, current *connected, jobID string) string {
 	parts := strings.SplitN(jobID, "/", 3)
 	if len(parts) < 2 || len(parts[0]) > maxJob {
 		return "its JobID is not from berth: " + jobID
 	}
-	job, id := parts[0], parts[1]
-	if current != nil && current.id == id {
+	job, uid := parts[0], parts[1]
+	if current != nil && current.uid == uid {
 		return "the pod was deleted in the berth cluster of job " + job + ", or its node was lost"
 	}
 	if current != nil && current.Job == job {
@@ -201,11 +203,11 @@ func (c *connection) gone(ctx context.Context, current *connected, jobID string)
 	c.asking.Lock()
 	defer c.asking.Unlock()
 	known, ok := c.ended[job]
-	if !ok || known.reason == "" && time.Since(known.at) > endedLife {
-		if len(c.ended) >= endedMost {
+	if !ok || known.reason == "" && time.Since(known.at) > runningTTL {
+		if len(c.ended) >= maxAnswers {
 			clear(c.ended)
 		}
-		known = verdict{c.finder.Ended(ctx, job), time.Now()}
+		known = endedAnswer{c.finder.Ended(ctx, job), time.Now()}
 		c.ended[job] = known
 	}
 	if known.reason == "" {

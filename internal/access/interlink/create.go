@@ -16,22 +16,22 @@ import (
 // levelLabel is Kubernetes' label for the Pod Security level of a namespace.
 const levelLabel = "pod-security.kubernetes.io/enforce"
 
-// create makes a pod and its objects. It may be repeated for the same pod, also after
-// it was interrupted.
-func (s *Server) create(ctx context.Context, request createRequest) (created, error) {
+// create creates the local pod and its objects, and returns the reply. It can be repeated
+// for the same pod, also after an interruption.
+func (s *Server) create(ctx context.Context, request createRequest) (createReply, error) {
 	t, err := translate(request)
 	if err != nil {
-		return created{}, &refusal{err}
+		return createReply{}, &refusal{err}
 	}
 	cluster, err := s.connection.wait(ctx)
 	if err != nil {
-		return created{}, err
+		return createReply{}, err
 	}
 	if s.removed.has(request.Pod.UID) {
-		return created{}, s.abandon(ctx, cluster, &request.Pod)
+		return createReply{}, s.abandon(ctx, cluster, &request.Pod)
 	}
 	if err := s.makeNamespace(ctx, cluster, t.pod.Namespace); err != nil {
-		return created{}, err
+		return createReply{}, err
 	}
 	pods := cluster.API.Pods(t.pod.Namespace)
 	pod, err := pods.Create(ctx, t.pod, metav1.CreateOptions{})
@@ -40,23 +40,24 @@ func (s *Server) create(ctx context.Context, request createRequest) (created, er
 		pod, err = find(ctx, cluster, &request.Pod)
 	}
 	if err != nil {
-		return created{}, err
+		return createReply{}, err
 	}
 	if s.removed.has(request.Pod.UID) { // /delete may have looked for the pod before
-		return created{}, s.abandon(ctx, cluster, &request.Pod)
+		return createReply{}, s.abandon(ctx, cluster, &request.Pod)
 	}
 	if isGated(pod) {
-		if err := fill(ctx, cluster, pod, t); err != nil {
-			return created{}, fmt.Errorf("make the objects of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+		if err := createObjects(ctx, cluster, pod, t); err != nil {
+			return createReply{}, fmt.Errorf("make the objects of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 		}
 	}
 	if !repeated {
-		s.explain(ctx, cluster, pod, t)
+		s.recordEvent(ctx, cluster, pod, t)
 	}
-	return created{PodUID: string(request.Pod.UID), PodJID: cluster.jobID(pod.Namespace, pod.Name)}, nil
+	return createReply{PodUID: string(request.Pod.UID), PodJID: cluster.jobID(pod.Namespace, pod.Name)}, nil
 }
 
-// find returns the pod for a foreign one.
+// find returns the local pod of a foreign one. The error satisfies apierrors.IsNotFound if
+// there is none, and is a refusal if another pod has its name.
 func find(ctx context.Context, cluster *connected, foreign *corev1.Pod) (*corev1.Pod, error) {
 	namespace, name := localNamespace(foreign.Namespace), localName(foreign.Name, foreign.UID)
 	pod, err := cluster.API.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
@@ -66,8 +67,9 @@ func find(ctx context.Context, cluster *connected, foreign *corev1.Pod) (*corev1
 	return pod, err
 }
 
-// makeNamespace makes a namespace with the server's Pod Security level. It does not
-// change the level: two servers would change it back and forth.
+// makeNamespace creates a namespace with the Pod Security level of the server. It refuses a
+// namespace that another program created, or that has another level. It does not change the
+// level, because two servers would change it back and forth.
 func (s *Server) makeNamespace(ctx context.Context, cluster *connected, name string) error {
 	namespaces := cluster.API.Namespaces()
 	namespace, err := namespaces.Get(ctx, name, metav1.GetOptions{})
@@ -75,7 +77,7 @@ func (s *Server) makeNamespace(ctx context.Context, cluster *connected, name str
 		namespace, err = namespaces.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 			Name: name, Labels: map[string]string{labelUID: "", levelLabel: s.level},
 		}}, metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) { // by a request at the same time
+		if apierrors.IsAlreadyExists(err) { // a concurrent request has created it
 			namespace, err = namespaces.Get(ctx, name, metav1.GetOptions{})
 		}
 	}
@@ -92,8 +94,9 @@ func (s *Server) makeNamespace(ctx context.Context, cluster *connected, name str
 	return nil
 }
 
-// fill makes the objects of a gated pod, and lets the pod be scheduled.
-func fill(ctx context.Context, cluster *connected, pod *corev1.Pod, t *translation) error {
+// createObjects creates the ConfigMaps and Secrets of a pod, and then removes its scheduling
+// gate.
+func createObjects(ctx context.Context, cluster *connected, pod *corev1.Pod, t *translation) error {
 	owner := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}}
 	for i := range t.configMaps {
 		t.configMaps[i].OwnerReferences = owner
@@ -111,17 +114,18 @@ func fill(ctx context.Context, cluster *connected, pod *corev1.Pod, t *translati
 	return err
 }
 
-// gatedLimit is the age of a pod whose objects nobody makes any more. It exceeds
-// persistLimit.
+// gatedLimit is the age at which a pod that still waits for its objects has failed. It
+// exceeds retryLimit, so no request still creates them.
 const gatedLimit = 2 * time.Minute
 
 // errGated is the reason why such a pod has failed.
 var errGated = errors.New("berth serve interlink was ended before it had made the ConfigMaps and Secrets of the pod: delete the pod")
 
-// isGated reports whether a pod waits for its objects.
+// isGated reports whether a local pod waits for its objects.
 func isGated(pod *corev1.Pod) bool { return len(pod.Spec.SchedulingGates) > 0 }
 
-// discard deletes a pod that /create could not finish. It could never start.
+// discard deletes the local pod if it still waits for its objects after a failed /create. Such
+// a pod could never start. discard only logs an error.
 func (s *Server) discard(ctx context.Context, foreign *corev1.Pod) {
 	ctx, cancel := context.WithTimeout(ctx, discardLimit)
 	defer cancel()
@@ -139,10 +143,10 @@ func (s *Server) discard(ctx context.Context, foreign *corev1.Pod) {
 	}
 }
 
-// explain records an Event with what differs from the other cluster. Without the Event
-// the pod still works.
-func (s *Server) explain(ctx context.Context, cluster *connected, pod *corev1.Pod, t *translation) {
-	text := "From pod " + pod.Annotations[annotationPod] + " of another cluster. " + s.limits(cluster)
+// recordEvent records an Event of a pod that lists the differences from the other cluster.
+// It only logs an error, because the pod works without the Event.
+func (s *Server) recordEvent(ctx context.Context, cluster *connected, pod *corev1.Pod, t *translation) {
+	text := "From pod " + pod.Annotations[annotationPod] + " of another cluster. " + s.restrictions(cluster)
 	if len(t.ignored) > 0 {
 		text += " Ignored fields: " + strings.Join(t.ignored, ", ") + "."
 	}
@@ -158,13 +162,14 @@ func (s *Server) explain(ctx context.Context, cluster *connected, pod *corev1.Po
 	}
 }
 
-// limits describes what a pod lacks here, and the alternative.
-func (s *Server) limits(cluster *connected) string {
+// restrictions tells users of the other cluster what does not work with local pods, and
+// names the alternative.
+func (s *Server) restrictions(cluster *connected) string {
 	return fmt.Sprintf("kubectl exec, port-forward and Service names of the other cluster do not reach it; 'berth kubectl %s exec' on %s does.", cluster.Job, s.host)
 }
 
-// remove deletes a pod, and with it its objects. It succeeds if the pod does not
-// exist.
+// remove deletes the local pod. The garbage collector then deletes the objects that the
+// pod owns. remove succeeds if the pod does not exist.
 func (s *Server) remove(ctx context.Context, foreign *corev1.Pod) error {
 	s.removed.add(foreign.UID)
 	cluster, err := s.connection.get()
@@ -179,7 +184,8 @@ func (s *Server) remove(ctx context.Context, foreign *corev1.Pod) error {
 	return removeFrom(ctx, cluster, foreign)
 }
 
-// abandon ends the creation of a pod that the virtual node has deleted meanwhile.
+// abandon deletes the local pod of a foreign pod that the virtual node has deleted during its
+// creation. It returns the error of that, or else a refusal.
 func (s *Server) abandon(ctx context.Context, cluster *connected, foreign *corev1.Pod) error {
 	if err := removeFrom(ctx, cluster, foreign); err != nil {
 		return err
@@ -187,7 +193,7 @@ func (s *Server) abandon(ctx context.Context, cluster *connected, foreign *corev
 	return &refusal{errors.New("the virtual node has deleted the pod")}
 }
 
-// removeFrom deletes a pod in a cluster. It succeeds if the pod does not exist.
+// removeFrom deletes the local pod in a cluster. It succeeds if the pod does not exist.
 func removeFrom(ctx context.Context, cluster *connected, foreign *corev1.Pod) error {
 	pod, err := find(ctx, cluster, foreign)
 	if apierrors.IsNotFound(err) {

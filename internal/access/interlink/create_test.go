@@ -23,16 +23,17 @@ import (
 	"berth.dev/berth/test/interlink/virtualnode"
 )
 
-// TestCreate: both forms of the request make the same pod, with objects that it owns.
+// TestCreate checks that all forms of the request create the same pod, and objects that
+// it owns.
 func TestCreate(t *testing.T) {
 	foreign, objects := foreignPod()
 	request := requestFor(t, foreign, objects)
 	for name, form := range map[string]any{"virtual node": request, "plugin": request.ForPlugin(), "plugin 0.4": []any{request.ForPlugin()}} {
 		t.Run(name, func(t *testing.T) {
-			p := newPlace()
-			s := start(t, p)
+			f := newFinder()
+			s := start(t, f)
 			// A real API server gives the pod a UID.
-			p.api.PrependReactor("create", "pods", func(action ktesting.Action) (bool, runtime.Object, error) {
+			f.api.PrependReactor("create", "pods", func(action ktesting.Action) (bool, runtime.Object, error) {
 				action.(ktesting.CreateAction).GetObject().(*corev1.Pod).UID = "local"
 				return false, nil, nil
 			})
@@ -40,7 +41,7 @@ func TestCreate(t *testing.T) {
 			if want := (virtualnode.Created{PodUID: uid, PodJID: "12/first/interlink-team/train-0a1b2c3d"}); reply != want {
 				t.Errorf("the reply is %+v, not %+v", reply, want)
 			}
-			pod, err := p.api.CoreV1().Pods("interlink-team").Get(t.Context(), "train-0a1b2c3d", metav1.GetOptions{})
+			pod, err := f.api.CoreV1().Pods("interlink-team").Get(t.Context(), "train-0a1b2c3d", metav1.GetOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -64,11 +65,11 @@ func TestCreate(t *testing.T) {
 			if want := []string{"config", "keys", "all", "scratch", "kube-api-access-x7k2p"}; !slices.Equal(names, want) {
 				t.Fatalf("the volumes are %q, not %q", names, want)
 			}
-			configMap, err := p.api.CoreV1().ConfigMaps(pod.Namespace).Get(t.Context(), spec.Volumes[0].ConfigMap.Name, metav1.GetOptions{})
+			configMap, err := f.api.CoreV1().ConfigMaps(pod.Namespace).Get(t.Context(), spec.Volumes[0].ConfigMap.Name, metav1.GetOptions{})
 			if err != nil || configMap.Data["a"] != "line 1\nline 2\n" || configMap.OwnerReferences[0].UID != "local" {
 				t.Errorf("the ConfigMap is %+v, %v", configMap, err)
 			}
-			secret, err := p.api.CoreV1().Secrets(pod.Namespace).Get(t.Context(), spec.Volumes[1].Secret.SecretName, metav1.GetOptions{})
+			secret, err := f.api.CoreV1().Secrets(pod.Namespace).Get(t.Context(), spec.Volumes[1].Secret.SecretName, metav1.GetOptions{})
 			if err != nil || !bytes.Equal(secret.Data["id"], []byte{0, 1, 2}) || secret.Type != "" || secret.OwnerReferences[0].UID != "local" {
 				t.Errorf("the Secret is %+v, %v", secret, err)
 			}
@@ -79,11 +80,11 @@ func TestCreate(t *testing.T) {
 			if all[1].DownwardAPI.Items[0].Path != "cpu" {
 				t.Errorf("the file that interLink does not send is lost: %+v", all)
 			}
-			namespace, err := p.api.CoreV1().Namespaces().Get(t.Context(), "interlink-team", metav1.GetOptions{})
+			namespace, err := f.api.CoreV1().Namespaces().Get(t.Context(), "interlink-team", metav1.GetOptions{})
 			if err != nil || namespace.Labels[levelLabel] != "baseline" {
 				t.Errorf("the namespace is %+v, %v", namespace, err)
 			}
-			events, err := p.api.CoreV1().Events(pod.Namespace).List(t.Context(), metav1.ListOptions{})
+			events, err := f.api.CoreV1().Events(pod.Namespace).List(t.Context(), metav1.ListOptions{})
 			if err != nil || len(events.Items) != 1 {
 				t.Fatalf("the Events are %+v, %v", events, err)
 			}
@@ -96,21 +97,21 @@ func TestCreate(t *testing.T) {
 	}
 }
 
-// TestCreateAgain: a request that failed leaves nothing, and works later. A repetition
-// changes nothing.
+// TestCreateAgain checks that a failed request leaves nothing, that it succeeds later, and
+// that a further repetition changes nothing.
 func TestCreateAgain(t *testing.T) {
 	foreign, objects := foreignPod()
 	request := requestFor(t, foreign, objects).ForPlugin()
-	p := newPlace()
+	f := newFinder()
 	broken := true
-	p.api.PrependReactor("create", "secrets", func(ktesting.Action) (bool, runtime.Object, error) {
+	f.api.PrependReactor("create", "secrets", func(ktesting.Action) (bool, runtime.Object, error) {
 		return broken, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "", errors.New("exceeded quota"))
 	})
-	s := start(t, p)
+	s := start(t, f)
 	if code, text := call(t, s, "POST", "/create", request); code != http.StatusForbidden || !strings.Contains(text, "exceeded quota") {
 		t.Fatalf("%d %s", code, text)
 	}
-	pods := p.api.CoreV1().Pods("interlink-team")
+	pods := f.api.CoreV1().Pods("interlink-team")
 	if list, err := pods.List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
 		t.Fatalf("a pod that cannot start is left: %+v, %v", list, err)
 	}
@@ -128,8 +129,8 @@ func TestCreateAgain(t *testing.T) {
 	}
 }
 
-// TestCreateAfterKill: a server that was killed leaves a pod without its objects. The
-// pod has failed after a while, unless another server completes it.
+// TestCreateAfterKill checks that the pod that a killed server has left without its objects
+// fails after a while, unless another server completes it.
 func TestCreateAfterKill(t *testing.T) {
 	foreign, objects := foreignPod()
 	request := requestFor(t, foreign, objects).ForPlugin()
@@ -145,9 +146,9 @@ func TestCreateAfterKill(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := newPlace()
-	s := start(t, p)
-	pods := p.api.CoreV1().Pods("interlink-team")
+	f := newFinder()
+	s := start(t, f)
+	pods := f.api.CoreV1().Pods("interlink-team")
 	status := func() corev1.ContainerState {
 		statuses := must[[]virtualnode.Status](t, s, "GET", "/status", []*corev1.Pod{foreign})
 		if len(statuses) != 1 {
@@ -174,22 +175,22 @@ func TestCreateAfterKill(t *testing.T) {
 	if err != nil || isGated(pod) {
 		t.Errorf("the pod still waits: %+v, %v", pod, err)
 	}
-	secrets, err := p.api.CoreV1().Secrets("interlink-team").List(t.Context(), metav1.ListOptions{})
+	secrets, err := f.api.CoreV1().Secrets("interlink-team").List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(secrets.Items) != 3 { // keys, all, the token
 		t.Errorf("there are %d Secrets, %v", len(secrets.Items), err)
 	}
 }
 
-// TestAPIServerAway: a request goes on when the API server is there again.
+// TestAPIServerAway checks that requests outlast temporary errors of the API server.
 func TestAPIServerAway(t *testing.T) {
 	foreign, objects := foreignPod()
-	p := newPlace()
-	s := start(t, p)
+	f := newFinder()
+	s := start(t, f)
 	failures := []error{io.ErrUnexpectedEOF, apierrors.NewServiceUnavailable("starting"), apierrors.NewInternalError(errors.New("etcdserver: leader changed"))}
 	for i, kind := range []string{"get namespaces", "create pods", "create secrets", "patch pods", "delete pods"} {
 		verb, resource, _ := strings.Cut(kind, " ")
 		failed := false
-		p.api.PrependReactor(verb, resource, func(ktesting.Action) (bool, runtime.Object, error) {
+		f.api.PrependReactor(verb, resource, func(ktesting.Action) (bool, runtime.Object, error) {
 			again := failed
 			failed = true
 			return !again, nil, failures[i%len(failures)]
@@ -199,10 +200,11 @@ func TestAPIServerAway(t *testing.T) {
 	must[string](t, s, "POST", "/delete", foreign)
 }
 
-// TestSuccessor: a pod of the same name, such as a StatefulSet's, is another pod.
+// TestSuccessor checks that a new pod of the same name, such as a StatefulSet's, gets its
+// own local pod.
 func TestSuccessor(t *testing.T) {
-	p := newPlace()
-	s := start(t, p)
+	f := newFinder()
+	s := start(t, f)
 	foreign, objects := foreignPod()
 	must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, foreign, objects))
 	foreign.UID = "ffffffff-0000-4000-8000-00000000000b"
@@ -212,11 +214,11 @@ func TestSuccessor(t *testing.T) {
 	}
 }
 
-// TestDelete: a pod is deleted by both callers, and again without an error.
+// TestDelete checks both methods of /delete, and that a repetition succeeds.
 func TestDelete(t *testing.T) {
 	for _, method := range []string{"POST", "DELETE"} {
-		p := newPlace()
-		s := start(t, p)
+		f := newFinder()
+		s := start(t, f)
 		foreign, objects := foreignPod()
 		must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, foreign, objects))
 		for range 2 {
@@ -224,39 +226,39 @@ func TestDelete(t *testing.T) {
 				t.Errorf("the reply is %q", reply)
 			}
 		}
-		list, err := p.api.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
+		list, err := f.api.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
 		if err != nil || len(list.Items) != 0 {
 			t.Errorf("the pods are %+v, %v", list, err)
 		}
 	}
 }
 
-// TestDeleteDuringCreate: a pod whose deletion came before the end of its creation
+// TestDeleteDuringCreate checks that a pod that was deleted before its creation was complete
 // does not run.
 func TestDeleteDuringCreate(t *testing.T) {
 	foreign, objects := foreignPod()
 	request := requestFor(t, foreign, objects)
-	for name, overlap := range map[string]func(*place, *Server){
-		"before": func(_ *place, s *Server) { must[string](t, s, "POST", "/delete", foreign) },
+	for name, overlap := range map[string]func(*fakeFinder, *Server){
+		"before": func(_ *fakeFinder, s *Server) { must[string](t, s, "POST", "/delete", foreign) },
 		// The deletion finds no pod immediately before the API server makes it.
-		"meanwhile": func(p *place, s *Server) {
-			p.api.PrependReactor("create", "pods", func(ktesting.Action) (bool, runtime.Object, error) {
+		"meanwhile": func(f *fakeFinder, s *Server) {
+			f.api.PrependReactor("create", "pods", func(ktesting.Action) (bool, runtime.Object, error) {
 				s.removed.add(uid)
 				return false, nil, nil
 			})
 		},
 		// The first attempt to delete the pod fails, and so does the reply to its creation.
-		"meanwhile, with failures": func(p *place, s *Server) {
+		"meanwhile, with failures": func(f *fakeFinder, s *Server) {
 			for _, verb := range []string{"create", "delete"} {
 				failed := false
-				p.api.PrependReactor(verb, "pods", func(action ktesting.Action) (bool, runtime.Object, error) {
+				f.api.PrependReactor(verb, "pods", func(action ktesting.Action) (bool, runtime.Object, error) {
 					if failed {
 						return false, nil, nil
 					}
 					failed = true
 					if verb == "create" {
 						s.removed.add(uid)
-						_ = p.api.Tracker().Add(action.(ktesting.CreateAction).GetObject())
+						_ = f.api.Tracker().Add(action.(ktesting.CreateAction).GetObject())
 					}
 					return true, nil, io.ErrUnexpectedEOF
 				})
@@ -264,14 +266,14 @@ func TestDeleteDuringCreate(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := newPlace()
-			s := start(t, p)
-			overlap(p, s)
+			f := newFinder()
+			s := start(t, f)
+			overlap(f, s)
 			if code, text := call(t, s, "POST", "/create", request); code != http.StatusUnprocessableEntity || !strings.Contains(text, "has deleted the pod") {
 				t.Errorf("%d %s", code, text)
 			}
 			creations := 0
-			for _, action := range p.api.Actions() {
+			for _, action := range f.api.Actions() {
 				if action.Matches("create", "pods") {
 					creations++
 				}
@@ -279,7 +281,7 @@ func TestDeleteDuringCreate(t *testing.T) {
 			if name == "before" && creations != 0 || creations > 1 {
 				t.Errorf("the pod was created %d times", creations)
 			}
-			list, err := p.api.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
+			list, err := f.api.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
 			if err != nil || len(list.Items) != 0 {
 				t.Errorf("the pods are %+v, %v", list, err)
 			}
@@ -287,22 +289,22 @@ func TestDeleteDuringCreate(t *testing.T) {
 	}
 }
 
-// TestRemovedIsBounded: a server forgets deletions.
+// TestRemovedIsBounded checks that a server forgets old deletions.
 func TestRemovedIsBounded(t *testing.T) {
 	var r removed
 	r.add("old")
-	r.at["old"] = time.Now().Add(-removedLife - time.Second)
+	r.at["old"] = time.Now().Add(-removedTTL - time.Second)
 	r.add("new")
 	if r.has("old") || !r.has("new") {
 		t.Errorf("it remembers %v", r.at)
 	}
 }
 
-// TestForeignNamespace: the server does not use a namespace that the user made.
+// TestForeignNamespace checks that the server uses no namespace that it did not create.
 func TestForeignNamespace(t *testing.T) {
-	p := newPlace()
-	s := start(t, p)
-	if _, err := p.api.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "interlink-team"}}, metav1.CreateOptions{}); err != nil {
+	f := newFinder()
+	s := start(t, f)
+	if _, err := f.api.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "interlink-team"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	foreign, objects := foreignPod()
@@ -311,30 +313,31 @@ func TestForeignNamespace(t *testing.T) {
 	}
 }
 
-// TestOtherLevel: a server with another Pod Security level does not change the level of
-// a namespace that it shares.
+// TestOtherLevel checks that a server with another Pod Security level does not change the
+// level of a namespace that it shares.
 func TestOtherLevel(t *testing.T) {
-	p := newPlace()
+	f := newFinder()
 	foreign, objects := foreignPod()
-	must[virtualnode.Created](t, start(t, p), "POST", "/create", requestFor(t, foreign, objects))
-	other := start(t, p)
+	must[virtualnode.Created](t, start(t, f), "POST", "/create", requestFor(t, foreign, objects))
+	other := start(t, f)
 	other.level = "privileged"
 	foreign.UID = "ffffffff-0000-4000-8000-00000000000b"
 	code, text := call(t, other, "POST", "/create", requestFor(t, foreign, objects))
 	if want := "'berth kubectl 12 label --overwrite namespace interlink-team pod-security.kubernetes.io/enforce=privileged' on login1"; code != http.StatusUnprocessableEntity || !strings.Contains(text, want) {
 		t.Errorf("%d %s", code, text)
 	}
-	namespace, err := p.api.CoreV1().Namespaces().Get(t.Context(), "interlink-team", metav1.GetOptions{})
+	namespace, err := f.api.CoreV1().Namespaces().Get(t.Context(), "interlink-team", metav1.GetOptions{})
 	if err != nil || namespace.Labels[levelLabel] != "baseline" {
 		t.Errorf("the namespace is %+v, %v", namespace, err)
 	}
 }
 
-// TestDeleteCopy: the end of another pod's cluster does not make a deletion succeed.
+// TestDeleteCopy checks that the end of another pod's cluster does not make a deletion
+// succeed.
 func TestDeleteCopy(t *testing.T) {
-	p := newPlace()
-	p.ended["11"] = "job 11 has ended (CANCELLED)"
-	s := New(p, "baseline", "login1", slog.New(slog.DiscardHandler)) // it never connects
+	f := newFinder()
+	f.ended["11"] = "job 11 has ended (CANCELLED)"
+	s := New(f, "baseline", "login1", slog.New(slog.DiscardHandler)) // it never connects
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	foreign, _ := foreignPod()

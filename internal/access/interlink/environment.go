@@ -7,9 +7,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// environment replaces references to objects of the other cluster in a container's
-// environment. interLink resolves most of them before it sends the pod. A reference
-// to an object that was sent with a volume works.
+// environment replaces references to foreign objects in the environment of a container.
+// interLink replaces most of them by values before it sends the pod. The others work if
+// their object was sent with a volume. Otherwise optional references are omitted, and
+// environment returns an error for others.
 func (c *contents) environment(foreign *corev1.Pod, container *corev1.Container) error {
 	if len(container.Resources.Claims) > 0 {
 		return fmt.Errorf("resources.claims: the claim %q exists only in the other cluster", container.Resources.Claims[0].Name)
@@ -21,20 +22,20 @@ func (c *contents) environment(foreign *corev1.Pod, container *corev1.Container)
 		if from == nil {
 			continue
 		}
-		ok, kind, name, mayMiss := true, "", "", false
+		ok, kind, name, isOptional := true, "", "", false
 		switch {
 		case from.FieldRef != nil:
 			identity(foreign, variable)
 		case from.ConfigMapKeyRef != nil:
-			kind, name, mayMiss = "ConfigMap", from.ConfigMapKeyRef.Name, optional(from.ConfigMapKeyRef.Optional)
+			kind, name, isOptional = "ConfigMap", from.ConfigMapKeyRef.Name, optional(from.ConfigMapKeyRef.Optional)
 			from.ConfigMapKeyRef.Name, ok = c.configMap(name)
 		case from.SecretKeyRef != nil:
-			kind, name, mayMiss = "Secret", from.SecretKeyRef.Name, optional(from.SecretKeyRef.Optional)
+			kind, name, isOptional = "Secret", from.SecretKeyRef.Name, optional(from.SecretKeyRef.Optional)
 			from.SecretKeyRef.Name, ok = c.secret(name)
 		}
 		switch {
 		case ok:
-		case mayMiss:
+		case isOptional:
 			absent[variable.Name] = true
 		default:
 			return fmt.Errorf("env %s: the request has neither a value nor the %s %q", variable.Name, kind, name)
@@ -43,19 +44,19 @@ func (c *contents) environment(foreign *corev1.Pod, container *corev1.Container)
 	container.Env = slices.DeleteFunc(container.Env, func(variable corev1.EnvVar) bool { return variable.ValueFrom != nil && absent[variable.Name] })
 	var sources []corev1.EnvFromSource
 	for _, source := range container.EnvFrom {
-		ok, kind, name, mayMiss := true, "", "", false
+		ok, kind, name, isOptional := true, "", "", false
 		switch {
 		case source.ConfigMapRef != nil:
-			kind, name, mayMiss = "ConfigMap", source.ConfigMapRef.Name, optional(source.ConfigMapRef.Optional)
+			kind, name, isOptional = "ConfigMap", source.ConfigMapRef.Name, optional(source.ConfigMapRef.Optional)
 			source.ConfigMapRef.Name, ok = c.configMap(name)
 		case source.SecretRef != nil:
-			kind, name, mayMiss = "Secret", source.SecretRef.Name, optional(source.SecretRef.Optional)
+			kind, name, isOptional = "Secret", source.SecretRef.Name, optional(source.SecretRef.Optional)
 			source.SecretRef.Name, ok = c.secret(name)
 		}
 		switch {
 		case ok:
 			sources = append(sources, source)
-		case !mayMiss:
+		case !isOptional:
 			return fmt.Errorf("envFrom: the request has neither the values nor the %s %q", kind, name)
 		}
 	}
@@ -63,7 +64,8 @@ func (c *contents) environment(foreign *corev1.Pod, container *corev1.Container)
 	return nil
 }
 
-// identity gives a variable the pod's identity in the other cluster.
+// identity sets a variable to a field of the foreign pod that identifies it. Variables with
+// other fields keep their reference.
 func identity(foreign *corev1.Pod, variable *corev1.EnvVar) {
 	switch variable.ValueFrom.FieldRef.FieldPath {
 	case "metadata.name":

@@ -11,8 +11,8 @@ import (
 	"berth.dev/berth/test/interlink/virtualnode"
 )
 
-// FuzzRequests reads arbitrary bodies of requests, and does with them what needs no
-// cluster. The names that result are valid, whatever the request says.
+// FuzzRequests reads arbitrary bodies of requests, and translates them without a cluster.
+// The resulting names and volumes are valid for every request.
 func FuzzRequests(f *testing.F) {
 	foreign, objects := foreignPod()
 	virtualnode.Begin(foreign)

@@ -15,17 +15,18 @@ import (
 	"time"
 )
 
-// closeLimit bounds the wait for replies at the end. A followed log would never end.
+// closeLimit bounds the wait for running requests when the server ends. A request that
+// follows a log may never end.
 const closeLimit = 2 * time.Second
 
-// Serve serves a listener until the context ends.
+// Serve serves requests until ctx ends, and keeps the connection to the cluster open. It
+// returns an error if the listener fails.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	var keeping sync.WaitGroup
 	keeping.Go(func() { s.connection.keep(ctx) })
 	defer keeping.Wait()
-	defer cancel() // before the wait
+	defer cancel()
 	server := &http.Server{Handler: s.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
@@ -42,8 +43,8 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	return nil
 }
 
-// ListenUnix listens on a socket that only this user can open. It replaces the socket
-// of a server that is gone.
+// ListenUnix listens on a unix socket that only this user can open. It replaces the
+// socket of a server that has ended, but no other file.
 func ListenUnix(path string) (net.Listener, error) {
 	if conn, err := net.Dial("unix", path); err == nil {
 		conn.Close()
@@ -70,15 +71,16 @@ func ListenUnix(path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// TLSFiles names the files for mutual TLS.
+// TLSFiles holds the paths of PEM files for mutual TLS.
 type TLSFiles struct {
-	// Cert and Key are this server's. Every client with a certificate of ClientCA may
-	// start pods.
+	// Cert and Key are the certificate and key of the server. Every client with a
+	// certificate that ClientCA has signed may start pods.
 	Cert, Key, ClientCA string
 }
 
-// ListenTLS listens on a TCP address for clients with a certificate. The files are read
-// for each connection, so that renewed certificates take effect.
+// ListenTLS listens on a TCP address, and accepts only clients with a certificate of the
+// client CA. It reads the files again for each connection, so that renewed certificates
+// take effect.
 func ListenTLS(address string, files TLSFiles) (net.Listener, error) {
 	if _, err := files.load(); err != nil {
 		return nil, err
@@ -93,18 +95,19 @@ func ListenTLS(address string, files TLSFiles) (net.Listener, error) {
 	}), nil
 }
 
+// load returns the TLS configuration of the files.
 func (f TLSFiles) load() (*tls.Config, error) {
 	pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
 	if err != nil {
 		return nil, fmt.Errorf("read the server's certificate and key: %w", err)
 	}
-	authority, err := os.ReadFile(f.ClientCA)
+	ca, err := os.ReadFile(f.ClientCA)
 	if err != nil {
-		return nil, fmt.Errorf("read the authority of clients: %w", err)
+		return nil, fmt.Errorf("read the CA certificate of clients: %w", err)
 	}
 	clients := x509.NewCertPool()
-	if !clients.AppendCertsFromPEM(authority) {
-		return nil, fmt.Errorf("read the authority of clients: %s has no certificate", f.ClientCA)
+	if !clients.AppendCertsFromPEM(ca) {
+		return nil, fmt.Errorf("read the CA certificate of clients: %s has no certificate", f.ClientCA)
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair},

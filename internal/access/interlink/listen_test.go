@@ -16,8 +16,8 @@ import (
 	"berth.dev/berth/internal/base/pki"
 )
 
-// TestListenUnix: only this user can open the socket; a dead server's socket is
-// replaced, and a living server's or a file is not.
+// TestListenUnix checks that only this user can open the socket. The socket of a server
+// that was killed is replaced. That of a running server, or a file, is not.
 func TestListenUnix(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	first, err := ListenUnix(path)
@@ -46,7 +46,7 @@ func TestListenUnix(t *testing.T) {
 	}
 }
 
-// TestListenTLS: the server answers only clients with a certificate of its authority.
+// TestListenTLS checks that only clients with a certificate of the client CA are served.
 func TestListenTLS(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, content []byte) string {
@@ -83,7 +83,7 @@ func TestListenTLS(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() {
-		served <- New(newPlace(), "baseline", "login1", slog.New(slog.DiscardHandler)).Serve(ctx, listener)
+		served <- New(newFinder(), "baseline", "login1", slog.New(slog.DiscardHandler)).Serve(ctx, listener)
 	}()
 	t.Cleanup(func() {
 		cancel()

@@ -8,28 +8,29 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// removedLife bounds the memory of deletions. No /create takes as long.
-const removedLife = 10 * time.Minute
+// removedTTL is the time after which deletions are forgotten. No /create takes as long.
+const removedTTL = 10 * time.Minute
 
-// removed holds the UIDs of the pods that the virtual node has deleted. A deletion may
-// overlap the pod's creation, and finds no pod then.
+// removed holds the UIDs of the foreign pods that the virtual node has deleted. A deletion
+// that overlaps the creation of the local pod may find no pod.
 type removed struct {
 	mu sync.Mutex
-	at map[types.UID]time.Time
+	at map[types.UID]time.Time // times of the deletions
 }
 
-// add records a deletion. It precedes the search for the pod.
+// add records a deletion. Call it before the search for the local pod.
 func (r *removed) add(uid types.UID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
-	maps.DeleteFunc(r.at, func(_ types.UID, at time.Time) bool { return now.Sub(at) > removedLife })
+	maps.DeleteFunc(r.at, func(_ types.UID, at time.Time) bool { return now.Sub(at) > removedTTL })
 	if r.at == nil {
 		r.at = map[types.UID]time.Time{}
 	}
 	r.at[uid] = now
 }
 
+// has reports whether a deletion was recorded.
 func (r *removed) has(uid types.UID) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -22,15 +22,15 @@ import (
 )
 
 const (
-	// maxBody bounds a request in bytes. A pod may bring several ConfigMaps of 1 MiB,
-	// in base64 and once for each container.
+	// maxBody is the maximum size of a request in bytes. A request may contain several
+	// ConfigMaps of 1 MiB, encoded in base64, and repeat them for each container.
 	maxBody = 32 << 20
-	// maxAsked bounds the pods of one request for statuses that are asked about at
-	// once.
-	maxAsked = 16
+	// maxQueries is the number of pods of one /status request that the server queries at
+	// the same time.
+	maxQueries = 16
 )
 
-// Server answers the requests of interLink.
+// Server serves the requests of interLink.
 type Server struct {
 	connection *connection
 	log        *slog.Logger
@@ -38,22 +38,23 @@ type Server struct {
 	level string
 	// host is this host's name, for messages.
 	host string
-	// removed holds the pods that are not to be created any more.
+	// removed holds the pods that must not be created any more.
 	removed removed
 }
 
-// New returns a server that sends pods to the cluster of a finder. level is the Pod
-// Security level for them: privileged, baseline or restricted.
+// New returns a server that creates pods in the cluster of a finder. level is their Pod
+// Security level (privileged, baseline or restricted), and host the name of this host for
+// messages.
 func New(finder Finder, level, host string, log *slog.Logger) *Server {
 	return &Server{connection: newConnection(finder, log), log: log, level: level, host: host}
 }
 
-// Handler returns the endpoints of interLink's plugin API. The virtual node can call
-// them, too, as endpoints of interLink's API server.
+// Handler returns the handler of interLink's plugin API. The virtual node can use it, too,
+// instead of interLink's API server.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /create", s.serveCreate)
-	for _, method := range []string{"POST", "DELETE"} { // of the API server, of the virtual node
+	for _, method := range []string{"POST", "DELETE"} { // from the API server, from the virtual node
 		mux.HandleFunc(method+" /delete", s.serveDelete)
 	}
 	for _, method := range []string{"GET", "POST"} {
@@ -67,13 +68,13 @@ func (s *Server) Handler() http.Handler {
 	return mux
 }
 
-// refusal wraps an error that is the pod's fault.
+// refusal wraps an error of a request that would fail again.
 type refusal struct{ error }
 
 func (r *refusal) Unwrap() error { return r.error }
 
-// refuse replies with an error. interLink shows the text in the status of the pod.
-func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
+// replyError replies with an error. interLink shows the text in the status of the pod.
+func (s *Server) replyError(w http.ResponseWriter, r *http.Request, err error) {
 	code := http.StatusInternalServerError
 	var refused *refusal
 	var status apierrors.APIStatus
@@ -85,14 +86,14 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &status) && status.Status().Code >= http.StatusBadRequest:
 		code = int(status.Status().Code)
 	}
-	if !errors.Is(err, errNoCluster) { // that is logged once
+	if !errors.Is(err, errNoCluster) { // connection.set has logged it
 		s.log.Warn(strings.TrimPrefix(r.URL.Path, "/") + ": " + err.Error())
 	}
 	http.Error(w, "berth: "+err.Error(), code)
 }
 
-// body reads the body of a request.
-func body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+// readBody returns the body of a request. The error is a refusal.
+func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	content, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err != nil {
 		return nil, &refusal{fmt.Errorf("read the request: %w", err)}
@@ -109,34 +110,35 @@ func (s *Server) reply(w http.ResponseWriter, value any) {
 }
 
 const (
-	// persistLimit bounds the attempts of a request whose repetition changes
-	// nothing. interLink waits two minutes for a reply, and does not repeat it.
-	persistLimit = 90 * time.Second
-	persistPause = 500 * time.Millisecond
-	// discardLimit bounds the removal of what a failed request left.
+	// retryLimit bounds the time of all attempts of a request. interLink waits two
+	// minutes for a reply, and does not repeat the request.
+	retryLimit = 90 * time.Second
+	retryPause = 500 * time.Millisecond
+	// discardLimit bounds the time to delete the pod of a failed request.
 	discardLimit = 10 * time.Second
 )
 
-// persist repeats an action while the API server is away, as when it is restarted.
-func persist(ctx context.Context, action func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, persistLimit)
+// retry repeats an idempotent action after temporary errors, such as while the API server
+// restarts, for retryLimit. It returns the last error.
+func retry(ctx context.Context, action func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, retryLimit)
 	defer cancel()
 	for {
 		err := action(ctx)
-		if err == nil || !passes(err) {
+		if err == nil || !isTemporary(err) {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return err
-		case <-time.After(persistPause):
+		case <-time.After(retryPause):
 		}
 	}
 }
 
-// passes reports whether the cause of an error may pass: the API server did not reply,
-// or not as usual.
-func passes(err error) bool {
+// isTemporary reports whether an action may succeed after this error: the API server did not
+// reply, was overloaded, or had an internal error.
+func isTemporary(err error) bool {
 	if errors.As(err, new(*refusal)) {
 		return false
 	}
@@ -149,68 +151,68 @@ func passes(err error) bool {
 }
 
 func (s *Server) serveCreate(w http.ResponseWriter, r *http.Request) {
-	content, err := body(w, r)
+	content, err := readBody(w, r)
 	if err != nil {
-		s.refuse(w, r, err)
+		s.replyError(w, r, err)
 		return
 	}
 	request, err := readCreate(content)
 	if err != nil {
-		s.refuse(w, r, &refusal{err})
+		s.replyError(w, r, &refusal{err})
 		return
 	}
-	// A pod that was begun is finished even if the client goes away.
-	var reply created
-	err = persist(context.WithoutCancel(r.Context()), func(ctx context.Context) (err error) {
+	// Complete the pod even if the client closes the connection.
+	var reply createReply
+	err = retry(context.WithoutCancel(r.Context()), func(ctx context.Context) (err error) {
 		reply, err = s.create(ctx, request)
 		return err
 	})
 	if err != nil {
 		s.discard(context.WithoutCancel(r.Context()), &request.Pod)
-		s.refuse(w, r, fmt.Errorf("pod %s/%s: %w", request.Pod.Namespace, request.Pod.Name, err))
+		s.replyError(w, r, fmt.Errorf("pod %s/%s: %w", request.Pod.Namespace, request.Pod.Name, err))
 		return
 	}
 	s.reply(w, reply)
 }
 
 func (s *Server) serveDelete(w http.ResponseWriter, r *http.Request) {
-	content, err := body(w, r)
+	content, err := readBody(w, r)
 	if err != nil {
-		s.refuse(w, r, err)
+		s.replyError(w, r, err)
 		return
 	}
 	pod, err := readPod(content)
 	if err != nil {
-		s.refuse(w, r, &refusal{err})
+		s.replyError(w, r, &refusal{err})
 		return
 	}
-	err = persist(context.WithoutCancel(r.Context()), func(ctx context.Context) error { return s.remove(ctx, pod) })
+	err = retry(context.WithoutCancel(r.Context()), func(ctx context.Context) error { return s.remove(ctx, pod) })
 	if err != nil {
-		s.refuse(w, r, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
+		s.replyError(w, r, fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err))
 		return
 	}
 	s.reply(w, "deleted")
 }
 
 func (s *Server) serveStatus(w http.ResponseWriter, r *http.Request) {
-	content, err := body(w, r)
+	content, err := readBody(w, r)
 	if err != nil {
-		s.refuse(w, r, err)
+		s.replyError(w, r, err)
 		return
 	}
 	pods, err := readPods(content)
 	if err != nil {
-		s.refuse(w, r, &refusal{err})
+		s.replyError(w, r, &refusal{err})
 		return
 	}
 	if len(pods) == 0 {
-		s.servePing(w, r) // interLink's API server pings a plugin so
+		s.servePing(w, r) // this is the ping of interLink's API server
 		return
 	}
 	found := make([]*podStatus, len(pods))
 	problems := make([]error, len(pods))
 	var asking sync.WaitGroup
-	free := make(chan struct{}, maxAsked)
+	free := make(chan struct{}, maxQueries)
 	for i := range pods {
 		free <- struct{}{}
 		asking.Go(func() {
@@ -220,7 +222,7 @@ func (s *Server) serveStatus(w http.ResponseWriter, r *http.Request) {
 	}
 	asking.Wait()
 	if err := errors.Join(problems...); err != nil {
-		s.refuse(w, r, err)
+		s.replyError(w, r, err)
 		return
 	}
 	statuses := []*podStatus{}
@@ -233,24 +235,24 @@ func (s *Server) serveStatus(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) serveLogs(w http.ResponseWriter, r *http.Request) {
-	content, err := body(w, r)
+	content, err := readBody(w, r)
 	if err != nil {
-		s.refuse(w, r, err)
+		s.replyError(w, r, err)
 		return
 	}
 	request, err := readLogs(content)
 	if err != nil {
-		s.refuse(w, r, &refusal{err})
+		s.replyError(w, r, &refusal{err})
 		return
 	}
 	log, err := s.openLog(r.Context(), request)
 	if err != nil {
-		s.refuse(w, r, fmt.Errorf("log of pod %s/%s: %w", request.Namespace, request.PodName, err))
+		s.replyError(w, r, fmt.Errorf("log of pod %s/%s: %w", request.Namespace, request.PodName, err))
 		return
 	}
 	defer log.Close()
 	w.Header().Set("Content-Type", "text/plain")
-	// interLink waits two minutes for the header, and a log may be silent for longer.
+	// interLink waits two minutes for the header, and a log may have no output for longer.
 	controller := http.NewResponseController(w)
 	w.WriteHeader(http.StatusOK)
 	_ = controller.Flush()
@@ -269,7 +271,7 @@ func (s *Server) serveLogs(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// openLog opens the log of a container, or of the only one.
+// openLog opens the log of a container. Without a name, it is the first container.
 func (s *Server) openLog(ctx context.Context, request logRequest) (io.ReadCloser, error) {
 	cluster, err := s.connection.get()
 	if err != nil {
@@ -289,23 +291,24 @@ func (s *Server) openLog(ctx context.Context, request logRequest) (io.ReadCloser
 }
 
 // servePing replies with the resources of the cluster, or with the reason why there is
-// none. interLink copies the reply to the virtual node's condition.
+// no cluster. interLink copies the reply to the condition of the virtual node.
 func (s *Server) servePing(w http.ResponseWriter, r *http.Request) {
 	cluster, err := s.connection.get()
 	if err != nil {
-		s.refuse(w, r, err)
+		s.replyError(w, r, err)
 		return
 	}
 	nodes, err := cluster.API.Nodes().List(r.Context(), metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
-		s.refuse(w, r, err)
+		s.replyError(w, r, err)
 		return
 	}
-	s.reply(w, pingReply{Status: "ok: the berth cluster of job " + cluster.Job, Resources: sum(nodes.Items)})
+	s.reply(w, pingReply{Status: "ok: the berth cluster of job " + cluster.Job, Resources: allocatable(nodes.Items)})
 }
 
-// sum adds up what the usable nodes offer.
-func sum(nodes []corev1.Node) *resources {
+// allocatable returns the sum of the allocatable resources of all nodes that are ready and
+// schedulable.
+func allocatable(nodes []corev1.Node) *resources {
 	total := corev1.ResourceList{}
 	for _, node := range nodes {
 		ready := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {

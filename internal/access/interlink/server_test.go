@@ -28,8 +28,8 @@ import (
 
 const uid = "0a1b2c3d-0000-4000-8000-00000000000a"
 
-// place has one cluster, or none. It implements Finder.
-type place struct {
+// fakeFinder is a Finder with one cluster, or none.
+type fakeFinder struct {
 	mu    sync.Mutex
 	api   *fake.Clientset // nil if there is none
 	job   string
@@ -37,18 +37,18 @@ type place struct {
 	ended map[string]string
 }
 
-// newPlace returns a place with a cluster of job 12.
-func newPlace() *place {
-	p := &place{ended: map[string]string{}}
-	p.replace("12", "first")
-	return p
+// newFinder returns a Finder with the cluster of job 12.
+func newFinder() *fakeFinder {
+	f := &fakeFinder{ended: map[string]string{}}
+	f.replace("12", "first")
+	return f
 }
 
 // replace starts another cluster.
-func (p *place) replace(job, id string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.api = fake.NewClientset(
+func (f *fakeFinder) replace(job, id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.api = fake.NewClientset(
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: types.UID(id)}},
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}, Status: corev1.NodeStatus{
 			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
@@ -58,38 +58,38 @@ func (p *place) replace(job, id string) {
 			},
 		}},
 	)
-	p.job = job
-	p.lost = make(chan struct{})
+	f.job = job
+	f.lost = make(chan struct{})
 }
 
 // end ends the cluster.
-func (p *place) end() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.api = nil
-	close(p.lost)
+func (f *fakeFinder) end() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.api = nil
+	close(f.lost)
 }
 
-func (p *place) Connect(context.Context) (*Cluster, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.api == nil {
+func (f *fakeFinder) Connect(context.Context) (*Cluster, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.api == nil {
 		return nil, errors.New("you have no job")
 	}
-	return &Cluster{API: p.api.CoreV1(), Job: p.job, Lost: p.lost, Close: func() {}}, nil
+	return &Cluster{API: f.api.CoreV1(), Job: f.job, Lost: f.lost, Close: func() {}}, nil
 }
 
-func (p *place) Ended(_ context.Context, job string) string { return p.ended[job] }
+func (f *fakeFinder) Ended(_ context.Context, job string) string { return f.ended[job] }
 
-// start returns a server that is connected to the place's cluster.
-func start(t *testing.T, p *place) *Server {
+// start returns a server that is connected to the cluster of a Finder.
+func start(t *testing.T, f *fakeFinder) *Server {
 	t.Helper()
-	s := New(p, "baseline", "login1", slog.New(slog.DiscardHandler))
+	s := New(f, "baseline", "login1", slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	kept := make(chan struct{})
 	go func() { defer close(kept); s.connection.keep(ctx) }()
 	t.Cleanup(func() { cancel(); <-kept })
-	if p.api != nil {
+	if f.api != nil {
 		if _, err := s.connection.wait(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -201,26 +201,26 @@ func requestFor(t *testing.T, pod *corev1.Pod, objects virtualnode.Objects) virt
 	return request
 }
 
-// TestRestart: another server finds the pods of the first one, and the loss of their
-// cluster, without any file.
+// TestRestart checks that a new server finds the pods of the previous one, and notices
+// the loss of their cluster, without any file.
 func TestRestart(t *testing.T) {
-	p := newPlace()
+	f := newFinder()
 	foreign, objects := foreignPod()
 	virtualnode.Begin(foreign)
-	reply := must[virtualnode.Created](t, start(t, p), "POST", "/create", requestFor(t, foreign, objects))
+	reply := must[virtualnode.Created](t, start(t, f), "POST", "/create", requestFor(t, foreign, objects))
 	foreign.Annotations = map[string]string{virtualnode.JobID: reply.PodJID}
 
-	s := start(t, p)
+	s := start(t, f)
 	if statuses := must[[]virtualnode.Status](t, s, "GET", "/status", []*corev1.Pod{foreign}); len(statuses) != 1 || statuses[0].JobID != reply.PodJID {
 		t.Fatalf("the statuses are %+v", statuses)
 	}
-	p.end()
+	f.end()
 	awaitLoss(t, s)
 	if statuses := must[[]virtualnode.Status](t, s, "GET", "/status", []*corev1.Pod{foreign}); len(statuses) != 0 {
 		t.Errorf("a pod whose job still runs has a status: %+v", statuses)
 	}
-	p.ended["12"] = "job 12 has ended (TIMEOUT)"
-	s = start(t, p)
+	f.ended["12"] = "job 12 has ended (TIMEOUT)"
+	s = start(t, f)
 	statuses := must[[]virtualnode.Status](t, s, "GET", "/status", []*corev1.Pod{foreign})
 	if len(statuses) != 1 || !strings.Contains(statuses[0].Containers[0].State.Terminated.Message, "job 12 has ended (TIMEOUT)") {
 		t.Fatalf("the statuses are %+v", statuses)
@@ -231,8 +231,8 @@ func TestRestart(t *testing.T) {
 	must[string](t, s, "POST", "/delete", foreign)
 }
 
-// TestGone: a pod that does not exist has failed, unless it may be in a cluster that
-// runs, or is still to be created.
+// TestGone checks that a pod that does not exist has failed, unless it may be in another
+// running cluster, or was not created yet.
 func TestGone(t *testing.T) {
 	foreign, _ := foreignPod()
 	virtualnode.Begin(foreign)
@@ -248,10 +248,10 @@ func TestGone(t *testing.T) {
 		"11/x/interlink-other/train-0a1b2c3d":     "",
 		"12/first/interlink-team/train-0a1b2c3d/": "",
 	} {
-		p := newPlace()
-		p.ended["11"] = "job 11 has ended (CANCELLED)"
+		f := newFinder()
+		f.ended["11"] = "job 11 has ended (CANCELLED)"
 		foreign.Annotations = map[string]string{virtualnode.JobID: id}
-		statuses := must[[]virtualnode.Status](t, start(t, p), "GET", "/status", []*corev1.Pod{foreign})
+		statuses := must[[]virtualnode.Status](t, start(t, f), "GET", "/status", []*corev1.Pod{foreign})
 		if want == "" {
 			if len(statuses) != 0 {
 				t.Errorf("%s: the statuses are %+v", id, statuses)
@@ -264,32 +264,32 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// TestGoneIsBounded: JobIDs that somebody thought up do not fill the memory.
+// TestGoneIsBounded checks that invented JobIDs do not fill the memory.
 func TestGoneIsBounded(t *testing.T) {
-	c := newConnection(newPlace(), slog.New(slog.DiscardHandler))
-	for i := range 3 * endedMost {
+	c := newConnection(newFinder(), slog.New(slog.DiscardHandler))
+	for i := range 3 * maxAnswers {
 		c.gone(t.Context(), nil, strconv.Itoa(i)+"/x")
 	}
 	c.gone(t.Context(), nil, strings.Repeat("1", maxJob+1)+"/x")
 	if _, kept := c.ended[strings.Repeat("1", maxJob+1)]; kept {
 		t.Error("an answer about a long name is kept")
 	}
-	if len(c.ended) > endedMost {
+	if len(c.ended) > maxAnswers {
 		t.Errorf("%d answers are kept", len(c.ended))
 	}
 }
 
-// TestStatusOfOthers: a pod that is in the way of one pod does not hide the statuses of
-// others.
+// TestStatusOfOthers checks that other pods have a status if one pod has none, because a
+// pod of another origin has its name.
 func TestStatusOfOthers(t *testing.T) {
-	p := newPlace()
-	s := start(t, p)
+	f := newFinder()
+	s := start(t, f)
 	bad, objects := foreignPod()
 	must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, bad, objects))
 	good := bad.DeepCopy()
 	good.UID = "ffffffff-0000-4000-8000-00000000000b"
 	must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, good, objects))
-	if _, err := p.api.CoreV1().Pods("interlink-team").Patch(t.Context(), "train-0a1b2c3d", types.MergePatchType,
+	if _, err := f.api.CoreV1().Pods("interlink-team").Patch(t.Context(), "train-0a1b2c3d", types.MergePatchType,
 		[]byte(`{"metadata":{"labels":{"`+labelUID+`":null}}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -302,11 +302,11 @@ func TestStatusOfOthers(t *testing.T) {
 	}
 }
 
-// TestPing: the virtual node gets the cluster's resources, or the reason why there is
-// no cluster.
+// TestPing checks that the virtual node gets the resources of the cluster, or the reason
+// why there is no cluster.
 func TestPing(t *testing.T) {
-	p := newPlace()
-	s := start(t, p)
+	f := newFinder()
+	s := start(t, f)
 	want := pingReply{Status: "ok: the berth cluster of job 12", Resources: &resources{
 		CPU: "3500m", Memory: "4Gi", Pods: "110", Accelerators: []accelerator{{"nvidia.com/gpu", "2"}},
 	}}
@@ -316,20 +316,20 @@ func TestPing(t *testing.T) {
 	if got := must[pingReply](t, s, "GET", "/status", []*corev1.Pod{}); !reflect.DeepEqual(got, want) {
 		t.Errorf("the API server gets %+v", got)
 	}
-	p.end()
+	f.end()
 	awaitLoss(t, s)
 	if code, text := call(t, s, "POST", "/pinglink", nil); code != http.StatusServiceUnavailable || !strings.Contains(text, "no berth cluster can be reached") {
 		t.Errorf("%d %s", code, text)
 	}
 }
 
-// TestLogs: the options of a request arrive at the API server.
+// TestLogs checks that the API server gets the options of a request.
 func TestLogs(t *testing.T) {
-	p := newPlace()
-	s := start(t, p)
+	f := newFinder()
+	s := start(t, f)
 	foreign, objects := foreignPod()
 	must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, foreign, objects))
-	p.api.ClearActions()
+	f.api.ClearActions()
 	code, text := call(t, s, "GET", "/getLogs", map[string]any{
 		"Namespace": "team", "PodName": "train", "PodUID": uid,
 		"Opts": map[string]any{"Tail": 5, "Bytes": 100, "Timestamps": true, "Follow": true, "Previous": true, "SinceSeconds": 60, "SinceTime": time.Time{}},
@@ -338,7 +338,7 @@ func TestLogs(t *testing.T) {
 		t.Errorf("%d %s", code, text)
 	}
 	var options *corev1.PodLogOptions
-	for _, action := range p.api.Actions() {
+	for _, action := range f.api.Actions() {
 		if generic, ok := action.(ktesting.GenericAction); ok {
 			options = generic.GetValue().(*corev1.PodLogOptions)
 		}
@@ -357,11 +357,11 @@ func TestLogs(t *testing.T) {
 	}
 }
 
-// TestBadRequests: the message names the mistake, and nothing is created.
+// TestBadRequests checks that each message names the mistake, and that nothing is created.
 func TestBadRequests(t *testing.T) {
-	p := newPlace()
-	s := start(t, p)
-	p.api.ClearActions()
+	f := newFinder()
+	s := start(t, f)
+	f.api.ClearActions()
 	for _, test := range []struct{ method, path, body, want string }{
 		{"POST", "/create", `{"pod":`, "unexpected end of JSON"},
 		{"POST", "/create", `[]`, "0 pods instead of one"},
@@ -379,7 +379,7 @@ func TestBadRequests(t *testing.T) {
 			t.Errorf("%s %s: %d %s", test.path, test.body, recorder.Code, text)
 		}
 	}
-	if actions := p.api.Actions(); len(actions) != 0 {
+	if actions := f.api.Actions(); len(actions) != 0 {
 		t.Errorf("the API server was asked: %v", actions)
 	}
 }

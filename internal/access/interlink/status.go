@@ -13,13 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// killed is the exit code of a container that was ended with its cluster or by its
-// node.
+// killed is the exit code of a container that ended with its cluster, or that its node
+// ended: 128 + SIGKILL.
 const killed = 137
 
-// status returns the status of one pod. It returns nil if there is none: the pod was
-// not created yet, or its cluster is out of reach at the moment. interLink keeps the
-// last status then.
+// status returns the status of a foreign pod. It returns nil if the pod was not created
+// yet, or if its cluster cannot be reached now. interLink then keeps the last status.
 func (s *Server) status(ctx context.Context, foreign *corev1.Pod) (*podStatus, error) {
 	id := ownJobID(foreign)
 	cluster, err := s.connection.get()
@@ -29,7 +28,7 @@ func (s *Server) status(ctx context.Context, foreign *corev1.Pod) (*podStatus, e
 			if isGated(pod) && time.Since(pod.CreationTimestamp.Time) > gatedLimit {
 				return lost(foreign, cluster.jobID(pod.Namespace, pod.Name), errGated.Error()), nil
 			}
-			return report(foreign, pod, cluster.jobID(pod.Namespace, pod.Name), s.limits(cluster)), nil
+			return report(foreign, pod, cluster.jobID(pod.Namespace, pod.Name), s.restrictions(cluster)), nil
 		}
 		if errors.As(err, new(*refusal)) { // other pods still have a status
 			return lost(foreign, id, err.Error()), nil
@@ -48,24 +47,25 @@ func (s *Server) status(ctx context.Context, foreign *corev1.Pod) (*podStatus, e
 	return lost(foreign, id, reason), nil
 }
 
-// report returns the status for a pod here. The virtual node derives the phase from
-// the states of the containers only: it takes a pod without statuses for one that has
-// succeeded, and a pod whose containers have all terminated for one that has ended. So
-// each container has a state that fits the phase here.
-func report(foreign, pod *corev1.Pod, id, limits string) *podStatus {
+// report returns the status of a foreign pod from that of its local pod. The virtual node
+// derives the phase only from the states of the containers: a pod without statuses has
+// succeeded for it, and a pod has ended if all its containers have terminated. So report
+// gives each container a state that fits the local phase. The message of each waiting
+// container ends with restrictions.
+func report(foreign, pod *corev1.Pod, id, restrictions string) *podStatus {
 	r := &podStatus{
 		Name: foreign.Name, UID: string(foreign.UID), Namespace: foreign.Namespace, JobID: id,
 		Containers: []corev1.ContainerStatus{}, InitContainers: []corev1.ContainerStatus{},
 	}
 	for _, container := range pod.Spec.InitContainers {
-		// For the virtual node, a running init container means that the others wait.
-		// So the status has no sidecars.
+		// While an init container runs, the virtual node shows all other containers as
+		// waiting, so the status omits sidecars.
 		if container.RestartPolicy == nil || *container.RestartPolicy != corev1.ContainerRestartPolicyAlways {
-			r.InitContainers = append(r.InitContainers, containerStatus(pod, container, pod.Status.InitContainerStatuses, true, limits))
+			r.InitContainers = append(r.InitContainers, containerStatus(pod, container, pod.Status.InitContainerStatuses, true, restrictions))
 		}
 	}
 	for _, container := range pod.Spec.Containers {
-		r.Containers = append(r.Containers, containerStatus(pod, container, pod.Status.ContainerStatuses, false, limits))
+		r.Containers = append(r.Containers, containerStatus(pod, container, pod.Status.ContainerStatuses, false, restrictions))
 	}
 	if pod.Status.Phase == corev1.PodFailed {
 		r.fail(pod)
@@ -78,8 +78,9 @@ func hasEnded(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// containerStatus returns the status of one container.
-func containerStatus(pod *corev1.Pod, container corev1.Container, statuses []corev1.ContainerStatus, init bool, limits string) corev1.ContainerStatus {
+// containerStatus returns the status of one container for the virtual node. statuses holds
+// the local ones.
+func containerStatus(pod *corev1.Pod, container corev1.Container, statuses []corev1.ContainerStatus, init bool, restrictions string) corev1.ContainerStatus {
 	status := corev1.ContainerStatus{Name: container.Name, Image: container.Image}
 	if i := slices.IndexFunc(statuses, func(s corev1.ContainerStatus) bool { return s.Name == container.Name }); i >= 0 {
 		status = *statuses[i].DeepCopy()
@@ -94,7 +95,7 @@ func containerStatus(pod *corev1.Pod, container corev1.Container, statuses []cor
 		status.LastTerminationState = status.State
 		status.State = waiting("Restarting", fmt.Sprintf("the last exit code was %d", ended.ExitCode))
 	case ended != nil:
-		// The virtual node replaces the reason, and keeps the message.
+		// The virtual node replaces the reason, but keeps the message.
 		if r := ended.Reason; r != "" && r != "Completed" && r != "Error" {
 			ended.Message = joined(r, ended.Message)
 		}
@@ -108,7 +109,7 @@ func containerStatus(pod *corev1.Pod, container corev1.Container, statuses []cor
 				reason, message = cmp.Or(scheduled.Reason, reason), scheduled.Message
 			}
 		}
-		status.State = waiting(reason, joined(message, limits))
+		status.State = waiting(reason, joined(message, restrictions))
 	}
 	return status
 }
@@ -126,7 +127,7 @@ func condition(pod *corev1.Pod, kind corev1.PodConditionType) *corev1.PodConditi
 	return nil
 }
 
-// restarts reports whether the kubelet starts a container again after an exit code.
+// restarts reports whether the kubelet starts a container again that exited with code.
 func restarts(pod *corev1.Pod, container corev1.Container, code int32, init bool) bool {
 	if pod.DeletionTimestamp != nil {
 		return false
@@ -144,8 +145,9 @@ func restarts(pod *corev1.Pod, container corev1.Container, code int32, init bool
 	return !init || code != 0
 }
 
-// neverStarted returns the state for a container that has none at the end of its pod.
-// Its exit code is that of the init container that failed, if one did.
+// neverStarted returns the state of a container that did not start before its pod ended.
+// Its exit code is that of the failed init container, or else killed, or 0 in a pod that
+// succeeded.
 func neverStarted(pod *corev1.Pod) *corev1.ContainerStateTerminated {
 	state := &corev1.ContainerStateTerminated{ExitCode: killed, Reason: "NeverStarted", Message: podReason(pod), FinishedAt: metav1.Now()}
 	if pod.Status.Phase == corev1.PodSucceeded {
@@ -161,10 +163,10 @@ func neverStarted(pod *corev1.Pod) *corev1.ContainerStateTerminated {
 	return state
 }
 
-// podReason returns why a pod failed as a whole.
+// podReason returns the reason and message of a pod's status, such as for an eviction.
 func podReason(pod *corev1.Pod) string { return joined(pod.Status.Reason, pod.Status.Message) }
 
-// joined returns the non-empty texts as one.
+// joined returns both texts with a colon between them, or the non-empty one.
 func joined(first, second string) string {
 	if first == "" || second == "" {
 		return first + second
@@ -172,8 +174,8 @@ func joined(first, second string) string {
 	return first + ": " + second
 }
 
-// fail lets the virtual node see that the pod failed. A pod that was evicted, or whose
-// deadline passed, may have containers that all exited with 0.
+// fail changes the status so that the virtual node regards the pod as failed. All
+// containers of a pod that was evicted, or whose deadline passed, may have exited with 0.
 func (r *podStatus) fail(pod *corev1.Pod) {
 	failed := func(status corev1.ContainerStatus) bool {
 		return status.State.Terminated != nil && status.State.Terminated.ExitCode != 0
@@ -192,8 +194,8 @@ func (r *podStatus) fail(pod *corev1.Pod) {
 	ended.ExitCode = killed
 }
 
-// lost returns the status of a pod that no longer exists. Containers that had
-// terminated keep their states.
+// lost returns the status of a foreign pod whose local pod no longer exists. Containers
+// that had terminated keep their states, and reason is the message of all others.
 func lost(foreign *corev1.Pod, id, reason string) *podStatus {
 	now := metav1.Now()
 	end := func(containers []corev1.Container, statuses []corev1.ContainerStatus) []corev1.ContainerStatus {

@@ -18,8 +18,8 @@ func running() corev1.ContainerState {
 	return corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Unix(1700000000, 0)}}
 }
 
-// TestReport: the virtual node derives the phase that the pod has here, and the state
-// of the first container has the reason.
+// TestReport checks that the virtual node derives the phase of the local pod, and that
+// the state of the first container contains the reason.
 func TestReport(t *testing.T) {
 	always, never := corev1.RestartPolicyAlways, corev1.RestartPolicyNever
 	sidecar := corev1.ContainerRestartPolicyAlways
@@ -123,7 +123,8 @@ func TestReport(t *testing.T) {
 	}
 }
 
-// TestLost: a container that ran has its start, and one that had ended keeps its state.
+// TestLost checks that a running container keeps its start time, and a terminated one its
+// state.
 func TestLost(t *testing.T) {
 	foreign := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "p", UID: uid},

@@ -13,25 +13,26 @@ import (
 )
 
 const (
-	// labelUID marks the pods and namespaces of this package. Its value on a pod is
-	// the UID in the foreign cluster.
+	// labelUID marks the objects that this package creates. Its value is the foreign UID of
+	// the pod, and empty for namespaces.
 	labelUID = "interlink.berth.dev/uid"
-	// annotationPod is the namespace and name in the foreign cluster.
+	// annotationPod holds the foreign namespace and name of a pod, separated by a slash.
 	annotationPod = "interlink.berth.dev/pod"
 	// gate keeps a pod from being scheduled before its objects exist.
 	gate = "interlink.berth.dev/objects"
-	// annotationJobID holds the JobID of /create; interLink sets it.
+	// annotationJobID holds the JobID that /create returned. interLink sets it on the
+	// foreign pod.
 	annotationJobID = "JobID"
 )
 
-// namespacePrefix keeps foreign namespaces apart from the namespaces of this cluster.
+// namespacePrefix distinguishes namespaces with foreign pods from all other local ones.
 const namespacePrefix = "interlink-"
 
-// maxPodName bounds a pod's foreign name in its name here, which the names of its
-// objects extend.
+// maxPodName is the number of bytes of a foreign name that a local name contains. Suffixes
+// for the UID, and for the objects of the pod, follow it.
 const maxPodName = 230
 
-// localNamespace returns the namespace here for a foreign one.
+// localNamespace returns the local namespace for a foreign one.
 func localNamespace(foreign string) string {
 	name := namespacePrefix + foreign
 	if len(name) <= validation.DNS1123LabelMaxLength {
@@ -41,8 +42,8 @@ func localNamespace(foreign string) string {
 	return strings.TrimRight(name[:validation.DNS1123LabelMaxLength-len(digest)], "-") + digest
 }
 
-// localName returns the name here for a foreign pod. It is unique to the UID, because
-// a pod and its successor of the same name may exist at once.
+// localName returns the local name of a foreign pod. It contains a part of the UID,
+// because a pod and its successor of the same name may exist at the same time.
 func localName(name string, uid types.UID) string {
 	if len(name) > maxPodName {
 		name = strings.TrimRight(name[:maxPodName], "-.")
@@ -50,19 +51,20 @@ func localName(name string, uid types.UID) string {
 	return name + "-" + string(uid)[:8]
 }
 
-// translation is a foreign pod, as this cluster can run it.
+// translation is the local counterpart of a foreign pod.
 type translation struct {
 	pod *corev1.Pod
-	// configMaps and secrets hold what its volumes and environment need. The pod is
-	// to own them.
+	// configMaps and secrets hold the objects that the volumes and the environment of
+	// the pod refer to. createObjects makes the pod their owner.
 	configMaps []corev1.ConfigMap
 	secrets    []corev1.Secret
-	// ignored names the fields that have no meaning here.
+	// ignored lists the fields of the foreign pod that the local pod does not have.
 	ignored []string
 }
 
-// translate returns the pod for this cluster. The error names a field without which
-// the pod would be another one, such as a claim.
+// translate returns the local pod of a request, and its objects. It returns an error that
+// names the field if the pod could not work without a field that berth cannot translate,
+// such as a claim.
 func translate(request createRequest) (*translation, error) {
 	foreign := request.Pod.DeepCopy()
 	t := &translation{pod: &corev1.Pod{
@@ -107,16 +109,17 @@ func translate(request createRequest) (*translation, error) {
 	return t, nil
 }
 
-// ofBerth reports whether a label or annotation is berth's. Such annotations are for
-// the user of the cluster: one can undo what the namespace says about the fast path.
+// ofBerth reports whether the key of a label or annotation belongs to berth. Only users of
+// the local cluster may set such annotations: one can undo what the namespace says about the
+// fast path.
 func ofBerth(key, _ string) bool {
 	domain, _, prefixed := strings.Cut(key, "/")
 	return prefixed && (domain == "berth.dev" || strings.HasSuffix(domain, ".berth.dev"))
 }
 
-// localSpec returns the fields that mean the same in every cluster. The host's
-// namespaces are among them, so that the namespace's Pod Security level decides. The
-// volumes are added later.
+// localSpec returns the fields that have the same meaning in every cluster. It keeps
+// hostNetwork, hostPID and hostIPC, so that the Pod Security level of the namespace
+// decides about them. The caller adds the volumes.
 func localSpec(foreign *corev1.PodSpec) corev1.PodSpec {
 	no := false
 	return corev1.PodSpec{
@@ -139,14 +142,14 @@ func localSpec(foreign *corev1.PodSpec) corev1.PodSpec {
 		SetHostnameAsFQDN:             foreign.SetHostnameAsFQDN,
 		OS:                            foreign.OS,
 		Resources:                     foreign.Resources,
-		// Services and accounts of this cluster are not the pod's.
+		// The pod gets no Services and no token of the local cluster.
 		EnableServiceLinks:           &no,
 		AutomountServiceAccountToken: &no,
 	}
 }
 
-// ignoredFields names the fields whose values refer to objects of the other cluster
-// and that a user may have set.
+// ignoredFields returns the names of the fields that the local pod does not have and that
+// a user, not Kubernetes, has set.
 func ignoredFields(pod *corev1.Pod) []string {
 	spec := &pod.Spec
 	var ignored []string

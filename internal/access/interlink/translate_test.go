@@ -22,8 +22,8 @@ func podWith(source corev1.VolumeSource) corev1.Pod {
 	}
 }
 
-// TestTranslateRefuses: a pod that cannot be the same here is refused, with the
-// remedy.
+// TestTranslateRefuses checks that a pod with a field that cannot be translated is
+// refused, and the remedy.
 func TestTranslateRefuses(t *testing.T) {
 	env := func(from corev1.EnvVarSource) corev1.Pod {
 		pod := podWith(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}})
@@ -34,12 +34,12 @@ func TestTranslateRefuses(t *testing.T) {
 	claim := podWith(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}})
 	claim.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}}
 	for want, pod := range map[string]corev1.Pod{
-		"no data of claims":                        podWith(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}),
-		"no data of claims and of storage":         podWith(corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "nfs", Path: "/"}}),
-		"a hostPath would be a folder of this":     podWith(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}),
-		`volume "v": the request has no ConfigMap`: podWith(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: reference}}),
-		`the request has no Secret "absent"`:       podWith(corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "absent"}}),
-		"DisableProjectedVolumes":                  podWith(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}),
+		"the data of claims":                                                            podWith(corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}),
+		"the data of claims and other storage":                                          podWith(corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{Server: "nfs", Path: "/"}}),
+		"a hostPath would be a folder of this":                                          podWith(corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}),
+		`volume "v": the request has no ConfigMap`:                                      podWith(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: reference}}),
+		`the request has no Secret "absent"`:                                            podWith(corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "absent"}}),
+		"DisableProjectedVolumes":                                                       podWith(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}),
 		`container "c": env E: the request has neither a value nor the Secret "absent"`: env(corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: reference}}),
 		`neither a value nor the ConfigMap "absent"`:                                    env(corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: reference}}),
 		`the claim "gpu" exists only in the other cluster`:                              claim,
@@ -55,8 +55,8 @@ func TestTranslateRefuses(t *testing.T) {
 	}
 }
 
-// TestTranslateDropsBerthKeys: what berth reads from a pod is not for the other
-// cluster's users to set.
+// TestTranslateDropsBerthKeys checks that users of the other cluster cannot set labels and
+// annotations of berth.
 func TestTranslateDropsBerthKeys(t *testing.T) {
 	pod := podWith(corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}})
 	pod.Annotations = map[string]string{"berth.dev/fast-path": "auto", "interlink.berth.dev/x": "", "notberth.dev/x": "kept"}
@@ -73,8 +73,8 @@ func TestTranslateDropsBerthKeys(t *testing.T) {
 	}
 }
 
-// TestTranslateLargeVolume: the files of a projected volume may exceed the limit of a
-// Secret, because they are from several objects.
+// TestTranslateLargeVolume checks that the files of a projected volume may exceed the size
+// limit of a Secret, because they are from several objects.
 func TestTranslateLargeVolume(t *testing.T) {
 	pod := podWith(corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}})
 	files := map[string]string{"a": strings.Repeat("a", 700<<10), "b": strings.Repeat("b", 300<<10), "c": strings.Repeat("c", 700<<10), "d": ""}
@@ -98,7 +98,7 @@ func TestTranslateLargeVolume(t *testing.T) {
 	}
 }
 
-// TestTranslateOptional: what is optional and absent is left out.
+// TestTranslateOptional checks that optional references to missing objects are omitted.
 func TestTranslateOptional(t *testing.T) {
 	yes := true
 	reference := corev1.LocalObjectReference{Name: "absent"}
@@ -121,8 +121,8 @@ func TestTranslateOptional(t *testing.T) {
 	}
 }
 
-// TestTranslateSharesObjects: a ConfigMap of a volume also serves the environment, and
-// a token that interLink does not send is left out.
+// TestTranslateSharesObjects checks that a volume and the environment share a ConfigMap,
+// and that a token volume without contents is omitted.
 func TestTranslateSharesObjects(t *testing.T) {
 	reference := corev1.LocalObjectReference{Name: "settings"}
 	pod := podWith(corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: reference}})
@@ -142,7 +142,7 @@ func TestTranslateSharesObjects(t *testing.T) {
 	}
 }
 
-// TestNames: long names stay valid and distinct.
+// TestNames checks that long names become valid and distinct local names.
 func TestNames(t *testing.T) {
 	long := strings.Repeat("a", 62)
 	first, second := localNamespace(long+"b"), localNamespace(long+"c")

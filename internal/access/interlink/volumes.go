@@ -12,17 +12,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// contents turns the ConfigMaps and Secrets of a request into objects of the pod.
+// contents adds the ConfigMaps and Secrets of a request to a translation, as objects of the
+// local pod.
 type contents struct {
 	to *translation
-	// configMaps and secrets hold the sent objects by foreign name, projected the
-	// files of projected volumes by the name of the volume.
+	// configMaps and secrets hold the objects of the request by foreign name. projected
+	// holds the files of projected volumes by the name of the volume.
 	configMaps map[string]*corev1.ConfigMap
 	secrets    map[string]*corev1.Secret
 	projected  map[string]*corev1.ConfigMap
-	// made maps the kind and foreign name to the name here.
-	made map[string]string
-	// dropped holds the volumes that this cluster does without.
+	// localNames maps kind/NAME, with the foreign name, to the local name.
+	localNames map[string]string
+	// dropped holds the names of the volumes that the local pod does not get.
 	dropped map[string]bool
 }
 
@@ -32,7 +33,7 @@ func newContents(request createRequest, to *translation) *contents {
 		configMaps: map[string]*corev1.ConfigMap{},
 		secrets:    map[string]*corev1.Secret{},
 		projected:  map[string]*corev1.ConfigMap{},
-		made:       map[string]string{},
+		localNames: map[string]string{},
 		dropped:    map[string]bool{},
 	}
 	for i := range request.ConfigMaps {
@@ -47,7 +48,7 @@ func newContents(request createRequest, to *translation) *contents {
 	return c
 }
 
-// objectMeta returns the metadata for the next object of the pod.
+// objectMeta returns the metadata of the next object of the pod, with an unused name.
 func (c *contents) objectMeta() metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: c.to.pod.Namespace,
@@ -56,11 +57,11 @@ func (c *contents) objectMeta() metav1.ObjectMeta {
 	}
 }
 
-// configMap returns the name of the object with the contents of a ConfigMap. ok is
-// false if the ConfigMap was not sent.
+// configMap returns the local name of a ConfigMap, and adds the ConfigMap to the
+// translation when it is first used. ok is false if the request does not contain it.
 func (c *contents) configMap(foreign string) (name string, ok bool) {
 	key := "configmap/" + foreign
-	if name, ok = c.made[key]; ok {
+	if name, ok = c.localNames[key]; ok {
 		return name, true
 	}
 	sent := c.configMaps[foreign]
@@ -69,15 +70,15 @@ func (c *contents) configMap(foreign string) (name string, ok bool) {
 	}
 	object := corev1.ConfigMap{ObjectMeta: c.objectMeta(), Data: sent.Data, BinaryData: sent.BinaryData}
 	c.to.configMaps = append(c.to.configMaps, object)
-	c.made[key] = object.Name
+	c.localNames[key] = object.Name
 	return object.Name, true
 }
 
-// secret works like configMap. The type of a Secret is not kept: some types make
-// controllers act on it.
+// secret works like configMap, for Secrets. The local Secret has the type Opaque,
+// because controllers act on Secrets of some other types.
 func (c *contents) secret(foreign string) (name string, ok bool) {
 	key := "secret/" + foreign
-	if name, ok = c.made[key]; ok {
+	if name, ok = c.localNames[key]; ok {
 		return name, true
 	}
 	sent := c.secrets[foreign]
@@ -91,18 +92,19 @@ func (c *contents) secret(foreign string) (name string, ok bool) {
 		}
 		data[key] = []byte(value)
 	}
-	c.made[key] = c.addSecret(data)
-	return c.made[key], true
+	c.localNames[key] = c.addSecret(data)
+	return c.localNames[key], true
 }
 
+// addSecret adds a Secret to the translation, and returns its name.
 func (c *contents) addSecret(data map[string][]byte) string {
 	object := corev1.Secret{ObjectMeta: c.objectMeta(), Data: data}
 	c.to.secrets = append(c.to.secrets, object)
 	return object.Name
 }
 
-// volumes adds the volumes that containers mount. interLink sends no contents of
-// others.
+// volumes adds the volumes that containers mount. interLink does not send the contents
+// of other volumes. The error names the volume that the local pod cannot have.
 func (c *contents) volumes(foreign []corev1.Volume) error {
 	mounted := map[string]bool{}
 	for _, containers := range [][]corev1.Container{c.to.pod.Spec.InitContainers, c.to.pod.Spec.Containers} {
@@ -132,11 +134,11 @@ func (c *contents) volumes(foreign []corev1.Volume) error {
 	return nil
 }
 
-// errClaim is the error for volumes whose data is in the other cluster.
-var errClaim = errors.New("interLink sends no data of claims and of storage in the other cluster; copy the data in an init container, or mount a folder of the site with 'berth up --mount'")
+// errForeignData is the error for volumes whose data is in the other cluster.
+var errForeignData = errors.New("interLink does not send the data of claims and other storage; copy the data in an init container, or mount a folder of the site with 'berth up --mount'")
 
-// source returns a volume's source in this cluster, or nil if the pod does without the
-// volume.
+// source returns the source of a volume in the local pod, or nil if the pod does not
+// get the volume.
 func (c *contents) source(volume corev1.Volume) (*corev1.VolumeSource, error) {
 	if content := c.projected[volume.Name]; content != nil && (volume.Projected != nil || volume.DownwardAPI != nil) {
 		return c.project(volume, content)
@@ -148,7 +150,7 @@ func (c *contents) source(volume corev1.Volume) (*corev1.VolumeSource, error) {
 	case volume.Image != nil:
 		return &corev1.VolumeSource{Image: volume.Image}, nil
 	case volume.DownwardAPI != nil:
-		return &corev1.VolumeSource{DownwardAPI: volume.DownwardAPI}, nil // from before 0.6.2, which sends its contents
+		return &corev1.VolumeSource{DownwardAPI: volume.DownwardAPI}, nil // interLink sends its contents since 0.6.2
 	case volume.ConfigMap != nil:
 		source := volume.ConfigMap.DeepCopy()
 		name, ok := c.configMap(source.Name)
@@ -178,18 +180,19 @@ func (c *contents) source(volume corev1.Volume) (*corev1.VolumeSource, error) {
 	case volume.HostPath != nil:
 		return nil, errors.New("a hostPath would be a folder of this site; use an emptyDir")
 	}
-	return nil, errClaim
+	return nil, errForeignData
 }
 
+// optional returns the value of a field "optional", which is false by default.
 func optional(value *bool) bool { return value != nil && *value }
 
-// tokenVolume begins the names of the volumes that Kubernetes adds to pods for the
-// token of their service account.
+// tokenVolume is the prefix of the names of the volumes that Kubernetes adds to pods
+// for the token of their service account.
 const tokenVolume = "kube-api-access-"
 
-// project returns a projected volume with the sent files. They are in Secrets, because a
-// token of a service account may be among them. A file that the request lacks comes
-// from this cluster if the downward API has it here, too.
+// project returns a projected volume with the files in content. The files are stored in
+// Secrets, because one may be the token of a service account. Files of the downward API
+// that interLink has not sent have the values of the local pod.
 func (c *contents) project(volume corev1.Volume, content *corev1.ConfigMap) (*corev1.VolumeSource, error) {
 	spec := volume.Projected
 	if spec == nil {
@@ -199,7 +202,7 @@ func (c *contents) project(volume corev1.Volume, content *corev1.ConfigMap) (*co
 		}
 	}
 	modes := map[string]*int32{}
-	var own []corev1.DownwardAPIVolumeFile
+	var local []corev1.DownwardAPIVolumeFile
 	for _, source := range spec.Sources {
 		switch {
 		case source.ConfigMap != nil:
@@ -210,7 +213,7 @@ func (c *contents) project(volume corev1.Volume, content *corev1.ConfigMap) (*co
 			for _, item := range source.DownwardAPI.Items {
 				modes[item.Path] = item.Mode
 				if _, sent := content.Data[item.Path]; !sent {
-					own = append(own, item)
+					local = append(local, item)
 				}
 			}
 		case source.Secret != nil && !optional(source.Secret.Optional):
@@ -224,20 +227,20 @@ func (c *contents) project(volume corev1.Volume, content *corev1.ConfigMap) (*co
 		data := map[string][]byte{}
 		secret := &corev1.SecretProjection{}
 		for i, path := range paths {
-			key := strconv.Itoa(i) // a path may have characters that a key may not
+			key := strconv.Itoa(i) // unlike a path, a key must not contain a slash
 			data[key] = []byte(content.Data[path])
 			secret.Items = append(secret.Items, corev1.KeyToPath{Key: key, Path: path, Mode: modes[path]})
 		}
 		secret.Name = c.addSecret(data)
 		projected.Sources = append(projected.Sources, corev1.VolumeProjection{Secret: secret})
 	}
-	if len(own) > 0 {
-		projected.Sources = append(projected.Sources, corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: own}})
+	if len(local) > 0 {
+		projected.Sources = append(projected.Sources, corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: local}})
 	}
 	return &corev1.VolumeSource{Projected: projected}, nil
 }
 
-// portions divides the paths of files into groups that fit into a Secret each. The
+// portions divides the paths of files into groups whose files each fit into one Secret. The
 // files of one volume may be from several ConfigMaps.
 func portions(files map[string]string) (groups [][]string) {
 	size := 0

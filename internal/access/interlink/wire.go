@@ -14,19 +14,19 @@ import (
 )
 
 // The types of this file have the JSON fields of pkg/interlink/types.go in
-// github.com/interlink-hq/interLink at commit f632175701d7 of July 2026. All but those
-// of pings are in version 0.5.0, too. 0.3 and 0.4 send an array with one element to
-// /create, and have no initContainers (0.3). Replies to pings with resources are newer
-// than 0.7.0-pre2; older virtual nodes take them for text.
+// github.com/interlink-hq/interLink at commit f632175701d7 of July 2026. Version 0.5.0
+// has all of them except the fields of pingReply. 0.3 and 0.4 send an array with one
+// element to /create, and 0.3 does not know initContainers. Virtual nodes up to 0.7.0-pre2
+// treat the reply to a ping as text.
 
 // createRequest is the body of /create. interLink's API server sends the contents of
-// volumes by container, and the virtual node sends them for the whole pod. Fields of
-// job scripts are for plugins that run a pod as a script, and are ignored.
+// volumes by container, and the virtual node sends them for the whole pod. The type omits
+// the fields for plugins that run a pod as a job script.
 type createRequest struct {
 	Pod corev1.Pod `json:"pod"`
 	// Containers is sent by the API server.
 	Containers []containerVolumes `json:"container"`
-	// The virtual node sends these.
+	// ConfigMaps, Secrets and ProjectedVolumes are sent by the virtual node.
 	ConfigMaps       []corev1.ConfigMap `json:"configmaps"`
 	Secrets          []corev1.Secret    `json:"secrets"`
 	ProjectedVolumes []corev1.ConfigMap `json:"projectedvolumesmaps"`
@@ -39,8 +39,8 @@ type containerVolumes struct {
 	ProjectedVolumes []corev1.ConfigMap `json:"projectedvolumemaps"`
 }
 
-// created is the reply to /create.
-type created struct {
+// createReply is the reply to /create.
+type createReply struct {
 	PodUID string `json:"PodUID"`
 	PodJID string `json:"PodJID"`
 }
@@ -64,7 +64,7 @@ type logRequest struct {
 	Opts          logOptions `json:"Opts"`
 }
 
-// logOptions select a part of a log. Zero values select everything.
+// logOptions selects a part of a log. Zero values select everything.
 type logOptions struct {
 	Tail         int64     `json:"Tail"`
 	LimitBytes   int64     `json:"Bytes"`
@@ -75,12 +75,13 @@ type logOptions struct {
 	SinceTime    time.Time `json:"SinceTime"`
 }
 
-// pingReply is the reply to a ping. The virtual node takes over the resources.
+// pingReply is the reply to /pinglink. The virtual node sets its capacity to Resources.
 type pingReply struct {
 	Status    string     `json:"status"`
 	Resources *resources `json:"resources,omitempty"`
 }
 
+// resources holds quantities in the format of Kubernetes.
 type resources struct {
 	CPU          string        `json:"cpu"`
 	Memory       string        `json:"memory"`
@@ -93,11 +94,11 @@ type accelerator struct {
 	Available    string `json:"available"`
 }
 
-// podUID matches the UIDs that Kubernetes gives to pods.
+// podUID matches the UIDs of pods.
 var podUID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// checkIdentity refuses names that Kubernetes would not give to a pod. Names of
-// objects and messages are made of them.
+// checkIdentity returns an error for names that no pod can have in Kubernetes. Local
+// names and messages contain these names.
 func checkIdentity(namespace, name, uid string) error {
 	if len(validation.IsDNS1123Label(namespace)) > 0 {
 		return fmt.Errorf("%q is not the name of a namespace", namespace)
@@ -115,8 +116,8 @@ func checkPod(pod *corev1.Pod) error {
 	return checkIdentity(pod.Namespace, pod.Name, string(pod.UID))
 }
 
-// readCreate reads the body of /create. In the result, the contents of volumes are
-// in the fields for the whole pod.
+// readCreate reads the body of /create. It moves the contents of volumes of all
+// containers to the fields for the whole pod.
 func readCreate(body []byte) (createRequest, error) {
 	requests := []createRequest{{}}
 	var err error
@@ -195,7 +196,7 @@ func readLogs(body []byte) (logRequest, error) {
 
 // apiOptions returns the options for the API server.
 func (r logRequest) apiOptions() *corev1.PodLogOptions {
-	positive := func(value int64) *int64 {
+	orNil := func(value int64) *int64 {
 		if value == 0 {
 			return nil
 		}
@@ -203,9 +204,9 @@ func (r logRequest) apiOptions() *corev1.PodLogOptions {
 	}
 	options := &corev1.PodLogOptions{
 		Container:    r.ContainerName,
-		TailLines:    positive(r.Opts.Tail),
-		LimitBytes:   positive(r.Opts.LimitBytes),
-		SinceSeconds: positive(r.Opts.SinceSeconds),
+		TailLines:    orNil(r.Opts.Tail),
+		LimitBytes:   orNil(r.Opts.LimitBytes),
+		SinceSeconds: orNil(r.Opts.SinceSeconds),
 		Timestamps:   r.Opts.Timestamps,
 		Follow:       r.Opts.Follow,
 		Previous:     r.Opts.Previous,
