@@ -81,10 +81,7 @@ func hasEnded(pod *corev1.Pod) bool {
 // containerStatus returns the status of one container for the virtual node. statuses holds
 // the local ones.
 func containerStatus(pod *corev1.Pod, container corev1.Container, statuses []corev1.ContainerStatus, init bool, restrictions string) corev1.ContainerStatus {
-	status := corev1.ContainerStatus{Name: container.Name, Image: container.Image}
-	if i := slices.IndexFunc(statuses, func(s corev1.ContainerStatus) bool { return s.Name == container.Name }); i >= 0 {
-		status = *statuses[i].DeepCopy()
-	}
+	status := statusOf(container, statuses)
 	ended := status.State.Terminated
 	switch {
 	case hasEnded(pod) && ended == nil:
@@ -112,6 +109,16 @@ func containerStatus(pod *corev1.Pod, container corev1.Container, statuses []cor
 		status.State = waiting(reason, joined(message, restrictions))
 	}
 	return status
+}
+
+// statusOf returns a copy of the status of a container in statuses. If there is none, it returns
+// a status without a state.
+func statusOf(container corev1.Container, statuses []corev1.ContainerStatus) corev1.ContainerStatus {
+	i := slices.IndexFunc(statuses, func(s corev1.ContainerStatus) bool { return s.Name == container.Name })
+	if i < 0 {
+		return corev1.ContainerStatus{Name: container.Name, Image: container.Image}
+	}
+	return *statuses[i].DeepCopy()
 }
 
 func waiting(reason, message string) corev1.ContainerState {
@@ -201,10 +208,7 @@ func lost(foreign *corev1.Pod, id, reason string) *podStatus {
 	end := func(containers []corev1.Container, statuses []corev1.ContainerStatus) []corev1.ContainerStatus {
 		all := []corev1.ContainerStatus{}
 		for _, container := range containers {
-			status := corev1.ContainerStatus{Name: container.Name, Image: container.Image}
-			if i := slices.IndexFunc(statuses, func(s corev1.ContainerStatus) bool { return s.Name == container.Name }); i >= 0 {
-				status = *statuses[i].DeepCopy()
-			}
+			status := statusOf(container, statuses)
 			if status.State.Terminated == nil {
 				state := &corev1.ContainerStateTerminated{ExitCode: killed, Reason: "BerthClusterEnded", Message: reason, FinishedAt: now}
 				if running := status.State.Running; running != nil {
