@@ -31,7 +31,7 @@ func newServeCommand() *cobra.Command {
 	return command
 }
 
-// interlinkFlags are the options of berth serve interlink.
+// interlinkFlags holds the flags of berth serve interlink.
 type interlinkFlags struct {
 	socket, listen, level string
 	files                 interlink.TLSFiles
@@ -43,14 +43,14 @@ func newServeInterlinkCommand() *cobra.Command {
 		Use:   "interlink [flags] [JOB]",
 		Short: "Run the pods of another Kubernetes, which interLink's virtual node sends",
 		Long: `Serves the plugin API of interLink: the virtual node of an existing Kubernetes
-sends pods, and they run in the cluster in your job. Without JOB it is your only
-cluster, and the next one when that has ended.
+sends pods, and they run in the berth cluster of JOB. Without JOB, it is your only
+cluster, and after its end the next one that you start.
 
 With --socket, interLink's API server on this host calls it as its plugin. With
 --listen, the virtual node calls it directly, over TLS with a client certificate.
-Whoever can call it runs containers as you, within the Pod Security level.
+Whoever can call it can run containers as you, within the Pod Security level.
 
-It keeps no state: it may be ended and started again at any time.`,
+It keeps no state, so you can stop and restart it at any time.`,
 		Example: `  berth serve interlink --socket ~/.interlink/login.sock
   berth serve interlink 4711 --listen :3000 --tls-cert server.pem \
       --tls-key server.key --client-ca nodes.pem`,
@@ -75,21 +75,21 @@ It keeps no state: it may be ended and started again at any time.`,
 			}
 			log := slog.New(newLines(command.ErrOrStderr(), verbosity{}))
 			log.Info("listening for interLink on " + listener.Addr().String())
-			return interlink.New(&clusters{place, job}, f.level, host, log).Serve(command.Context(), listener)
+			return interlink.New(&clusterFinder{place, job}, f.level, host, log).Serve(command.Context(), listener)
 		},
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&f.socket, "socket", "", "listen on this unix socket, as the plugin of interLink's API server")
 	flags.StringVar(&f.listen, "listen", "", "listen on this `address`, as the API server of a virtual node")
-	flags.StringVar(&f.files.Cert, "tls-cert", "", "`file` with the server's certificate")
-	flags.StringVar(&f.files.Key, "tls-key", "", "`file` with its key")
-	flags.StringVar(&f.files.ClientCA, "client-ca", "", "`file` with the authority of clients; each of its clients runs containers as you")
+	flags.StringVar(&f.files.Cert, "tls-cert", "", "PEM `file` with the certificate of the server")
+	flags.StringVar(&f.files.Key, "tls-key", "", "PEM `file` with its private key")
+	flags.StringVar(&f.files.ClientCA, "client-ca", "", "PEM `file` with the CA certificate of clients; each client with a certificate of this CA can run containers as you")
 	flags.StringVar(&f.level, "pod-security", f.level, "Pod Security `level` of the pods: privileged, baseline or restricted")
 	return command
 }
 
-// check returns all mistakes in the options.
+// check returns all errors in the flags.
 func (f *interlinkFlags) check() error {
 	var problems []error
 	tls := []string{f.files.Cert, f.files.Key, f.files.ClientCA}
@@ -99,7 +99,7 @@ func (f *interlinkFlags) check() error {
 	case f.socket != "" && f.listen != "":
 		problems = append(problems, errors.New("--socket and --listen exclude each other: start two servers"))
 	case f.listen != "" && slices.Contains(tls, ""):
-		problems = append(problems, errors.New("--listen needs --tls-cert, --tls-key and --client-ca: without them everybody could run containers as you"))
+		problems = append(problems, errors.New("--listen needs --tls-cert, --tls-key and --client-ca: without them, everyone could run containers as you"))
 	case f.socket != "" && slices.ContainsFunc(tls, func(file string) bool { return file != "" }):
 		problems = append(problems, errors.New("--tls-cert, --tls-key and --client-ca belong to --listen"))
 	}
@@ -109,6 +109,7 @@ func (f *interlinkFlags) check() error {
 	return errors.Join(problems...)
 }
 
+// open opens the listener that the flags select.
 func (f *interlinkFlags) open() (listener net.Listener, err error) {
 	if f.socket != "" {
 		listener, err = interlink.ListenUnix(f.socket)
@@ -118,14 +119,15 @@ func (f *interlinkFlags) open() (listener net.Listener, err error) {
 	return listener, exitcode.Wrap(exitcode.Unavailable, err)
 }
 
-// clusters finds the cluster of a job, or the user's only one.
-type clusters struct {
+// clusterFinder is the interlink.Finder of a job's cluster. If job is empty, it finds the
+// user's only cluster.
+type clusterFinder struct {
 	place *login.Place
 	job   string
 }
 
-// Connect opens a connection to the cluster.
-func (c *clusters) Connect(ctx context.Context) (*interlink.Cluster, error) {
+// Connect implements interlink.Finder.
+func (c *clusterFinder) Connect(ctx context.Context) (*interlink.Cluster, error) {
 	session, err := connect(ctx, c.place, c.job)
 	if err != nil {
 		return nil, err
@@ -135,8 +137,7 @@ func (c *clusters) Connect(ctx context.Context) (*interlink.Cluster, error) {
 		session.Close()
 		return nil, fmt.Errorf("read the cluster's kubeconfig: %w", err)
 	}
-	// No one else uses the API server: its priority and fairness suffice.
-	config.QPS = -1
+	config.QPS = -1 // no limit: the API server has its own
 	config.UserAgent = "berth"
 	config.WarningHandler = rest.NoWarnings{}
 	client, err := kubernetes.NewForConfig(config)
@@ -147,5 +148,7 @@ func (c *clusters) Connect(ctx context.Context) (*interlink.Cluster, error) {
 	return &interlink.Cluster{API: client.CoreV1(), Job: session.Target.String(), Lost: session.Lost(), Close: session.Close}, nil
 }
 
-// Ended returns the reason why the cluster of a job is gone.
-func (c *clusters) Ended(ctx context.Context, job string) string { return c.place.EndedJob(ctx, job) }
+// Ended implements interlink.Finder.
+func (c *clusterFinder) Ended(ctx context.Context, job string) string {
+	return c.place.EndedJob(ctx, job)
+}
