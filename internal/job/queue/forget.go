@@ -9,9 +9,10 @@ import (
 	"time"
 )
 
-// forgotten is the folder, in the folder of state, for folders of objects whose jobs may not
-// have ended. Slurm gives a cancelled script the time KillWait to end, and a shell reads its
-// script while it runs it. A renamed file stays readable on NFS.
+// forgotten is the folder for the folders of forgotten objects whose jobs may not have ended. It
+// is in the folder of state, and keeps them for forgottenKept. Slurm gives a cancelled script the
+// time KillWait to end, and a shell reads its script while it runs it. A renamed file stays
+// readable on NFS.
 const (
 	forgotten     = ".forgotten"
 	forgottenKept = time.Hour

@@ -30,7 +30,8 @@ type listed struct {
 
 // snapshot is one answer of squeue, or the error of one query.
 type snapshot struct {
-	// began is the time of the query, and before that of the last successful one before it.
+	// began is the time of the query, and before is the time of the last successful query
+	// before it.
 	began, before time.Time
 	jobs          []listed
 	err           error

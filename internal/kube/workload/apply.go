@@ -25,9 +25,9 @@ const (
 	// not yet made, a webhook's pod not yet up.
 	applyTimeout = 25 * time.Second
 	applyPause   = 10 * time.Millisecond
-	// leavingTimeout bounds the wait for a name whose object is being deleted. It is longer
-	// than the default grace period of a pod.
-	leavingTimeout = 45 * time.Second
+	// deletionTimeout bounds the wait for the deletion of an object with the name of a new
+	// one. It is longer than the default grace period of a pod.
+	deletionTimeout = 45 * time.Second
 	// maxApplyPause keeps the retries of a slow reason cheap.
 	maxApplyPause = 500 * time.Millisecond
 )
@@ -86,8 +86,8 @@ func (c *Client) applyRetrying(ctx context.Context, object Object, before earlie
 	for pause := applyPause; ; pause = min(2*pause, maxApplyPause) {
 		result, created, err := c.applyOnce(ctx, object)
 		again, limit := passes(err, before) || unanswered(err) && c.repeatable(object), applyTimeout
-		if errors.Is(err, errLeaving) {
-			again, limit = true, leavingTimeout
+		if errors.Is(err, errBeingDeleted) {
+			again, limit = true, deletionTimeout
 		}
 		if err == nil || !again || time.Since(began) > limit {
 			return result, created, err
@@ -131,22 +131,22 @@ func (c *Client) applyOnce(ctx context.Context, object Object) (*unstructured.Un
 	return patched, false, err
 }
 
-// errLeaving reports that an object of an earlier run still exists, but is being deleted.
-var errLeaving = errors.New("an object of that name is still being deleted; wait until it is gone")
+// errBeingDeleted reports that an object of that name is being deleted, or was just deleted.
+var errBeingDeleted = errors.New("an object of that name is still being deleted; wait until it is gone")
 
 // owned returns the existing object of that name if the client's owner owns it. In that case
 // an earlier request of Apply has created it, and the answer was lost. For an object of another
-// owner, or of none, owned returns an error, which is errLeaving if the object will soon be
-// gone.
+// owner, or of none, owned returns an error, which is errBeingDeleted if the object will
+// soon be gone.
 func (c *Client) owned(ctx context.Context, resource dynamic.ResourceInterface, object Object) (*unstructured.Unstructured, error) {
 	found, err := resource.Get(ctx, object.GetName(), metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, errLeaving
+		return nil, errBeingDeleted
 	case err != nil:
 		return nil, err
 	case found.GetDeletionTimestamp() != nil:
-		return nil, errLeaving
+		return nil, errBeingDeleted
 	}
 	owners := found.GetOwnerReferences()
 	for _, owner := range owners {
@@ -159,15 +159,15 @@ func (c *Client) owned(ctx context.Context, resource dynamic.ResourceInterface, 
 		return nil, fmt.Errorf("it exists already: %s, or delete the other first (kubectl delete %s %s -n %s)",
 			name, strings.ToLower(object.GetKind()), object.GetName(), object.GetNamespace())
 	}
-	if c.left(ctx, object.GetNamespace(), owners) {
-		return nil, errLeaving
+	if c.orphaned(ctx, object.GetNamespace(), owners) {
+		return nil, errBeingDeleted
 	}
 	return nil, fmt.Errorf("it exists already and belongs to %s %s: %s", owners[0].Kind, owners[0].Name, name)
 }
 
-// left reports whether the owners of an object are Jobs that no longer exist, as after the end
-// of another run. The garbage collector then deletes the object.
-func (c *Client) left(ctx context.Context, namespace string, owners []metav1.OwnerReference) bool {
+// orphaned reports whether all owners of an object are Jobs that do not exist any more or are
+// being deleted, as after the end of another run. The garbage collector then deletes the object.
+func (c *Client) orphaned(ctx context.Context, namespace string, owners []metav1.OwnerReference) bool {
 	for _, owner := range owners {
 		if owner.Kind != "Job" {
 			return false

@@ -50,8 +50,8 @@ func (s *takenName) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// A run soon after one that was killed finds objects that are being deleted. What others use
-// must stay.
+// A run that starts soon after another run was killed finds objects that are being deleted.
+// Objects that others use must stay.
 func TestApplyAwaitsWhatIsBeingDeleted(t *testing.T) {
 	const owned = `{"name":"settings","uid":"old","ownerReferences":[{"apiVersion":"batch/v1","kind":"Job","name":"berth-7-x","uid":"j1"}]}`
 	for name, test := range map[string]struct {
@@ -80,7 +80,7 @@ func TestApplyAwaitsWhatIsBeingDeleted(t *testing.T) {
 				}
 				return
 			}
-			if err == nil || errors.Is(err, errLeaving) || !strings.Contains(err.Error(), test.said) || !strings.Contains(err.Error(), "metadata.generateName") {
+			if err == nil || errors.Is(err, errBeingDeleted) || !strings.Contains(err.Error(), test.said) || !strings.Contains(err.Error(), "metadata.generateName") {
 				t.Fatalf("got %v, want %q", err, test.said)
 			}
 			if advised := strings.Contains(err.Error(), "kubectl delete"); advised != (name == "nobody's") {
