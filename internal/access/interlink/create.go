@@ -114,8 +114,8 @@ func createObjects(ctx context.Context, cluster *connected, pod *corev1.Pod, t *
 	return err
 }
 
-// gatedLimit is the age at which a pod without its objects has failed. It exceeds retryLimit,
-// so no request still creates the objects.
+// gatedLimit bounds the age of a gated pod. An older one has failed: no request still creates
+// its objects, because gatedLimit exceeds retryLimit.
 const gatedLimit = 2 * time.Minute
 
 // errGated is the reason why such a pod has failed.
