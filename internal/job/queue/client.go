@@ -18,20 +18,20 @@ import (
 type Job struct {
 	// UID identifies the object. It consists of letters, digits, ".", "_" and "-".
 	UID string
-	// Options holds words for sbatch, checked already.
+	// Options holds options of sbatch. The caller has checked them.
 	Options []string
-	// Comment is the job's comment. The client adds the UID to it.
+	// Comment is the job's comment. The client puts the UID before it.
 	Comment string
-	// Script is the batch script, and Args are its arguments. UserScript is written beside
-	// it, under the name UserScriptName.
+	// Script is the batch script, and Args holds its arguments. UserScript is written to
+	// the same folder, as UserScriptName.
 	Script, UserScript []byte
 	Args               []string
 	// Dir is the working directory of sbatch.
 	Dir string
 }
 
-// Unavailable wraps every error caused by a Slurm that does not answer now. Whether Slurm
-// has done what it was asked to do is unknown. The caller may ask again later.
+// Unavailable wraps every error caused by a Slurm that does not answer. Slurm may have
+// carried out the request. The caller may repeat the request later.
 type Unavailable struct{ Err error }
 
 func (u *Unavailable) Error() string { return "Slurm is unavailable: " + u.Err.Error() }
@@ -39,32 +39,33 @@ func (u *Unavailable) Unwrap() error { return u.Err }
 
 // Refused reports that Slurm rejected a request.
 type Refused struct {
-	// Words holds Slurm's own message.
-	Words string
-	// Full is true if Slurm may accept the job later: the job exceeds a limit of jobs in
-	// the queue, or its partition is not available now.
+	// Message is Slurm's own message.
+	Message string
+	// Full is true if Slurm may accept the job later: the job exceeds a limit on the
+	// number of jobs in the queue, or its partition is not available now.
 	Full bool
 }
 
-func (r *Refused) Error() string { return r.Words }
+func (r *Refused) Error() string { return r.Message }
 
 // Options configures a Client.
 type Options struct {
-	// State is the folder for the folders of objects. Compute nodes must see it, too.
+	// State is the folder that holds the folders of objects. It must be on a file system
+	// that compute nodes share.
 	State string
-	// Interval is the time between two queries of the queue, and Timeout the limit of
-	// one command.
+	// Interval is the least time between two calls of squeue. Timeout limits one call of
+	// sbatch.
 	Interval, Timeout time.Duration
-	// PerMinute limits submissions. Zero means no limit.
+	// PerMinute limits the submissions per minute. Zero means no limit.
 	PerMinute int
-	// Env is the environment of sbatch, and so of the jobs.
+	// Env is the environment of sbatch, which jobs inherit.
 	Env []string
-	// Ask runs a command of Slurm, except for sbatch.
+	// Ask runs each command of Slurm except sbatch.
 	Ask slurm.Ask
 	Log *slog.Logger
 }
 
-// Default returns the options of a client with a folder of state.
+// Default returns options that keep the folders of objects in state.
 func Default(state string, log *slog.Logger) Options {
 	env := JobEnv(os.Environ())
 	return Options{
@@ -73,45 +74,46 @@ func Default(state string, log *slog.Logger) Options {
 	}
 }
 
-// environment lists the variables that jobs receive: for the user's programs, and for the
-// commands of Slurm. Variables whose names end in "*" begin so. Others, such as KUBECONFIG or
-// a token of the controller, would be visible to whoever can create an object.
-var environment = []string{
+// inherited lists the variables that jobs inherit. A name that ends in "*" is a prefix. Other
+// variables, such as KUBECONFIG or a token of the controller, would be visible to everybody
+// who can create an object.
+var inherited = []string{
 	"HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LANGUAGE", "LC_*", "TZ", "MANPATH", "INFOPATH", "LD_LIBRARY_PATH",
 	"BASH_ENV", "ENV", "BASH_FUNC_*", "MODULE*", "LMOD_*", "LOADEDMODULES", "_LMFILES_", "__LMOD_*", "SLURM_CONF", "SLURM_CONF_SERVER", "KRB5CCNAME",
 }
 
-// JobEnv returns the entries of an environment that jobs receive.
+// JobEnv returns the entries of an environment that jobs inherit.
 func JobEnv(env []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
-		return !slices.ContainsFunc(environment, func(pattern string) bool {
-			prefix, open := strings.CutSuffix(pattern, "*")
-			return name == pattern || open && strings.HasPrefix(name, prefix)
+		return !slices.ContainsFunc(inherited, func(pattern string) bool {
+			prefix, isPrefix := strings.CutSuffix(pattern, "*")
+			return name == pattern || isPrefix && strings.HasPrefix(name, prefix)
 		})
 	})
 }
 
-// Client hands jobs to Slurm and follows them. Its methods may be called concurrently.
+// Client submits jobs and reads their states. Its methods may be called concurrently.
 type Client struct {
 	options Options
 
-	// submitting admits one submission at a time, and asking one query of the queue.
+	// submitting is a lock of one call of sbatch, and asking of one call of squeue.
 	submitting, asking chan struct{}
-	// lastSubmit is the time of the last call of sbatch.
+	// lastSubmit is the time of the last call of sbatch. submitting guards it.
 	lastSubmit time.Time
-	last       *snapshot
+	// last is the result of the last call of squeue. asking guards it.
+	last *snapshot
 
 	mu sync.Mutex
-	// known holds the jobs that States has seen, or that were submitted, by UID.
+	// known holds the submitted jobs and the jobs that States was asked for, by UID.
 	known map[string]*known
-	// noAccounting is the time until which sacct is not asked.
-	noAccounting time.Time
+	// noAccountingUntil is the time before which sacct is not called.
+	noAccountingUntil time.Time
 	// removed is the time of the last removal of forgotten folders.
 	removed time.Time
 }
 
-// New returns a client. It makes the folder of state.
+// New returns a client, and creates the folder options.State.
 func New(options Options) (*Client, error) {
 	if err := os.MkdirAll(options.State, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder for jobs' records: %w", err)
@@ -122,13 +124,14 @@ func New(options Options) (*Client, error) {
 	}, nil
 }
 
-// Release lets a held job start. It returns nil if the job has ended.
+// Release lets a held job start. It returns nil if the job has ended, an *Unavailable if
+// Slurm does not answer, and otherwise a *Refused.
 func (c *Client) Release(ctx context.Context, id string) error {
-	return c.tell(ctx, "scontrol", "release", id)
+	return c.change(ctx, "scontrol", "release", id)
 }
 
-// Cancel ends a job. It returns nil if the job has ended, also when Slurm has given its
-// number to another job.
+// Cancel cancels a job. It returns nil if the job has ended, even if another job now has its
+// number. Its errors are those of Release.
 func (c *Client) Cancel(ctx context.Context, id string) error {
 	c.mu.Lock()
 	object := ""
@@ -139,7 +142,7 @@ func (c *Client) Cancel(ctx context.Context, id string) error {
 	}
 	c.mu.Unlock()
 	if object != "" {
-		snapshot, err := c.look(ctx, time.Now().Add(-c.options.Interval))
+		snapshot, err := c.snapshot(ctx, time.Now().Add(-c.options.Interval))
 		if err != nil {
 			return err
 		}
@@ -153,33 +156,34 @@ func (c *Client) Cancel(ctx context.Context, id string) error {
 			return nil
 		}
 	}
-	return c.tell(ctx, "scancel", id)
+	return c.change(ctx, "scancel", id)
 }
 
-// over matches the messages for jobs that have ended: ESLURM_ALREADY_DONE and
+// alreadyEnded matches the messages for jobs that have ended: ESLURM_ALREADY_DONE and
 // ESLURM_INVALID_JOB_ID (slurm_errno.c).
-var over = []string{"already finished", "already completing or completed", "Invalid job id"}
+var alreadyEnded = []string{"already finished", "already completing or completed", "Invalid job id"}
 
-func (c *Client) tell(ctx context.Context, command ...string) error {
+// change runs a command that changes a job.
+func (c *Client) change(ctx context.Context, command ...string) error {
 	_, err := c.options.Ask(ctx, command...)
 	switch {
-	case err == nil || matches(err.Error(), over):
+	case err == nil || matches(err.Error(), alreadyEnded):
 		return nil
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case errors.Is(err, context.DeadlineExceeded) || matches(err.Error(), unavailable):
 		return &Unavailable{shorten(err, command)}
 	}
-	return &Refused{Words: shorten(err, command).Error()}
+	return &Refused{Message: shorten(err, command).Error()}
 }
 
-// shorten removes the arguments of a command from its error.
+// shorten returns the error of a command without the command's arguments.
 func shorten(err error, command []string) error {
 	return errors.New(strings.Replace(err.Error(), strings.Join(command, " "), command[0], 1))
 }
 
-// unavailable matches messages of Slurm commands if the controller, or munge, does not
-// answer (slurm_errno.c).
+// unavailable matches the messages of commands when slurmctld or munge does not answer
+// (slurm_errno.c).
 var unavailable = []string{
 	"Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted", "Connection refused", "Connection timed out",
 	"Connection reset", "No route to host", "Network is unreachable", "Transport endpoint", "standby mode", "authentication error", "munge", "Munge",
@@ -188,16 +192,12 @@ var unavailable = []string{
 	"Rate limit exceeded", "Unspecified error", "Incompatible versions",
 }
 
-// full matches messages for jobs that Slurm may accept later. For a limit, Slurm first names
-// it, such as QOSMaxSubmitJobPerUserLimit. The text for "policy" that follows is the same for
+// full matches the messages for jobs that Slurm may accept later. Slurm first names a limit,
+// such as QOSMaxSubmitJobPerUserLimit. The sentence after it, about a policy, is the same for
 // every limit.
 var full = []string{"SubmitJob", "MaxJobCount", "Requested partition configuration not available now"}
 
-func matches(text string, any []string) bool {
-	for _, part := range any {
-		if strings.Contains(text, part) {
-			return true
-		}
-	}
-	return false
+// matches reports whether a text contains one of the parts.
+func matches(text string, parts []string) bool {
+	return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(text, part) })
 }

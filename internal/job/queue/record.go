@@ -9,40 +9,46 @@ import (
 	"time"
 )
 
-// Names of files in the folder of an object. The client writes these:
+// Names of the files that the client writes into the folder of an object.
 const (
-	// ScriptName is the batch script, and UserScriptName the object's own script.
+	// ScriptName names the batch script, and UserScriptName the object's own script.
 	ScriptName     = "script"
 	UserScriptName = "slurm_script"
-	// NumberName is the file that holds the number of the object's job.
+	// NumberName names the file that holds the number of the object's job.
 	NumberName = "number"
 )
 
-// The batch script makes these. An element of an array adds a dot and its index.
+// Names of the files that the batch script writes there. An element of an array appends a dot
+// and its index to each of them.
 const (
-	// OwnerName is a symbolic link to the number of the job, or of the array, that may
-	// run the object's script. A link is made and filled in one step. A job that asks
-	// again, after a requeue or a lost answer of a file server, finds its own number.
+	// OwnerName names a symbolic link whose target is the number of the job, or of the
+	// array, that may run the object's script. A link gets its content when it is created,
+	// unlike a file. A job finds its own number there after a requeue, and after a lost
+	// answer of a file server.
 	OwnerName = "owner"
-	// StartsName is the file that has a line for each start: the time in seconds, and the
-	// node. EndName holds the exit status as a shell gives it, and the time of the end.
+	// StartsName names a file with one line for each start: the time and the node.
+	// EndName names a file with the exit status, as in $? of a shell, and the time of the
+	// end. Times are in seconds since 1970.
 	StartsName = "starts"
 	EndName    = "end"
 )
 
-// Folder returns the folder of an object.
+// Folder returns the path of the folder of an object below the folder state.
 func Folder(state, uid string) string { return filepath.Join(state, uid) }
 
-// record holds what a batch script wrote.
+// record holds what a batch script recorded.
 type record struct {
 	// element is the index in an array, or "".
-	element    string
+	element string
+	// start is the time of the last start, and starts the number of starts. end is zero
+	// for a script that has not recorded its end.
 	start, end time.Time
 	starts     int
-	code       int
+	exitCode   int
 }
 
-// readRecords returns the records of a job, or of the elements of an array.
+// readRecords returns the record of a job, or one record for each element of an array that
+// has started.
 func readRecords(folder, id string) []record {
 	var records []record
 	links, _ := filepath.Glob(filepath.Join(folder, OwnerName+"*"))
@@ -64,8 +70,8 @@ func readRecords(folder, id string) []record {
 func recordedElements(folder, id string) []listed {
 	var elements []listed
 	for _, r := range readRecords(folder, id) {
-		element := listed{root: id, part: id + "_" + r.element, state: "COMPLETED", code: r.code, restarts: max(0, r.starts-1), start: r.start, end: r.end, isArray: true}
-		if r.end.IsZero() || r.code != 0 {
+		element := listed{root: id, part: id + "_" + r.element, state: "COMPLETED", exitCode: r.exitCode, restarts: max(0, r.starts-1), start: r.start, end: r.end, isArray: true}
+		if r.end.IsZero() || r.exitCode != 0 {
 			element.state = "FAILED"
 		}
 		if r.element != "" {
@@ -86,13 +92,14 @@ func readRecord(startsPath, endPath string) record {
 	end, _ := readSmall(endPath)
 	if fields := strings.Fields(end); len(fields) == 2 {
 		if code, err := strconv.Atoi(fields[0]); err == nil {
-			r.code, r.end = code, seconds(fields, 1)
+			r.exitCode, r.end = code, seconds(fields, 1)
 		}
 	}
 	return r
 }
 
-// seconds returns the time in a field, in seconds since 1970, or zero.
+// seconds parses fields[i], a time in seconds since 1970. It returns the zero time if the
+// field is missing or invalid.
 func seconds(fields []string, i int) time.Time {
 	if i >= len(fields) {
 		return time.Time{}
@@ -104,9 +111,10 @@ func seconds(fields []string, i int) time.Time {
 	return time.Unix(n, 0)
 }
 
-// maxRecord bounds the size of a file of a record.
+// maxRecord is the largest size of a record, in bytes.
 const maxRecord = 64 << 10
 
+// readSmall reads a regular file of at most maxRecord bytes.
 func readSmall(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {

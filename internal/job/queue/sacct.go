@@ -8,16 +8,16 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// accountingPause is the interval between calls of sacct at a site that has no
-// accounting.
+// accountingPause is the time between two calls of sacct at a site without accounting.
 const accountingPause = 10 * time.Minute
 
 const sacctFormat = "JobID,JobIDRaw,State,ExitCode,Submit,Start,End,Partition,NodeList"
 
-// sacct asks the accounting for jobs that squeue does not know any more.
+// sacct reads jobs that squeue no longer lists from the accounting. It returns nil if there is
+// no accounting or sacct fails.
 func (c *Client) sacct(ctx context.Context, ids []string) []listed {
 	c.mu.Lock()
-	paused := time.Now().Before(c.noAccounting)
+	paused := time.Now().Before(c.noAccountingUntil)
 	c.mu.Unlock()
 	if paused || len(ids) == 0 {
 		return nil
@@ -26,7 +26,7 @@ func (c *Client) sacct(ctx context.Context, ids []string) []listed {
 	if err != nil && matches(err.Error(), []string{"accounting storage is disabled", "not found"}) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.noAccounting = time.Now().Add(accountingPause)
+		c.noAccountingUntil = time.Now().Add(accountingPause)
 	}
 	if err != nil {
 		return nil
@@ -34,7 +34,7 @@ func (c *Client) sacct(ctx context.Context, ids []string) []listed {
 	return parseAccounted(string(output))
 }
 
-// parseAccounted parses the output of sacct and omits lines that it cannot read.
+// parseAccounted parses the output of sacct. It ignores lines with another number of columns.
 func parseAccounted(output string) []listed {
 	var jobs []listed
 	for line := range strings.Lines(output) {
@@ -44,11 +44,11 @@ func parseAccounted(output string) []listed {
 		}
 		job := listed{part: values[0], partition: values[7], nodes: values[8]}
 		job.root, _, _ = strings.Cut(values[0], "_")
-		job.root, _, job.isHeterogeneous = strings.Cut(job.root, "+")
+		job.root, _, _ = strings.Cut(job.root, "+")
 		job.isArray = strings.Contains(job.part, "_")
-		// CANCELLED by 1000
+		// A cancelled job has the state "CANCELLED by UID".
 		job.state, _, _ = strings.Cut(values[2], " ")
-		job.code, job.signal = parseStatus(values[3])
+		job.exitCode, job.signal = parseStatus(values[3])
 		for i, to := range []*time.Time{&job.submitted, &job.start, &job.end} {
 			*to, _ = slurm.ParseTime(values[4+i])
 		}

@@ -14,32 +14,32 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// listed is one line of squeue: a job, an element of an array, the elements that have not
-// started, or a component of a heterogeneous job.
+// listed holds one line of squeue or sacct: a job, an element of an array, all elements of an
+// array that have not started, or a component of a heterogeneous job.
 type listed struct {
 	// root is the number of the job, of the array, or of the first component. part is
 	// the ID that users see, such as 12_3.
-	root, part                       string
-	state, reason, partition, nodes  string
-	code, signal, restarts           int
-	submitted, start, end            time.Time
-	name, stdout                     string
-	comment, command                 string
-	isArray, isHeterogeneous, isHeld bool
+	root, part                      string
+	state, reason, partition, nodes string
+	exitCode, signal, restarts      int
+	submitted, start, end           time.Time
+	name, stdout                    string
+	comment, command                string
+	isArray, isHeld                 bool
 }
 
-// snapshot is one answer of squeue, or the error of one query.
+// snapshot holds the result of one call of squeue.
 type snapshot struct {
-	// began is the time of the query, and before is the time of the last successful query
-	// before it.
+	// began is the time before the call. before is the time before the last successful
+	// call that preceded it.
 	began, before time.Time
 	jobs          []listed
 	err           error
 }
 
-// look returns a snapshot that was begun at a time or later. It asks Slurm at most once per
-// interval, and a query serves all callers that wait for it.
-func (c *Client) look(ctx context.Context, from time.Time) (*snapshot, error) {
+// snapshot returns the result of a call of squeue that began at the given time or later. It
+// calls squeue at most once per interval. One call serves all callers that wait for it.
+func (c *Client) snapshot(ctx context.Context, from time.Time) (*snapshot, error) {
 	select {
 	case c.asking <- struct{}{}:
 		defer func() { <-c.asking }()
@@ -69,8 +69,8 @@ func (c *Client) look(ctx context.Context, from time.Time) (*snapshot, error) {
 	return c.last, c.last.err
 }
 
-// fields names the columns of squeue with their widths. squeue cuts what is longer. Free
-// text may contain any character, so each column ends with a separator that nobody can guess.
+// fields names the columns of squeue and their widths in characters. squeue truncates longer
+// values. Free text may contain any character, so each column ends with a random separator.
 // The option --Format (-O) has columns for exit codes and restarts, which --format lacks.
 var fields = []struct {
 	name  string
@@ -81,15 +81,15 @@ var fields = []struct {
 	{"Name", 128}, {"STDOUT", 512}, {"Comment", 160}, {"Command", 0},
 }
 
-// squeue asks for all jobs of the user, including jobs that ended a short time ago and jobs
-// in hidden partitions.
+// squeue returns all jobs of the user that Slurm still knows, including ended ones and jobs in
+// hidden partitions.
 func (c *Client) squeue(ctx context.Context) ([]listed, error) {
 	separator := "|" + rand.Text()[:10] + "|"
 	format := make([]string, len(fields))
 	for i, field := range fields {
 		width := field.width
 		if field.name == "Command" {
-			// Enough for the paths of our scripts, and a space.
+			// Enough for the path of a batch script, and the space after it.
 			width = len(c.options.State) + 120
 		}
 		format[i] = field.name + ":" + strconv.Itoa(width) + separator
@@ -102,7 +102,8 @@ func (c *Client) squeue(ctx context.Context) ([]listed, error) {
 	return parseListed(string(output), separator)
 }
 
-// parseListed parses the output of squeue.
+// parseListed parses the output of squeue, whose columns end with the separator. It returns an
+// *Unavailable for any other output.
 func parseListed(output, separator string) ([]listed, error) {
 	values := strings.Split(output, separator)
 	if rest := values[len(values)-1]; strings.TrimSpace(rest) != "" || len(values)%len(fields) != 1 {
@@ -131,7 +132,7 @@ func parseListed(output, separator string) ([]listed, error) {
 			job.root = get("JobID")
 		}
 		if root := get("HetJobID"); root != "" && root != "0" {
-			job.root, job.isHeterogeneous = root, true
+			job.root = root
 		}
 		job.isArray = strings.Contains(job.part, "_")
 		job.isHeld = job.state == slurm.Pending && strings.HasPrefix(job.reason, "JobHeld")
@@ -139,7 +140,7 @@ func parseListed(output, separator string) ([]listed, error) {
 		if job.reason == "None" {
 			job.reason = ""
 		}
-		job.code, job.signal = parseStatus(get("exit_code"))
+		job.exitCode, job.signal = parseStatus(get("exit_code"))
 		job.restarts, _ = strconv.Atoi(get("RestartCnt"))
 		for name, to := range map[string]*time.Time{"SubmitTime": &job.submitted, "StartTime": &job.start, "EndTime": &job.end} {
 			// An unknown time is less important than the state.
@@ -150,11 +151,12 @@ func parseListed(output, separator string) ([]listed, error) {
 	return jobs, nil
 }
 
-var pattern = regexp.MustCompile(`%[0-9]*[jJAxuN%]`)
+var placeholder = regexp.MustCompile(`%[0-9]*[jJAxuN%]`)
 
-// expand replaces patterns in the path of an output file, because squeue (22.05) does not.
+// expand replaces placeholders such as %j in the path of an output file, because squeue 22.05
+// does not replace them.
 func expand(path string, job listed) string {
-	return pattern.ReplaceAllStringFunc(path, func(text string) string {
+	return placeholder.ReplaceAllStringFunc(path, func(text string) string {
 		switch text[len(text)-1] {
 		case 'j', 'J', 'A':
 			width, _ := strconv.Atoi(text[1 : len(text)-1])
@@ -174,7 +176,8 @@ func expand(path string, job listed) string {
 	})
 }
 
-// parseStatus parses an exit status: squeue prints that of wait(2), sacct CODE:SIGNAL.
+// parseStatus parses an exit status. squeue prints the status of wait(2), and sacct prints
+// CODE:SIGNAL.
 func parseStatus(text string) (code, signal int) {
 	if first, second, ok := strings.Cut(text, ":"); ok {
 		code, _ = strconv.Atoi(first)
@@ -185,8 +188,8 @@ func parseStatus(text string) (code, signal int) {
 	return status >> 8 & 0xff, status & 0x7f
 }
 
-// find returns the number of the job of an object. A job that runs or has run comes before
-// a held one, and otherwise the lower number is first.
+// find returns the number of the job of an object, or "" if there is none. Of several jobs it
+// prefers one that is not held, and then the one with the lowest number.
 func (s *snapshot) find(uid, script string) string {
 	best := listed{}
 	for _, job := range s.jobs {
@@ -197,8 +200,8 @@ func (s *snapshot) find(uid, script string) string {
 	return best.root
 }
 
-// belongs reports whether a job was submitted for an object. A plugin of the site may have
-// changed the comment.
+// belongs reports whether a job was submitted for an object. It also compares the command,
+// because a plugin of the site may have changed the comment.
 func (l listed) belongs(uid, script string) bool {
 	return l.object() == uid || l.command == script || strings.HasPrefix(l.command, script+" ")
 }
@@ -214,6 +217,7 @@ func (l listed) object() string {
 	return uid
 }
 
+// number parses the number of a job. It returns 0 for any other text.
 func number(id string) int {
 	n, _ := strconv.Atoi(id)
 	return n

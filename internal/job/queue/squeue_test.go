@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
-// recorded returns the output of squeue 22.05.8 for jobs of many kinds.
+// recorded returns the recorded output of squeue 22.05.8 for jobs of many kinds.
 func recorded(t testing.TB) string {
 	t.Helper()
 	text, err := os.ReadFile("testdata/squeue-22.05.txt")
@@ -46,7 +46,7 @@ func TestParseListed(t *testing.T) {
 			command: "/home/alice/odd dir/ü,x/t.sh one two three", submitted: at("13:04:36"), start: at("13:05:13"), end: at("13:05:13"),
 		},
 		"9": {
-			root: "9", state: "FAILED", reason: "NonZeroExitCode", nodes: "n1", code: 3, name: "ex3", stdout: "/home/alice/slurm-9.out",
+			root: "9", state: "FAILED", reason: "NonZeroExitCode", nodes: "n1", exitCode: 3, name: "ex3", stdout: "/home/alice/slurm-9.out",
 			submitted: at("13:05:14"), start: at("13:05:14"), end: at("13:05:15"),
 		},
 		"10": {
@@ -59,7 +59,7 @@ func TestParseListed(t *testing.T) {
 		},
 		"18+1": {
 			root: "18", state: "PENDING", reason: "JobHeldUser", name: "s.sh", stdout: "/home/alice/slurm-19.out", comment: "berth-object=het",
-			command: "/home/alice/s.sh", submitted: at("13:09:35"), isHeterogeneous: true, isHeld: true,
+			command: "/home/alice/s.sh", submitted: at("13:09:35"), isHeld: true,
 		},
 		"21": {
 			root: "21", state: "PENDING", reason: "BeginTime", name: "requeued", stdout: "/home/alice/slurm-21.out",

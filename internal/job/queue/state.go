@@ -17,32 +17,31 @@ import (
 // for all its parts.
 type State struct {
 	UID, ID, Name string
-	// State is Slurm's word, such as PENDING, or Unknown. Reason is Slurm's reason for it,
-	// or a count of the parts of an array in each state.
+	// State is Slurm's word, such as PENDING, or Unknown. Reason is Slurm's reason for it.
+	// For an array, Reason counts the elements in each state.
 	State, Reason    string
 	Partition, Nodes string
 	// ExitCode and Signal are the script's exit status. For an array they belong to the
-	// first part in State.
+	// first element in State.
 	ExitCode, Signal int
-	// Times are zero while they are unknown. ExpectedStart is only set for a pending job,
-	// and Start and End are not.
+	// Unknown times are zero. A pending job has ExpectedStart instead of Start and End.
 	Submitted, Start, End, ExpectedStart time.Time
 	Restarts                             int
-	// Output is the path of the script's standard output, with patterns such as %j
-	// replaced. It is empty for an array, which has one for each element.
+	// Output is the path of the script's standard output, with placeholders such as %j
+	// replaced. It is empty for an array, which has one file for each element.
 	Output string
-	// Held is true if the job waits for its user's release.
+	// Held is true if the job cannot start before Release.
 	Held bool
 }
 
-// Unknown is the state of a job that has ended in a way that nobody has recorded.
+// Unknown is the state of a job whose end neither Slurm nor its batch script has recorded.
 const Unknown = "UNKNOWN"
 
-// Ended reports whether a job in a state will not run any more.
+// Ended reports whether a job in a state has ended.
 func Ended(state string) bool { return state == Unknown || batch.Ended(state) }
 
-// forgottenAfter is the time that a job must be missing before its result is given up.
-// sacct knows the end of a job some seconds late.
+// forgottenAfter is the time after which a missing job without a recorded end becomes
+// Unknown. sacct learns the end of a job some seconds late.
 const forgottenAfter = time.Minute
 
 // known holds the last state of a job and of its parts.
@@ -50,20 +49,21 @@ type known struct {
 	id        string
 	submitted time.Time
 	parts     map[string]listed
-	// missing is the time since which Slurm does not know the job.
+	// missing is the time since which squeue does not list the job, or zero.
 	missing time.Time
 	// whole is set when elements that squeue had forgotten were added to an ended array.
 	whole bool
-	// final is set when the job has ended and the queue has forgotten it.
+	// final is set once squeue no longer lists the job and its end is known or given up.
 	final *State
 }
 
-// States returns the states of jobs, by UID. The argument maps the UIDs of unfinished
-// objects to the numbers of their jobs. The answer of one squeue per interval serves all
-// calls. States also cancels held jobs that an object has in addition to a job that was
-// released: their submissions had an unknown result.
+// States returns the states of jobs, by UID. jobs maps the UIDs of unfinished objects to the
+// numbers of their jobs. One call of squeue per interval serves all calls of States. The error
+// is an *Unavailable if Slurm does not answer.
+//
+// States also cancels the duplicates of released jobs, see duplicates.
 func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string]State, error) {
-	snapshot, err := c.look(ctx, time.Now().Add(-c.options.Interval))
+	snapshot, err := c.snapshot(ctx, time.Now().Add(-c.options.Interval))
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string
 		return !wanted && time.Since(k.submitted) > forgottenAfter
 	})
 	states, ours := map[string]State{}, map[string]*known{}
-	var asked []string
+	var unlisted []string // jobs that squeue does not list in full
 	for uid, id := range jobs {
 		k := c.known[uid]
 		if k == nil || k.id != id {
@@ -97,7 +97,7 @@ func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string
 			k.missing = time.Time{}
 			k.merge(parts[uid])
 			if k.lacksElements() {
-				asked = append(asked, id)
+				unlisted = append(unlisted, id)
 			} else {
 				states[uid] = k.state(uid)
 			}
@@ -108,14 +108,14 @@ func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string
 				k.missing = time.Now()
 			}
 			if !reused { // sacct only knows the later job
-				asked = append(asked, id)
+				unlisted = append(unlisted, id)
 			}
 		}
 	}
 	c.mu.Unlock()
 
 	accounted := map[string][]listed{}
-	for _, job := range c.sacct(ctx, asked) {
+	for _, job := range c.sacct(ctx, unlisted) {
 		accounted[job.root] = append(accounted[job.root], job)
 	}
 	c.mu.Lock()
@@ -129,14 +129,14 @@ func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string
 			k.whole = true
 			states[uid] = k.state(uid)
 		} else {
-			states[uid] = c.left(uid, k, accounted[id])
+			states[uid] = c.stateOfMissing(uid, k, accounted[id])
 		}
 	}
 	duplicates := c.duplicates(snapshot, jobs, ours)
 	c.mu.Unlock()
 	for _, id := range duplicates {
 		c.options.Log.Warn("cancel a second job of an object: its submission had an unknown result", "job", id)
-		if err := c.tell(ctx, "scancel", id); err != nil {
+		if err := c.change(ctx, "scancel", id); err != nil {
 			return nil, err
 		}
 	}
@@ -158,8 +158,9 @@ func isOther(uid string, parts []listed) bool {
 	return other
 }
 
-// left returns the state of a job that has left the queue.
-func (c *Client) left(uid string, k *known, accounted []listed) State {
+// stateOfMissing returns the state of a job that squeue does not list, from the accounting and
+// the records of its batch script. The caller holds c.mu.
+func (c *Client) stateOfMissing(uid string, k *known, accounted []listed) State {
 	k.merge(accounted)
 	state := k.state(uid)
 	if !Ended(state.State) {
@@ -168,7 +169,7 @@ func (c *Client) left(uid string, k *known, accounted []listed) State {
 		case ok:
 			state = ended
 		case time.Since(k.missing) < forgottenAfter:
-			// Slurm may answer after its controller has read its state.
+			// A slurmctld that has just started may not have read its state yet.
 			if state.State == "" {
 				state.State = slurm.Pending
 			}
@@ -181,8 +182,8 @@ func (c *Client) left(uid string, k *known, accounted []listed) State {
 	return state
 }
 
-// recorded returns the end of a job as its batch script recorded it. It returns false if the
-// script recorded no end. Then the Reason of the state describes what happened.
+// recorded adds the end of a job to a state, as its batch script recorded it. If the script
+// recorded no end, it returns false and a state Unknown, whose Reason says what is known.
 func (c *Client) recorded(uid string, k *known, state State) (State, bool) {
 	state.State, state.Held = Unknown, false
 	state.Reason = fmt.Sprintf("Slurm does not know job %s any more, and the job has not begun to run", k.id)
@@ -197,8 +198,8 @@ func (c *Client) recorded(uid string, k *known, state State) (State, bool) {
 		ended := state
 		ended.State, ended.Reason = "COMPLETED", ""
 		ended.Start, ended.End, ended.Restarts = r.start, r.end, max(0, r.starts-1)
-		if r.code != 0 {
-			ended.State, ended.ExitCode = "FAILED", r.code
+		if r.exitCode != 0 {
+			ended.State, ended.ExitCode = "FAILED", r.exitCode
 		}
 		if !found || result.State == "COMPLETED" {
 			result, found = ended, true
@@ -210,8 +211,8 @@ func (c *Client) recorded(uid string, k *known, state State) (State, bool) {
 	return result, true
 }
 
-// merge adds new states of parts. It keeps parts that have ended and are missing in them,
-// because Slurm forgets ended elements of an array while others still run.
+// merge replaces the states of a job's parts by newer ones. It keeps ended parts that have no
+// newer state, because Slurm forgets ended elements of an array while others still run.
 func (k *known) merge(now []listed) {
 	if len(now) == 0 {
 		return
@@ -251,8 +252,8 @@ func (k *known) add(more []listed) {
 	}
 }
 
-// state returns the state of all parts. The state of the whole is that of a part that
-// runs, otherwise of one that has not ended, and otherwise of one that did not succeed.
+// state returns one state for all parts: the state of a part that runs, otherwise of a pending
+// part, otherwise of a part that failed.
 func (k *known) state(uid string) State {
 	if len(k.parts) == 0 {
 		return State{UID: uid, ID: k.id, Submitted: k.submitted}
@@ -272,7 +273,7 @@ func (k *known) state(uid string) State {
 	case first.state == slurm.Pending:
 		state.ExpectedStart = first.start
 	case batch.Ended(first.state):
-		state.ExitCode, state.Signal = first.code, first.signal
+		state.ExitCode, state.Signal = first.exitCode, first.signal
 		state.End = first.end
 		fallthrough
 	default:
@@ -299,6 +300,7 @@ func (k *known) state(uid string) State {
 	return state
 }
 
+// rank orders the parts of a job: running, pending, failed, completed.
 func (l listed) rank() int {
 	switch {
 	case l.state == slurm.Pending:
@@ -311,8 +313,8 @@ func (l listed) rank() int {
 	return 3
 }
 
-// duplicates returns each held job of an object whose own job has been released. Such a job
-// comes from a submission that Slurm carried out after the client had given it up. Its batch
+// duplicates returns the numbers of held jobs of objects whose own job was released. Slurm
+// creates such a job if it carries out a submission that the client had given up. Its batch
 // script would do nothing. The caller holds c.mu.
 func (c *Client) duplicates(snapshot *snapshot, jobs map[string]string, ours map[string]*known) []string {
 	var ids []string

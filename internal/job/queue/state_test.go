@@ -16,14 +16,15 @@ import (
 	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
-// site answers the commands of Slurm from memory.
+// site is a fake Slurm that answers commands from memory.
 type site struct {
-	// rows are lines of squeue without widths; the columns are as in fields.
+	// rows holds the lines of squeue, with the columns of fields.
 	rows [][]string
-	// accounting is the output of sacct, or an error.
+	// accounting is the output of sacct, or its error.
 	accounting any
-	down       bool
-	asked      []string
+	// down makes every command fail. asked holds the commands, in order.
+	down  bool
+	asked []string
 }
 
 func (s *site) ask(_ context.Context, command ...string) ([]byte, error) {
@@ -53,7 +54,7 @@ func (s *site) ask(_ context.Context, command ...string) ([]byte, error) {
 	return nil, nil
 }
 
-// row returns a line of squeue.
+// row returns the columns of a line of squeue.
 func row(id, part, state, reason, status, comment, command string) []string {
 	root, _, _ := strings.Cut(part, "_")
 	return []string{id, part, root, "N/A", state, reason, "main", "", status, "2026-11-28T13:00:00", "2026-11-28T13:01:00", "2026-11-28T13:02:00", "0", "name", "/out", comment, command}
@@ -70,6 +71,7 @@ func newClient(t *testing.T, s *site) *Client {
 	return client
 }
 
+// states calls States and fails the test on an error.
 func (s *site) states(t *testing.T, c *Client, jobs map[string]string) map[string]State {
 	t.Helper()
 	states, err := c.States(t.Context(), jobs)
@@ -305,7 +307,7 @@ func TestSitesWithoutAccountingAreAskedOnce(t *testing.T) {
 	}
 }
 
-// A submission that was given up may be carried out later.
+// Slurm may carry out a submission after the client gave it up.
 func TestSecondHeldJobIsCancelled(t *testing.T) {
 	s := &site{}
 	c := newClient(t, s)
@@ -315,7 +317,7 @@ func TestSecondHeldJobIsCancelled(t *testing.T) {
 		first  []string
 		cancel string
 	}{
-		{row("7", "7", "PENDING", "JobHeldUser", "0", marker+"u", own), ""}, // which one is to run is open
+		{row("7", "7", "PENDING", "JobHeldUser", "0", marker+"u", own), ""}, // neither job was released yet
 		{row("7", "7", "RUNNING", "None", "0", marker+"u", own), "scancel 8"},
 	} {
 		s.rows, s.asked = [][]string{step.first, second, row("9", "9", "PENDING", "JobHeldUser", "0", "other", "/x/"+ScriptName)}, nil
@@ -445,7 +447,7 @@ func TestSubmissionsOfOneOutageShareTwoQueries(t *testing.T) {
 	}
 	// The error of a query is no answer for ever.
 	s.down = true
-	if _, err := c.look(t.Context(), time.Now()); err == nil {
+	if _, err := c.snapshot(t.Context(), time.Now()); err == nil {
 		t.Error("no error")
 	}
 	s.down = false
@@ -454,7 +456,7 @@ func TestSubmissionsOfOneOutageShareTwoQueries(t *testing.T) {
 	}
 }
 
-func TestWhileSlurmIsAway(t *testing.T) {
+func TestUnavailableSlurm(t *testing.T) {
 	s := &site{down: true}
 	c := newClient(t, s)
 	_, err := c.States(t.Context(), map[string]string{"u": "7"})
@@ -481,12 +483,12 @@ func TestRejections(t *testing.T) {
 		"sbatch: error: Batch job submission failed: Requested partition configuration not available now\n":                                 "full",
 	} {
 		got, refused := "unavailable", new(Refused)
-		if errors.As(rejection(slurmWords(said)), &refused) {
+		if errors.As(rejection(oneLine(said)), &refused) {
 			if got = "refused"; refused.Full {
 				got = "full"
 			}
-			if strings.Contains(refused.Words, "sbatch:") || strings.Contains(refused.Words, "--help") {
-				t.Errorf("words: %q", refused.Words)
+			if strings.Contains(refused.Message, "sbatch:") || strings.Contains(refused.Message, "--help") {
+				t.Errorf("message: %q", refused.Message)
 			}
 		}
 		if got != want {

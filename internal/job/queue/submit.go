@@ -21,10 +21,10 @@ const marker = "berth-object="
 
 var validUID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 
-// Submit submits a held job and returns its number. It first looks for a job of the object
-// if an earlier submission, also by an earlier process, may have succeeded. An error is a
-// *Refused if Slurm rejects the job, and an *Unavailable if Slurm does not answer. After an
-// *Unavailable the caller may call Submit again, which then finds the job if there is one.
+// Submit submits a held job and returns its number. If an earlier call, possibly of another
+// process, has submitted a job for the object, it returns the number of that job. The error is
+// a *Refused if Slurm rejects the job, and an *Unavailable if Slurm does not answer. After an
+// *Unavailable the caller may call Submit again.
 func (c *Client) Submit(ctx context.Context, job Job) (id string, err error) {
 	if !validUID.MatchString(job.UID) {
 		return "", fmt.Errorf("submit a job for object %q: this is no UID", job.UID)
@@ -56,7 +56,7 @@ func (c *Client) Submit(ctx context.Context, job Job) (id string, err error) {
 		return "", err
 	}
 	own := id
-	if id = c.submitted(job.UID, id); id != own {
+	if id = c.storeNumber(job.UID, id); id != own {
 		// Another process submitted a job meanwhile, and may have released it.
 		if err := c.Cancel(ctx, own); err != nil {
 			c.options.Log.Warn("cancel a second job of an object", "object", job.UID, "job", own, "error", err)
@@ -65,7 +65,7 @@ func (c *Client) Submit(ctx context.Context, job Job) (id string, err error) {
 	return id, nil
 }
 
-// pace waits until the limit of submissions permits one.
+// pace waits until PerMinute permits another submission.
 func (c *Client) pace(ctx context.Context) error {
 	if c.options.PerMinute > 0 {
 		if err := sleepUntil(ctx, c.lastSubmit.Add(time.Minute/time.Duration(c.options.PerMinute))); err != nil {
@@ -76,6 +76,7 @@ func (c *Client) pace(ctx context.Context) error {
 	return nil
 }
 
+// sleepUntil returns nil at the given time, or an error if ctx ends first.
 func sleepUntil(ctx context.Context, when time.Time) error {
 	select {
 	case <-time.After(time.Until(when)):
@@ -85,18 +86,18 @@ func sleepUntil(ctx context.Context, when time.Time) error {
 	}
 }
 
-// writeScript writes the batch script into the folder of the object, so that the path in
-// the job's command names the object. The folder exists before the job. A node without it
-// does not share the file system.
+// writeScript writes the batch script and the object's own script into the folder of the
+// object, and returns the path of the batch script. The folder exists before the job, so the
+// batch script can tell that a node without the folder does not share the file system.
 func (c *Client) writeScript(job Job) (string, error) {
 	folder := Folder(c.options.State, job.UID)
 	path := filepath.Join(folder, ScriptName)
 	err := os.MkdirAll(folder, 0o700)
 	if err == nil && job.UserScript != nil {
-		err = writeWhole(filepath.Join(folder, UserScriptName), job.UserScript, 0o700)
+		err = writeAtomic(filepath.Join(folder, UserScriptName), job.UserScript, 0o700)
 	}
 	if err == nil {
-		err = writeWhole(path, job.Script, 0o700)
+		err = writeAtomic(path, job.Script, 0o700)
 	}
 	if err == nil {
 		// Find compares this with the clock of this host. The clock of a file server
@@ -109,8 +110,8 @@ func (c *Client) writeScript(job Job) (string, error) {
 	return path, nil
 }
 
-// writeWhole writes a file that is either complete or absent after a crash.
-func writeWhole(path string, content []byte, mode os.FileMode) error {
+// writeAtomic writes a file that has its old or its new content after a crash.
+func writeAtomic(path string, content []byte, mode os.FileMode) error {
 	return writeWith(os.Rename, path, content, mode)
 }
 
@@ -137,22 +138,22 @@ func writeWith(name func(from, to string) error, path string, content []byte, mo
 	return name(file.Name(), path)
 }
 
-// sbatch runs sbatch once.
+// sbatch calls sbatch once, and returns the number of the job.
 func (c *Client) sbatch(ctx context.Context, job Job, script string) (string, error) {
 	if info, err := os.Stat(job.Dir); job.Dir != "" && (err != nil || !info.IsDir()) {
-		return "", &Refused{Words: fmt.Sprintf("the working directory %s does not exist on this host", job.Dir)}
+		return "", &Refused{Message: fmt.Sprintf("the working directory %s does not exist on this host", job.Dir)}
 	}
 	limited, cancel := context.WithTimeout(ctx, c.options.Timeout)
 	defer cancel()
 	comment := strings.TrimSpace(marker + job.UID + " " + job.Comment)
 	words := append([]string{"--parsable", "--hold", "--comment=" + comment}, job.Options...)
 	words = append(append(words, script), job.Args...)
-	var said bytes.Buffer
+	var stderr bytes.Buffer
 	submitted, err := batch.Submit(limited, "sbatch", batch.Submission{
 		Options: []batch.Option{{Words: words}}, Dir: job.Dir, Env: c.options.Env,
-		Stdout: io.Discard, Stderr: &said,
+		Stdout: io.Discard, Stderr: &stderr,
 	})
-	message := slurmWords(said.String())
+	message := oneLine(stderr.String())
 	refused := new(batch.Refused)
 	switch {
 	case ctx.Err() != nil:
@@ -174,26 +175,27 @@ func rejection(message string) error {
 	if matches(message, unavailable) {
 		return &Unavailable{errors.New(message)}
 	}
-	return &Refused{Words: message, Full: matches(message, full)}
+	return &Refused{Message: message, Full: matches(message, full)}
 }
 
-// slurmWords returns the messages on the standard error of a command of Slurm, in one line.
-func slurmWords(said string) string {
-	var words []string
-	for line := range strings.Lines(said) {
+// oneLine joins the messages that sbatch printed, without its hint at --help.
+func oneLine(stderr string) string {
+	var messages []string
+	for line := range strings.Lines(stderr) {
 		line = strings.TrimSpace(line)
 		line = strings.TrimPrefix(strings.TrimPrefix(line, "sbatch: "), "error: ")
 		if line != "" && !strings.HasPrefix(line, "Try \"sbatch") {
-			words = append(words, line)
+			messages = append(messages, line)
 		}
 	}
-	return strings.Join(words, "; ")
+	return strings.Join(messages, "; ")
 }
 
-// Find returns the number of the job that was submitted for an object, whatever its state.
-// It reads the number from the object's folder, or asks Slurm. If the folder has no batch
-// script, the answer of the last interval is enough: the folder may have been lost, or the
-// process that submitted the job used another one.
+// Find returns the number of the job that was submitted for an object, even if the job has
+// ended. It reads the number from the object's folder, or calls squeue; the error is then an
+// *Unavailable if Slurm does not answer. For a folder without a batch script, Find uses the
+// result of the last interval: the folder may have been lost, or another process, with another
+// folder, may have submitted the job.
 func (c *Client) Find(ctx context.Context, uid string) (id string, found bool, err error) {
 	if !validUID.MatchString(uid) {
 		return "", false, fmt.Errorf("find the job of object %q: this is no UID", uid)
@@ -210,32 +212,32 @@ func (c *Client) Find(ctx context.Context, uid string) (id string, found bool, e
 	script := filepath.Join(folder, ScriptName)
 	begun, err := os.Stat(script)
 	if errors.Is(err, fs.ErrNotExist) {
-		snapshot, err := c.look(ctx, time.Now().Add(-c.options.Interval))
+		snapshot, err := c.snapshot(ctx, time.Now().Add(-c.options.Interval))
 		if err != nil {
 			return "", false, err
 		}
 		if id := snapshot.find(uid, script); id != "" {
-			return c.submitted(uid, id), true, nil
+			return c.storeNumber(uid, id), true, nil
 		}
 		return "", false, nil
 	}
 	if err != nil {
 		return "", false, fmt.Errorf("find the job of object %s: %w", uid, err)
 	}
-	// A controller that comes back may answer squeue before it takes an sbatch that has
-	// been waiting, so one look is not enough. After an outage, all objects share two
-	// looks, because their sbatch ended long ago.
+	// A slurmctld that has just started may answer squeue before it accepts an sbatch that
+	// was waiting, so one call is not enough. After an outage, all objects share two calls,
+	// because their sbatch ended long ago.
 	from := begun.ModTime().Add(c.options.Timeout)
 	if now := time.Now(); from.After(now) {
 		from = now
 	}
 	for next := from; ; {
-		snapshot, err := c.look(ctx, next)
+		snapshot, err := c.snapshot(ctx, next)
 		if err != nil {
 			return "", false, err
 		}
 		if id := snapshot.find(uid, script); id != "" {
-			return c.submitted(uid, id), true, nil
+			return c.storeNumber(uid, id), true, nil
 		}
 		if !snapshot.before.Before(from) {
 			return "", false, nil
@@ -244,9 +246,9 @@ func (c *Client) Find(ctx context.Context, uid string) (id string, found bool, e
 	}
 }
 
-// submitted records the number of an object's job, and returns it. If another process has
-// recorded a number, that one is valid.
-func (c *Client) submitted(uid, id string) string {
+// storeNumber stores the number of an object's job in memory and in the object's folder, and
+// returns it. If another process has stored a number, it returns that number.
+func (c *Client) storeNumber(uid, id string) string {
 	folder := Folder(c.options.State, uid)
 	path := filepath.Join(folder, NumberName)
 	err := os.MkdirAll(folder, 0o700)
@@ -257,7 +259,7 @@ func (c *Client) submitted(uid, id string) string {
 		if other := readNumber(folder); other != "" {
 			id, err = other, nil
 		} else { // damaged
-			err = writeWhole(path, []byte(id+"\n"), 0o600)
+			err = writeAtomic(path, []byte(id+"\n"), 0o600)
 		}
 	}
 	if err != nil {

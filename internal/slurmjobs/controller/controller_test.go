@@ -618,19 +618,19 @@ func testRejected(p *place) {
 }
 
 func testRefused(p *place) {
-	p.slurm.refusal = &queue.Refused{Words: "invalid partition specified: skylake"}
+	p.slurm.refusal = &queue.Refused{Message: "invalid partition specified: skylake"}
 	p.serve()
 	long := p.createJob("long")
 	p.awaitStatus(long, state(kinds.Rejected))
 	p.slurm.mu.Lock()
-	p.slurm.refusal = &queue.Refused{Words: strings.Repeat("ü", 1<<12)}
+	p.slurm.refusal = &queue.Refused{Message: strings.Repeat("ü", 1<<12)}
 	p.slurm.mu.Unlock()
 	p.patch(long, `{"spec": {"batch": "#!/bin/sh\nother"}}`)
 	p.awaitStatus(long, func(s kinds.Status) bool {
 		return len(s.Message) > kinds.MaxMessage-8 && len(s.Message) <= kinds.MaxMessage && strings.HasSuffix(s.Message, "ü...")
 	})
 	p.slurm.mu.Lock()
-	p.slurm.refusal = &queue.Refused{Words: "invalid partition specified: skylake"}
+	p.slurm.refusal = &queue.Refused{Message: "invalid partition specified: skylake"}
 	p.slurm.mu.Unlock()
 	status := p.awaitStatus(p.createJob("a"), state(kinds.Rejected))
 	if status.Message != "Slurm rejected the job: invalid partition specified: skylake" || status.JobID != "" {
