@@ -17,9 +17,9 @@ type Denied struct{ Option, Why string }
 
 func (d *Denied) Error() string { return fmt.Sprintf("sbatch option --%s: %s", d.Option, d.Why) }
 
-// allowed lists the options that an object may use with any value in one line. They choose
-// resources, their place and time, and notices. An option that is not here acts on other
-// accounts or clusters, on files outside the roots, on limits of the site, or is unknown.
+// allowed lists the options that an object may use with any value that fits on one line. They
+// choose resources, place and time, and notifications. Other options act on other users or
+// clusters, on files outside the roots, or on limits of the site, or are unknown.
 const allowed = " account array begin cluster-constraint comment constraint contiguous cores-per-socket cpu-freq cpus-per-gpu cpus-per-task " +
 	"deadline dependency distribution exclusive extra-node-info gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task " +
 	"gres gres-flags hint kill-on-invalid-dep licenses mail-type mail-user mem mem-bind mem-per-cpu mem-per-gpu mincpus nice no-kill " +
@@ -30,7 +30,7 @@ const allowed = " account array begin cluster-constraint comment constraint cont
 // ignored lists options that only change what sbatch prints or waits for.
 const ignored = " parsable quiet verbose wait ignore-pbs "
 
-// reasons explains options that users may expect to work.
+// reasons says why objects may not use an option that users may expect to work.
 var reasons = map[string]string{
 	"hold":        "berth submits every job held, and releases it: delete this option",
 	"uid":         "the job runs as the user of the controller",
@@ -42,13 +42,13 @@ var reasons = map[string]string{
 	"test-only":   "it submits no job",
 }
 
-// check returns options as words for sbatch: each with its long name and its value in one
-// word, so that sbatch reads them as check did.
+// check returns the options as words for sbatch, or a *Denied. Each word has the long name and
+// the value of one option, so that sbatch cannot parse it in another way than check.
 func (d Description) check(options []batch.Option) ([]string, error) {
 	var words []string
 	for _, option := range options {
 		name, value := option.Name, option.Value
-		has := len(option.Words) > 0 && (len(option.Words) > 1 || strings.Contains(option.Words[0], "=") || value != "")
+		hasValue := len(option.Words) > 0 && (len(option.Words) > 1 || strings.Contains(option.Words[0], "=") || value != "")
 		switch {
 		case name == ":":
 			words = append(words, ":")
@@ -62,9 +62,7 @@ func (d Description) check(options []batch.Option) ([]string, error) {
 		switch name {
 		case "job-name":
 			err = checkName(value)
-		case "output", "error", "input":
-			err = d.checkPath(name, value)
-		case "chdir":
+		case "output", "error", "input", "chdir":
 			err = d.checkPath(name, value)
 		case "nodelist", "exclude":
 			if strings.Contains(value, "/") {
@@ -73,7 +71,7 @@ func (d Description) check(options []batch.Option) ([]string, error) {
 		case "export":
 			err = checkExport(value)
 		default:
-			if !strings.Contains(allowed, " "+name+" ") && !slices.Contains(d.Allow, name) {
+			if !strings.Contains(allowed, " "+name+" ") {
 				err = denied(name)
 			}
 		}
@@ -81,7 +79,7 @@ func (d Description) check(options []batch.Option) ([]string, error) {
 			return nil, err
 		}
 		word := "--" + name
-		if has {
+		if hasValue {
 			word += "=" + value
 		}
 		words = append(words, word)
@@ -89,6 +87,7 @@ func (d Description) check(options []batch.Option) ([]string, error) {
 	return words, nil
 }
 
+// denied returns the error for an option that objects may not use.
 func denied(name string) error {
 	if why := reasons[name]; why != "" {
 		return &Denied{name, why}
@@ -96,7 +95,8 @@ func denied(name string) error {
 	return &Denied{name, "objects may not use it: delete it"}
 }
 
-// checkName refuses names that change the path of an output file with %x.
+// checkName refuses a job name that would change the folder of an output file with %x in its
+// path.
 func checkName(name string) error {
 	if strings.Contains(name, "/") || name == ".." || name == "." {
 		return &Denied{"job-name", fmt.Sprintf("the name %q may not be a path", name)}
@@ -104,14 +104,15 @@ func checkName(name string) error {
 	return nil
 }
 
-var exported = regexp.MustCompile(`^(ALL|NONE|NIL|[A-Za-z_][A-Za-z0-9_]*(=.*)?)$`)
+var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// checkExport checks the names of variables. The environment of sbatch has no secrets, see
-// queue.JobEnv.
+// checkExport checks the names of the variables that --export sets. A word without "=" may be a
+// keyword, a variable of sbatch's environment, which holds no secrets (see queue.JobEnv), or the
+// rest of a quoted value with a comma.
 func checkExport(value string) error {
 	for _, word := range strings.Split(value, ",") {
-		name, _, _ := strings.Cut(word, "=")
-		if !exported.MatchString(word) && name != word {
+		name, _, hasValue := strings.Cut(word, "=")
+		if hasValue && !variable.MatchString(name) {
 			return &Denied{"export", fmt.Sprintf("%q is not NAME or NAME=VALUE", word)}
 		}
 		if strings.HasPrefix(name, "SLURM_") || strings.HasPrefix(name, "SBATCH_") {
@@ -121,13 +122,13 @@ func checkExport(value string) error {
 	return nil
 }
 
-// checkPath refuses a path outside the roots. Symbolic links are resolved as far as the path
-// exists. A pattern such as %j stands for a name without a slash.
+// checkPath refuses a path outside the roots. It resolves symbolic links as far as the path
+// exists. A placeholder such as %j stands for a name without a slash.
 func (d Description) checkPath(option, path string) error {
 	if path == "" {
 		return &Denied{option, "the path is empty"}
 	}
-	if option == "input" && path == "/dev/null" || (option == "output" || option == "error") && path == "/dev/null" {
+	if option != "chdir" && path == os.DevNull {
 		return nil
 	}
 	full := path
@@ -150,7 +151,8 @@ func (d Description) checkPath(option, path string) error {
 	return &Denied{option, fmt.Sprintf("%s is outside the folders that objects may use: %s", real, strings.Join(d.Roots, ", "))}
 }
 
-// resolve resolves the symbolic links in a path. The end of the path need not exist.
+// resolve resolves the symbolic links in a path whose end need not exist. It returns an error
+// for a symbolic link without a target.
 func resolve(path string) (string, error) {
 	path = filepath.Clean(path)
 	rest := ""

@@ -17,37 +17,31 @@ import (
 
 // Description describes the job of an object.
 type Description struct {
-	// UID identifies the object, and Object names it in the batch script, for readers.
+	// UID identifies the object. Object is its namespace and name, for people.
 	UID, Object string
-	// Script is the object's script, and Args are its arguments.
+	// Script is the object's script, and Args holds its arguments.
 	Script []byte
 	Args   []string
-	// State is the folder for the folders of objects, as in queue.Options.
+	// State is the folder that holds the folders of objects, as in queue.Options.
 	State string
-	// Roots are the folders for the working directory and the files of jobs. The first
-	// is the default working directory.
+	// Roots lists the folders that may hold the working directory and the files of jobs.
+	// The first is the default working directory.
 	Roots []string
-	// Allow names more options of sbatch that objects may use.
-	Allow []string
 
-	// The following fields override the script's own options. Zero values are not set.
+	// The following fields override the script's own options. Zero values override nothing.
 	JobName, Partition string
 	Nodes, Tasks       int64
-	CPUsPerTask        int64
-	MemoryMB           int64 // of each node
 	TimeLimit          time.Duration
-	Features           []string // of nodes; all are needed
+	Features           []string // that each node must have
 	Dir, Output, Error string
 	// Path and LibraryPath become PATH and LD_LIBRARY_PATH of the script.
 	Path, LibraryPath string
-	// Options holds more words for sbatch.
-	Options []string
 }
 
 //go:embed guard.sh
 var guard string
 
-// Build returns the job of an object. An option that objects may not use gives a *Denied.
+// Build returns the job of an object. The error is a *Denied if objects may not use an option.
 func Build(d Description) (queue.Job, error) {
 	interpreter, err := interpreter(d.Script)
 	if err != nil {
@@ -57,6 +51,7 @@ func Build(d Description) (queue.Job, error) {
 	if err != nil {
 		return queue.Job{}, err
 	}
+	// Each component needs the same absolute --chdir, because objects may name a relative one.
 	d.Dir, _ = last(options, "chdir")
 	options = slices.DeleteFunc(options, func(option batch.Option) bool { return option.Name == "chdir" })
 	options = addToEach(options, "chdir", d.dir())
@@ -73,8 +68,11 @@ func Build(d Description) (queue.Job, error) {
 	).Replace(guard)
 	return queue.Job{
 		UID: d.UID, Dir: d.dir(), Script: []byte(text), UserScript: d.Script, Args: d.Args, Comment: comment,
-		// sbatch takes options from #PBS and #BSUB lines anywhere in a script.
-		Options: append([]string{"--ignore-pbs"}, without(words, "--comment=")...),
+		// Without --ignore-pbs sbatch reads options from #PBS and #BSUB lines anywhere in a
+		// script. Package queue passes the comment.
+		Options: append([]string{"--ignore-pbs"}, slices.DeleteFunc(words, func(word string) bool {
+			return strings.HasPrefix(word, "--comment=")
+		})...),
 	}, nil
 }
 
@@ -89,7 +87,7 @@ func (d Description) environment() string {
 	return text
 }
 
-// dir returns the working directory.
+// dir returns the working directory. A relative one is below the first root.
 func (d Description) dir() string {
 	switch {
 	case d.Dir == "" && len(d.Roots) > 0:
@@ -100,8 +98,9 @@ func (d Description) dir() string {
 	return d.Dir
 }
 
-// interpreter returns the words before the path of a script that the kernel runs for its
-// first line. The script then runs also where its file system does not permit programs.
+// interpreter returns the program of a script's #! line and its argument, if there is one, as
+// the kernel splits the line. The batch script passes them the path of the script, so the
+// script also runs from a file system that is mounted with noexec.
 func interpreter(script []byte) ([]string, error) {
 	line, _, _ := strings.Cut(string(script[:min(len(script), 4096)]), "\n")
 	line, ok := strings.CutPrefix(line, "#!")
@@ -119,7 +118,7 @@ func interpreter(script []byte) ([]string, error) {
 	return []string{program}, nil
 }
 
-// options returns the options of the script, followed by options of the other fields.
+// options returns the options of the script, followed by the options of the other fields.
 func (d Description) options() ([]batch.Option, error) {
 	words, err := directives(d.Script)
 	if err != nil {
@@ -129,16 +128,6 @@ func (d Description) options() ([]batch.Option, error) {
 	if err != nil {
 		return nil, fmt.Errorf("#SBATCH lines of the script: %w", err)
 	}
-	own, err := parse(d.Options)
-	if err != nil {
-		return nil, fmt.Errorf("options of the object: %w", err)
-	}
-	for _, option := range own {
-		if option.Name == ":" {
-			return nil, &Denied{":", "components of a heterogeneous job belong into the script"}
-		}
-		options = addToEach(options, option.Name, option.Value, option.Words...)
-	}
 	if _, named := last(options, "job-name"); !named && d.JobName == "" {
 		d.JobName = strings.ReplaceAll(d.Object, "/", ".")
 	}
@@ -147,8 +136,7 @@ func (d Description) options() ([]batch.Option, error) {
 	}
 	for _, field := range []struct{ name, value string }{
 		{"job-name", d.JobName}, {"partition", d.Partition}, {"nodes", count(d.Nodes)}, {"ntasks", count(d.Tasks)},
-		{"cpus-per-task", count(d.CPUsPerTask)}, {"mem", count(d.MemoryMB)}, {"constraint", strings.Join(d.Features, "&")},
-		{"chdir", d.Dir}, {"output", d.Output}, {"error", d.Error},
+		{"constraint", strings.Join(d.Features, "&")}, {"chdir", d.Dir}, {"output", d.Output}, {"error", d.Error},
 	} {
 		if field.value != "" {
 			options = addToEach(options, field.name, field.value)
@@ -160,7 +148,7 @@ func (d Description) options() ([]batch.Option, error) {
 	return options, nil
 }
 
-// count returns the text of a number, or nothing for zero.
+// count returns a number as text, or "" for zero.
 func count(n int64) string {
 	if n == 0 {
 		return ""
@@ -168,6 +156,7 @@ func count(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
+// parse splits words into the options of sbatch. It returns an error for any other word.
 func parse(words []string) ([]batch.Option, error) {
 	line, err := batch.Split(words, func(string) (takesValue, ok bool) { return false, false })
 	if err != nil {
@@ -179,13 +168,10 @@ func parse(words []string) ([]batch.Option, error) {
 	return line.Options, nil
 }
 
-// addToEach adds an option to each component of a heterogeneous job, where it comes after the
-// others and so replaces an earlier one. The words are --NAME=VALUE unless others are given.
-func addToEach(options []batch.Option, name, value string, words ...string) []batch.Option {
-	if len(words) == 0 {
-		words = []string{"--" + name + "=" + value}
-	}
-	added := batch.Option{Name: name, Value: value, Words: words}
+// addToEach appends an option to the options of each component of a heterogeneous job, where it
+// overrides an earlier option of the same name.
+func addToEach(options []batch.Option, name, value string) []batch.Option {
+	added := batch.Option{Name: name, Value: value, Words: []string{"--" + name + "=" + value}}
 	var result []batch.Option
 	for _, option := range options {
 		if option.Name == ":" {
@@ -196,22 +182,13 @@ func addToEach(options []batch.Option, name, value string, words ...string) []ba
 	return append(result, added)
 }
 
-// last returns the value of the last option of a name.
+// last returns the value of the last option with a name, and whether there is one.
 func last(options []batch.Option, name string) (string, bool) {
 	return batch.Arguments{Options: options}.Get(name)
 }
 
-func without(words []string, prefix string) []string {
-	var kept []string
-	for _, word := range words {
-		if !strings.HasPrefix(word, prefix) {
-			kept = append(kept, word)
-		}
-	}
-	return kept
-}
-
-// oneLine makes a text safe for a comment of a shell script.
+// oneLine replaces control characters by spaces, so that a comment of a shell script can hold
+// the text.
 func oneLine(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// describe returns a description with a script that has some #SBATCH lines.
+// describe returns the description of an object whose script has the given #SBATCH lines.
 func describe(t *testing.T, lines ...string) Description {
 	t.Helper()
 	root, err := filepath.EvalSymlinks(t.TempDir())
@@ -61,7 +61,8 @@ func TestComponentsOfHeterogeneousJobs(t *testing.T) {
 	}
 }
 
-// Each of these would give an object more than its creator may have.
+// Each of these options would give the creator of an object more rights than intended, or is
+// malformed.
 func TestDeniedOptions(t *testing.T) {
 	for _, line := range []string{
 		"--uid=0", "--ui=0", "--gid 0", "--wrap=id", "--wr id", "-M other", "--clusters=all", "--hold", "-H", "--propagate=ALL", "--bb=x", "--bbf=/etc/passwd",

@@ -7,8 +7,8 @@ import (
 )
 
 // directives returns the words on the #SBATCH lines of a script, as sbatch reads them
-// (Slurm 22.05, src/sbatch/opt.c). They end at the first command. Words of #PBS and #BSUB
-// lines are not among them: Build passes --ignore-pbs.
+// (Slurm 22.05, src/sbatch/opt.c). Lines after the first command do not count. A line that
+// begins a component of a heterogeneous job becomes the word ":".
 func directives(script []byte) ([]string, error) {
 	var all []string
 	number := 0
@@ -33,8 +33,8 @@ func directives(script []byte) ([]string, error) {
 	return all, nil
 }
 
-// splitLine splits a #SBATCH line at spaces. Quotes group characters, a backslash takes the
-// next character as it is except for a space outside quotes, and # begins a comment.
+// splitLine splits a #SBATCH line at spaces. Quotes group characters, # begins a comment, and a
+// backslash makes the next character literal, except a space outside quotes.
 func splitLine(line string) ([]string, error) {
 	var words []string
 	for {
@@ -56,6 +56,8 @@ func splitLine(line string) ([]string, error) {
 // spaces holds the characters of isspace(3).
 const spaces = " \t\v\f\r\n"
 
+// firstWord returns the first word of a line, without its quotes and backslashes, and the rest
+// of the line. The word is empty before a comment.
 func firstWord(line string) (word, rest string, err error) {
 	var b strings.Builder
 	quote, escaped := byte(0), false

@@ -8,7 +8,7 @@ import (
 	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
-// squeue showed these names after sbatch 22.05.8 had read the lines.
+// The expected words were observed with sbatch 22.05.8: squeue showed the names.
 func TestDirectivesAreReadAsSbatchDoes(t *testing.T) {
 	for _, c := range []struct {
 		lines string

@@ -1,6 +1,6 @@
 #!/bin/bash -p
-# berth made this batch script for @OBJECT@.
-# It runs the object's own script once, as it is: @SCRIPT@
+# berth wrote this batch script for the object @OBJECT@.
+# It runs the object's own script, unchanged, in one job only: @SCRIPT@
 folder=@FOLDER@
 given=$PATH
 PATH=/usr/bin:/bin${PATH:+:$PATH}
@@ -8,7 +8,7 @@ part=${SLURM_ARRAY_TASK_ID:+.$SLURM_ARRAY_TASK_ID}
 id=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}
 node=${SLURMD_NODENAME:-$HOSTNAME}
 
-# Only one job may make this link. A requeued job finds its own number there.
+# Only one job can create this link. A requeued job finds its own number there.
 if ! why=$(LC_ALL=C ln -sn -- "$id" "$folder/owner$part" 2>&1) && [ ! -L "$folder/owner$part" ]; then
 	if [ ! -d "$folder" ]; then
 		echo "berth: node $node does not see $folder, so the script was not run: start 'berth slurm-jobs' with --state-dir on a file system that all nodes share" >&2
@@ -19,30 +19,33 @@ if ! why=$(LC_ALL=C ln -sn -- "$id" "$folder/owner$part" 2>&1) && [ ! -L "$folde
 fi
 owner=$(readlink -- "$folder/owner$part")
 if [ "$owner" != "$id" ]; then
-	echo "berth: job $owner has this object already, so job $id does nothing" >&2
+	echo "berth: this object already has job $owner, so job $id does nothing" >&2
 	exit 69
 fi
 rm -f -- "$folder/end$part"
 echo "$(date +%s) $node" >>"$folder/starts$part" || echo "berth: node $node cannot record the start of job $id in $folder" >&2
 
-# In the background a shell ignores SIGINT and SIGQUIT, and closes the standard input.
+# begin runs a command in the background. Bash would ignore SIGINT and SIGQUIT there, and read
+# from /dev/null.
 begin() { (
 	trap - $signals
 	"$@"
 ) <&0 2>&3 3>&- & }
-# The shell itself prints nothing, such as "Killed", until the end.
+# Messages of this shell, such as "Killed", are not for the job's output. Descriptor 3 keeps the
+# standard error for the script.
 exec 3>&2 2>/dev/null
 
 # Slurm sends some signals to this shell only, and others to all processes of the job. The
-# canary shows which: it ends with every signal. This shell passes on only what the canary
-# has not received.
+# canary tells them apart: it is a process that every signal ends. This shell passes on only
+# the signals that the canary did not receive.
 canary() {
 	begin exec sleep 2147483647 </dev/null >/dev/null 3>&1
 	canary=$!
 }
+# pass sends a signal to the script, unless the script has received it from Slurm.
 pass() {
 	local name value pending
-	# A signal that has been sent may not have ended the canary yet.
+	# A signal that was sent to the canary may not have ended it yet.
 	for _ in 1 2 3 4 5; do
 		pending=
 		while read -r name value; do [ "$name" != ShdPnd: ] || pending=${value//0/}; done <"/proc/$canary/status"
@@ -57,6 +60,7 @@ pass() {
 	[ "$(kill -l $?)" = "$1" ] || kill -s "$1" "$child"
 	canary
 }
+# pause waits 0.2 s, whatever signals arrive.
 pause() {
 	(
 		trap '' $signals
@@ -81,7 +85,7 @@ while :; do
 	[ -n "$received" ] || {
 		wait "$child"
 		status=$?
-		# 127: the end was seen before, together with a signal.
+		# 127: an earlier wait has already returned the script's exit code.
 		[ $status = 127 ] || code=$status
 	}
 	[ -n "$received" ] || break

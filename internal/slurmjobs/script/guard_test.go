@@ -18,9 +18,10 @@ import (
 	"berth.dev/berth/internal/job/queue"
 )
 
-// written is a batch script on disk, as the client of the queue leaves it.
+// written is a batch script on disk. folder is the folder of its object.
 type written struct{ folder, path string }
 
+// write writes a batch script and the object's script as package queue and slurmd would.
 func write(t *testing.T, d Description) written {
 	t.Helper()
 	job, err := Build(d)
@@ -34,7 +35,7 @@ func write(t *testing.T, d Description) written {
 	if err := os.WriteFile(filepath.Join(w.folder, queue.UserScriptName), job.UserScript, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// slurmd runs a copy.
+	// slurmd runs a copy of the batch script.
 	w.path = filepath.Join(t.TempDir(), "slurm_script")
 	if err := os.WriteFile(w.path, job.Script, 0o700); err != nil {
 		t.Fatal(err)
@@ -98,7 +99,7 @@ func TestSecondJobDoesNothingAndRequeuedJobRuns(t *testing.T) {
 	if stdout, stderr, code := w.run(t, first); stdout != "ran\n" || code != 0 {
 		t.Fatalf("%q, %q, %d", stdout, stderr, code)
 	}
-	if stdout, stderr, code := w.run(t, []string{"SLURM_JOB_ID=13"}); stdout != "" || code != 69 || !strings.Contains(stderr, "job 12 has this object already, so job 13") {
+	if stdout, stderr, code := w.run(t, []string{"SLURM_JOB_ID=13"}); stdout != "" || code != 69 || !strings.Contains(stderr, "this object already has job 12, so job 13") {
 		t.Errorf("a second job: %q, %q, %d", stdout, stderr, code)
 	}
 	if stdout, _, code := w.run(t, first); stdout != "ran\n" || code != 0 || strings.Count(w.read(t, queue.StartsName), "\n") != 2 {
@@ -160,7 +161,7 @@ func TestScriptDoesNotRunWithoutItsFolder(t *testing.T) {
 		t.Errorf("%q, %q, %d", stdout, stderr, code)
 	}
 
-	// Nobody can make files in this folder.
+	// The kernel permits no new files in this folder.
 	d := withScript(t, "#!/bin/sh\necho ran\n")
 	d.State, d.UID = "/proc", "self"
 	job, err := Build(d)
@@ -184,7 +185,8 @@ func TestEndThatCannotBeRecorded(t *testing.T) {
 	}
 }
 
-// reporting is the environment variable that makes this program the script of the next test.
+// reporting is the environment variable that makes the test binary the script of
+// TestSignalReachesTheScriptOnce: it prints the signals that it receives.
 const reporting = "REPORT_SIGNALS"
 
 func TestMain(m *testing.M) {
@@ -210,7 +212,7 @@ func TestMain(m *testing.M) {
 }
 
 // Slurm sends a signal to the batch script only (sbatch --signal=B:USR1), or to all
-// processes of a job (scancel). The object's script receives either of them once.
+// processes of a job (scancel). The object's script receives the signal once in both cases.
 func TestSignalReachesTheScriptOnce(t *testing.T) {
 	// Programs started by this one ignore SIGINT if it was started in the background.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT)
@@ -259,7 +261,7 @@ func signalOnce(t *testing.T, w written, sent syscall.Signal, toAll bool) {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 		return strings.Fields(string(text))
 	}
-	// The batch script waits as soon as it catches signals.
+	// The batch script is ready once it has started both children and catches the signal.
 	await("start", func() bool { return w.read(t, "output") == "ready\n" && len(children()) == 2 && catches(pid, sent) })
 	before := children()
 	to := pid
