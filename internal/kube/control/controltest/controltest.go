@@ -1,5 +1,5 @@
-// Package controltest runs a control plane for tests. It does not import package control,
-// whose tests use it, too: a test passes control.Main.
+// Package controltest runs a Kubernetes control plane for tests. It cannot import package
+// control, whose own tests use it, so each test passes control.Main.
 package controltest
 
 import (
@@ -24,11 +24,12 @@ import (
 	"berth.dev/berth/internal/base/pki"
 )
 
-// roleVariable turns the test binary into the role. A process can run the role only once,
-// so a test starts a process for it.
+// roleVariable is the environment variable that makes the test binary run the control plane
+// instead of tests. A process can run it only once, so Start starts a process for it.
 const roleVariable = "BERTH_TEST_CONTROL_PLANE"
 
-// Run runs the tests of a package that start control planes. TestMain calls it.
+// Run runs the tests of a package, or the control plane in a process that Start has started. main
+// is control.Main. TestMain calls Run and exits with the status that it returns.
 func Run(m *testing.M, main func(context.Context, []string) error) int {
 	if os.Getenv(roleVariable) == "" {
 		return m.Run()
@@ -48,10 +49,11 @@ type Server struct {
 	ca      *pki.Authority
 }
 
-// Start starts a control plane without nodes, which ends with the test.
+// Start starts a control plane without nodes, and returns when it is ready. The control plane
+// ends with the test.
 func Start(t testing.TB) *Server {
 	t.Helper()
-	// The role keeps its data on a tmpfs.
+	// The control plane keeps its data on a tmpfs.
 	dir, err := os.MkdirTemp("/dev/shm", "berth-control-test-")
 	if err != nil {
 		t.Fatal(err)
@@ -75,10 +77,11 @@ func Start(t testing.TB) *Server {
 		t.Fatal(err)
 	}
 	write(t, plan.Paths.Plan(), text)
-	s.startRole(t, plan, listener)
+	s.startProcess(t, plan, listener)
 	return s
 }
 
+// newPlan returns the plan of a cluster with one node that never joins.
 func newPlan(dir string, port uint16) cluster.Plan {
 	return cluster.Plan{
 		RunID: "test-1", KubernetesVersion: "v1.36.3",
@@ -96,7 +99,8 @@ func newPlan(dir string, port uint16) cluster.Plan {
 	}
 }
 
-// writeKeys writes the keys and kubeconfigs that the supervisor would.
+// writeKeys writes the keys and kubeconfigs of the control plane, as package supervisor does in a
+// run.
 func (s *Server) writeKeys(t testing.TB, plan cluster.Plan) {
 	t.Helper()
 	var proxyCA *pki.Authority
@@ -153,10 +157,10 @@ func write(t testing.TB, path string, content []byte) {
 	}
 }
 
-// startRole starts the role in a process and returns when it is ready.
-func (s *Server) startRole(t testing.TB, plan cluster.Plan, listener net.Listener) {
+// startProcess starts the control plane in a process, and returns when it is ready.
+func (s *Server) startProcess(t testing.TB, plan cluster.Plan, listener net.Listener) {
 	t.Helper()
-	read, written, err := os.Pipe()
+	events, notifications, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,25 +168,25 @@ func (s *Server) startRole(t testing.TB, plan cluster.Plan, listener net.Listene
 	if err != nil {
 		t.Fatal(err)
 	}
-	var log bytes.Buffer // complete once the process has ended
+	var log bytes.Buffer // may be read once the process has ended
 	command := exec.Command(os.Args[0], "--plan", plan.Paths.Plan(), "--notify-fd", "3", "--listener-fd", "4")
 	command.Env = append(os.Environ(), roleVariable+"=1")
-	command.ExtraFiles = []*os.File{written, file}
+	command.ExtraFiles = []*os.File{notifications, file}
 	command.Stdout, command.Stderr = &log, &log
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
 	}
-	written.Close()
+	notifications.Close()
 	file.Close()
 	ready, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = notify.Read(read, func(event notify.Event) {
+		_ = notify.Read(events, func(event notify.Event) {
 			if event.Event == notify.KindReady {
 				close(ready)
 			}
 		})
-		read.Close()
+		events.Close()
 		_ = command.Wait()
 	}()
 	t.Cleanup(func() {
@@ -199,7 +203,7 @@ func (s *Server) startRole(t testing.TB, plan cluster.Plan, listener net.Listene
 	}
 }
 
-// Config returns the client configuration of a user of the cluster. The group
+// Config returns the client configuration of a Kubernetes user with groups. Members of the group
 // system:masters may do everything.
 func (s *Server) Config(t testing.TB, user string, groups ...string) *rest.Config {
 	t.Helper()
