@@ -131,7 +131,7 @@ func (c *Client) Release(ctx context.Context, id string) error {
 }
 
 // Cancel cancels a job. It returns nil if the job has ended, even if another job now has its
-// number. Its errors are those of Release.
+// number. It returns the same errors as Release.
 func (c *Client) Cancel(ctx context.Context, id string) error {
 	c.mu.Lock()
 	object := ""

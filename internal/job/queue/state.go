@@ -183,7 +183,7 @@ func (c *Client) stateOfMissing(uid string, k *known, accounted []listed) State 
 }
 
 // recorded adds the end of a job to a state, as its batch script recorded it. If the script
-// recorded no end, it returns false and a state Unknown, whose Reason says what is known.
+// recorded no end, it returns false and the state Unknown, with a Reason.
 func (c *Client) recorded(uid string, k *known, state State) (State, bool) {
 	state.State, state.Held = Unknown, false
 	state.Reason = fmt.Sprintf("Slurm does not know job %s any more, and the job has not begun to run", k.id)

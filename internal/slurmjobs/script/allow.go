@@ -30,7 +30,7 @@ const allowed = " account array begin cluster-constraint comment constraint cont
 // ignored lists options that only change what sbatch prints or waits for.
 const ignored = " parsable quiet verbose wait ignore-pbs "
 
-// reasons says why objects may not use an option that users may expect to work.
+// reasons holds the reason for each denied option that users may expect to work.
 var reasons = map[string]string{
 	"hold":        "berth submits every job held, and releases it: delete this option",
 	"uid":         "the job runs as the user of the controller",
