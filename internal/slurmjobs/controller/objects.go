@@ -135,7 +135,7 @@ func (c *Controller) writeStatus(ctx context.Context, t target, object *unstruct
 // patchStatus writes what differs between two statuses, if the object's version is the
 // given one. Without a version it writes to any, of the same UID.
 func (c *Controller) patchStatus(ctx context.Context, t target, object *unstructured.Unstructured, was, next kinds.Status, version string) (*unstructured.Unstructured, error) {
-	next.Finish(t.kind)
+	next.SetOperatorFields(t.kind)
 	changes, err := difference(was, next)
 	if err != nil || len(changes) == 0 {
 		return object, err

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// bridgeSpec is the spec of a BridgeJob, with the names of Bridge Operator.
+// bridgeSpec is the spec of a BridgeJob, with Bridge Operator's names of fields.
 type bridgeSpec struct {
 	Image           string `json:"image"`
 	ImagePullPolicy string `json:"imagepullpolicy"`
@@ -34,13 +34,14 @@ type bridgeSpec struct {
 	} `json:"s3upload"`
 }
 
-// Limits of numbers. Slurm's own are larger.
+// Upper limits of the numbers in properties.
 const (
 	maxNodes = 1 << 16
 	maxTasks = 1 << 24
-	maxTime  = 10 * 366 * 24 // hours
+	maxHours = 10 * 366 * 24
 )
 
+// readBridgeJob decodes the spec of a BridgeJob, and adds what is wrong with it to p.
 func readBridgeJob(text []byte, p *problems) Request {
 	var spec bridgeSpec
 	p.decode(text, &spec)
@@ -92,7 +93,8 @@ func readBridgeJob(text []byte, p *problems) Request {
 
 func (r *Request) unused(text string) { r.Unused = append(r.Unused, text) }
 
-// properties reads Bridge Operator's properties of a job, a JSON object in a string.
+// properties decodes Bridge Operator's properties of a job, a JSON object in a string. They
+// override the values that are already in the request.
 func (r *Request) properties(field, text string, p *problems) {
 	if strings.TrimSpace(text) == "" {
 		return
@@ -103,7 +105,7 @@ func (r *Request) properties(field, text string, p *problems) {
 		return
 	}
 	var hours, minutes int64
-	set := map[string]func(field, value string){
+	setters := map[string]func(field, value string){
 		"NodesNumber":       func(f, v string) { r.Nodes = p.count(f, v, maxNodes) },
 		"Tasks":             func(f, v string) { r.Tasks = p.count(f, v, maxTasks) },
 		"Queue":             func(f, v string) { r.Partition = p.word(f, v) },
@@ -113,18 +115,18 @@ func (r *Request) properties(field, text string, p *problems) {
 		"envLibPath":        func(f, v string) { r.LibraryPath = p.file(f, v) },
 		"OutputFileName":    func(f, v string) { r.Output = p.file(f, v) },
 		"ErrorFileName":     func(f, v string) { r.Error = p.file(f, v) },
-		"RunLimitHour":      func(f, v string) { hours = p.count(f, v, maxTime) },
-		"RunLimitMinute":    func(f, v string) { minutes = p.count(f, v, maxTime*60) },
+		"RunLimitHour":      func(f, v string) { hours = p.count(f, v, maxHours) },
+		"RunLimitMinute":    func(f, v string) { minutes = p.count(f, v, maxHours*60) },
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		value, ok := scalar(values[name])
-		switch take := set[name]; {
-		case take == nil:
-			p.add("%s: no property %q: there are %s", field, name, strings.Join(slices.Sorted(maps.Keys(set)), ", "))
+		switch set := setters[name]; {
+		case set == nil:
+			p.add("%s: no property %q: there are %s", field, name, strings.Join(slices.Sorted(maps.Keys(setters)), ", "))
 		case !ok:
 			p.add("%s: %s: give a string or a number", field, name)
 		default:
-			take(field+": "+name, value)
+			set(field+": "+name, value)
 		}
 	}
 	if limit := time.Duration(hours)*time.Hour + time.Duration(minutes)*time.Minute; limit > 0 {

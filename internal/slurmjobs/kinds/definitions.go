@@ -12,8 +12,9 @@ import (
 //go:embed crds
 var definitions embed.FS
 
-// statusFields is the part of the status that all kinds share.
-const statusFields = "#STATUS"
+// statusMarker stands, in the definition of each kind, for the fields of crds/status.txt, which
+// all kinds share.
+const statusMarker = "#STATUS"
 
 // DefinitionsYAML returns the CustomResourceDefinitions of the three kinds, in YAML.
 func DefinitionsYAML() (string, error) {
@@ -29,7 +30,7 @@ func DefinitionsYAML() (string, error) {
 		}
 		var lines []string
 		for line := range strings.Lines(string(text)) {
-			indent, found := strings.CutSuffix(strings.TrimRight(line, "\n"), statusFields)
+			indent, found := strings.CutSuffix(strings.TrimRight(line, "\n"), statusMarker)
 			if !found {
 				lines = append(lines, line)
 				continue

@@ -1,7 +1,7 @@
-// Package kinds holds the Kubernetes objects that stand for Slurm jobs: BridgeJob of IBM's
-// Bridge Operator, SlurmJob and WlmJob of Sylabs' WLM-Operator. It decodes objects,
-// reports every problem of a spec, and holds the definitions of the three kinds. It
-// reads no files, and knows neither an API server nor Slurm's commands.
+// Package kinds describes the kinds of Kubernetes objects that stand for Slurm jobs: BridgeJob
+// of IBM's Bridge Operator, SlurmJob and WlmJob of Sylabs' WLM-Operator. It holds their
+// CustomResourceDefinitions, decodes specs, reports every problem of a spec, and decodes and
+// fills in statuses. It reads no files, and calls neither the API server nor Slurm.
 package kinds
 
 import (
@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Version is the version of all three kinds.
+// Version is the API version of all three kinds.
 const Version = "v1alpha1"
 
 // Kind names one of the three kinds.
@@ -29,12 +29,12 @@ var (
 // All returns the three kinds.
 func All() []Kind { return []Kind{BridgeJob, SlurmJob, WlmJob} }
 
-// Resource returns the resource of the API that holds objects of this kind.
+// Resource returns the resource of objects of this kind in the API.
 func (k Kind) Resource() schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: k.Group, Version: Version, Resource: k.Plural}
 }
 
-// Of returns the kind of an object.
+// Of returns the kind of an object, or an error if it is none of the three.
 func Of(object *unstructured.Unstructured) (Kind, error) {
 	for _, kind := range All() {
 		if object.GetKind() == kind.Name && object.GetAPIVersion() == kind.Group+"/"+Version {

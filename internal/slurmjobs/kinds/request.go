@@ -14,16 +14,16 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// Request holds what an object asks Slurm for. Zero values are not asked for.
+// Request holds what an object asks Slurm for. Zero values ask for nothing.
 type Request struct {
-	// Script is the batch script. It is empty if ScriptFile names the script's path on
-	// the host of the controller, relative to the user's home.
+	// Script is the batch script. If it is empty, ScriptFile is the script's path on the
+	// controller's host.
 	Script     []byte
 	ScriptFile string
 
 	JobName, Partition string
 	Nodes, Tasks       int64
-	Features           []string // of nodes; all are needed
+	Features           []string // that each node must have
 	TimeLimit          time.Duration
 	// Dir is the working directory; Output and Error are file names as in sbatch.
 	Dir, Output, Error string
@@ -32,14 +32,14 @@ type Request struct {
 
 	// ResourceURL names a Slurm; empty means the controller's own.
 	ResourceURL string
-	// Kill asks for the end of the job. The object stays.
+	// Kill asks to cancel the job and to keep the object.
 	Kill bool
-	// Unused names fields that are set and have no effect, each with the reason.
+	// Unused lists the fields that are set but have no effect, each with the reason.
 	Unused []string
 }
 
-// Read decodes the spec of an object. The error lists everything that is wrong with
-// it, or not supported, one problem on each line.
+// Read decodes the spec of an object. The error lists everything in the spec that is wrong or
+// not supported, one problem on each line.
 func Read(object *unstructured.Unstructured) (Request, error) {
 	kind, err := Of(object)
 	if err != nil {
@@ -62,12 +62,14 @@ func Read(object *unstructured.Unstructured) (Request, error) {
 	return request, errors.Join(problems...)
 }
 
-// Killed reports whether the spec of an object asks for the end of its job.
+// Killed reports whether the spec of an object asks to cancel its job.
 func Killed(object *unstructured.Unstructured) bool {
 	kill, _, _ := unstructured.NestedBool(object.Object, "spec", "kill")
 	return kill
 }
 
+// problems collects the errors of a spec. Its methods check a value and return it; they add an
+// error that names the field if the value is invalid.
 type problems []error
 
 // Limits of messages, in bytes: a message is stored in the object, and in events.
@@ -94,13 +96,14 @@ func Shorten(text string, limit int) string {
 	return strings.ToValidUTF8(text[:limit-len(rest)], "") + rest
 }
 
+// decode decodes a spec in JSON.
 func (p *problems) decode(text []byte, into any) {
 	if err := json.Unmarshal(text, into); err != nil {
 		p.add("spec: %w", err)
 	}
 }
 
-// script checks a batch script as sbatch does.
+// script checks a batch script as sbatch checks it.
 func (p *problems) script(field, script string) []byte {
 	switch {
 	case strings.TrimSpace(script) == "":
@@ -131,6 +134,7 @@ func (p *problems) file(field, value string) string {
 	return value
 }
 
+// absolute checks a path that must be absolute or empty.
 func (p *problems) absolute(field, value string) string {
 	if value != "" && !path.IsAbs(value) {
 		p.add("%s %q: give an absolute path", field, value)
@@ -138,7 +142,8 @@ func (p *problems) absolute(field, value string) string {
 	return p.file(field, value)
 }
 
-// count checks a number from 1 to limit. Empty means 0, which asks for nothing.
+// count parses a number from 1 to limit. It returns 0, which asks for nothing, for an empty or
+// an invalid value.
 func (p *problems) count(field, value string, limit int64) int64 {
 	if value == "" {
 		return 0
@@ -151,7 +156,7 @@ func (p *problems) count(field, value string, limit int64) int64 {
 	return n
 }
 
-// scalar formats a value of JSON that may be a string or a number.
+// scalar returns a string, a number or a boolean of JSON as text, and false for other values.
 func scalar(value any) (string, bool) {
 	switch v := value.(type) {
 	case string:

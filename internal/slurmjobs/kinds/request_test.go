@@ -13,8 +13,8 @@ import (
 	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
-// neighbour reads an object from a neighbour's example file. The file stays as it is; its
-// placeholders are filled in as its users do.
+// neighbour reads an object from an example file of Bridge Operator or WLM-Operator, and fills
+// in its placeholders.
 func neighbour(t testing.TB, name string) *unstructured.Unstructured {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../../test/neighbours", name))
@@ -123,14 +123,14 @@ func TestParametersArePropertiesToo(t *testing.T) {
 	}
 }
 
-func TestFinishSetsTheWordsOfBothOperators(t *testing.T) {
+func TestSetOperatorFields(t *testing.T) {
 	for state, want := range map[string][2]string{
 		Waiting: {"SUBMITTED", "Pending"}, Rejected: {"FAILED", "Failed"}, "PENDING": {"PENDING", "Pending"}, "RUNNING": {"RUNNING", "Running"},
 		"COMPLETED": {"DONE", "Succeeded"}, "CANCELLED": {"KILLED", "Failed"}, "TIMEOUT": {"FAILED", "Failed"}, "LATER": {"UNKNOWN", "Running"},
 	} {
 		bridge, wlm := Status{State: state, Started: "then"}, Status{State: state, Started: "then"}
-		bridge.Finish(BridgeJob)
-		wlm.Finish(SlurmJob)
+		bridge.SetOperatorFields(BridgeJob)
+		wlm.SetOperatorFields(SlurmJob)
 		if bridge.JobStatus != want[0] || bridge.StartTime != "then" || bridge.Status != "" || wlm.Status != want[1] || wlm.JobStatus != "" || wlm.StartTime != "" {
 			t.Errorf("%s: %+v, %+v", state, bridge, wlm)
 		}

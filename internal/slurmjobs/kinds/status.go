@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// Status is the status of an object of any kind. The first five fields have the names
-// that the operators gave them; a kind has only its own operator's.
+// Status is the status of an object of any kind. The first five fields have the operators'
+// names. A kind has only the fields of its own operator, see SetOperatorFields.
 type Status struct {
 	JobStatus      string `json:"jobstatus,omitempty"`      // BridgeJob
 	StartTime      string `json:"starttime,omitempty"`      // BridgeJob
@@ -20,15 +20,15 @@ type Status struct {
 	// ObservedGeneration is the generation of the object that JobID was submitted for, or
 	// that was rejected.
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// State is a state of Slurm, or one of Waiting and Rejected.
+	// State is a state of Slurm, Waiting or Rejected.
 	State string `json:"state,omitempty"`
 	// JobID is the number of the Slurm job. It is stored before the job may start.
 	JobID string `json:"jobID,omitempty"`
-	// Released is set once the job was allowed to start.
+	// Released is true once the held job has been released.
 	Released  bool   `json:"released,omitempty"`
 	Partition string `json:"partition,omitempty"`
 	Nodes     string `json:"nodes,omitempty"`
-	// Reason is Slurm's word for why the job waits, or ended.
+	// Reason is Slurm's reason why the job waits, or why it ended.
 	Reason   string `json:"reason,omitempty"`
 	ExitCode *int   `json:"exitCode,omitempty"`
 	Signal   int    `json:"signal,omitempty"`
@@ -40,26 +40,26 @@ type Status struct {
 	ExpectedStart string `json:"expectedStart,omitempty"`
 	// Elapsed is the run time of a job that has ended, such as 1h2m3s.
 	Elapsed string `json:"elapsed,omitempty"`
-	// Output is the path of the job's standard output on the cluster's hosts.
+	// Output is the path of the job's standard output on the hosts of the Slurm cluster.
 	Output string `json:"output,omitempty"`
 }
 
-// States of objects without a job.
+// States of objects whose job Slurm does not run yet.
 const (
-	// Waiting objects have no job yet, for a reason that may pass.
+	// Waiting means that the job is not submitted or not released yet.
 	Waiting = "WAITING"
-	// Rejected objects get no job until their spec is changed.
+	// Rejected means that the object gets no job unless its spec is changed.
 	Rejected = "REJECTED"
 )
 
-// outcome holds the operators' words for a state.
+// outcome holds the operators' words for a state, and whether a job in this state has ended.
 type outcome struct {
 	bridge, wlm string
 	ended       bool
 }
 
-// outcomes maps a state to its outcome. The operators document the words on the right;
-// squeue(1) and sacct(1) list Slurm's states.
+// outcomes maps a state to its outcome. squeue(1) and sacct(1) list Slurm's states. The
+// operators document their words.
 var outcomes = map[string]outcome{
 	Waiting:  {"SUBMITTED", "Pending", false},
 	Rejected: {"FAILED", "Failed", false},
@@ -91,26 +91,26 @@ var outcomes = map[string]outcome{
 	"LAUNCH_FAILED": {"FAILED", "Failed", true},
 	"RECONFIG_FAIL": {"FAILED", "Failed", true},
 	"REVOKED":       {"FAILED", "Failed", true},
-	"UNKNOWN":       {"UNKNOWN", "Failed", true}, // queue.Unknown: nobody recorded the end
+	"UNKNOWN":       {"UNKNOWN", "Failed", true}, // queue.Unknown: the end was not recorded
 }
 
-// Ended reports whether a job in this state has ended for good.
+// Ended reports whether a job in a state has ended. Waiting and Rejected objects have not.
 func Ended(state string) bool { return outcomes[state].ended }
 
-// Finish sets the operators' own fields from the others.
-func (s *Status) Finish(kind Kind) {
-	of, known := outcomes[s.State]
+// SetOperatorFields sets the fields of the kind's operator from the other fields.
+func (s *Status) SetOperatorFields(kind Kind) {
+	words, known := outcomes[s.State]
 	if !known { // a state of a later Slurm
-		of = outcome{"UNKNOWN", "Running", false}
+		words = outcome{"UNKNOWN", "Running", false}
 	}
 	if kind != BridgeJob {
-		s.Status, s.JobStatus, s.StartTime, s.CompletionTime = of.wlm, "", "", ""
+		s.Status, s.JobStatus, s.StartTime, s.CompletionTime = words.wlm, "", "", ""
 		return
 	}
-	s.JobStatus, s.StartTime, s.CompletionTime = of.bridge, s.Started, s.Ended
+	s.JobStatus, s.StartTime, s.CompletionTime = words.bridge, s.Started, s.Ended
 }
 
-// Time formats a time for a status. The zero time is empty.
+// Time formats a time for a status. It returns "" for the zero time.
 func Time(t time.Time) string {
 	if t.IsZero() {
 		return ""
@@ -118,7 +118,7 @@ func Time(t time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-// StatusOf returns the status of an object.
+// StatusOf decodes the status of an object. A missing status is zero.
 func StatusOf(object *unstructured.Unstructured) (Status, error) {
 	var status Status
 	text, err := json.Marshal(object.Object["status"])

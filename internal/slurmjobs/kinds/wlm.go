@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// slurmJobSpec is the spec of a SlurmJob. A volume's source has no type here.
+// slurmJobSpec is the spec of a SlurmJob. Results and Prepare are not supported, so they are
+// not decoded further.
 type slurmJobSpec struct {
 	Batch        string         `json:"batch"`
 	NodeSelector map[string]any `json:"nodeSelector"`
@@ -14,13 +15,14 @@ type slurmJobSpec struct {
 	Prepare      map[string]any `json:"prepare"`
 }
 
-// Labels of nodes that WLM-Operator makes for partitions.
+// Labels of the nodes that WLM-Operator registers, one for each partition.
 const (
 	labelPrefix    = "wlm.sylabs.io/"
 	labelPartition = labelPrefix + "partition"
 	labelType      = "type"
 )
 
+// readSlurmJob decodes the spec of a SlurmJob, and adds what is wrong with it to p.
 func readSlurmJob(text []byte, p *problems) Request {
 	var spec slurmJobSpec
 	p.decode(text, &spec)
@@ -36,8 +38,8 @@ func readSlurmJob(text []byte, p *problems) Request {
 	return request
 }
 
-// selectNodes maps a selector of nodes to a partition and to features of nodes. A label
-// wlm.sylabs.io/NAME: VALUE asks for the feature NAME-VALUE.
+// selectNodes maps a nodeSelector to a partition and to features of nodes. A label
+// wlm.sylabs.io/NAME: VALUE requires the feature NAME-VALUE.
 func (r *Request) selectNodes(selector map[string]any, p *problems) {
 	for _, label := range slices.Sorted(maps.Keys(selector)) {
 		field := "spec.nodeSelector: " + label
@@ -46,15 +48,15 @@ func (r *Request) selectNodes(selector map[string]any, p *problems) {
 			p.add("%s: give a string or a number", field)
 			continue
 		}
-		name, wlm := strings.CutPrefix(label, labelPrefix)
+		name, isWLM := strings.CutPrefix(label, labelPrefix)
 		switch {
 		case label == labelPartition:
 			r.Partition = p.word(field, value)
 		case label == labelType && value == "virtual-kubelet":
-			// All partitions have this label.
-		case wlm && slices.Contains([]string{"nodes", "cpu-per-node", "mem-per-node", "wall-time"}, name):
+			// WLM-Operator gives this label to the node of every partition.
+		case isWLM && slices.Contains([]string{"nodes", "cpu-per-node", "mem-per-node", "wall-time"}, name):
 			p.add("%s: give the job's size with #SBATCH lines in spec.batch", field)
-		case wlm:
+		case isWLM:
 			r.Features = append(r.Features, p.feature(field, name+"-"+value))
 		default:
 			p.add("%s: no label of a partition: use %s, or %sNAME: VALUE for the feature NAME-VALUE of nodes", field, labelPartition, labelPrefix)
@@ -62,8 +64,7 @@ func (r *Request) selectNodes(selector map[string]any, p *problems) {
 	}
 }
 
-// feature checks the name of a feature, which sbatch would otherwise read as an
-// expression.
+// feature checks that a feature is a single name: sbatch --constraint takes an expression.
 func (p *problems) feature(field, name string) string {
 	if strings.ContainsFunc(name, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("-_.", r)
@@ -73,6 +74,7 @@ func (p *problems) feature(field, name string) string {
 	return name
 }
 
+// readWlmJob adds to p that a WlmJob is not supported.
 func readWlmJob(text []byte, p *problems) {
 	var spec struct {
 		Image string `json:"image"`
