@@ -1,7 +1,7 @@
-// Package trust decides who may have jobs submitted: whoever creates an object in a served
-// namespace runs code as the user of the controller. It makes the policy and the roles that
-// an administrator installs, and checks that the policy is in force. The API server
-// enforces it.
+// Package trust decides whose objects become jobs: whoever creates an object in a served
+// namespace runs code as the user of the controller. The package generates the admission policy
+// and the roles that an administrator installs, and checks that the policy is installed
+// unchanged. The API server enforces the policy.
 package trust
 
 import (
@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -29,14 +30,14 @@ import (
 	"berth.dev/berth/internal/slurmjobs/kinds"
 )
 
-// Trust names who may have jobs submitted in a namespace.
+// Trust names the users of a Kubernetes cluster who may create objects in a namespace.
 type Trust struct {
 	Namespace string
-	// Users are names of users of the cluster, such as alice or
-	// system:serviceaccount:ci:runner. Without users, everybody who may create objects in
-	// the namespace is trusted.
+	// Users holds user names of the cluster, such as alice or
+	// system:serviceaccount:ci:runner. If it is empty, everybody who may create objects in
+	// the namespace is trusted, and there is no policy.
 	Users []string
-	// Controller is the name of the user of the cluster that the controller is.
+	// Controller is the controller's own user name in the cluster.
 	Controller string
 	// Settle is the time from the creation of the policy until it is surely in force.
 	// Zero means Settle. Tests shorten it.
@@ -47,16 +48,16 @@ type Trust struct {
 // in a second, and their clocks differ.
 const Settle = time.Minute
 
-const admission = "admissionregistration.k8s.io"
+const admissionGroup = "admissionregistration.k8s.io"
 
 var (
-	policies = schema.GroupVersionResource{Group: admission, Version: "v1", Resource: "validatingadmissionpolicies"}
-	bindings = schema.GroupVersionResource{Group: admission, Version: "v1", Resource: "validatingadmissionpolicybindings"}
+	policies = schema.GroupVersionResource{Group: admissionGroup, Version: "v1", Resource: "validatingadmissionpolicies"}
+	bindings = schema.GroupVersionResource{Group: admissionGroup, Version: "v1", Resource: "validatingadmissionpolicybindings"}
 	selves   = schema.GroupVersionResource{Group: "authentication.k8s.io", Version: "v1", Resource: "selfsubjectreviews"}
 )
 
-// name names the policy. Each list of users has its own policy. The age of the
-// policy bounds the age of objects by other users.
+// name returns the name of the policy and of its binding. Each list of users has its own name,
+// so a changed list is a new policy. Allow refuses objects that are older than the policy.
 func (t Trust) name() string {
 	sum := sha256.Sum256([]byte(strings.Join(append(slices.Sorted(slices.Values(t.Users)), t.Controller), "\n")))
 	return "berth-slurm-jobs-" + t.Namespace + "-" + hex.EncodeToString(sum[:4])
@@ -64,6 +65,7 @@ func (t Trust) name() string {
 
 type object = map[string]any
 
+// list returns values as a list in an unstructured object.
 func list[T any](values ...T) []any {
 	all := []any{}
 	for _, value := range values {
@@ -72,9 +74,10 @@ func list[T any](values ...T) []any {
 	return all
 }
 
-// policy refuses objects of other users. Everybody may change what is no part of the spec,
-// within the limits of roles; only the controller and the users may write statuses. Not
-// even the controller may change specs.
+// policy returns the spec of a ValidatingAdmissionPolicy. It lets only the users create objects
+// and edit specs, and only the users and the controller write statuses. Not even the
+// controller may edit specs. Everybody may update the rest of an object, as far as their roles
+// permit.
 func (t Trust) policy() object {
 	quoted := []string{}
 	for _, user := range slices.Sorted(slices.Values(t.Users)) {
@@ -107,6 +110,8 @@ func (t Trust) policy() object {
 	}
 }
 
+// binding returns the spec of the ValidatingAdmissionPolicyBinding that denies what the policy
+// refuses in the namespace.
 func (t Trust) binding() object {
 	return object{
 		"policyName": t.name(),
@@ -118,12 +123,13 @@ func (t Trust) binding() object {
 	}
 }
 
+// rule returns a rule of a role.
 func rule(group string, resources []any, verbs ...string) any {
 	return object{"apiGroups": list(group), "resources": resources, "verbs": list(verbs...)}
 }
 
-// Setup returns what the administrator of a cluster applies for a controller: the kinds,
-// the policy, and the roles of the controller and of the users. It is YAML.
+// Setup returns, as YAML, what the administrator of a cluster applies for a controller: the
+// definitions of the kinds, the policy, and the roles of the controller and of the users.
 func (t Trust) Setup() (string, error) {
 	text, err := kinds.DefinitionsYAML()
 	if err != nil {
@@ -141,60 +147,57 @@ func (t Trust) Setup() (string, error) {
 	return out.String(), nil
 }
 
+// objects returns the roles, their bindings and, if there are users, the policy.
 func (t Trust) objects() []object {
-	const roles, all = "rbac.authorization.k8s.io", "berth-slurm-jobs"
-	make := func(api, kind, name, namespace string, fields object) object {
+	const rbacGroup, controllerRole, userRole = "rbac.authorization.k8s.io", "berth-slurm-jobs", "berth-slurm-jobs-users"
+	manifest := func(api, kind, name, namespace string, fields object) object {
 		metadata := object{"name": name}
 		if namespace != "" {
 			metadata["namespace"] = namespace
 		}
-		made := object{"apiVersion": api, "kind": kind, "metadata": metadata}
-		for name, value := range fields {
-			made[name] = value
-		}
-		return made
+		result := object{"apiVersion": api, "kind": kind, "metadata": metadata}
+		maps.Copy(result, fields)
+		return result
 	}
-	bind := func(kind, role, name, namespace string, users ...string) object {
+	// A binding has the name of its role.
+	bind := func(kind, role, namespace string, users ...string) object {
 		subjects := []any{}
 		for _, user := range users {
-			subjects = append(subjects, object{"apiGroup": roles, "kind": "User", "name": user})
+			subjects = append(subjects, object{"apiGroup": rbacGroup, "kind": "User", "name": user})
 		}
-		return make(roles+"/v1", kind+"Binding", name, namespace, object{
-			"roleRef": object{"apiGroup": roles, "kind": kind, "name": role}, "subjects": subjects,
+		return manifest(rbacGroup+"/v1", kind+"Binding", role, namespace, object{
+			"roleRef": object{"apiGroup": rbacGroup, "kind": kind, "name": role}, "subjects": subjects,
 		})
 	}
-	bridge := []any{kinds.BridgeJob.Plural}
-	wlm := []any{kinds.SlurmJob.Plural, kinds.WlmJob.Plural}
-	made := []object{
-		make(roles+"/v1", "Role", all, t.Namespace, object{"rules": list(
+	objects := []object{
+		manifest(rbacGroup+"/v1", "Role", controllerRole, t.Namespace, object{"rules": list(
 			rule(kinds.BridgeJob.Group, list(kinds.BridgeJob.Plural, kinds.BridgeJob.Plural+"/status"), "get", "list", "watch", "patch"),
 			rule(kinds.SlurmJob.Group, list(kinds.SlurmJob.Plural, kinds.SlurmJob.Plural+"/status", kinds.WlmJob.Plural, kinds.WlmJob.Plural+"/status"), "get", "list", "watch", "patch"),
 			rule("", list("events"), "create", "patch"),
 			rule("coordination.k8s.io", list("leases"), "get", "create", "update"),
 		)}),
-		bind("Role", all, all, t.Namespace, t.Controller),
+		bind("Role", controllerRole, t.Namespace, t.Controller),
 	}
 	if len(t.Users) == 0 {
-		return made
+		return objects
 	}
-	users := append(slices.Clone(t.Users), t.Controller)
-	return append(made,
-		make(admission+"/v1", "ValidatingAdmissionPolicy", t.name(), "", object{"spec": t.policy()}),
-		make(admission+"/v1", "ValidatingAdmissionPolicyBinding", t.name(), "", object{"spec": t.binding()}),
-		make(roles+"/v1", "ClusterRole", t.name(), "", object{"rules": list(object{
-			"apiGroups": list(admission), "resources": list(policies.Resource, bindings.Resource), "resourceNames": list(t.name()), "verbs": list("get"),
+	return append(objects,
+		manifest(admissionGroup+"/v1", "ValidatingAdmissionPolicy", t.name(), "", object{"spec": t.policy()}),
+		manifest(admissionGroup+"/v1", "ValidatingAdmissionPolicyBinding", t.name(), "", object{"spec": t.binding()}),
+		manifest(rbacGroup+"/v1", "ClusterRole", t.name(), "", object{"rules": list(object{
+			"apiGroups": list(admissionGroup), "resources": list(policies.Resource, bindings.Resource), "resourceNames": list(t.name()), "verbs": list("get"),
 		})}),
-		bind("ClusterRole", t.name(), t.name(), "", t.Controller),
-		make(roles+"/v1", "Role", all+"-users", t.Namespace, object{"rules": list(
-			rule(kinds.BridgeJob.Group, bridge, "create", "delete", "get", "list", "patch", "update", "watch"),
-			rule(kinds.SlurmJob.Group, wlm, "create", "delete", "get", "list", "patch", "update", "watch"),
+		bind("ClusterRole", t.name(), "", t.Controller),
+		manifest(rbacGroup+"/v1", "Role", userRole, t.Namespace, object{"rules": list(
+			rule(kinds.BridgeJob.Group, list(kinds.BridgeJob.Plural), "create", "delete", "get", "list", "patch", "update", "watch"),
+			rule(kinds.SlurmJob.Group, list(kinds.SlurmJob.Plural, kinds.WlmJob.Plural), "create", "delete", "get", "list", "patch", "update", "watch"),
 			rule("", list("events"), "get", "list", "watch"),
 		)}),
-		bind("Role", all+"-users", all+"-users", t.Namespace, users[:len(t.Users)]...),
+		bind("Role", userRole, t.Namespace, t.Users...),
 	)
 }
 
-// Self returns the name of the user of the cluster that a client is.
+// Self returns the user name that the API server knows a client by.
 func Self(ctx context.Context, client dynamic.Interface) (string, error) {
 	review := &unstructured.Unstructured{Object: object{"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}}
 	review, err := client.Resource(selves).Create(ctx, review, metav1.CreateOptions{})
@@ -205,30 +208,33 @@ func Self(ctx context.Context, client dynamic.Interface) (string, error) {
 	return name, err
 }
 
-// Check returns the time of the policy. API servers admit only objects of the users soon
-// after it. Its error contains the remedy.
+// Check checks that the policy and its binding are installed, and unchanged since they were
+// created. It returns the time since which both exist. API servers admit only objects of the
+// users soon after it. If one is missing or changed, the error contains the remedy for an
+// administrator.
 func (t Trust) Check(ctx context.Context, client dynamic.Interface) (since time.Time, err error) {
 	const remedy = "have the cluster's administrator apply the output of 'berth slurm-jobs setup' with the same --namespace, --allow-users and --user %s"
 	for resource, want := range map[schema.GroupVersionResource]object{policies: t.policy(), bindings: t.binding()} {
-		had, err := client.Resource(resource).Get(ctx, t.name(), metav1.GetOptions{})
+		installed, err := client.Resource(resource).Get(ctx, t.name(), metav1.GetOptions{})
 		if err != nil {
 			return time.Time{}, fmt.Errorf("read the policy that admits only objects of --allow-users: %w: "+remedy, err, t.Controller)
 		}
-		if !equal(had.Object["spec"], want) {
-			return time.Time{}, fmt.Errorf("%s %s was changed: "+remedy, had.GetKind(), t.name(), t.Controller)
+		if !equal(installed.Object["spec"], want) {
+			return time.Time{}, fmt.Errorf("%s %s was changed: "+remedy, installed.GetKind(), t.name(), t.Controller)
 		}
-		if had.GetGeneration() != 1 {
+		if installed.GetGeneration() != 1 {
 			// Its time says nothing about objects from before the last change.
 			return time.Time{}, fmt.Errorf("%s %s was changed since it was created, and could have admitted anybody's objects meanwhile: have the cluster's administrator delete it, and apply the output of 'berth slurm-jobs setup' again",
-				had.GetKind(), t.name())
+				installed.GetKind(), t.name())
 		}
-		if created := had.GetCreationTimestamp().Time; created.After(since) {
+		if created := installed.GetCreationTimestamp().Time; created.After(since) {
 			since = created
 		}
 	}
 	return since, nil
 }
 
+// equal reports whether two values are the same JSON.
 func equal(a, b any) bool {
 	var values [2]any
 	for i, value := range []any{a, b} {
@@ -240,14 +246,15 @@ func equal(a, b any) bool {
 	return reflect.DeepEqual(values[0], values[1])
 }
 
-// ErrForbidden is wrapped by errors that last until the object changes.
+// ErrForbidden is wrapped by errors of Allow that mean that an object never gets a job.
 var ErrForbidden = errors.New("not permitted")
 
 // checkAgain is the lifetime of the permission for an object that waits for its job.
 const checkAgain = 10 * time.Minute
 
-// Allow returns the check of objects for a controller. Objects that are older than the
-// policy could be anybody's, and are refused.
+// Allow returns a function that reports with an error why an object gets no job. The error wraps
+// ErrForbidden for an object from before the time when the policy was surely in force: anybody
+// could have created it. Other errors come from Check.
 func (t Trust) Allow(client dynamic.Interface) func(context.Context, *unstructured.Unstructured) error {
 	settle := t.Settle
 	if settle == 0 {
