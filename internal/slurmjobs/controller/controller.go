@@ -1,7 +1,7 @@
-// Package controller makes a Slurm job of each object in a namespace, once, and keeps the
-// object's status up to date. It reads and writes objects through the API server, and
-// leaves Slurm's commands to package queue. It decides neither which options a script may
-// have nor who may create objects.
+// Package controller submits exactly one Slurm job for each object in a namespace, and keeps the
+// object's status up to date. It reads and writes objects through the API server. Slurm's
+// commands belong to package queue, the options that a script may have to package script, and
+// the question who may create objects to package trust.
 package controller
 
 import (
@@ -26,19 +26,23 @@ import (
 	"berth.dev/berth/internal/slurmjobs/kinds"
 )
 
-// Finalizer keeps an object until its job is cancelled.
+// Finalizer keeps a deleted object until its job is cancelled.
 const Finalizer = "berth.dev/slurm-job"
 
-// Slurm submits and watches jobs. Package queue implements it.
+// Slurm submits jobs and reports their states. queue.Client implements it.
 type Slurm interface {
-	// Submit submits a held job, or finds the one of an earlier call.
+	// Submit submits a held job, or finds the job of an earlier call. It returns the
+	// job's number.
 	Submit(ctx context.Context, job queue.Job) (id string, err error)
-	// Find returns the job of an object, in any state, until its records are removed.
+	// Find returns the number of the job that was submitted for an object, even if the
+	// job has ended, until its records are removed.
 	Find(ctx context.Context, uid string) (id string, found bool, err error)
+	// Release lets a held job start, and Cancel cancels a job. They return nil if the job
+	// has ended.
 	Release(ctx context.Context, id string) error
 	Cancel(ctx context.Context, id string) error
-	// States returns the states of jobs, by the UIDs of their objects. It is given their
-	// numbers.
+	// States returns the states of jobs, by the UIDs of their objects. jobs maps the UIDs
+	// to the numbers of the jobs.
 	States(ctx context.Context, jobs map[string]string) (map[string]queue.State, error)
 }
 
@@ -55,20 +59,21 @@ type Options struct {
 	Slurm    Slurm
 	// Forget removes the records of an object whose job has ended.
 	Forget func(uid string) error
-	// Prepare makes the job of an object. Its errors are the object's fault, except for
-	// passing errors of a file system.
+	// Prepare returns the job for an object. Its errors reject the object, except for
+	// temporary errors of a file system.
 	Prepare func(object *unstructured.Unstructured, request kinds.Request) (queue.Job, error)
-	// Allow returns why an object gets no job; nil permits all. An error that wraps
-	// trust.ErrForbidden lasts until the object changes, others until the next attempt.
+	// Allow returns an error if an object gets no job. An error that wraps
+	// trust.ErrForbidden rejects the object. After other errors the controller tries again.
+	// If Allow is nil, every object gets a job.
 	Allow func(ctx context.Context, object *unstructured.Unstructured) error
-	// Interval is the time between two looks at Slurm's queue.
+	// Interval is the time between two calls of Slurm.States.
 	Interval time.Duration
-	// Terms of the lease. Tests shorten them.
+	// As in leaderelection.LeaderElectionConfig. Tests shorten them.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 	Log                                       *slog.Logger
 }
 
-// Default returns the options that have defaults.
+// Default returns options with defaults, where there are any.
 func Default() Options {
 	return Options{
 		Interval:      5 * time.Second,
@@ -77,10 +82,10 @@ func Default() Options {
 	}
 }
 
-// workers bounds the objects of a queue that are handled at the same time.
+// workers is the number of objects of a queue that are reconciled at the same time.
 const workers = 4
 
-// target names an object.
+// target identifies an object.
 type target struct {
 	kind            kinds.Kind
 	namespace, name string
@@ -98,15 +103,15 @@ type Controller struct {
 	queue, submissions workqueue.TypedRateLimitingInterface[target]
 	events             record.EventRecorder
 
-	mu     sync.Mutex
-	busy   map[target]bool        // objects that a worker of either queue has
-	states map[string]queue.State // of the last look, by UID
-	away   string                 // why the last look failed
-	warned bool                   // of missing rights
-	killed map[types.UID]bool     // killed objects whose jobs were cancelled and have not ended
+	mu         sync.Mutex
+	busy       map[target]bool        // objects that a worker of either queue has
+	states     map[string]queue.State // result of the last poll that succeeded, by UID
+	slurmError string                 // error of the last poll, or ""
+	warned     bool                   // about missing rights
+	killed     map[types.UID]bool     // killed objects whose jobs were cancelled and have not ended
 }
 
-// New returns a controller. It makes no request.
+// New returns a controller. It sends no requests.
 func New(options Options) (*Controller, error) {
 	client, err := dynamic.NewForConfig(options.Config)
 	if err != nil {
@@ -131,7 +136,8 @@ func New(options Options) (*Controller, error) {
 	return c, nil
 }
 
-// trim drops what following a job does not need: scripts may be large.
+// trim removes, from the objects that the informers keep, what reconcile does not need. Scripts
+// may be large.
 func trim(object any) (any, error) {
 	full, ok := object.(*unstructured.Unstructured)
 	if !ok {
@@ -143,7 +149,8 @@ func trim(object any) (any, error) {
 	return full, nil
 }
 
-// Run serves until ctx ends, whenever this controller leads. It returns nil then.
+// Run serves objects whenever this controller leads, until ctx ends. Then it returns nil. It
+// returns an error at once if CheckDefinitions does, or if the options are invalid.
 func (c *Controller) Run(ctx context.Context) error {
 	if err := CheckDefinitions(ctx, c.client, c.Namespace); err != nil {
 		if ctx.Err() != nil {
@@ -169,10 +176,10 @@ func (c *Controller) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// serve serves objects until ctx ends.
+// serve reconciles objects until ctx ends. c.lead calls it while this controller leads.
 func (c *Controller) serve(ctx context.Context) {
 	c.mu.Lock()
-	c.states, c.away = nil, "" // of an earlier lease
+	c.states, c.slurmError = nil, "" // of an earlier lease
 	c.mu.Unlock()
 	stopEvents := c.startEvents()
 	defer stopEvents()
@@ -199,26 +206,25 @@ func (c *Controller) serve(ctx context.Context) {
 			}
 		})
 		group.Go(func() {
-			for c.handleNext(ctx, c.submissions, c.begin) {
+			for c.handleNext(ctx, c.submissions, c.submitAndRelease) {
 			}
 		})
 	}
-	c.look(ctx)
-	for tick := time.NewTicker(c.Interval); ; {
+	tick := time.NewTicker(c.Interval)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		c.poll(ctx)
 		select {
 		case <-tick.C:
-			c.look(ctx)
-			continue
 		case <-ctx.Done():
 		}
-		tick.Stop()
-		break
 	}
 	c.queue.ShutDown()
 	c.submissions.ShutDown()
 	group.Wait()
 }
 
+// handler returns a handler that queues the objects of a kind when they change.
 func (c *Controller) handler(kind kinds.Kind) cache.ResourceEventHandler {
 	add := func(object any) {
 		if object, ok := object.(*unstructured.Unstructured); ok {
@@ -258,7 +264,7 @@ func (c *Controller) deleted(kind kinds.Kind, item any) {
 	}
 }
 
-// handleNext handles the next object of a queue. It returns false at the end.
+// handleNext handles the next object of a queue. It returns false when serve ends.
 func (c *Controller) handleNext(ctx context.Context, queue workqueue.TypedRateLimitingInterface[target], handle func(context.Context, target) error) bool {
 	t, stop := queue.Get()
 	if stop {
@@ -315,9 +321,9 @@ func (c *Controller) giveBack(t target) {
 	delete(c.busy, t)
 }
 
-// look looks at Slurm's queue once for all objects, and has those reconciled whose status
-// differs.
-func (c *Controller) look(ctx context.Context) {
+// poll reads the states of the jobs of all objects with one call of Slurm.States, and queues
+// the objects.
+func (c *Controller) poll(ctx context.Context) {
 	jobs := map[string]string{}
 	var following []target
 	for kind, informer := range c.informer {
@@ -341,9 +347,9 @@ func (c *Controller) look(ctx context.Context) {
 		return
 	}
 	c.mu.Lock()
-	c.away = ""
+	c.slurmError = ""
 	if err != nil {
-		c.away = err.Error()
+		c.slurmError = err.Error()
 	} else {
 		c.states = states
 	}

@@ -32,10 +32,10 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(controltest.Run(m, control.Main)) }
 
-// timeout bounds every wait of a test.
+// timeout limits each wait of a test.
 const timeout = 60 * time.Second
 
-// TestController runs on one API server: each part has its own namespace.
+// TestController runs all its parts with one API server. Each part has its own namespace.
 func TestController(t *testing.T) {
 	server := controltest.Start(t)
 	admin, err := dynamic.NewForConfig(server.Config(t, "admin", "system:masters"))
@@ -46,22 +46,22 @@ func TestController(t *testing.T) {
 	if err := Install(t.Context(), admin); err != nil { // once more
 		t.Fatal(err)
 	}
-	for name, test := range map[string]func(*place){
+	for name, test := range map[string]func(*fixture){
 		"lifecycle": testLifecycle, "kill": testKill, "delete": testDelete, "rejected": testRejected, "refused": testRefused,
 		"unavailable": testUnavailable, "edit": testEdit, "crashes": testCrashes, "leaders": testLeaders, "large": testLargeScript,
 		"schema": testSchema, "trust": testTrust, "forged": testForgedNumber,
-		"lost": testLost, "busy": testBusy, "passing": testPassing, "lease": testAnotherLease, "vanished": testVanished, "stored": testVanishedBeforeStored,
+		"lost": testLost, "busy": testBusy, "temporary": testTemporary, "lease": testAnotherLease, "vanished": testVanished, "stored": testVanishedBeforeStored,
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := &place{T: t, server: server, client: admin, namespace: name, slurm: &fakeSlurm{}}
+			p := &fixture{T: t, server: server, client: admin, namespace: name, slurm: &fakeSlurm{}}
 			p.makeNamespace()
 			test(p)
 		})
 	}
 }
 
-// place is a namespace and its own Slurm.
-type place struct {
+// fixture is a namespace of the API server and a fake Slurm, for one part of TestController.
+type fixture struct {
 	*testing.T
 	server    *controltest.Server
 	client    dynamic.Interface
@@ -69,7 +69,7 @@ type place struct {
 	slurm     *fakeSlurm
 }
 
-func (p *place) makeNamespace() {
+func (p *fixture) makeNamespace() {
 	p.Helper()
 	namespace := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": p.namespace}}}
 	namespaces := p.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"})
@@ -77,7 +77,7 @@ func (p *place) makeNamespace() {
 		p.Fatal(err)
 	}
 	for _, kind := range kinds.All() {
-		// A definition is served some time after it was accepted.
+		// The API server serves a kind some time after it has accepted the definition.
 		await(p, "serve "+kind.Plural, func() error {
 			_, err := p.objects(kind).List(p.Context(), metav1.ListOptions{})
 			return err
@@ -85,12 +85,12 @@ func (p *place) makeNamespace() {
 	}
 }
 
-func (p *place) objects(kind kinds.Kind) dynamic.ResourceInterface {
+func (p *fixture) objects(kind kinds.Kind) dynamic.ResourceInterface {
 	return p.client.Resource(kind.Resource()).Namespace(p.namespace)
 }
 
-// options returns the options of a controller of this place, with short intervals.
-func (p *place) options(config *rest.Config) Options {
+// options returns the options of a controller of the namespace, with short intervals.
+func (p *fixture) options(config *rest.Config) Options {
 	options := Default()
 	options.Config, options.Namespace, options.LeaseNamespace, options.Identity = config, p.namespace, p.namespace, "test"
 	options.Slurm = p.slurm
@@ -105,7 +105,7 @@ func (p *place) options(config *rest.Config) Options {
 }
 
 // run runs a controller until the returned function is called.
-func (p *place) run(options Options) (stop func()) {
+func (p *fixture) run(options Options) (stop func()) {
 	p.Helper()
 	c, err := New(options)
 	if err != nil {
@@ -124,12 +124,13 @@ func (p *place) run(options Options) (stop func()) {
 	return stop
 }
 
-func (p *place) serve() (stop func()) {
+// serve runs a controller with the rights of an administrator.
+func (p *fixture) serve() (stop func()) {
 	return p.run(p.options(p.server.Config(p, "admin", "system:masters")))
 }
 
 // create creates an object from a manifest.
-func (p *place) create(manifest string) *unstructured.Unstructured {
+func (p *fixture) create(manifest string) *unstructured.Unstructured {
 	p.Helper()
 	object := parse(p, manifest)
 	created, err := p.objects(kindOf(p, object)).Create(p.Context(), object, metav1.CreateOptions{})
@@ -157,8 +158,8 @@ func kindOf(t testing.TB, object *unstructured.Unstructured) kinds.Kind {
 	return kind
 }
 
-// awaitStatus waits until the status of an object is as wanted.
-func (p *place) awaitStatus(object *unstructured.Unstructured, want func(kinds.Status) bool) kinds.Status {
+// awaitStatus waits until want returns true for the status of an object, and returns the status.
+func (p *fixture) awaitStatus(object *unstructured.Unstructured, want func(kinds.Status) bool) kinds.Status {
 	p.Helper()
 	var status kinds.Status
 	await(p, "status of "+object.GetName(), func() error {
@@ -174,6 +175,7 @@ func (p *place) awaitStatus(object *unstructured.Unstructured, want func(kinds.S
 	return status
 }
 
+// await calls check until it returns nil. The test fails after the timeout.
 func await(t testing.TB, what string, check func() error) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -189,7 +191,8 @@ func await(t testing.TB, what string, check func() error) {
 	}
 }
 
-// neighbour returns an example file of a neighbour, with its placeholders filled in.
+// neighbour returns an example file of Bridge Operator or WLM-Operator, with its placeholders
+// filled in.
 func neighbour(t testing.TB, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../../test/neighbours", name))
@@ -200,9 +203,10 @@ func neighbour(t testing.TB, name string) string {
 		"{{JOBSCRIPT}}", "mybucket:slurm_batch.sh", "{{S3_SECRET}}", "mysecret-s3", "{{ENDPOINT}}", "minio:9000").Replace(string(text))
 }
 
+// slurmJob is a SlurmJob without its name.
 const slurmJob = `{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, metadata: {name: %s}, spec: {batch: "#!/bin/sh\necho hello\n"}}`
 
-func (p *place) createJob(name string) *unstructured.Unstructured {
+func (p *fixture) createJob(name string) *unstructured.Unstructured {
 	p.Helper()
 	return p.create(fmt.Sprintf(slurmJob, name))
 }
@@ -211,8 +215,8 @@ func state(want string) func(kinds.Status) bool {
 	return func(status kinds.Status) bool { return status.State == want }
 }
 
-// testLifecycle follows two kinds from their examples to the end of their jobs.
-func testLifecycle(p *place) {
+// testLifecycle follows an example of each operator to the end of its job.
+func testLifecycle(p *fixture) {
 	p.serve()
 	bridge := p.create(neighbour(p, "Bridge-Operator/samples/core/operator/job0slurm.yaml"))
 	wlm := p.create(neighbour(p, "wlm-operator/examples/batch-example.yaml"))
@@ -257,7 +261,7 @@ func testLifecycle(p *place) {
 	})
 }
 
-func testKill(p *place) {
+func testKill(p *fixture) {
 	p.serve()
 	object := p.create(neighbour(p, "Bridge-Operator/samples/core/operator/job0slurm.yaml"))
 	p.awaitStatus(object, state("RUNNING"))
@@ -275,21 +279,21 @@ func testKill(p *place) {
 	p.awaitStatus(slow, state("RUNNING"))
 	p.patch(slow, `{"spec": {"kill": true}}`)
 	p.awaitStatus(slow, state("COMPLETING"))
-	p.awaitLooks(10)
+	p.awaitPolls(10)
 	if jobs := p.slurm.of(string(slow.GetUID())); len(jobs) != 1 || jobs[0].cancels != 1 {
 		p.Errorf("got %+v", jobs)
 	}
 	p.slurm.set(string(slow.GetUID()), func(job *fakeJob) { job.State.State = "CANCELLED" })
 	p.awaitStatus(slow, state("CANCELLED"))
-	// An object that is killed from the beginning gets no job.
+	// An object that is created with kill: true gets no job.
 	dead := p.create(`{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, metadata: {name: dead}, spec: {kill: true, jobdata: {jobscript: "#!/bin/sh\n", scriptlocation: inline}}}`)
 	if status := p.awaitStatus(dead, state("CANCELLED")); status.JobStatus != "KILLED" || len(p.slurm.of(string(dead.GetUID()))) != 0 {
 		p.Errorf("got %+v", status)
 	}
 }
 
-// testDelete deletes objects while their jobs run, and when they have ended.
-func testDelete(p *place) {
+// testDelete deletes an object whose job runs, and one whose job has ended.
+func testDelete(p *fixture) {
 	stop := p.serve()
 	running, ended := p.createJob("running"), p.createJob("ended")
 	p.awaitStatus(running, state("RUNNING"))
@@ -300,7 +304,7 @@ func testDelete(p *place) {
 			p.Fatal(err)
 		}
 	}
-	await(p, "objects go", func() error {
+	await(p, "deletion", func() error {
 		left, err := p.objects(kinds.SlurmJob).List(p.Context(), metav1.ListOptions{})
 		if err == nil && len(left.Items) > 0 {
 			err = fmt.Errorf("%d are left", len(left.Items))
@@ -310,7 +314,7 @@ func testDelete(p *place) {
 	if jobs := p.slurm.of(string(running.GetUID())); len(jobs) != 1 || jobs[0].State.State != "CANCELLED" {
 		p.Errorf("got %+v", jobs)
 	}
-	// Without a controller, the object of a job stays.
+	// Without a controller, the finalizer keeps a deleted object.
 	kept := p.createJob("kept")
 	p.awaitStatus(kept, state("RUNNING"))
 	stop()
@@ -324,7 +328,7 @@ func testDelete(p *place) {
 
 // testLost: with another folder of state, nothing pretends to have released or cancelled a
 // job, and a deleted object stays.
-func testLost(p *place) {
+func testLost(p *fixture) {
 	p.serve()
 	setLost := func(lost bool) {
 		p.slurm.mu.Lock()
@@ -367,8 +371,8 @@ func testLost(p *place) {
 	}
 }
 
-// testPassing: an error of a file system that passes does not reject an object.
-func testPassing(p *place) {
+// testTemporary: an error of a file system that passes does not reject an object.
+func testTemporary(p *fixture) {
 	options := p.options(p.server.Config(p, "admin", "system:masters"))
 	prepare := options.Prepare
 	var fails atomic.Bool
@@ -386,28 +390,28 @@ func testPassing(p *place) {
 	}
 	fails.Store(false)
 	p.awaitStatus(object, state("RUNNING"))
-	if passing(&os.PathError{Err: syscall.ENOENT}) || passing(errors.New("it is no regular file")) {
-		p.Error("a wrong path is a passing error")
+	if temporary(&os.PathError{Err: syscall.ENOENT}) || temporary(errors.New("it is no regular file")) {
+		p.Error("the error of a wrong path is temporary")
 	}
 }
 
 // testAnotherLease: states of an earlier lease are forgotten.
-func testAnotherLease(p *place) {
+func testAnotherLease(p *fixture) {
 	c, err := New(p.options(p.server.Config(p, "admin", "system:masters")))
 	if err != nil {
 		p.Fatal(err)
 	}
 	ended, cancel := context.WithCancel(p.Context())
 	cancel()
-	c.states, c.away = map[string]queue.State{"a": {}}, "away"
+	c.states, c.slurmError = map[string]queue.State{"a": {}}, "away"
 	c.serve(ended)
-	if c.states != nil || c.away != "" {
-		p.Errorf("got %v, %q", c.states, c.away)
+	if c.states != nil || c.slurmError != "" {
+		p.Errorf("got %v, %q", c.states, c.slurmError)
 	}
 }
 
 // testBusy: while submissions wait, objects with jobs are served.
-func testBusy(p *place) {
+func testBusy(p *fixture) {
 	p.serve()
 	first, second := p.createJob("first"), p.createJob("second")
 	p.awaitStatus(first, state("RUNNING"))
@@ -452,7 +456,7 @@ func testBusy(p *place) {
 
 // testVanished: somebody removes finalizers. While the object is there, it gets the
 // finalizer again; if it is gone, its job is cancelled.
-func testVanished(p *place) {
+func testVanished(p *fixture) {
 	p.serve()
 	unlocked := p.createJob("unlocked")
 	p.awaitStatus(unlocked, state("RUNNING"))
@@ -465,17 +469,17 @@ func testVanished(p *place) {
 		return err
 	})
 	// The controller cannot cancel the job before the object is gone.
-	p.setAway(errors.New("away"))
+	p.setUnavailable(errors.New("away"))
 	p.delete(unlocked)
 	p.patch(unlocked, `{"metadata": {"finalizers": null}}`)
 	p.awaitGone(unlocked)
-	p.setAway(nil)
+	p.setUnavailable(nil)
 	p.awaitCancelled(unlocked)
 }
 
 // testVanishedBeforeStored: an object went, with or without a successor of its name, while
 // its job was submitted. The job is cancelled.
-func testVanishedBeforeStored(p *place) {
+func testVanishedBeforeStored(p *fixture) {
 	c, err := New(p.options(p.server.Config(p, "admin", "system:masters")))
 	if err != nil {
 		p.Fatal(err)
@@ -506,7 +510,7 @@ func testVanishedBeforeStored(p *place) {
 	}
 }
 
-func (p *place) patch(object *unstructured.Unstructured, text string) {
+func (p *fixture) patch(object *unstructured.Unstructured, text string) {
 	p.Helper()
 	_, err := p.objects(kindOf(p, object)).Patch(p.Context(), object.GetName(), "application/merge-patch+json", []byte(text), metav1.PatchOptions{})
 	if err != nil {
@@ -514,21 +518,21 @@ func (p *place) patch(object *unstructured.Unstructured, text string) {
 	}
 }
 
-// setAway sets the error of all calls of Slurm.
-func (p *place) setAway(err error) {
+// setUnavailable sets the error of all calls of Slurm.
+func (p *fixture) setUnavailable(err error) {
 	p.slurm.mu.Lock()
 	defer p.slurm.mu.Unlock()
-	p.slurm.away = err
+	p.slurm.unavailable = err
 }
 
-func (p *place) delete(object *unstructured.Unstructured) {
+func (p *fixture) delete(object *unstructured.Unstructured) {
 	p.Helper()
 	if err := p.objects(kindOf(p, object)).Delete(p.Context(), object.GetName(), metav1.DeleteOptions{}); err != nil {
 		p.Error(err)
 	}
 }
 
-func (p *place) awaitGone(object *unstructured.Unstructured) {
+func (p *fixture) awaitGone(object *unstructured.Unstructured) {
 	p.Helper()
 	await(p, object.GetName()+" goes", func() error {
 		_, err := p.objects(kindOf(p, object)).Get(p.Context(), object.GetName(), metav1.GetOptions{})
@@ -540,7 +544,7 @@ func (p *place) awaitGone(object *unstructured.Unstructured) {
 }
 
 // awaitCancelled waits until the only job of an object is cancelled, and forgotten.
-func (p *place) awaitCancelled(object *unstructured.Unstructured) {
+func (p *fixture) awaitCancelled(object *unstructured.Unstructured) {
 	p.Helper()
 	await(p, "the job of "+object.GetName()+" is cancelled", func() error {
 		jobs := p.slurm.of(string(object.GetUID()))
@@ -551,17 +555,17 @@ func (p *place) awaitCancelled(object *unstructured.Unstructured) {
 	})
 }
 
-// awaitLooks waits until a controller has looked at Slurm some more times.
-func (p *place) awaitLooks(more int) {
+// awaitPolls waits until a controller has looked at Slurm some more times.
+func (p *fixture) awaitPolls(more int) {
 	p.Helper()
-	looks := func() int {
+	polls := func() int {
 		p.slurm.mu.Lock()
 		defer p.slurm.mu.Unlock()
-		return p.slurm.looks
+		return p.slurm.polls
 	}
-	from := looks()
-	await(p, "looks", func() error {
-		if now := looks(); now < from+more {
+	from := polls()
+	await(p, "polls", func() error {
+		if now := polls(); now < from+more {
 			return fmt.Errorf("%d of %d", now-from, more)
 		}
 		return nil
@@ -570,7 +574,7 @@ func (p *place) awaitLooks(more int) {
 
 // testForgedNumber: a status with the number of another job of the user gives no power
 // over that job.
-func testForgedNumber(p *place) {
+func testForgedNumber(p *fixture) {
 	victim, err := p.slurm.Submit(p.Context(), queue.Job{UID: "victim"})
 	if err != nil {
 		p.Fatal(err)
@@ -587,7 +591,7 @@ func testForgedNumber(p *place) {
 	if err := p.objects(kinds.SlurmJob).Delete(p.Context(), "forged", metav1.DeleteOptions{}); err != nil {
 		p.Fatal(err)
 	}
-	await(p, "the object goes", func() error {
+	await(p, "deletion", func() error {
 		_, err := p.objects(kinds.SlurmJob).Get(p.Context(), "forged", metav1.GetOptions{})
 		if err == nil {
 			err = errors.New("it is there")
@@ -601,8 +605,9 @@ func testForgedNumber(p *place) {
 	}
 }
 
-// testRejected: a rejected object has the reason in its status, and gets a job once it is mended.
-func testRejected(p *place) {
+// testRejected checks that a rejected object has the reason in its status, and gets a job once
+// its spec is corrected.
+func testRejected(p *fixture) {
 	p.serve()
 	object := p.create(neighbour(p, "wlm-operator/examples/cow.yaml"))
 	status := p.awaitStatus(object, state(kinds.Rejected))
@@ -617,7 +622,7 @@ func testRejected(p *place) {
 	}
 }
 
-func testRefused(p *place) {
+func testRefused(p *fixture) {
 	p.slurm.refusal = &queue.Refused{Message: "invalid partition specified: skylake"}
 	p.serve()
 	long := p.createJob("long")
@@ -638,19 +643,20 @@ func testRefused(p *place) {
 	}
 }
 
-// testUnavailable: statuses report that Slurm does not answer; then all goes on.
-func testUnavailable(p *place) {
+// testUnavailable checks that statuses say that Slurm does not answer, and that jobs are submitted
+// and followed once it answers.
+func testUnavailable(p *fixture) {
 	p.serve()
 	before := p.createJob("before")
 	p.awaitStatus(before, state("RUNNING"))
-	p.setAway(&queue.Unavailable{Err: errors.New("Unable to contact slurm controller")})
+	p.setUnavailable(&queue.Unavailable{Err: errors.New("Unable to contact slurm controller")})
 	const says = "Slurm is unavailable: Unable to contact slurm controller"
 	during := p.createJob("during")
 	if status := p.awaitStatus(during, state(kinds.Waiting)); status.Message != says || status.Status != "Pending" {
 		p.Errorf("got %+v", status)
 	}
 	p.awaitStatus(before, func(status kinds.Status) bool { return status.Message == says && status.State == "RUNNING" })
-	p.setAway(nil)
+	p.setUnavailable(nil)
 	for _, object := range []*unstructured.Unstructured{before, during} {
 		p.awaitStatus(object, func(status kinds.Status) bool { return status.Message == "" && status.State == "RUNNING" })
 		if jobs := p.slurm.of(string(object.GetUID())); len(jobs) != 1 || jobs[0].ran != 1 {
@@ -659,8 +665,8 @@ func testUnavailable(p *place) {
 	}
 }
 
-// testEdit: the API server refuses an edit that the job would not follow.
-func testEdit(p *place) {
+// testEdit checks that the API server refuses an edit that would not change the submitted job.
+func testEdit(p *fixture) {
 	p.serve()
 	for _, test := range []struct{ manifest, edit, allowed string }{
 		{fmt.Sprintf(slurmJob, "a"), `{"spec": {"batch": "#!/bin/sh\nother"}}`, `{"metadata": {"labels": {"a": "b"}}}`},
@@ -682,8 +688,8 @@ func testEdit(p *place) {
 	}
 }
 
-// testLargeScript: a script of 1 MB arrives as it is.
-func testLargeScript(p *place) {
+// testLargeScript submits a script of 1 MiB unchanged.
+func testLargeScript(p *fixture) {
 	p.serve()
 	script := "#!/bin/sh\ncat <<'EOF'\n\"quotes\" 'Füße' $HOME\nEOF\n# " + strings.Repeat("ü", 1<<19) + "\n"
 	object := parse(p, fmt.Sprintf(slurmJob, "large"))
@@ -700,8 +706,8 @@ func testLargeScript(p *place) {
 	}
 }
 
-// testSchema: the API server refuses nonsense, and names the field.
-func testSchema(p *place) {
+// testSchema checks that the API server refuses invalid specs, and names the field.
+func testSchema(p *fixture) {
 	for manifest, want := range map[string]string{
 		`{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, metadata: {name: x}, spec: {}}`:                                                                                 "spec.batch: Required value",
 		`{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, metadata: {name: x}}`:                                                                                           "spec: Required value",

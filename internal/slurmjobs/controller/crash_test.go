@@ -15,9 +15,9 @@ import (
 )
 
 // testCrashes kills a controller at each of its calls, before and after the call has taken
-// effect. The next controller finishes what it began: one job, which ran once.
-func testCrashes(p *place) {
-	p.slurm.quick = true // so that a job that was released without its number stored is lost
+// effect. The next controller continues, and there is one job, which ran once.
+func testCrashes(p *fixture) {
+	p.slurm.quick = true // a job that is released too early ends at once
 	for _, after := range []bool{false, true} {
 		for at := 1; ; at++ {
 			name := fmt.Sprintf("job-%d-%t", at, after)
@@ -52,17 +52,17 @@ func testCrashes(p *place) {
 	}
 }
 
-// runKilled runs a controller that is killed at a call, until done returns true. It
-// reports whether the controller was killed.
-func (p *place) runKilled(at int, after bool, done func() bool) bool {
+// runKilled runs a controller that is killed at the given call, and returns when it was killed or
+// done returns true. It reports whether the controller was killed.
+func (p *fixture) runKilled(at int, after bool, done func() bool) bool {
 	p.Helper()
 	ctx, cancel := context.WithCancel(p.Context())
 	defer cancel()
-	k := &crash{at: at, after: after, kill: cancel}
+	point := &crash{at: at, after: after, kill: cancel}
 	config := p.server.Config(p, "admin", "system:masters")
-	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return crashingTransport{rt, k} })
+	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return crashingTransport{rt, point} })
 	options := p.options(config)
-	options.Slurm = crashingSlurm{p.slurm, k}
+	options.Slurm = crashingSlurm{p.slurm, point}
 	c, err := New(options)
 	if err != nil {
 		p.Fatal(err)
@@ -79,18 +79,18 @@ func (p *place) runKilled(at int, after bool, done func() bool) bool {
 	if err := <-ended; err != nil {
 		p.Errorf("run: %v", err)
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.dead
+	point.mu.Lock()
+	defer point.mu.Unlock()
+	return point.dead
 }
 
-// testLeaders: of two controllers one leads, and the other takes over.
-func testLeaders(p *place) {
+// testLeaders checks that one of two controllers leads, and that the other takes over.
+func testLeaders(p *fixture) {
 	p.createJob("first")
 	config := p.server.Config(p, "admin", "system:masters")
 	first, second := p.options(config), p.options(config)
 	first.Identity, second.Identity = "first", "second"
-	firstSlurm, secondSlurm := &counting{fakeSlurm: p.slurm}, &counting{fakeSlurm: p.slurm}
+	firstSlurm, secondSlurm := &countingSlurm{fakeSlurm: p.slurm}, &countingSlurm{fakeSlurm: p.slurm}
 	first.Slurm, second.Slurm = firstSlurm, secondSlurm
 	stopFirst := p.run(first)
 	await(p, "a leader", func() error { return firstSlurm.used() })
@@ -104,25 +104,25 @@ func testLeaders(p *place) {
 	p.awaitStatus(object, state("RUNNING"))
 }
 
-// counting counts the looks of one controller.
-type counting struct {
+// countingSlurm counts the calls of States of one controller.
+type countingSlurm struct {
 	*fakeSlurm
 	count atomic.Int64
 }
 
-func (c *counting) States(ctx context.Context, jobs map[string]string) (map[string]queue.State, error) {
+func (c *countingSlurm) States(ctx context.Context, jobs map[string]string) (map[string]queue.State, error) {
 	c.count.Add(1)
 	return c.fakeSlurm.States(ctx, jobs)
 }
 
-func (c *counting) used() error {
+func (c *countingSlurm) used() error {
 	if c.count.Load() == 0 {
-		return errors.New("it does not look at Slurm")
+		return errors.New("it has not called States")
 	}
 	return nil
 }
 
-// TestDifferenceOmitsEqualFields: fields that are gone are null.
+// TestDifferenceOmitsEqualFields also checks that removed fields are null.
 func TestDifferenceOmitsEqualFields(t *testing.T) {
 	changes, err := difference(kinds.Status{State: "RUNNING", Started: "a"}, kinds.Status{State: "RUNNING", Reason: "b"})
 	if gone, has := changes["started"]; err != nil || len(changes) != 2 || changes["reason"] != "b" || !has || gone != nil {

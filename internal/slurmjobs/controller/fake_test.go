@@ -11,15 +11,13 @@ import (
 	"berth.dev/berth/internal/job/queue"
 )
 
-// fakeSlurm holds jobs as Slurm does. It outlives controllers that are killed.
+// fakeSlurm is a Slurm in memory. It outlives the controllers that a test kills.
 type fakeSlurm struct {
 	mu   sync.Mutex
 	jobs []*fakeJob
-	// away is returned by every call while it is set.
-	away error
-	// refusal is returned by Submit while it is set.
-	refusal error
-	// quick jobs end as soon as they are released, and the queue forgets them at once.
+	// unavailable is the error of every call, and refusal that of Submit, unless nil.
+	unavailable, refusal error
+	// quick makes jobs end as soon as they are released.
 	quick bool
 	// slow jobs that are cancelled stay COMPLETING.
 	slow bool
@@ -28,15 +26,15 @@ type fakeSlurm struct {
 	// wait holds Submit back until it is closed, and waiting counts such calls.
 	wait    chan struct{}
 	waiting int
-	looks   int
+	polls   int
 }
 
 type fakeJob struct {
 	queue.State
 	script string
 	held   bool
-	// ran counts how often the script ran. The batch script of a second job of an object
-	// exits at once.
+	// ran is the number of times that the script ran. Each job counts, although the real
+	// batch script of a second job of an object exits at once.
 	ran int
 	// cancels counts the calls of Cancel.
 	cancels   int
@@ -55,11 +53,11 @@ func (s *fakeSlurm) Submit(ctx context.Context, job queue.Job) (string, error) {
 		}
 		s.mu.Lock()
 	}
-	if err := errors.Join(s.away, s.refusal); err != nil {
+	if err := errors.Join(s.unavailable, s.refusal); err != nil {
 		return "", err
 	}
-	if had := s.recorded(job.UID); had != nil {
-		return had.ID, nil
+	if earlier := s.recorded(job.UID); earlier != nil {
+		return earlier.ID, nil
 	}
 	made := &fakeJob{held: true, script: string(job.Script)}
 	made.State = queue.State{UID: job.UID, ID: fmt.Sprint(100 + len(s.jobs)), State: "PENDING", Reason: "JobHeldUser", Submitted: time.Unix(1e9, 0), Partition: "debug"}
@@ -67,7 +65,8 @@ func (s *fakeSlurm) Submit(ctx context.Context, job queue.Job) (string, error) {
 	return made.ID, nil
 }
 
-// recorded returns the job of an object, in any state, unless its record was removed.
+// recorded returns the job of an object, in any state, or nil if its record was
+// removed. The caller holds s.mu.
 func (s *fakeSlurm) recorded(uid string) *fakeJob {
 	for _, job := range s.jobs {
 		if job.UID == uid && !job.forgotten {
@@ -86,8 +85,8 @@ func (s *fakeSlurm) Forget(uid string) error {
 func (s *fakeSlurm) Find(_ context.Context, uid string) (string, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.away != nil || s.lost {
-		return "", false, s.away
+	if s.unavailable != nil || s.lost {
+		return "", false, s.unavailable
 	}
 	if job := s.recorded(uid); job != nil {
 		return job.ID, true, nil
@@ -95,7 +94,7 @@ func (s *fakeSlurm) Find(_ context.Context, uid string) (string, bool, error) {
 	return "", false, nil
 }
 
-// Release lets a job run. In this Slurm it starts at once.
+// Release starts a held job at once.
 func (s *fakeSlurm) Release(_ context.Context, id string) error {
 	return s.change(id, func(job *fakeJob) {
 		if job.held && job.State.State == "PENDING" {
@@ -125,8 +124,8 @@ func (s *fakeSlurm) Cancel(_ context.Context, id string) error {
 func (s *fakeSlurm) change(id string, change func(*fakeJob)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.away != nil {
-		return s.away
+	if s.unavailable != nil {
+		return s.unavailable
 	}
 	for _, job := range s.jobs {
 		if job.ID == id {
@@ -139,9 +138,9 @@ func (s *fakeSlurm) change(id string, change func(*fakeJob)) error {
 func (s *fakeSlurm) States(_ context.Context, jobs map[string]string) (map[string]queue.State, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.looks++
-	if s.away != nil {
-		return nil, s.away
+	s.polls++
+	if s.unavailable != nil {
+		return nil, s.unavailable
 	}
 	states := map[string]queue.State{}
 	for _, job := range s.jobs {
@@ -176,10 +175,11 @@ func (s *fakeSlurm) set(uid string, change func(*fakeJob)) {
 	}
 }
 
-// crash ends a controller at one of its calls, counted over Slurm and the API server,
-// before or after the call has taken effect. Later calls have none.
+// crash kills a controller at one of its calls, before or after the call has taken effect. Calls
+// of Slurm and writes to the API server count. Later calls of the controller have no effect.
 type crash struct {
-	mu    sync.Mutex
+	mu sync.Mutex
+	// at is the number of the call, from 1. after is true if the call takes effect.
 	at    int
 	after bool
 	calls int
@@ -189,7 +189,8 @@ type crash struct {
 
 var errKilled = errors.New("the controller was killed")
 
-// call makes a call of a controller that may be killed at it.
+// call makes a call by calling do, unless the controller is dead or dies before it. It returns
+// errKilled if the controller is dead afterwards.
 func (k *crash) call(do func() error) error {
 	k.mu.Lock()
 	k.calls++
@@ -212,7 +213,7 @@ func (k *crash) call(do func() error) error {
 	return err
 }
 
-// crashingSlurm is the Slurm of a controller that is killed.
+// crashingSlurm kills its controller at a call of Slurm.
 type crashingSlurm struct {
 	*fakeSlurm
 	*crash
@@ -241,8 +242,8 @@ func (s crashingSlurm) States(ctx context.Context, jobs map[string]string) (stat
 	return states, err
 }
 
-// crashingTransport is the connection of a controller that is killed. Only its writes of
-// objects count as calls.
+// crashingTransport kills its controller at a request to the API server. Only patches of objects
+// count as calls.
 type crashingTransport struct {
 	http.RoundTripper
 	*crash

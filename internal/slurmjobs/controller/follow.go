@@ -6,32 +6,32 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/ptr"
 
 	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/slurmjobs/kinds"
 )
 
-// startMoves is the smallest move of a job's expected start that changes its status.
-const startMoves = 2 * time.Minute
+// minStartChange is the smallest change of a job's expected start that is written to its status.
+const minStartChange = 2 * time.Minute
 
-// follow brings the status of a released job up to date with the last look at Slurm. It
-// reports a problem with the job in the status.
+// follow updates the status of an object with a released job from the last poll. It reports a
+// problem with the job in the status.
 func (c *Controller) follow(ctx context.Context, t target, object *unstructured.Unstructured, status kinds.Status, problem error) error {
 	c.mu.Lock()
 	state, known := c.states[string(object.GetUID())]
-	away := c.away
+	message := c.slurmError
 	c.mu.Unlock()
-	if away == "" && problem != nil {
-		away = problem.Error()
+	if message == "" && problem != nil {
+		message = problem.Error()
 	}
 	next := status
 	if known && state.ID == status.JobID && state.State != "" {
 		next = statusOf(status, state)
 	}
-	if away != "" && !kinds.Ended(next.State) {
-		next.Message = away
+	if message != "" && !kinds.Ended(next.State) {
+		next.Message = message
 	}
 	if !kinds.Ended(next.State) {
 		// Without the finalizer, a deletion would not cancel the job.
@@ -46,11 +46,11 @@ func (c *Controller) follow(ctx context.Context, t target, object *unstructured.
 	if err := c.writeStatus(ctx, t, object, status, next); err != nil {
 		return err
 	}
-	c.tell(object, status, next)
+	c.recordChange(object, status, next)
 	return nil
 }
 
-// statusOf returns the status for a state of Slurm.
+// statusOf returns the status with the fields of a state of Slurm.
 func statusOf(status kinds.Status, state queue.State) kinds.Status {
 	next := status
 	next.State, next.Reason, next.Message = state.State, state.Reason, ""
@@ -58,7 +58,7 @@ func statusOf(status kinds.Status, state queue.State) kinds.Status {
 	next.Submitted, next.Started, next.Ended, next.ExpectedStart = kinds.Time(state.Submitted), kinds.Time(state.Start), "", ""
 	next.ExitCode, next.Signal, next.Elapsed = nil, 0, ""
 	if next.Output == "" {
-		next.Output = status.Output // a record of the job has no path
+		next.Output = status.Output // a state from the accounting or a record has no path
 	}
 	if kinds.Ended(state.State) {
 		next.Ended = kinds.Time(state.End)
@@ -74,22 +74,17 @@ func statusOf(status kinds.Status, state queue.State) kinds.Status {
 		next.Started = ""
 		next.ExpectedStart = kinds.Time(state.ExpectedStart)
 		if before, err := time.Parse(time.RFC3339, status.ExpectedStart); err == nil && !state.ExpectedStart.IsZero() &&
-			state.ExpectedStart.Sub(before).Abs() < startMoves {
+			state.ExpectedStart.Sub(before).Abs() < minStartChange {
 			next.ExpectedStart = status.ExpectedStart
 		}
 	}
-	if same(status.ExitCode, next.ExitCode) {
-		next.ExitCode = status.ExitCode
+	if ptr.Equal(status.ExitCode, next.ExitCode) {
+		next.ExitCode = status.ExitCode // so that == compares statuses
 	}
 	return next
 }
 
-// same compares numbers, so that statuses can be compared with ==.
-func same(a, b *int) bool {
-	return a == b || a != nil && b != nil && *a == *b
-}
-
-// describeEnd describes how a job ended.
+// describeEnd returns a message that says how a job ended.
 func describeEnd(status kinds.Status) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "job %s: %s", status.JobID, status.State)
@@ -106,26 +101,4 @@ func describeEnd(status kinds.Status) string {
 		fmt.Fprintf(&text, "; its output is in %s", status.Output)
 	}
 	return text.String()
-}
-
-// tell makes events of what changed.
-func (c *Controller) tell(object *unstructured.Unstructured, was, next kinds.Status) {
-	switch {
-	case next.State == "COMPLETED" && was.State != next.State:
-		c.events.Eventf(object, corev1.EventTypeNormal, "Completed", "%s", next.Message)
-	case kinds.Ended(next.State) && was.State != next.State:
-		c.events.Eventf(object, corev1.EventTypeWarning, "Failed", "%s", next.Message)
-	case next.Restarts > was.Restarts:
-		c.events.Eventf(object, corev1.EventTypeWarning, "Requeued", "Slurm requeued job %s", next.JobID)
-	case next.State == "RUNNING" && was.State != next.State:
-		c.events.Eventf(object, corev1.EventTypeNormal, "Started", "job %s runs on %s", next.JobID, next.Nodes)
-	case next.State == "PENDING" && next.Reason != "" && (was.State != next.State || was.Reason != next.Reason):
-		text := fmt.Sprintf("job %s waits: %s", next.JobID, next.Reason)
-		if next.ExpectedStart != "" {
-			text += "; Slurm expects to start it at " + next.ExpectedStart
-		}
-		c.events.Eventf(object, corev1.EventTypeNormal, "Pending", "%s", text)
-	case next.Message != "" && was.Message != next.Message:
-		c.events.Eventf(object, corev1.EventTypeWarning, "SlurmUnavailable", "%s", next.Message)
-	}
 }

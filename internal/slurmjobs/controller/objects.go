@@ -12,28 +12,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	"berth.dev/berth/internal/slurmjobs/kinds"
 )
 
-func (t target) key() string {
-	if t.namespace == "" {
-		return t.name
-	}
-	return t.namespace + "/" + t.name
-}
+var definitionsResource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 
-func (c *Controller) resource(t target) dynamic.ResourceInterface {
-	return c.client.Resource(t.kind.Resource()).Namespace(t.namespace)
-}
-
-// ErrUndefined is wrapped by errors for a kind that the cluster does not have, or not yet.
+// ErrUndefined is wrapped by the error of CheckDefinitions for a kind that the API server does
+// not serve, or not yet.
 var ErrUndefined = errors.New("the cluster has no kind")
 
-// CheckDefinitions returns an error with a remedy if a kind is not defined, or its objects
-// in a namespace may not be read.
+// CheckDefinitions lists the objects of each kind in a namespace. If a kind is not defined, or
+// the client may not list its objects, the error says what an administrator has to do.
 func CheckDefinitions(ctx context.Context, client dynamic.Interface, namespace string) error {
 	for _, kind := range kinds.All() {
 		_, err := client.Resource(kind.Resource()).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: 1})
@@ -49,7 +42,8 @@ func CheckDefinitions(ctx context.Context, client dynamic.Interface, namespace s
 	return nil
 }
 
-// Install defines the three kinds in a cluster whose administrator the caller is.
+// Install applies the definitions of the three kinds. The client needs the rights of an
+// administrator. The API server serves the kinds some time after Install has returned.
 func Install(ctx context.Context, client dynamic.Interface) error {
 	definitions, err := kinds.Definitions()
 	if err != nil {
@@ -70,60 +64,58 @@ func Install(ctx context.Context, client dynamic.Interface) error {
 	return nil
 }
 
+// resource returns the client for the objects of the target's kind and namespace.
+func (t target) resource(client dynamic.Interface) dynamic.ResourceInterface {
+	return client.Resource(t.kind.Resource()).Namespace(t.namespace)
+}
+
 func hasFinalizer(object *unstructured.Unstructured) bool {
 	return slices.Contains(object.GetFinalizers(), Finalizer)
 }
 
-// addFinalizer returns the object with the finalizer.
+// addFinalizer adds the finalizer to an object, unless it has it, and returns the new version.
 func (c *Controller) addFinalizer(ctx context.Context, t target, object *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	if hasFinalizer(object) {
 		return object, nil
 	}
-	with, err := c.setFinalizers(ctx, t, object, append(object.GetFinalizers(), Finalizer))
+	changed, err := setFinalizers(ctx, c.client, t, object, append(object.GetFinalizers(), Finalizer))
 	if err != nil {
 		return object, err
 	}
-	return with, nil
+	return changed, nil
 }
 
-// dropFinalizer lets the object go when it is deleted.
-func (c *Controller) dropFinalizer(ctx context.Context, t target, object *unstructured.Unstructured) error {
-	if !hasFinalizer(object) {
-		return nil
-	}
-	_, err := DropFinalizer(ctx, c.client, t.kind, object)
-	return err
-}
-
-// DropFinalizer lets an object go when it is deleted, and reports whether it was kept.
-func DropFinalizer(ctx context.Context, client dynamic.Interface, kind kinds.Kind, object *unstructured.Unstructured) (bool, error) {
+// RemoveFinalizer removes the finalizer of an object, and reports whether the object had it.
+func RemoveFinalizer(ctx context.Context, client dynamic.Interface, kind kinds.Kind, object *unstructured.Unstructured) (bool, error) {
 	if !hasFinalizer(object) {
 		return false, nil
 	}
 	rest := slices.DeleteFunc(object.GetFinalizers(), func(name string) bool { return name == Finalizer })
-	c := &Controller{client: client}
-	_, err := c.setFinalizers(ctx, targetOf(kind, object), object, rest)
+	_, err := setFinalizers(ctx, client, targetOf(kind, object), object, rest)
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-func (c *Controller) setFinalizers(ctx context.Context, t target, object *unstructured.Unstructured, names []string) (*unstructured.Unstructured, error) {
-	return c.patch(ctx, t, map[string]any{"metadata": map[string]any{
+// setFinalizers sets the finalizers of an object if the API server still has this version of it.
+func setFinalizers(ctx context.Context, client dynamic.Interface, t target, object *unstructured.Unstructured, names []string) (*unstructured.Unstructured, error) {
+	return patch(ctx, client, t, map[string]any{"metadata": map[string]any{
 		"uid": string(object.GetUID()), "resourceVersion": object.GetResourceVersion(), "finalizers": names,
 	}})
 }
 
-func (c *Controller) patch(ctx context.Context, t target, patch map[string]any, subresources ...string) (*unstructured.Unstructured, error) {
-	text, err := json.Marshal(patch)
+// patch merges changes into an object or a subresource, and returns the new version.
+func patch(ctx context.Context, client dynamic.Interface, t target, changes map[string]any, subresources ...string) (*unstructured.Unstructured, error) {
+	text, err := json.Marshal(changes)
 	if err != nil {
 		return nil, err
 	}
-	return c.resource(t).Patch(ctx, t.name, types.MergePatchType, text, metav1.PatchOptions{FieldManager: "berth"}, subresources...)
+	return t.resource(client).Patch(ctx, t.name, types.MergePatchType, text, metav1.PatchOptions{FieldManager: "berth"}, subresources...)
 }
 
-// writeStatus writes what differs between two statuses. An object that is gone needs none.
+// writeStatus writes the differences between two statuses. It returns nil if the object does not
+// exist any more.
 func (c *Controller) writeStatus(ctx context.Context, t target, object *unstructured.Unstructured, was, next kinds.Status) error {
 	_, err := c.patchStatus(ctx, t, object, was, next, "")
 	if apierrors.IsNotFound(err) {
@@ -132,8 +124,9 @@ func (c *Controller) writeStatus(ctx context.Context, t target, object *unstruct
 	return err
 }
 
-// patchStatus writes what differs between two statuses, if the object's version is the
-// given one. Without a version it writes to any, of the same UID.
+// patchStatus writes the differences between two statuses, and returns the new version of the
+// object. If version is not empty and the API server has another version, it returns a
+// conflict. It also returns an error if the object has been replaced by one with another UID.
 func (c *Controller) patchStatus(ctx context.Context, t target, object *unstructured.Unstructured, was, next kinds.Status, version string) (*unstructured.Unstructured, error) {
 	next.SetOperatorFields(t.kind)
 	changes, err := difference(was, next)
@@ -144,10 +137,10 @@ func (c *Controller) patchStatus(ctx context.Context, t target, object *unstruct
 	if version != "" {
 		metadata["resourceVersion"] = version
 	}
-	return c.patch(ctx, t, map[string]any{"metadata": metadata, "status": changes}, "status")
+	return patch(ctx, c.client, t, map[string]any{"metadata": metadata, "status": changes}, "status")
 }
 
-// difference returns the fields of next that differ, and null for missing ones.
+// difference returns the fields of next that differ from was, and null for missing fields.
 func difference(was, next kinds.Status) (map[string]any, error) {
 	before, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&was)
 	if err != nil {

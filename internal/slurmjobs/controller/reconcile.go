@@ -12,23 +12,24 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 
 	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/slurmjobs/kinds"
 	"berth.dev/berth/internal/slurmjobs/trust"
 )
 
-// reconcile takes an object one or more steps further:
+// reconcile takes an object through one or more of these steps:
 //
 //	no job -> held job -> its number stored -> job released -> states followed -> ended
 //
-// After a crash between two steps, the next call continues: a held job is found by the
-// UID of its object, and only a stored job is released.
+// After a crash between two steps, the next call continues. The UID of the object finds a held
+// job, and a job is released only after its number was stored.
 func (c *Controller) reconcile(ctx context.Context, t target) error {
 	if t.gone != "" {
 		return c.cancelGone(ctx, t.gone)
 	}
-	item, exists, err := c.informer[t.kind].GetStore().GetByKey(t.key())
+	item, exists, err := c.informer[t.kind].GetStore().GetByKey(cache.NewObjectName(t.namespace, t.name).String())
 	if err != nil || !exists {
 		return err
 	}
@@ -41,7 +42,7 @@ func (c *Controller) reconcile(ctx context.Context, t target) error {
 	case seen.GetDeletionTimestamp() != nil:
 		return c.cancelDeleted(ctx, t, seen)
 	case kinds.Ended(status.State):
-		return c.letGo(ctx, t, seen)
+		return c.finalize(ctx, t, seen)
 	case !status.Released:
 		c.submissions.Add(t)
 		return nil
@@ -53,10 +54,10 @@ func (c *Controller) reconcile(ctx context.Context, t target) error {
 	return errors.Join(problem, c.follow(ctx, t, seen, status, problem))
 }
 
-// begin submits the job of an object, unless it has one, and lets it start. It reads the
-// object from the API server: what the informer knows is old and lacks the script.
-func (c *Controller) begin(ctx context.Context, t target) error {
-	object, err := c.resource(t).Get(ctx, t.name, metav1.GetOptions{})
+// submitAndRelease submits the job of an object, unless it has one, and releases it. It reads
+// the object from the API server: the informer's copy lacks the script and may be old.
+func (c *Controller) submitAndRelease(ctx context.Context, t target) error {
+	object, err := t.resource(c.client).Get(ctx, t.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -69,15 +70,15 @@ func (c *Controller) begin(ctx context.Context, t target) error {
 	}
 	if object.GetDeletionTimestamp() != nil || status.Released ||
 		status.State == kinds.Rejected && status.ObservedGeneration == object.GetGeneration() {
-		return nil // the informer will know soon
+		return nil // the informer will soon report this version
 	}
 	if status.JobID == "" {
 		if object, status, err = c.submit(ctx, t, object, status); err != nil || status.JobID == "" {
-			return c.explain(ctx, t, object, err)
+			return c.reportProblem(ctx, t, object, err)
 		}
 	}
 	if err := c.release(ctx, object); err != nil {
-		return c.explain(ctx, t, object, fmt.Errorf("release the job: %w", err))
+		return c.reportProblem(ctx, t, object, fmt.Errorf("release the job: %w", err))
 	}
 	next := status
 	next.Released, next.Message = true, ""
@@ -87,8 +88,9 @@ func (c *Controller) begin(ctx context.Context, t target) error {
 	return c.writeStatus(ctx, t, object, status, next)
 }
 
-// submit makes sure that an object has a held job, and stores its number. It returns the
-// stored object. Without a number and an error, there is nothing to do.
+// submit submits a held job for an object, or finds the job of an earlier call, and stores its
+// number. It returns the stored object and its status. An object that needs no job has no
+// number in its status.
 func (c *Controller) submit(ctx context.Context, t target, object *unstructured.Unstructured, status kinds.Status) (*unstructured.Unstructured, kinds.Status, error) {
 	if c.Allow != nil {
 		if err := c.Allow(ctx, object); errors.Is(err, trust.ErrForbidden) {
@@ -105,7 +107,7 @@ func (c *Controller) submit(ctx context.Context, t target, object *unstructured.
 		return object, status, c.endWithoutJob(ctx, t, object, status)
 	}
 	job, err := c.Prepare(object, request)
-	if err != nil && passing(err) {
+	if err != nil && temporary(err) {
 		return object, status, err
 	}
 	if err != nil {
@@ -134,9 +136,9 @@ func (c *Controller) submit(ctx context.Context, t target, object *unstructured.
 	return stored, next, nil
 }
 
-// storeJob stores the number of a held job in its object. Only an object that nobody else
-// has written since takes it: if a controller that lost the lease submitted a second job,
-// that one is cancelled.
+// storeJob stores the number of a held job in its object, unless the object has changed since it
+// was read. If another controller has stored another job, because this one lost the lease,
+// storeJob cancels the job of this controller.
 func (c *Controller) storeJob(ctx context.Context, t target, object *unstructured.Unstructured, was, next kinds.Status) (*unstructured.Unstructured, error) {
 	stored, err := c.patchStatus(ctx, t, object, was, next, object.GetResourceVersion())
 	switch {
@@ -144,7 +146,7 @@ func (c *Controller) storeJob(ctx context.Context, t target, object *unstructure
 		c.vanished(t, object)
 		return nil, err
 	case apierrors.IsConflict(err):
-		now, getErr := c.resource(t).Get(ctx, t.name, metav1.GetOptions{})
+		now, getErr := t.resource(c.client).Get(ctx, t.name, metav1.GetOptions{})
 		if apierrors.IsNotFound(getErr) || getErr == nil && now.GetUID() != object.GetUID() {
 			c.vanished(t, object)
 		}
@@ -157,7 +159,7 @@ func (c *Controller) storeJob(ctx context.Context, t target, object *unstructure
 				return nil, err
 			}
 		}
-		return nil, err // and try again
+		return nil, err // reconcile is called again
 	case err != nil:
 		return nil, err
 	}
@@ -168,23 +170,22 @@ func (c *Controller) storeJob(ctx context.Context, t target, object *unstructure
 	return stored, err
 }
 
-// passing reports whether an error of the operating system has a cause other than the
-// path.
-func passing(err error) bool {
+// temporary reports whether an error of the operating system has a cause other than the path.
+func temporary(err error) bool {
 	var errno syscall.Errno
 	return errors.As(err, &errno) && !slices.Contains([]syscall.Errno{
 		syscall.ENOENT, syscall.ENOTDIR, syscall.EISDIR, syscall.EACCES, syscall.EPERM, syscall.ELOOP, syscall.ENAMETOOLONG, syscall.EINVAL, syscall.ENXIO,
 	}, errno)
 }
 
-// rejection wraps an error that lasts until the object changes.
+// rejection wraps an error that means that the object gets no job unless it changes.
 type rejection struct{ error }
 
 func (r *rejection) Unwrap() error { return r.error }
 
-// explain writes into the status why an object has no released job. It returns nil for a
-// rejection, and otherwise the error, so that the object is tried again.
-func (c *Controller) explain(ctx context.Context, t target, object *unstructured.Unstructured, problem error) error {
+// reportProblem writes into the status why an object has no released job. It returns nil for a
+// rejection, and otherwise the problem, so that reconcile is called again.
+func (c *Controller) reportProblem(ctx context.Context, t target, object *unstructured.Unstructured, problem error) error {
 	if problem == nil || ctx.Err() != nil || apierrors.IsConflict(problem) || apierrors.IsNotFound(problem) {
 		return problem
 	}
@@ -210,8 +211,8 @@ func (c *Controller) explain(ctx context.Context, t target, object *unstructured
 	return errors.Join(problem, c.writeStatus(ctx, t, object, status, next))
 }
 
-// endWithoutJob ends an object that was killed before its job was known. A held job may
-// exist.
+// endWithoutJob sets the status of an object that was killed before the number of its job was
+// stored. It cancels a held job, which may exist.
 func (c *Controller) endWithoutJob(ctx context.Context, t target, object *unstructured.Unstructured, status kinds.Status) error {
 	if err := c.cancel(ctx, object); err != nil {
 		return err
@@ -240,7 +241,7 @@ func (c *Controller) checkLost(object *unstructured.Unstructured) error {
 	return fmt.Errorf("job %s: %w", status.JobID, errLost)
 }
 
-// release lets the job of an object start. As cancel, it does not trust the number in the
+// release lets the job of an object start. Like cancel, it does not use the number in the
 // status.
 func (c *Controller) release(ctx context.Context, object *unstructured.Unstructured) error {
 	id, found, err := c.Slurm.Find(ctx, string(object.GetUID()))
@@ -272,9 +273,9 @@ func (c *Controller) kill(ctx context.Context, object *unstructured.Unstructured
 	return nil
 }
 
-// cancel ends the job of an object. It asks Slurm for the job's number: whoever may write
-// a status could name any job in it. It returns an error if the status names a job and
-// Slurm's side knows none.
+// cancel cancels the job of an object. It gets the job's number from Slurm.Find, not from the
+// status: whoever may write statuses could name any job of the user there. It returns an error
+// if the status names a job that may still run and Slurm.Find finds none.
 func (c *Controller) cancel(ctx context.Context, object *unstructured.Unstructured) error {
 	id, found, err := c.Slurm.Find(ctx, string(object.GetUID()))
 	if err != nil {
@@ -293,7 +294,7 @@ func (c *Controller) cancel(ctx context.Context, object *unstructured.Unstructur
 	return nil
 }
 
-// cancelDeleted cancels the job of a deleted object, and lets the object go.
+// cancelDeleted cancels the job of a deleted object, and removes the finalizer.
 func (c *Controller) cancelDeleted(ctx context.Context, t target, object *unstructured.Unstructured) error {
 	if !hasFinalizer(object) {
 		return nil
@@ -317,11 +318,11 @@ func (c *Controller) cancelDeleted(ctx context.Context, t target, object *unstru
 		}
 		return err // the informer will know soon
 	}
-	return c.letGo(ctx, t, object)
+	return c.finalize(ctx, t, object)
 }
 
-// letGo removes what was kept for the job of an object, which has ended.
-func (c *Controller) letGo(ctx context.Context, t target, object *unstructured.Unstructured) error {
+// finalize removes the records of an object whose job has ended, and then the finalizer.
+func (c *Controller) finalize(ctx context.Context, t target, object *unstructured.Unstructured) error {
 	c.mu.Lock()
 	delete(c.killed, object.GetUID())
 	c.mu.Unlock()
@@ -331,7 +332,8 @@ func (c *Controller) letGo(ctx context.Context, t target, object *unstructured.U
 	if err := c.Forget(string(object.GetUID())); err != nil {
 		return err
 	}
-	return c.dropFinalizer(ctx, t, object)
+	_, err := RemoveFinalizer(ctx, c.client, t.kind, object)
+	return err
 }
 
 // vanished has the job of an object cancelled that is gone although its job has not ended:

@@ -18,9 +18,9 @@ import (
 	"berth.dev/berth/internal/slurmjobs/trust"
 )
 
-// testTrust applies the output of setup, and tries what users may do then: alice is
-// trusted, mallory has the rights of an editor and is not.
-func testTrust(p *place) {
+// testTrust applies the output of 'berth slurm-jobs setup', and tries what users may do then.
+// alice is trusted; mallory is not, but has the rights of an editor.
+func testTrust(p *fixture) {
 	const serving, trusted, other = "carol", "alice", "mallory"
 	client := func(user string) dynamic.Interface {
 		client, err := dynamic.NewForConfig(p.server.Config(p, user))
@@ -61,7 +61,7 @@ func testTrust(p *place) {
 			p.Errorf("%s: %v", what, err)
 		}
 	}
-	// A policy is in force some time after it was accepted.
+	// The API server enforces a policy some time after it has accepted it.
 	await(p, "the policy in force", func() error {
 		if err := create(other, "probe"); err == nil {
 			_ = p.objects(kinds.SlurmJob).Delete(p.Context(), "probe", metav1.DeleteOptions{})
@@ -101,7 +101,7 @@ func testTrust(p *place) {
 		p.Errorf("a label: %v", err)
 	}
 	p.testMissingRights()
-	// The controller has the rights that it needs, and runs no object from before the policy.
+	// The controller has the rights that it needs, and rejects an object older than the policy.
 	options := p.options(p.server.Config(p, serving))
 	options.Allow = policy.Allow(client(serving))
 	allow := policy.Allow(client(serving))
@@ -113,7 +113,7 @@ func testTrust(p *place) {
 	if status := p.awaitStatus(old, state(kinds.Rejected)); !strings.Contains(status.Message, "delete it, and create it again") || len(p.slurm.of(string(old.GetUID()))) != 0 {
 		p.Errorf("got %+v", status)
 	}
-	// A policy that was weakened is not one.
+	// Check refuses a weakened policy.
 	weaken := map[string]any{"spec": map[string]any{"validationActions": []string{"Audit"}}}
 	p.patchPolicy(policy, weaken)
 	await(p, "the weakened policy", func() error {
@@ -137,7 +137,7 @@ func testTrust(p *place) {
 }
 
 // testMissingRights: a controller that may only read reports it once.
-func (p *place) testMissingRights() {
+func (p *fixture) testMissingRights() {
 	p.Helper()
 	p.apply(fmt.Sprintf(`apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -175,7 +175,8 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: reader}]
 	}
 }
 
-func (p *place) patchPolicy(policy trust.Trust, change map[string]any) {
+// patchPolicy changes the binding of the policy.
+func (p *fixture) patchPolicy(policy trust.Trust, change map[string]any) {
 	p.Helper()
 	text, err := json.Marshal(change)
 	if err != nil {
@@ -196,7 +197,7 @@ func (p *place) patchPolicy(policy trust.Trust, change map[string]any) {
 }
 
 // apply applies manifests as the administrator.
-func (p *place) apply(manifests string) {
+func (p *fixture) apply(manifests string) {
 	p.Helper()
 	for text := range strings.SplitSeq(manifests, "---\n") {
 		object := parse(p, text)

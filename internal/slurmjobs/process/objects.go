@@ -118,7 +118,7 @@ func Remove(ctx context.Context, config *rest.Config, namespace string, names []
 				continue
 			}
 			removed++
-			dropped, err := controller.DropFinalizer(ctx, client, kind, &object)
+			dropped, err := controller.RemoveFinalizer(ctx, client, kind, &object)
 			if err != nil {
 				return fmt.Errorf("release %s %s: %w", kind.Name, object.GetName(), err)
 			}
