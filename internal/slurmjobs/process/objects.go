@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,37 +20,41 @@ import (
 	"berth.dev/berth/internal/slurmjobs/kinds"
 )
 
-// find returns the object of a name, such as cow or bridgejob/cow.
-func find(ctx context.Context, client dynamic.Interface, namespace, name string) (kinds.Kind, *unstructured.Unstructured, error) {
+// parseName parses the name of an object, such as cow or bridgejob/cow. It returns the kinds that
+// the object may have, and its name without a kind.
+func parseName(name string) (possible []kinds.Kind, bare string) {
 	kindName, rest, qualified := strings.Cut(name, "/")
-	if qualified {
-		name = rest
+	if !qualified {
+		return kinds.All(), name
 	}
-	known := false
 	for _, kind := range kinds.All() {
-		if qualified && !strings.EqualFold(kindName, kind.Name) && kindName != kind.Plural {
-			continue
-		}
-		known = true
-		object, err := client.Resource(kind.Resource()).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
-		if err == nil {
-			return kind, object, nil
-		}
-		if !apierrors.IsNotFound(err) {
-			return kind, nil, err
+		if strings.EqualFold(kindName, kind.Name) || kindName == kind.Plural {
+			possible = append(possible, kind)
 		}
 	}
-	if !known {
-		return kinds.Kind{}, nil, fmt.Errorf("no kind %q: use bridgejob, slurmjob or wlmjob", kindName)
-	}
-	return kinds.Kind{}, nil, fmt.Errorf("no object %s in namespace %s", name, namespace)
+	return possible, rest
 }
 
-// logInterval is the time between two looks at a file that is followed.
+// find returns the object with a name that parseName parses.
+func find(ctx context.Context, client dynamic.Interface, namespace, name string) (*unstructured.Unstructured, error) {
+	possible, bare := parseName(name)
+	if len(possible) == 0 {
+		return nil, fmt.Errorf("no kind %q: use bridgejob, slurmjob or wlmjob", strings.TrimSuffix(name, "/"+bare))
+	}
+	for _, kind := range possible {
+		object, err := client.Resource(kind.Resource()).Namespace(namespace).Get(ctx, bare, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return object, err
+		}
+	}
+	return nil, fmt.Errorf("no object %s in namespace %s", bare, namespace)
+}
+
+// logInterval is the time between two reads of the output.
 const logInterval = time.Second / 2
 
-// Logs writes the standard output of an object's job, which is a file of this host. If
-// follow is set, it waits for more until the job has ended.
+// Logs writes the standard output of an object's job to out. The output is a file on this host.
+// If follow is true, Logs writes what the job adds to it, and returns when the job has ended.
 func Logs(ctx context.Context, config *rest.Config, namespace, name string, follow bool, out io.Writer) error {
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
@@ -57,7 +62,7 @@ func Logs(ctx context.Context, config *rest.Config, namespace, name string, foll
 	}
 	var file *os.File
 	for {
-		_, object, err := find(ctx, client, namespace, name)
+		object, err := find(ctx, client, namespace, name)
 		if err != nil {
 			return err
 		}
@@ -94,9 +99,9 @@ func Logs(ctx context.Context, config *rest.Config, namespace, name string, foll
 	}
 }
 
-// Remove lets the objects of a namespace go without their controller. It cancels no job,
-// and calls report for each object whose job may still exist. It refuses while a controller
-// holds the lease.
+// Remove removes the controller's finalizer from the named objects of a namespace, or from all of
+// them without names. It cancels no job, and calls report for each object whose job may still
+// exist. It returns an error if a controller holds the lease.
 func Remove(ctx context.Context, config *rest.Config, namespace string, names []string, report func(object, job string)) error {
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
@@ -107,7 +112,7 @@ func Remove(ctx context.Context, config *rest.Config, namespace string, names []
 	} else if holder != "" {
 		return fmt.Errorf("controller %s serves namespace %s, and does this itself: delete the objects, or end it first", holder, namespace)
 	}
-	removed := 0
+	found := 0
 	for _, kind := range kinds.All() {
 		objects, err := client.Resource(kind.Resource()).Namespace(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -117,31 +122,26 @@ func Remove(ctx context.Context, config *rest.Config, namespace string, names []
 			if len(names) > 0 && !named(kind, object.GetName(), names) {
 				continue
 			}
-			removed++
-			dropped, err := controller.RemoveFinalizer(ctx, client, kind, &object)
+			found++
+			removed, err := controller.RemoveFinalizer(ctx, client, kind, &object)
 			if err != nil {
-				return fmt.Errorf("release %s %s: %w", kind.Name, object.GetName(), err)
+				return fmt.Errorf("remove the finalizer of %s %s: %w", kind.Name, object.GetName(), err)
 			}
-			if status, err := kinds.StatusOf(&object); err == nil && dropped && status.JobID != "" && !kinds.Ended(status.State) {
+			if status, err := kinds.StatusOf(&object); err == nil && removed && status.JobID != "" && !kinds.Ended(status.State) {
 				report(kind.Name+" "+object.GetName(), status.JobID)
 			}
 		}
 	}
-	if removed == 0 && len(names) > 0 {
+	if found == 0 && len(names) > 0 {
 		return fmt.Errorf("no object %s in namespace %s", strings.Join(names, ", "), namespace)
 	}
 	return nil
 }
 
+// named reports whether one of the names is that of an object. parseName parses the names.
 func named(kind kinds.Kind, name string, names []string) bool {
-	for _, want := range names {
-		if kindName, rest, qualified := strings.Cut(want, "/"); qualified {
-			if rest == name && (strings.EqualFold(kindName, kind.Name) || kindName == kind.Plural) {
-				return true
-			}
-		} else if want == name {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(names, func(want string) bool {
+		possible, bare := parseName(want)
+		return bare == name && slices.Contains(possible, kind)
+	})
 }

@@ -18,14 +18,14 @@ import (
 	"berth.dev/berth/internal/slurmjobs/script"
 )
 
-// here holds the names of this Slurm.
-type here struct {
-	urls, names []string
+// slurmNames holds the names of this Slurm: values of resourceURL, and hosts of such URLs.
+type slurmNames struct {
+	urls, hosts []string
 }
 
 // check returns an error if a resourceURL names another Slurm.
-func (h here) check(resource string) error {
-	if resource == "" || slices.Contains(h.urls, resource) {
+func (n slurmNames) check(resource string) error {
+	if resource == "" || slices.Contains(n.urls, resource) {
 		return nil
 	}
 	parsed, err := url.Parse(resource)
@@ -33,39 +33,40 @@ func (h here) check(resource string) error {
 		return fmt.Errorf("spec.resourceURL: %w", err)
 	}
 	host := parsed.Hostname()
-	if host == "" { // a bare name is a path
+	if host == "" { // url.Parse takes a bare name for a path
 		host = strings.Trim(parsed.Path, "/")
 	}
-	if host != "" && slices.Contains(h.names, host) {
+	if host != "" && slices.Contains(n.hosts, host) {
 		return nil
 	}
 	return fmt.Errorf("spec.resourceURL %q names no Slurm that is served here: use one of %s, or start 'berth slurm-jobs' with --resource-url %s",
-		resource, strings.Join(h.names, ", "), resource)
+		resource, strings.Join(n.hosts, ", "), resource)
 }
 
-// maxScript bounds a script that is read from a file.
+// maxScript is the largest size of a script that is read from a file, in bytes.
 const maxScript = 4 << 20
 
-// maker makes jobs of requests.
-type maker struct {
-	here  here
+// preparer prepares the jobs of objects. The fields are as in Options.
+type preparer struct {
+	names slurmNames
 	roots []string
 	state string
 }
 
-func (m maker) prepare(object *unstructured.Unstructured, request kinds.Request) (queue.Job, error) {
-	if err := m.here.check(request.ResourceURL); err != nil {
+// prepare returns the job for an object. It is the controller's Prepare.
+func (p preparer) prepare(object *unstructured.Unstructured, request kinds.Request) (queue.Job, error) {
+	if err := p.names.check(request.ResourceURL); err != nil {
 		return queue.Job{}, err
 	}
 	text := request.Script
 	if request.ScriptFile != "" {
 		var err error
-		if text, err = readScript(m.roots[0], request.ScriptFile); err != nil {
+		if text, err = readScript(p.roots[0], request.ScriptFile); err != nil {
 			return queue.Job{}, err
 		}
 	}
 	return script.Build(script.Description{
-		UID: string(object.GetUID()), Object: object.GetNamespace() + "/" + object.GetName(), Script: text, State: m.state, Roots: m.roots,
+		UID: string(object.GetUID()), Object: object.GetNamespace() + "/" + object.GetName(), Script: text, State: p.state, Roots: p.roots,
 		JobName: request.JobName, Partition: request.Partition, Nodes: request.Nodes, Tasks: request.Tasks, TimeLimit: request.TimeLimit,
 		Features: request.Features, Dir: request.Dir, Output: request.Output, Error: request.Error, Path: request.Path, LibraryPath: request.LibraryPath,
 	})
@@ -88,22 +89,28 @@ func openRegular(path string) (*os.File, error) {
 	return file, nil
 }
 
-// readScript reads a script on this host. A relative path begins in home.
-func readScript(home, path string) ([]byte, error) {
+// readScript reads a script on this host. A relative path begins in folder.
+func readScript(folder, path string) ([]byte, error) {
 	if !filepath.IsAbs(path) {
-		path = filepath.Join(home, path)
+		path = filepath.Join(folder, path)
 	}
-	file, err := openRegular(path)
+	text, err := readBounded(path)
 	if err != nil {
 		return nil, fmt.Errorf("read the script %s of spec.jobdata.jobscript: %w", path, err)
+	}
+	return text, nil
+}
+
+// readBounded reads a regular file of at most maxScript bytes.
+func readBounded(path string) ([]byte, error) {
+	file, err := openRegular(path)
+	if err != nil {
+		return nil, err
 	}
 	defer file.Close()
 	text, err := io.ReadAll(io.LimitReader(file, maxScript+1))
 	if err == nil && len(text) > maxScript {
 		err = fmt.Errorf("it is larger than %d bytes", maxScript)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("read the script %s of spec.jobdata.jobscript: %w", path, err)
-	}
-	return text, nil
+	return text, err
 }

@@ -13,22 +13,22 @@ import (
 	"berth.dev/berth/internal/slurmjobs/kinds"
 )
 
-func TestResourceURLsThatNameThisSlurm(t *testing.T) {
-	h := here{urls: []string{"http://elsewhere:6820/slurm/v0.0.38/"}, names: []string{"alps", "login1"}}
+func TestResourceURLs(t *testing.T) {
+	names := slurmNames{urls: []string{"http://elsewhere:6820/slurm/v0.0.38/"}, hosts: []string{"alps", "login1"}}
 	for resource, want := range map[string]bool{
 		"": true, "alps": true, "slurm://alps": true, "http://login1:6820/slurm/v0.0.38/": true, "http://elsewhere:6820/slurm/v0.0.38/": true,
 		"http://elsewhere:6820/": false, "daint": false, "http://alps.example.org/": false, "http://[": false,
 	} {
-		if err := h.check(resource); (err == nil) != want {
+		if err := names.check(resource); (err == nil) != want {
 			t.Errorf("%q: %v", resource, err)
 		}
 	}
-	if err := h.check("daint"); err == nil || !strings.HasSuffix(err.Error(), "start 'berth slurm-jobs' with --resource-url daint") {
+	if err := names.check("daint"); err == nil || !strings.HasSuffix(err.Error(), "start 'berth slurm-jobs' with --resource-url daint") {
 		t.Error(err)
 	}
 }
 
-// TestRemoteScripts: a script on this host is read; its problems name the file.
+// TestRemoteScripts also checks that errors name the file.
 func TestRemoteScripts(t *testing.T) {
 	home := t.TempDir()
 	if err := os.WriteFile(filepath.Join(home, "run.sh"), []byte("#!/bin/sh\n"), 0o600); err != nil {
@@ -54,21 +54,21 @@ func TestRemoteScripts(t *testing.T) {
 	}
 }
 
-// TestPrepareJob: the folders of the process bound what an object asks for.
+// TestPrepareJob also checks that a working directory outside the roots is refused.
 func TestPrepareJob(t *testing.T) {
 	home := t.TempDir()
-	m := maker{roots: []string{home}, state: filepath.Join(home, "state")}
+	p := preparer{roots: []string{home}, state: filepath.Join(home, "state")}
 	object := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"uid": "u1", "namespace": "lab", "name": "cow"}}}
-	job, err := m.prepare(object, kinds.Request{Script: []byte("#!/bin/sh\ntrue\n"), Partition: "main"})
+	job, err := p.prepare(object, kinds.Request{Script: []byte("#!/bin/sh\ntrue\n"), Partition: "main"})
 	if err != nil || job.UID != "u1" || !strings.Contains(strings.Join(job.Options, " "), "--partition=main") {
 		t.Errorf("got %+v, %v", job, err)
 	}
-	if _, err := m.prepare(object, kinds.Request{Script: []byte("#!/bin/sh\ntrue\n"), Dir: "/elsewhere"}); err == nil || !strings.Contains(err.Error(), "outside the folders") {
+	if _, err := p.prepare(object, kinds.Request{Script: []byte("#!/bin/sh\ntrue\n"), Dir: "/elsewhere"}); err == nil || !strings.Contains(err.Error(), "outside the folders") {
 		t.Error(err)
 	}
 }
 
-func TestNamesOfObjects(t *testing.T) {
+func TestNamed(t *testing.T) {
 	for name, want := range map[string]bool{"cow": true, "slurmjob/cow": true, "SlurmJob/cow": true, "slurmjobs/cow": true, "bridgejob/cow": false, "fox": false} {
 		if got := named(kinds.SlurmJob, "cow", []string{name}); got != want {
 			t.Errorf("%s: got %t", name, got)

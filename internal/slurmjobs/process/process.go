@@ -1,7 +1,7 @@
-// Package process puts the controller of Slurm jobs together: the queue of Slurm, the
-// connection to a cluster, and who is trusted there. It runs on a login host, as the user's
-// process, or beside a cluster of berth. It decides where scripts come from and which
-// Slurm an object means.
+// Package process runs the controller of Slurm jobs: it connects a controller to a Kubernetes
+// cluster and to Slurm, with the users who are trusted. The process runs on a login host for
+// 'berth slurm-jobs', or on the first node's host of a cluster that berth starts. The package
+// also reads scripts from files, and decides which Slurm a resourceURL names.
 package process
 
 import (
@@ -33,29 +33,31 @@ type Options struct {
 	Config *rest.Config
 	// Namespace holds the objects. Empty means all namespaces.
 	Namespace string
-	// Users may create objects. Without users, everybody who can is trusted.
+	// Users lists the Kubernetes users whose objects become jobs, as in trust.Trust. If it
+	// is empty, everybody who may create objects is trusted.
 	Users []string
-	// URLs are values of resourceURL that name this Slurm, besides the host's and the
-	// cluster's name.
+	// URLs lists values of resourceURL that name this Slurm, besides URLs of this host and
+	// of the Slurm cluster's name.
 	URLs []string
-	// Roots are the folders for the working directories and output files of jobs. The
-	// first is the default working directory.
+	// Roots lists the folders that may hold the working directories and files of jobs. The
+	// first is the default working directory, and relative paths begin there.
 	Roots []string
-	// State is the folder for records of jobs. Compute nodes must see it.
+	// State is the folder for records of jobs. It must be on a file system that compute
+	// nodes share.
 	State string
-	// PerMinute limits submissions.
+	// PerMinute limits the submissions per minute. Zero means no limit.
 	PerMinute int
 	Log       *slog.Logger
 }
 
-// Clients may make this many requests of the API server in a second, and at once.
+// Limits of requests to the API server: requests per second, and requests in a burst.
 const (
 	requestRate  = 50
 	requestBurst = 100
 )
 
-// Connect reads a kubeconfig, or the one that kubectl would use if path is empty. It
-// returns the namespace of its context, too.
+// Connect reads a kubeconfig, and returns the client configuration and the namespace of its
+// context. If path is empty, it reads the kubeconfig that kubectl would use.
 func Connect(path string) (*rest.Config, string, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = path
@@ -70,7 +72,8 @@ func Connect(path string) (*rest.Config, string, error) {
 	return config, namespace, err
 }
 
-// StateFolder returns the default folder for records of jobs.
+// StateFolder returns the default folder for records of jobs: berth/slurm-jobs below
+// XDG_STATE_HOME, which defaults to .local/state below the home.
 func StateFolder(getenv func(string) string, home string) string {
 	state := getenv("XDG_STATE_HOME")
 	if !filepath.IsAbs(state) {
@@ -79,7 +82,8 @@ func StateFolder(getenv func(string) string, home string) string {
 	return filepath.Join(state, "berth/slurm-jobs")
 }
 
-// Run serves objects until ctx ends, and returns nil then.
+// Run serves objects until ctx ends. Then it returns nil. It returns an error if the cluster lacks
+// the definitions or the policy.
 func Run(ctx context.Context, o Options) error {
 	client, err := dynamic.NewForConfig(o.Config)
 	if err != nil {
@@ -104,9 +108,9 @@ func Run(ctx context.Context, o Options) error {
 		}
 		options.Allow = trusted.Allow(client)
 	}
-	settings := queue.Default(o.State, o.Log)
-	settings.PerMinute = o.PerMinute
-	jobs, err := queue.New(settings)
+	queueOptions := queue.Default(o.State, o.Log)
+	queueOptions.PerMinute = o.PerMinute
+	jobs, err := queue.New(queueOptions)
 	if err != nil {
 		return err
 	}
@@ -114,18 +118,18 @@ func Run(ctx context.Context, o Options) error {
 	if options.Identity, err = identity(); err != nil {
 		return err
 	}
-	here := here{urls: o.URLs}
-	// Without an answer of Slurm, an object can still name this host.
+	names := slurmNames{urls: o.URLs}
+	// If Slurm does not answer, a resourceURL can still name this host.
 	if config, err := slurm.ReadConfig(ctx, slurm.AskSlurm); err == nil {
-		here.names = append(here.names, config.Get("ClusterName"))
+		names.hosts = append(names.hosts, config.Get("ClusterName"))
 	}
 	host, err := os.Hostname()
 	if err != nil {
 		return err
 	}
 	short, _, _ := strings.Cut(host, ".")
-	here.names = append(here.names, host, short, "localhost")
-	options.Prepare = maker{here: here, roots: o.Roots, state: o.State}.prepare
+	names.hosts = append(names.hosts, host, short, "localhost")
+	options.Prepare = preparer{names: names, roots: o.Roots, state: o.State}.prepare
 	c, err := controller.New(options)
 	if err != nil {
 		return err
@@ -133,11 +137,11 @@ func Run(ctx context.Context, o Options) error {
 	return c.Run(ctx)
 }
 
-// definePoll is the time between two looks whether a cluster serves new definitions.
+// definePoll is the time between two checks whether the API server serves new definitions.
 const definePoll = 100 * time.Millisecond
 
-// Define defines the kinds in a cluster whose administrator the user is, and returns when
-// the cluster serves them.
+// Define applies the definitions of the kinds, and returns when the API server serves them. The
+// configuration needs the rights of an administrator.
 func Define(ctx context.Context, config *rest.Config) error {
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
@@ -159,7 +163,8 @@ func Define(ctx context.Context, config *rest.Config) error {
 	}
 }
 
-// identity names this process in the lease, with names that help a reader.
+// identity returns a unique name of this process for the lease. It contains the user and the host,
+// for people.
 func identity() (string, error) {
 	host, err := os.Hostname()
 	if err != nil {
