@@ -16,26 +16,29 @@ import (
 	"berth.dev/berth/internal/slurmjobs/trust"
 )
 
-// slurmJobsFlags holds the options of 'berth slurm-jobs' and its commands.
+// slurmJobsFlags holds options that 'berth slurm-jobs' and its subcommands share.
 type slurmJobsFlags struct {
 	kubeconfig, namespace string
 	trustNamespace        bool
 	users                 []string
 }
 
+// addCluster adds the flags that name the cluster and the namespace.
 func (f *slurmJobsFlags) addCluster(flags *pflag.FlagSet) {
 	flags.SortFlags = false
 	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`file` that names the cluster and a user of it (default: as kubectl)")
 	flags.StringVarP(&f.namespace, "namespace", "n", "", "`namespace` of the objects")
 }
 
+// addTrust adds the flags that say whose objects become jobs.
 func (f *slurmJobsFlags) addTrust(flags *pflag.FlagSet) {
-	flags.StringSliceVar(&f.users, "allow-users", nil, "admit objects of these `users` of the cluster only; a policy in the cluster enforces it")
+	flags.StringSliceVar(&f.users, "allow-users", nil, "admit only objects of these `users` of the cluster; a policy in the cluster enforces it")
 	flags.BoolVar(&f.trustNamespace, "trust-namespace", false, "let everybody who may create objects in the namespace run code as you")
 }
 
-var errTrust = errors.New("nobody is trusted yet to run code as you: give --allow-users NAME,... for these users of the cluster, or --trust-namespace for everybody who may create objects in the namespace")
+var errTrust = errors.New("nobody is trusted yet to run code as you: give --allow-users NAME,... for named users of the cluster, or --trust-namespace for everybody who may create objects in the namespace")
 
+// check returns a usage error unless there is a namespace, and one way to trust users.
 func (f *slurmJobsFlags) check() error {
 	for i, user := range f.users {
 		if f.users[i] = strings.TrimSpace(user); f.users[i] == "" {
@@ -57,11 +60,11 @@ func newSlurmJobsCommand() *cobra.Command {
 	var shown verbosity
 	command := &cobra.Command{
 		Use:   "slurm-jobs [flags]",
-		Short: "Make Slurm jobs of objects in an existing Kubernetes",
-		Long: `Makes a Slurm job of each BridgeJob and SlurmJob in a namespace, as you, with
-your accounts and limits, and writes its state into the object. Bridge
-Operator and WLM-Operator defined these kinds. Run it on a login host, as long
-as objects are to be served; jobs go on without it.
+		Short: "Run Slurm jobs for objects in an existing Kubernetes",
+		Long: `Submits a Slurm job for each BridgeJob and SlurmJob in a namespace, as you,
+with your accounts and limits, and writes the job's state into the object's
+status. Bridge Operator and WLM-Operator defined these kinds. Run the command on
+a login host, as long as objects are to be served; jobs continue without it.
 
 Whoever can create such an object runs code as you. So either a policy in the
 cluster admits only objects of --allow-users, or you trust the namespace. The
@@ -73,10 +76,10 @@ cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
 	flags := command.Flags()
 	f.addCluster(flags)
 	f.addTrust(flags)
-	flags.StringSliceVar(&o.URLs, "resource-url", nil, "`URL` in resourceURL that means this Slurm; may be repeated")
+	flags.StringSliceVar(&o.URLs, "resource-url", nil, "`URL` in resourceURL that names this Slurm; may be repeated")
 	flags.StringSliceVar(&o.Roots, "root", nil, "`folder` for the directories and files of jobs; may be repeated (default: your home)")
-	flags.StringVar(&o.State, "state-dir", "", "`folder` for records of jobs, which compute nodes see (default ~/.local/state/berth/slurm-jobs)")
-	flags.IntVar(&o.PerMinute, "submit-rate", 120, "most submissions in a minute")
+	flags.StringVar(&o.State, "state-dir", "", "`folder` for records of jobs, shared with compute nodes (default ~/.local/state/berth/slurm-jobs)")
+	flags.IntVar(&o.PerMinute, "submit-rate", 120, "maximum number of submissions per minute")
 	shown.addFlags(flags)
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		if err := f.check(); err != nil {
@@ -130,8 +133,8 @@ func newSlurmJobsSetupCommand() *cobra.Command {
 		Short: "Print what a cluster's administrator has to apply",
 		Long: `Prints the definitions of the kinds, the roles of the controller and of its
 users, and with --allow-users the policy that refuses objects of others, as
-YAML. --user is the user of the cluster that 'berth slurm-jobs' is there; see
-'kubectl auth whoami' with its kubeconfig.`,
+YAML. --user is the name by which the cluster knows 'berth slurm-jobs':
+'kubectl auth whoami' with its kubeconfig prints it.`,
 		Example:               `  berth slurm-jobs setup -n lab --user carol --allow-users alice,bob | kubectl apply -f -`,
 		DisableFlagsInUseLine: true,
 		Args:                  noArguments,
@@ -146,7 +149,7 @@ YAML. --user is the user of the cluster that 'berth slurm-jobs' is there; see
 			return err
 		}
 		if user == "" {
-			return &usageError{errors.New("--user is missing: name the user of the cluster that the controller is; 'kubectl auth whoami' tells")}
+			return &usageError{errors.New("--user is missing: name the cluster's user that 'berth slurm-jobs' runs as; 'kubectl auth whoami' prints it")}
 		}
 		text, err := trust.Trust{Namespace: f.namespace, Users: f.users, Controller: user}.Setup()
 		if err == nil {
@@ -167,8 +170,9 @@ func newSlurmJobsLogsCommand() *cobra.Command {
 		Use:   "logs [flags] OBJECT",
 		Short: "Print the output of an object's job",
 		Long: `Prints the standard output of the job of an object, such as cow or
-bridgejob/train. It is a file of the cluster's hosts, so call this on one of
-them. With -f it goes on until the job has ended.`,
+bridgejob/train. The output is a file on the hosts of the Slurm cluster, so run
+this command on one of them. With -f it follows the file until the job has
+ended.`,
 		Example:               `  berth slurm-jobs logs -n lab -f cow`,
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -179,7 +183,7 @@ them. With -f it goes on until the job has ended.`,
 		},
 	}
 	f.addCluster(command.Flags())
-	command.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the job has ended")
+	command.Flags().BoolVarP(&follow, "follow", "f", false, "follow the output until the job has ended")
 	command.RunE = func(command *cobra.Command, args []string) error {
 		config, namespace, err := process.Connect(f.kubeconfig)
 		if err != nil {
@@ -197,11 +201,12 @@ func newSlurmJobsRemoveCommand() *cobra.Command {
 	var f slurmJobsFlags
 	command := &cobra.Command{
 		Use:   "remove --namespace NAMESPACE [flags] [OBJECT...]",
-		Short: "Let deleted objects go when their controller never returns",
+		Short: "Remove finalizers when the controller never returns",
 		Long: `A deleted object waits until its controller has cancelled its job. If the
-controller never returns, this lets the objects of a namespace go, or the named
-ones. It cancels no job: it prints the numbers of jobs that may still exist, for
-scancel. It refuses while a controller serves the namespace.`,
+controller never returns, this command removes its finalizer from the named
+objects, or from all objects of a namespace. It cancels no job: it prints the
+numbers of jobs that may still exist, for scancel. It refuses while a controller
+serves the namespace.`,
 		DisableFlagsInUseLine: true,
 	}
 	f.addCluster(command.Flags())
