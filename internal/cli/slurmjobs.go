@@ -133,8 +133,8 @@ func newSlurmJobsSetupCommand() *cobra.Command {
 		Short: "Print what a cluster's administrator has to apply",
 		Long: `Prints the definitions of the kinds, the roles of the controller and of its
 users, and with --allow-users the policy that refuses objects of others, as
-YAML. --user is the name by which the cluster knows 'berth slurm-jobs':
-'kubectl auth whoami' with its kubeconfig prints it.`,
+YAML. --user is the name of the controller's user in the cluster: 'kubectl auth
+whoami' with the controller's kubeconfig prints it.`,
 		Example:               `  berth slurm-jobs setup -n lab --user carol --allow-users alice,bob | kubectl apply -f -`,
 		DisableFlagsInUseLine: true,
 		Args:                  noArguments,

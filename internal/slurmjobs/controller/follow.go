@@ -84,7 +84,7 @@ func statusOf(status kinds.Status, state queue.State) kinds.Status {
 	return next
 }
 
-// describeEnd returns a message that says how a job ended.
+// describeEnd returns a message about the end of a job.
 func describeEnd(status kinds.Status) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "job %s: %s", status.JobID, status.State)

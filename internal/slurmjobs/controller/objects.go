@@ -26,7 +26,7 @@ var definitionsResource = schema.GroupVersionResource{Group: "apiextensions.k8s.
 var ErrUndefined = errors.New("the cluster has no kind")
 
 // CheckDefinitions lists the objects of each kind in a namespace. If a kind is not defined, or
-// the client may not list its objects, the error says what an administrator has to do.
+// the client may not list its objects, the error contains the remedy for an administrator.
 func CheckDefinitions(ctx context.Context, client dynamic.Interface, namespace string) error {
 	for _, kind := range kinds.All() {
 		_, err := client.Resource(kind.Resource()).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: 1})

@@ -9,7 +9,7 @@ import (
 )
 
 // Status is the status of an object of any kind. The first five fields have the operators'
-// names. A kind has only the fields of its own operator, see SetOperatorFields.
+// names, and SetOperatorFields sets the fields that a kind has.
 type Status struct {
 	JobStatus      string `json:"jobstatus,omitempty"`      // BridgeJob
 	StartTime      string `json:"starttime,omitempty"`      // BridgeJob

@@ -254,7 +254,7 @@ const checkAgain = 10 * time.Minute
 
 // Allow returns a function that reports with an error why an object gets no job. The error wraps
 // ErrForbidden for an object from before the time when the policy was surely in force: anybody
-// could have created it. Other errors come from Check.
+// could have created it. It also returns the errors of Check.
 func (t Trust) Allow(client dynamic.Interface) func(context.Context, *unstructured.Unstructured) error {
 	settle := t.Settle
 	if settle == 0 {
