@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// forgotten is the folder for the folders of forgotten objects whose jobs may not have ended. It
-// is in the folder of state, and keeps them for forgottenKept. Slurm gives a cancelled script the
+// forgotten names the subfolder of Options.State that keeps, for at least forgottenKept, the
+// folders of forgotten objects whose jobs may not have ended. Slurm gives a cancelled script the
 // time KillWait to end, and a shell reads its script while it runs it. A renamed file stays
 // readable on NFS.
 const (
@@ -18,7 +18,8 @@ const (
 	forgottenKept = time.Hour
 )
 
-// Forget removes the folder of an object whose job has ended, was cancelled or never began.
+// Forget removes the folder of an object whose job has ended, was cancelled or never started.
+// If the job may not have ended, Forget moves the folder, and a later call removes it.
 func (c *Client) Forget(uid string) error {
 	if !validUID.MatchString(uid) {
 		return fmt.Errorf("remove the folder of object %q: this is no UID", uid)
@@ -44,7 +45,8 @@ func (c *Client) Forget(uid string) error {
 	return c.removeForgotten(now)
 }
 
-// removeForgotten removes folders that were forgotten long ago. The caller holds c.mu.
+// removeForgotten removes folders that were moved more than forgottenKept ago. The caller holds
+// c.mu.
 func (c *Client) removeForgotten(now time.Time) error {
 	if now.Sub(c.removed) < forgottenKept/10 {
 		return nil

@@ -46,7 +46,7 @@ func (c *Client) snapshot(ctx context.Context, from time.Time) (*snapshot, error
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	// An error is old after an interval.
+	// A failed call is repeated after an interval.
 	if c.last == nil || c.last.began.Before(from) || c.last.err != nil && time.Since(c.last.began) >= c.options.Interval {
 		if c.last != nil {
 			if err := sleepUntil(ctx, c.last.began.Add(c.options.Interval)); err != nil {

@@ -51,7 +51,7 @@ type known struct {
 	parts     map[string]listed
 	// missing is the time since which squeue does not list the job, or zero.
 	missing time.Time
-	// whole is set when elements that squeue had forgotten were added to an ended array.
+	// whole is true once elements that squeue no longer lists were added to an ended array.
 	whole bool
 	// final is set once squeue no longer lists the job and its end is known or given up.
 	final *State
@@ -143,8 +143,8 @@ func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string
 	return states, nil
 }
 
-// isOther reports whether the job of a number is not the object's. Slurm reuses numbers
-// after the highest one, and after it has lost its state.
+// isOther reports whether the listed job with the number of an object's job is another job.
+// Slurm reuses numbers after the highest one, and after it has lost its state.
 func isOther(uid string, parts []listed) bool {
 	path := filepath.Join(string(filepath.Separator), uid, ScriptName) // in any folder of state
 	other := false

@@ -445,7 +445,7 @@ func TestSubmissionsOfOneOutageShareTwoQueries(t *testing.T) {
 	if len(s.asked) != 2 {
 		t.Errorf("asked %q", s.asked)
 	}
-	// The error of a query is no answer for ever.
+	// After a failed call, squeue is called again.
 	s.down = true
 	if _, err := c.snapshot(t.Context(), time.Now()); err == nil {
 		t.Error("no error")

@@ -258,7 +258,7 @@ func (c *Client) storeNumber(uid, id string) string {
 	if errors.Is(err, fs.ErrExist) {
 		if other := readNumber(folder); other != "" {
 			id, err = other, nil
-		} else { // damaged
+		} else { // the file is damaged
 			err = writeAtomic(path, []byte(id+"\n"), 0o600)
 		}
 	}

@@ -98,13 +98,13 @@ type Controller struct {
 	Options
 	client   dynamic.Interface
 	informer map[kinds.Kind]cache.SharedIndexInformer
-	// queue holds objects to reconcile, and submissions those without a released job.
-	// Submissions wait for each other, and hold nothing else up.
+	// queue holds objects to reconcile. submissions holds objects without a released job,
+	// so that submissions, which wait for each other, do not delay other objects.
 	queue, submissions workqueue.TypedRateLimitingInterface[target]
 	events             record.EventRecorder
 
 	mu         sync.Mutex
-	busy       map[target]bool        // objects that a worker of either queue has
+	busy       map[target]bool        // objects that a worker of either queue handles
 	states     map[string]queue.State // result of the last poll that succeeded, by UID
 	slurmError string                 // error of the last poll, or ""
 	warned     bool                   // about missing rights
@@ -242,8 +242,9 @@ func targetOf(kind kinds.Kind, object *unstructured.Unstructured) target {
 	return target{kind: kind, namespace: object.GetNamespace(), name: object.GetName()}
 }
 
-// deleted has the job of an object cancelled that went without its finalizer. It only warns
-// if the deletion was not seen: the API server may have been restored from an old state.
+// deleted queues an object that vanished before its job had ended, so that the job is cancelled.
+// If the informer missed the deletion, it only warns: the API server may have been restored from
+// an old state.
 func (c *Controller) deleted(kind kinds.Kind, item any) {
 	missed, isMissed := item.(cache.DeletedFinalStateUnknown)
 	if isMissed {
@@ -288,8 +289,8 @@ func (c *Controller) handleNext(ctx context.Context, queue workqueue.TypedRateLi
 	return true
 }
 
-// report logs an error after which the controller tries again. The first one because of
-// missing rights is a warning: it concerns every object.
+// report logs an error after which the controller tries again. The first error about missing
+// rights is a warning, because it concerns every object.
 func (c *Controller) report(what string, err error) {
 	c.mu.Lock()
 	warn := apierrors.IsForbidden(err) && !c.warned
@@ -302,7 +303,7 @@ func (c *Controller) report(what string, err error) {
 	c.Log.Debug(what + ": " + err.Error())
 }
 
-// take reports whether no other worker has the object, and gives it to the caller.
+// take reserves an object for the caller. It returns false if another worker handles the object.
 func (c *Controller) take(t target) bool {
 	t.gone = "" // a successor of the same name waits, too
 	c.mu.Lock()
@@ -314,6 +315,7 @@ func (c *Controller) take(t target) bool {
 	return true
 }
 
+// giveBack ends the reservation of take.
 func (c *Controller) giveBack(t target) {
 	t.gone = ""
 	c.mu.Lock()

@@ -316,7 +316,7 @@ func (c *Controller) cancelDeleted(ctx context.Context, t target, object *unstru
 		if next != status {
 			err = errors.Join(err, c.writeStatus(ctx, t, object, status, next))
 		}
-		return err // the informer will know soon
+		return err // the informer will soon report this version
 	}
 	return c.finalize(ctx, t, object)
 }
@@ -336,8 +336,8 @@ func (c *Controller) finalize(ctx context.Context, t target, object *unstructure
 	return err
 }
 
-// vanished has the job of an object cancelled that is gone although its job has not ended:
-// somebody has removed the finalizer.
+// vanished queues an object that is gone although its job has not ended, so that the job is
+// cancelled: somebody has removed the finalizer.
 func (c *Controller) vanished(t target, object *unstructured.Unstructured) {
 	t.gone = object.GetUID()
 	c.queue.Add(t)
