@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -12,25 +13,47 @@ import (
 	"k8s.io/kubernetes/cmd/kubelet/app/options"
 	"k8s.io/kubernetes/pkg/kubelet"
 	"k8s.io/kubernetes/pkg/kubelet/cm"
+
+	"berth.dev/berth/internal/base/cluster"
 )
 
 // newContainerManager makes upstream's container manager the way the kubelet
-// itself would. It is made here only so that it can be wrapped.
-func newContainerManager(ctx context.Context, s *options.KubeletServer, d *kubelet.Dependencies) (cm.ContainerManager, error) {
+// itself would. It is made here so that it can be wrapped, and for its checkpoints.
+func newContainerManager(ctx context.Context, plan cluster.Plan, s *options.KubeletServer, d *kubelet.Dependencies) (cm.ContainerManager, error) {
+	config, err := containerManagerConfig(plan, s)
+	if err != nil {
+		return nil, err
+	}
+	real, err := cm.NewContainerManager(ctx, d.Mounter, d.CAdvisorInterface, config, s.FailSwapOn, d.Recorder, d.KubeClient)
+	if err != nil {
+		return nil, fmt.Errorf("make the container manager: %w", err)
+	}
+	if s.CgroupsPerQOS {
+		return real, nil
+	}
+	return &containerManager{real}, nil
+}
+
+// containerManagerConfig returns what the kubelet would derive from its configuration,
+// except for KubeletRootDir, where the managers keep checkpoints: it is in memory. On a full
+// disk the kubelet could not end any pod, because it first writes the checkpoint of dynamic
+// resources, even for a pod without claims (v1.36.3, SyncTerminatingPod). The feature gate
+// is locked.
+func containerManagerConfig(plan cluster.Plan, s *options.KubeletServer) (cm.NodeConfig, error) {
 	reserved := v1.ResourceList{}
 	for name, text := range s.SystemReserved {
 		q, err := resource.ParseQuantity(text)
 		if err != nil {
-			return nil, fmt.Errorf("parse reserved %s %q: %w", name, text, err)
+			return cm.NodeConfig{}, fmt.Errorf("parse reserved %s %q: %w", name, text, err)
 		}
 		reserved[v1.ResourceName(name)] = q
 	}
-	real, err := cm.NewContainerManager(ctx, d.Mounter, d.CAdvisorInterface, cm.NodeConfig{
+	return cm.NodeConfig{
 		NodeName:       types.NodeName(s.HostnameOverride),
 		CgroupsPerQOS:  s.CgroupsPerQOS,
 		CgroupRoot:     s.CgroupRoot,
 		CgroupDriver:   s.CgroupDriver,
-		KubeletRootDir: s.RootDirectory,
+		KubeletRootDir: filepath.Join(plan.Paths.Run, "kubelet-state"),
 		NodeAllocatableConfig: cm.NodeAllocatableConfig{
 			EnforceNodeAllocatable: sets.New(s.EnforceNodeAllocatable...),
 			SystemReserved:         reserved,
@@ -44,14 +67,7 @@ func newContainerManager(ctx context.Context, s *options.KubeletServer, d *kubel
 		CPUCFSQuotaPeriod:         s.CPUCFSQuotaPeriod.Duration,
 		TopologyManagerPolicy:     s.TopologyManagerPolicy,
 		TopologyManagerScope:      s.TopologyManagerScope,
-	}, s.FailSwapOn, d.Recorder, d.KubeClient)
-	if err != nil {
-		return nil, fmt.Errorf("make the container manager: %w", err)
-	}
-	if s.CgroupsPerQOS {
-		return real, nil
-	}
-	return &containerManager{real}, nil
+	}, nil
 }
 
 // containerManager is upstream's container manager for pods without cgroups.

@@ -149,7 +149,7 @@ func newKubelet(ctx context.Context, plan cluster.Plan, api *access, filter *pol
 		})
 	}}
 
-	containers, err := newContainerManager(ctx, server, d)
+	containers, err := newContainerManager(ctx, plan, server, d)
 	if err != nil {
 		return nil, err
 	}

@@ -107,6 +107,11 @@ func start(ctx context.Context, planPath string, o Options) error {
 	return run(ctx, plan, o)
 }
 
+// fullDisk is the notice of a node with disk pressure. A run with a command has no other
+// message about it.
+const fullDisk = "node %s has hardly any space or inodes left where the run has its files, so it evicts pods and starts no new ones; " +
+	"free space there, or name a larger disk with --state-dir DIR"
+
 // settleTime is the delay after the start before memory is given back. The first
 // pods run by then. On a head the control role does the same at another moment.
 const settleTime = 6 * time.Second
@@ -125,7 +130,8 @@ func run(ctx context.Context, plan cluster.Plan, o Options) error {
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
-	nodes, err := watchNode(kubeletAPI.client, plan.Node.Name, func() { close(ready) })
+	nodes, err := watchNode(kubeletAPI.client, plan.Node.Name, func() { close(ready) },
+		func() { o.Notifier.Notice(fmt.Sprintf(fullDisk, plan.Node.Name)) })
 	if err != nil {
 		return err
 	}

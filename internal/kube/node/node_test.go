@@ -52,7 +52,7 @@ func TestWatchNodeReportsOnce(t *testing.T) {
 	ready := make(chan struct{})
 	factory, err := watchNode(client, "n1", func() {
 		once.Do(func() { close(ready) })
-	})
+	}, func() {})
 	if err != nil {
 		t.Fatal(err)
 	}

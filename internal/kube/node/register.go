@@ -61,19 +61,14 @@ func register(plan cluster.Plan) func(context.Context, kubernetes.Interface) err
 }
 
 // watchNode follows this node's own object. It calls ready once, when the
-// kubelet first reports that the node is ready.
-func watchNode(client kubernetes.Interface, name string, ready func()) (informers.SharedInformerFactory, error) {
+// kubelet first reports that the node is ready, and fullDisk each time that the
+// node begins to have disk pressure.
+func watchNode(client kubernetes.Interface, name string, ready, fullDisk func()) (informers.SharedInformerFactory, error) {
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0,
 		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.FieldSelector = metav1.ObjectNameField + "=" + name
 		}))
-	done := false // handlers are called one after the other
-	look := func(object any) {
-		if node, ok := object.(*v1.Node); ok && !done && isReady(node) {
-			done = true
-			ready()
-		}
-	}
+	look := nodeHandler(ready, fullDisk)
 	_, err := factory.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    look,
 		UpdateFunc: func(_, object any) { look(object) },
@@ -84,9 +79,30 @@ func watchNode(client kubernetes.Interface, name string, ready func()) (informer
 	return factory, nil
 }
 
-func isReady(node *v1.Node) bool {
+// nodeHandler returns a handler for the states of the Node, which must be called with one
+// after the other.
+func nodeHandler(ready, fullDisk func()) func(object any) {
+	var isReady, isFull bool
+	return func(object any) {
+		node, ok := object.(*v1.Node)
+		if !ok {
+			return
+		}
+		if !isReady && has(node, v1.NodeReady) {
+			isReady = true
+			ready()
+		}
+		wasFull := isFull
+		if isFull = has(node, v1.NodeDiskPressure); isFull && !wasFull {
+			fullDisk()
+		}
+	}
+}
+
+// has reports whether a condition of the node is true.
+func has(node *v1.Node, condition v1.NodeConditionType) bool {
 	for _, c := range node.Status.Conditions {
-		if c.Type == v1.NodeReady {
+		if c.Type == condition {
 			return c.Status == v1.ConditionTrue
 		}
 	}
