@@ -263,11 +263,14 @@ stop_new_shims() {
 stopped_in_time() { grep -qx first "$out/stopped" && grep -qx server "$out/stopped"; }
 
 stop_supervisor() {
+	local supervisor
 	berth a -f $here/exit.yaml --image $image
 	poll 30 eval '[[ -n $(parts supervisor) ]]'
-	signal STOP supervisor
-	poll 30 eval 'node grep -q "^State:.T" /proc/$(parts supervisor)/status'
-	signal CONT supervisor
+	# A process that berth has just forked has the same arguments until it executes its program.
+	supervisor=$(node pgrep -o -f '^[^ ]*berth run ')
+	node kill -STOP "$supervisor" || fail "stop the supervisor"
+	poll 30 node grep -q '^State:.T' "/proc/$supervisor/status"
+	node kill -CONT "$supervisor" || fail "continue the supervisor"
 	ends a 0
 }
 
