@@ -28,6 +28,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/kube/control/controltest"
 )
 
 // TestControlPlane checks one control plane for everything that the rest of berth
@@ -112,7 +113,7 @@ func TestNoListener(t *testing.T) {
 // on the descriptor and as the last line of its log.
 func TestFailureIsReported(t *testing.T) {
 	c := newTestCluster(t)
-	writeFile(t, c.plan.Paths.PKI(cluster.CA+".crt"), []byte("not a certificate"))
+	controltest.WriteFile(t, c.plan.Paths.PKI(cluster.CA+".crt"), []byte("not a certificate"))
 	r := c.start(t)
 	<-r.exited
 	if r.err == nil {

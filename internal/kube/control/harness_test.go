@@ -3,14 +3,12 @@ package control
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"runtime/pprof"
 	"slices"
@@ -26,6 +24,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/notify"
 	"berth.dev/berth/internal/base/pki"
+	"berth.dev/berth/internal/kube/control/controltest"
 )
 
 // roleVariable turns the test binary into the role. A process can run the role
@@ -77,16 +76,6 @@ type testCluster struct {
 
 func newTestCluster(t testing.TB) *testCluster {
 	t.Helper()
-	// The role keeps its data on a tmpfs.
-	dir, err := os.MkdirTemp("/dev/shm", "berth-control-test-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
 	c := &testCluster{}
 	for range 2 {
 		l, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -125,66 +114,9 @@ func newTestCluster(t testing.TB) *testCluster {
 			APIPort:     port(c.listeners[0]),
 			HostAPIPort: port(c.listeners[1]),
 		},
-		Paths: cluster.Paths{Run: dir},
+		Paths: cluster.Paths{Run: controltest.Dir(t)},
 	}
-	c.writePKI(t)
-	text, err := json.Marshal(c.plan)
-	if err != nil {
-		t.Fatal(err)
-	}
-	writeFile(t, c.plan.Paths.Plan(), text)
-	return c
-}
-
-func port(l net.Listener) uint16 { return uint16(l.Addr().(*net.TCPAddr).Port) }
-
-func writeFile(t testing.TB, path string, content []byte) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// writePKI writes the keys and kubeconfigs that the supervisor would.
-func (c *testCluster) writePKI(t testing.TB) {
-	t.Helper()
-	ca, err := pki.NewAuthority("kubernetes-ca")
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxyCA, err := pki.NewAuthority("front-proxy-ca")
-	if err != nil {
-		t.Fatal(err)
-	}
-	pair := func(name string, p pki.Pair) {
-		writeFile(t, c.plan.Paths.PKI(name+".crt"), p.Cert)
-		writeFile(t, c.plan.Paths.PKI(name+".key"), p.Key)
-	}
-	issue := func(authority *pki.Authority, id pki.Identity) pki.Pair {
-		p, err := authority.Issue(id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return p
-	}
-	pair(cluster.CA, ca.Pair)
-	pair(cluster.FrontProxyCA, proxyCA.Pair)
-	pair(cluster.FrontProxy, issue(proxyCA, pki.Identity{CommonName: "front-proxy-client"}))
-	pair(cluster.APIKubelet, issue(ca, pki.Identity{CommonName: "kube-apiserver-kubelet-client"}))
-	pair(cluster.APIServer, issue(ca, pki.Identity{
-		CommonName: "kube-apiserver",
-		Names:      []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
-		Addresses:  []netip.Addr{netip.MustParseAddr("127.0.0.1"), c.plan.Addresses.APIService, c.plan.Addresses.Node},
-	}))
-	key, err := pki.NewKey()
-	if err != nil {
-		t.Fatal(err)
-	}
-	writeFile(t, c.plan.Paths.PKI(cluster.ServiceTokens+".key"), key)
-	for name, id := range map[string]pki.Identity{
+	controltest.WriteInputs(t, c.plan, map[string]pki.Identity{
 		cluster.UserAdmin:             {CommonName: "admin", Groups: []string{"system:masters"}},
 		cluster.UserControllerManager: {CommonName: userControllerManager},
 		cluster.UserScheduler:         {CommonName: "system:kube-scheduler"},
@@ -192,11 +124,11 @@ func (c *testCluster) writePKI(t testing.TB) {
 		cluster.UserProxy:             {CommonName: "system:kube-proxy"},
 		cluster.UserDNS:               {CommonName: userDNS},
 		cluster.UserProvisioner:       {CommonName: userProvisioner},
-	} {
-		server := fmt.Sprintf("https://127.0.0.1:%d", c.plan.Addresses.APIPort)
-		writeFile(t, c.plan.Paths.Kubeconfig(name), pki.Kubeconfig("berth", server, ca.Cert, issue(ca, id)))
-	}
+	})
+	return c
 }
+
+func port(l net.Listener) uint16 { return uint16(l.Addr().(*net.TCPAddr).Port) }
 
 // config is the client configuration of a kubeconfig's user.
 func (c *testCluster) config(t testing.TB, user string) *rest.Config {

@@ -10,6 +10,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/pki"
+	"berth.dev/berth/internal/kube/control/controltest"
 )
 
 // Members of etcd answer only each other. Clients without a certificate and users of the
@@ -32,9 +33,9 @@ func TestOnlyMembersReachEtcd(t *testing.T) {
 	_, sameName := issue("etcd-ca")
 
 	plan := cluster.Plan{Paths: cluster.Paths{Run: t.TempDir()}}
-	writeFile(t, plan.Paths.PKI(cluster.EtcdCA+".crt"), authority.Cert)
-	writeFile(t, plan.Paths.PKI(cluster.EtcdPeer+".crt"), member.Cert)
-	writeFile(t, plan.Paths.PKI(cluster.EtcdPeer+".key"), member.Key)
+	controltest.WriteFile(t, plan.Paths.PKI(cluster.EtcdCA+".crt"), authority.Cert)
+	controltest.WriteFile(t, plan.Paths.PKI(cluster.EtcdPeer+".crt"), member.Cert)
+	controltest.WriteFile(t, plan.Paths.PKI(cluster.EtcdPeer+".key"), member.Key)
 	listener, err := listenForPeers(plan, "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

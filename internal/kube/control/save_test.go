@@ -16,6 +16,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/kube/control/controltest"
 	"berth.dev/berth/internal/kube/savedstate"
 )
 
@@ -53,7 +54,7 @@ func (c *testCluster) restore(t testing.TB, facts savedstate.Facts, records []sa
 	if err := savedstate.Write(&content, facts, records); err != nil {
 		t.Fatal(err)
 	}
-	writeFile(t, c.plan.Paths.Restore(), []byte(content.String()))
+	controltest.WriteFile(t, c.plan.Paths.Restore(), []byte(content.String()))
 }
 
 func TestObjectsReturnInAnotherCluster(t *testing.T) {

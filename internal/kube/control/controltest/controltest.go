@@ -1,5 +1,5 @@
 // Package controltest runs a Kubernetes control plane for tests. It cannot import package
-// control, whose own tests use it, so each test passes control.Main.
+// control, whose own tests use its folder and keys, so each test passes control.Main.
 package controltest
 
 import (
@@ -53,7 +53,28 @@ type Server struct {
 // ends with the test.
 func Start(t testing.TB) *Server {
 	t.Helper()
-	// The control plane keeps its data on a tmpfs.
+	dir := Dir(t)
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	port := uint16(listener.Addr().(*net.TCPAddr).Port)
+	plan := newPlan(dir, port)
+	s := &Server{address: address(plan)}
+	s.ca = WriteInputs(t, plan, map[string]pki.Identity{
+		cluster.UserAdmin:             {CommonName: "admin", Groups: []string{"system:masters"}},
+		cluster.UserControllerManager: {CommonName: "system:kube-controller-manager"},
+		cluster.UserScheduler:         {CommonName: "system:kube-scheduler"},
+	})
+	s.startProcess(t, plan, listener)
+	return s
+}
+
+// Dir makes a folder for the files of a control plane. It is on a tmpfs, and is removed when the
+// test ends.
+func Dir(t testing.TB) string {
+	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "berth-control-test-")
 	if err != nil {
 		t.Fatal(err)
@@ -63,22 +84,7 @@ func Start(t testing.TB) *Server {
 			t.Error(err)
 		}
 	})
-	listener, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	port := uint16(listener.Addr().(*net.TCPAddr).Port)
-	plan := newPlan(dir, port)
-	s := &Server{address: fmt.Sprintf("https://127.0.0.1:%d", port)}
-	s.writeKeys(t, plan)
-	text, err := json.Marshal(plan)
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(t, plan.Paths.Plan(), text)
-	s.startProcess(t, plan, listener)
-	return s
+	return dir
 }
 
 // newPlan returns the plan of a cluster with one node that never joins.
@@ -99,37 +105,47 @@ func newPlan(dir string, port uint16) cluster.Plan {
 	}
 }
 
-// writeKeys writes the keys and kubeconfigs of the control plane, as package supervisor does in a
-// run.
-func (s *Server) writeKeys(t testing.TB, plan cluster.Plan) {
+// WriteInputs writes the plan of a control plane, its keys, and a kubeconfig for each user, as
+// package supervisor does in a run. It returns the authority of the users' certificates.
+func WriteInputs(t testing.TB, plan cluster.Plan, users map[string]pki.Identity) *pki.Authority {
 	t.Helper()
-	var proxyCA *pki.Authority
-	for name, authority := range map[string]**pki.Authority{cluster.CA: &s.ca, cluster.FrontProxyCA: &proxyCA} {
-		made, err := pki.NewAuthority(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		*authority = made
-		writePair(t, plan, name, made.Pair)
-	}
+	ca, proxyCA := newAuthority(t, plan, cluster.CA, "kubernetes-ca"), newAuthority(t, plan, cluster.FrontProxyCA, "front-proxy-ca")
 	writePair(t, plan, cluster.FrontProxy, issue(t, proxyCA, pki.Identity{CommonName: "front-proxy-client"}))
-	writePair(t, plan, cluster.APIKubelet, issue(t, s.ca, pki.Identity{CommonName: "kube-apiserver-kubelet-client"}))
-	writePair(t, plan, cluster.APIServer, issue(t, s.ca, pki.Identity{
-		CommonName: "kube-apiserver", Names: []string{"localhost", "kubernetes.default.svc"},
-		Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1"), plan.Addresses.APIService, plan.Addresses.Node},
+	writePair(t, plan, cluster.APIKubelet, issue(t, ca, pki.Identity{CommonName: "kube-apiserver-kubelet-client"}))
+	writePair(t, plan, cluster.APIServer, issue(t, ca, pki.Identity{
+		CommonName: "kube-apiserver",
+		Names:      []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
+		Addresses:  []netip.Addr{netip.MustParseAddr("127.0.0.1"), plan.Addresses.APIService, plan.Addresses.Node},
 	}))
 	key, err := pki.NewKey()
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, plan.Paths.PKI(cluster.ServiceTokens+".key"), key)
-	for name, identity := range map[string]pki.Identity{
-		cluster.UserAdmin:             {CommonName: "admin", Groups: []string{"system:masters"}},
-		cluster.UserControllerManager: {CommonName: "system:kube-controller-manager"},
-		cluster.UserScheduler:         {CommonName: "system:kube-scheduler"},
-	} {
-		write(t, plan.Paths.Kubeconfig(name), pki.Kubeconfig("berth", s.address, s.ca.Cert, issue(t, s.ca, identity)))
+	WriteFile(t, plan.Paths.PKI(cluster.ServiceTokens+".key"), key)
+	for name, identity := range users {
+		WriteFile(t, plan.Paths.Kubeconfig(name), pki.Kubeconfig("berth", address(plan), ca.Cert, issue(t, ca, identity)))
 	}
+	text, err := json.Marshal(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	WriteFile(t, plan.Paths.Plan(), text)
+	return ca
+}
+
+// address returns the URL of the API server.
+func address(plan cluster.Plan) string {
+	return fmt.Sprintf("https://127.0.0.1:%d", plan.Addresses.APIPort)
+}
+
+func newAuthority(t testing.TB, plan cluster.Plan, file, name string) *pki.Authority {
+	t.Helper()
+	authority, err := pki.NewAuthority(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writePair(t, plan, file, authority.Pair)
+	return authority
 }
 
 func issue(t testing.TB, authority *pki.Authority, identity pki.Identity) pki.Pair {
@@ -143,11 +159,12 @@ func issue(t testing.TB, authority *pki.Authority, identity pki.Identity) pki.Pa
 
 func writePair(t testing.TB, plan cluster.Plan, name string, pair pki.Pair) {
 	t.Helper()
-	write(t, plan.Paths.PKI(name+".crt"), pair.Cert)
-	write(t, plan.Paths.PKI(name+".key"), pair.Key)
+	WriteFile(t, plan.Paths.PKI(name+".crt"), pair.Cert)
+	WriteFile(t, plan.Paths.PKI(name+".key"), pair.Key)
 }
 
-func write(t testing.TB, path string, content []byte) {
+// WriteFile writes a file that only this user can read, and makes its folders.
+func WriteFile(t testing.TB, path string, content []byte) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
