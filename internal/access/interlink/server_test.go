@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 
+	"berth.dev/berth/internal/testutil"
 	"berth.dev/berth/test/interlink/virtualnode"
 )
 
@@ -100,14 +101,10 @@ func start(t *testing.T, f *fakeFinder) *Server {
 // awaitLoss waits until the server has noticed that the cluster is lost.
 func awaitLoss(t *testing.T, s *Server) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		if cluster, _ := s.connection.get(); cluster == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the server does not notice the loss of its cluster")
-		}
-	}
+	testutil.Eventually(t, "the server notices the loss of its cluster", func() bool {
+		cluster, _ := s.connection.get()
+		return cluster == nil
+	})
 }
 
 // call sends a request, and returns the code and body of the reply.
