@@ -106,17 +106,16 @@ func slurmJobsRole(s *supervisor.Supervisor, config slurmJobsConfig) *supervisor
 	}
 }
 
-// SlurmJobsRole runs the role, and returns the exit status.
+// SlurmJobsRole runs the role. It returns the exit status after an error; otherwise the supervisor
+// ends the process.
 func SlurmJobsRole() int {
-	sandbox.OutliveSignals() // the supervisor ends this process
-	if err := slurmJobsHere(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
+	sandbox.OutliveSignals()
+	fmt.Fprintln(os.Stderr, serveSlurmJobs())
+	return 1
 }
 
-func slurmJobsHere() error {
+// serveSlurmJobs serves objects until an error, which it returns.
+func serveSlurmJobs() error {
 	var config slurmJobsConfig
 	files, err := linux.ReceiveFiles(&config, fdLife)
 	if err != nil {

@@ -54,8 +54,11 @@ func run() error {
 	end := flag.Bool("end", false, "also check pods that fail with their cluster")
 	flag.Parse()
 	paths, err := filepath.Glob(filepath.Join(flag.Arg(0), "*.yaml"))
-	if err != nil || len(paths) == 0 {
-		return fmt.Errorf("no template in %q: %v", flag.Arg(0), err)
+	if err != nil {
+		return fmt.Errorf("list templates: %w", err)
+	}
+	if len(paths) == 0 {
+		return fmt.Errorf("no template in %q", flag.Arg(0))
 	}
 	plugin := newPlugin(*socket)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)

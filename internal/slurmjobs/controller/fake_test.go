@@ -203,7 +203,7 @@ func (k *crash) call(do func() error) error {
 	if now {
 		defer k.kill()
 	}
-	if dead && !(now && k.after) {
+	if dead && (!now || !k.after) {
 		return errKilled
 	}
 	err := do()
