@@ -93,6 +93,20 @@ func TestScriptRunsUnchanged(t *testing.T) {
 	}
 }
 
+// Users set variables of their jobs with '#SBATCH --export=ALL,id=x'.
+func TestScriptHasTheVariablesOfItsJob(t *testing.T) {
+	env := []string{"SLURM_JOB_ID=12"}
+	want := ""
+	for _, name := range strings.Fields("canary child code end folder given id list name node owner part pending received signal signals status value why") {
+		env = append(env, name+"=own")
+		want += name + "=own\n"
+	}
+	w := write(t, withScript(t, "#!/bin/sh\nenv | LC_ALL=C sort | grep -e =own$ -e ^berth_\n"))
+	if stdout, stderr, code := w.run(t, env); stdout != want || code != 0 {
+		t.Errorf("%q, want %q; %s (exit code %d)", stdout, want, stderr, code)
+	}
+}
+
 func TestSecondJobDoesNothingAndRequeuedJobRuns(t *testing.T) {
 	w := write(t, withScript(t, "#!/bin/sh\necho ran\n"))
 	first := []string{"SLURM_JOB_ID=12"}
