@@ -149,3 +149,43 @@ func TestFallbackReadsEarlierRuns(t *testing.T) {
 		})
 	}
 }
+
+// The stream of a container's previous run requests only the previous log, even before the
+// stream of the present run has started.
+func TestPreviousRunHasPreviousLog(t *testing.T) {
+	pod := podOnNode(corev1.PodRunning)
+	status := pod.Status.ContainerStatuses[0]
+	status.RestartCount = 1
+	status.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ContainerID: "before"}
+	known := runningStatus(status.ContainerID)
+	known["lastState"] = map[string]any{"terminated": map[string]any{"containerID": "before"}}
+	asked := make(chan bool, 2) // streams
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasSuffix(r.URL.Path, "/log") {
+			writeJSON(w, knownPod("u", known))
+			return
+		}
+		select {
+		case asked <- r.URL.Query().Get("previous") == "true":
+		default:
+		}
+	}))
+	defer server.Close()
+	l := newLogs(testClient(t, server.URL), Streams{Out: io.Discard, Err: io.Discard}, true)
+	l.pause = time.Millisecond
+	s := newNodeStream(l, logPlace{}, pod.UID, status.Name)
+	l.nodes[s.key()] = s
+	close(s.done)
+	l.beginPrevious(t.Context(), pod, status, Mark{})
+	for range cap(asked) {
+		if !<-asked {
+			t.Error("a request is for the log of the present run")
+		}
+	}
+	for _, s := range l.latest[s.key()] {
+		s.replace()
+	}
+	if err := l.wait(t.Context(), nil, nil); err != nil {
+		t.Fatal(err)
+	}
+}

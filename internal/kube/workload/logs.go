@@ -230,7 +230,7 @@ func (l *logs) followThere(ctx context.Context, pod *corev1.Pod, status corev1.C
 	if l.followed[status.ContainerID] == nil {
 		mark := from.reached()
 		l.beginPrevious(ctx, pod, status, mark)
-		l.begin(ctx, pod, status, mark)
+		l.begin(ctx, pod, status, mark, false)
 	}
 	if status.State.Terminated != nil {
 		l.containerEnded(status.ContainerID)
@@ -269,14 +269,15 @@ func (l *logs) beginPrevious(ctx context.Context, pod *corev1.Pod, status corev1
 	}
 	if served {
 		status.ContainerID, status.RestartCount = last.ContainerID, status.RestartCount-1
-		l.begin(ctx, pod, status, mark)
+		l.begin(ctx, pod, status, mark, true)
 	}
 }
 
 // begin starts the streams of one run of a container. They copy nothing before the
 // streams of the previous run have ended. mark counts the output of the present run
-// that was passed on before.
-func (l *logs) begin(ctx context.Context, pod *corev1.Pod, status corev1.ContainerStatus, mark Mark) {
+// that was passed on before. replaced reports whether a later run has begun. Then the first
+// request is already for the container's previous log.
+func (l *logs) begin(ctx context.Context, pod *corev1.Pod, status corev1.ContainerStatus, mark Mark, replaced bool) {
 	name := string(pod.UID) + "/" + status.Name
 	before := l.latest[name]
 	streams := []*stream{newStream(l, pod, status, l.firstStream())}
@@ -289,7 +290,7 @@ func (l *logs) begin(ctx context.Context, pod *corev1.Pod, status corev1.Contain
 		streams[1].earlier = max(streams[1].earlier, mark.SentErr-int64(len(mark.Err)))
 	}
 	for i, s := range streams {
-		s.turn = l.nodes[name].turn
+		s.turn, s.replaced = l.nodes[name].turn, replaced
 		var predecessor *stream
 		if before != nil {
 			predecessor = before[i]
@@ -346,7 +347,10 @@ func (l *logs) wait(ctx context.Context, changes <-chan change, handle func(chan
 	began := time.Now()
 	l.passed.Store(began.UnixNano())
 	for {
-		if l.retry(ctx); l.running.Load() == 0 {
+		// A stream from a node may end after retry, and then the next call of retry follows
+		// the rest at the API server.
+		ended := l.running.Load() == 0
+		if l.retry(ctx); ended && l.running.Load() == 0 {
 			return nil
 		}
 		silent := time.Since(time.Unix(0, l.passed.Load()))
