@@ -11,11 +11,14 @@ import (
 
 // Names of the files that the client writes into the folder of an object.
 const (
-	// ScriptName names the batch script, and UserScriptName the object's own script.
+	// ScriptName, a hyphen and a digest of the job name the batch script. UserScriptName names
+	// the object's own script.
 	ScriptName     = "script"
 	UserScriptName = "slurm_script"
-	// NumberName names the file that holds the number of the object's job.
+	// NumberName names the file that holds the number of the object's job and its digest.
 	NumberName = "number"
+	// replacedName names the file that holds the numbers of jobs that Submit has replaced.
+	replacedName = "replaced"
 )
 
 // Names of the files that the batch script writes there. An element of an array appends a dot

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -90,7 +92,7 @@ func (c *Client) squeue(ctx context.Context) ([]listed, error) {
 		width := field.width
 		if field.name == "Command" {
 			// Enough for the path of a batch script, and the space after it.
-			width = len(c.options.State) + 120
+			width = len(c.options.State) + 140
 		}
 		format[i] = field.name + ":" + strconv.Itoa(width) + separator
 	}
@@ -188,22 +190,38 @@ func parseStatus(text string) (code, signal int) {
 	return status >> 8 & 0xff, status & 0x7f
 }
 
-// find returns the number of the job of an object, or "" if there is none. Of several jobs it
-// prefers one that is not held, and then the one with the lowest number.
-func (s *snapshot) find(uid, script string) string {
+// find returns the job of an object, or the zero value. It omits jobs that were replaced. Of
+// several jobs it prefers one that is not held, and then the one with the lowest number.
+func (s *snapshot) find(uid, folder string, replaced []string) submission {
 	best := listed{}
 	for _, job := range s.jobs {
-		if job.belongs(uid, script) && (best.root == "" || best.isHeld && !job.isHeld || best.isHeld == job.isHeld && number(job.root) < number(best.root)) {
+		if !job.belongs(uid, folder) || slices.Contains(replaced, job.root) {
+			continue
+		}
+		if best.root == "" || best.isHeld && !job.isHeld || best.isHeld == job.isHeld && number(job.root) < number(best.root) {
 			best = job
 		}
 	}
-	return best.root
+	digest, _ := best.script(folder)
+	return submission{best.root, digest}
 }
 
-// belongs reports whether a job was submitted for an object. It also compares the command,
-// because a plugin of the site may have changed the comment.
-func (l listed) belongs(uid, script string) bool {
-	return l.object() == uid || l.command == script || strings.HasPrefix(l.command, script+" ")
+// belongs reports whether a job was submitted for an object with this folder. It also compares
+// the command, because a plugin of the site may have changed the comment.
+func (l listed) belongs(uid, folder string) bool {
+	_, ok := l.script(folder)
+	return ok || l.object() == uid
+}
+
+// script reports whether the command of a job is a batch script in a folder, and returns the
+// digest in its name. The digest is "" for a script of an earlier version of berth.
+func (l listed) script(folder string) (digest string, ok bool) {
+	rest, ok := strings.CutPrefix(l.command, filepath.Join(folder, ScriptName))
+	rest, _, _ = strings.Cut(rest, " ")
+	if !ok || rest == "" {
+		return "", ok
+	}
+	return strings.CutPrefix(rest, "-")
 }
 
 // object returns the UID of an object in a job's comment, or "". Only the first word counts:

@@ -116,6 +116,6 @@ func FuzzParseListed(f *testing.F) {
 		fuzzbound.Watch(t)
 		jobs, _ := parseListed(output, "|SEP|")
 		s := snapshot{jobs: jobs}
-		_ = s.find("held", "/home/alice/s.sh")
+		_ = s.find("held", "/home/alice", nil)
 	})
 }

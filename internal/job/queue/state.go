@@ -318,9 +318,9 @@ func (l listed) rank() int {
 // script would do nothing. The caller holds c.mu.
 func (c *Client) duplicates(snapshot *snapshot, jobs map[string]string, ours map[string]*known) []string {
 	var ids []string
-	byScript := map[string]string{}
+	byFolder := map[string]string{}
 	for uid := range jobs {
-		byScript[filepath.Join(Folder(c.options.State, uid), ScriptName)] = uid
+		byFolder[Folder(c.options.State, uid)] = uid
 	}
 	for _, job := range snapshot.jobs {
 		if !job.isHeld {
@@ -329,7 +329,7 @@ func (c *Client) duplicates(snapshot *snapshot, jobs map[string]string, ours map
 		uid := job.object()
 		if uid == "" {
 			path, _, _ := strings.Cut(job.command, " ")
-			uid = byScript[path]
+			uid = byFolder[filepath.Dir(path)]
 		}
 		own, ok := jobs[uid]
 		if !ok || own == job.root {

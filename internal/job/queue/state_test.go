@@ -197,7 +197,7 @@ func TestForgetKeepsTheScriptOfARunningJob(t *testing.T) {
 		state string
 		keeps bool
 	}{{"RUNNING", true}, {"RUNNING", true}, {"COMPLETED", false}} {
-		script, err := c.writeScript(Job{UID: "u", Script: []byte("#!/bin/sh\n"), UserScript: []byte("#!/bin/sh\n")})
+		script, err := c.writeScript(Job{UID: "u", Script: []byte("#!/bin/sh\n"), UserScript: []byte("#!/bin/sh\n")}, "d")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -361,7 +361,7 @@ func TestFindAfterLostAnswer(t *testing.T) {
 	if _, found, err := c.Find(t.Context(), "u"); found || err != nil {
 		t.Errorf("nothing was submitted: %v, %v", found, err)
 	}
-	script, err := c.writeScript(Job{UID: "u", Script: []byte("#!/bin/sh\n")})
+	script, err := c.writeScript(Job{UID: "u", Script: []byte("#!/bin/sh\n")}, "d")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -416,7 +416,7 @@ func TestSubmissionsOfOneOutageShareTwoQueries(t *testing.T) {
 	c := newClient(t, s)
 	outage := time.Now().Add(-time.Hour)
 	for i := range 10 {
-		script, err := c.writeScript(Job{UID: fmt.Sprint("u", i), Script: []byte("#!/bin/sh\n")})
+		script, err := c.writeScript(Job{UID: fmt.Sprint("u", i), Script: []byte("#!/bin/sh\n")}, "d")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -437,7 +437,7 @@ func TestSubmissionsOfOneOutageShareTwoQueries(t *testing.T) {
 		t.Errorf("asked %q", s.asked)
 	}
 	// A submission that may still be on its way needs two new answers.
-	if _, err := c.writeScript(Job{UID: "u0", Script: []byte("#!/bin/sh\n")}); err != nil {
+	if _, err := c.writeScript(Job{UID: "u0", Script: []byte("#!/bin/sh\n")}, "d"); err != nil {
 		t.Fatal(err)
 	}
 	s.asked = nil

@@ -3,6 +3,8 @@ package queue
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,15 +25,26 @@ const marker = "berth-object="
 var validUID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 
 // Submit submits a held job and returns its number. If an earlier call, possibly of another
-// process, has submitted a job for the object, it returns the number of that job. The error is
-// a *Refused if Slurm rejects the job, and an *Unavailable if Slurm does not answer. After an
-// *Unavailable the caller may call Submit again.
+// process, has submitted a job for the object, it returns the number of that job. If that job
+// differs from this one and is still held, Submit replaces it. The error is a *Refused if Slurm
+// rejects the job, and an *Unavailable if Slurm does not answer. After an *Unavailable the caller
+// may call Submit again, until it has stored a number.
 func (c *Client) Submit(ctx context.Context, job Job) (id string, err error) {
 	if !validUID.MatchString(job.UID) {
 		return "", fmt.Errorf("submit a job for object %q: this is no UID", job.UID)
 	}
-	if id, found, err := c.Find(ctx, job.UID); err != nil || found {
-		return id, err
+	digest := digestOf(job)
+	earlier, err := c.find(ctx, job.UID)
+	if err != nil {
+		return "", err
+	}
+	if earlier.id != "" {
+		if earlier.digest == "" || earlier.digest == digest {
+			return earlier.id, nil
+		}
+		if replaced, err := c.replace(ctx, job.UID, earlier.id); err != nil || !replaced {
+			return earlier.id, err
+		}
 	}
 	select {
 	case c.submitting <- struct{}{}:
@@ -41,7 +55,7 @@ func (c *Client) Submit(ctx context.Context, job Job) (id string, err error) {
 	if err := c.pace(ctx); err != nil {
 		return "", err
 	}
-	script, err := c.writeScript(job)
+	script, err := c.writeScript(job, digest)
 	if err != nil {
 		return "", err
 	}
@@ -56,7 +70,7 @@ func (c *Client) Submit(ctx context.Context, job Job) (id string, err error) {
 		return "", err
 	}
 	own := id
-	if id = c.storeNumber(job.UID, id); id != own {
+	if id = c.storeNumber(job.UID, submission{id, digest}); id != own {
 		// Another process submitted a job meanwhile, and may have released it.
 		if err := c.Cancel(ctx, own); err != nil {
 			c.options.Log.Warn("cancel a second job of an object", "object", job.UID, "job", own, "error", err)
@@ -86,12 +100,66 @@ func sleepUntil(ctx context.Context, when time.Time) error {
 	}
 }
 
+// submission identifies a job of an object. digest is empty if it is unknown.
+type submission struct{ id, digest string }
+
+// digestOf returns a digest of what sbatch gets for a job. It is part of the script's path, which
+// squeue lists, so it tells after a lost answer which version of an object has a job.
+func digestOf(job Job) string {
+	hash := sha256.New()
+	for _, part := range [][]string{job.Options, job.Args, {job.Comment, job.Dir, string(job.Script), string(job.UserScript)}} {
+		for _, text := range part {
+			fmt.Fprintf(hash, "%d:%s", len(text), text)
+		}
+		fmt.Fprint(hash, ";")
+	}
+	return hex.EncodeToString(hash.Sum(nil)[:8])
+}
+
+// replace cancels the job of an earlier call if it is held, and reports whether it did. The caller
+// has stored no number, so nobody has released the job.
+func (c *Client) replace(ctx context.Context, uid, id string) (bool, error) {
+	snapshot, err := c.snapshot(ctx, time.Now())
+	if err != nil {
+		return false, err
+	}
+	folder, held := Folder(c.options.State, uid), false
+	for _, job := range snapshot.jobs {
+		if job.root == id && job.belongs(uid, folder) {
+			if !job.isHeld {
+				return false, nil
+			}
+			held = true
+		}
+	}
+	if !held {
+		return false, nil
+	}
+	c.options.Log.Info("cancel a held job of an object that was changed since, to submit it again", "object", uid, "job", id)
+	// Once the number is in this file, Find finds another job or none. If scancel fails,
+	// States cancels the job.
+	numbers := append(readReplaced(folder), id)
+	if err := writeAtomic(filepath.Join(folder, replacedName), []byte(strings.Join(numbers, "\n")+"\n"), 0o600); err != nil {
+		return false, fmt.Errorf("replace job %s of object %s: %w", id, uid, err)
+	}
+	return true, c.change(ctx, "scancel", id)
+}
+
+// readReplaced returns the numbers of an object's jobs that were replaced.
+func readReplaced(folder string) []string {
+	text, err := readSmall(filepath.Join(folder, replacedName))
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(text)
+}
+
 // writeScript writes the batch script and the object's own script into the folder of the
 // object, and returns the path of the batch script. The folder exists before the job, so the
 // batch script can tell that a node without the folder does not share the file system.
-func (c *Client) writeScript(job Job) (string, error) {
+func (c *Client) writeScript(job Job, digest string) (string, error) {
 	folder := Folder(c.options.State, job.UID)
-	path := filepath.Join(folder, ScriptName)
+	path := filepath.Join(folder, ScriptName+"-"+digest)
 	err := os.MkdirAll(folder, 0o700)
 	if err == nil && job.UserScript != nil {
 		err = writeAtomic(filepath.Join(folder, UserScriptName), job.UserScript, 0o700)
@@ -197,69 +265,106 @@ func oneLine(stderr string) string {
 // result of the last interval: the folder may have been lost, or another process, with another
 // folder, may have submitted the job.
 func (c *Client) Find(ctx context.Context, uid string) (id string, found bool, err error) {
+	job, err := c.find(ctx, uid)
+	return job.id, job.id != "", err
+}
+
+// find returns the job that Find finds, or the zero value.
+func (c *Client) find(ctx context.Context, uid string) (submission, error) {
 	if !validUID.MatchString(uid) {
-		return "", false, fmt.Errorf("find the job of object %q: this is no UID", uid)
+		return submission{}, fmt.Errorf("find the job of object %q: this is no UID", uid)
 	}
 	folder := Folder(c.options.State, uid)
-	if id := readNumber(folder); id != "" {
+	if stored := readNumber(folder); stored.id != "" {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.known[uid] == nil {
-			c.known[uid] = &known{id: id}
+			c.known[uid] = &known{id: stored.id}
 		}
-		return id, true, nil
+		return stored, nil
 	}
-	script := filepath.Join(folder, ScriptName)
-	begun, err := os.Stat(script)
-	if errors.Is(err, fs.ErrNotExist) {
+	begun, err := lastScript(folder)
+	if err != nil {
+		return submission{}, fmt.Errorf("find the job of object %s: %w", uid, err)
+	}
+	replaced := readReplaced(folder)
+	if begun.IsZero() {
 		snapshot, err := c.snapshot(ctx, time.Now().Add(-c.options.Interval))
 		if err != nil {
-			return "", false, err
+			return submission{}, err
 		}
-		if id := snapshot.find(uid, script); id != "" {
-			return c.storeNumber(uid, id), true, nil
-		}
-		return "", false, nil
-	}
-	if err != nil {
-		return "", false, fmt.Errorf("find the job of object %s: %w", uid, err)
+		return c.storeFound(uid, snapshot.find(uid, folder, replaced)), nil
 	}
 	// A slurmctld that has just started may answer squeue before it accepts an sbatch that
 	// was waiting, so one call is not enough. After an outage, all objects share two calls,
 	// because their sbatch ended long ago.
-	from := begun.ModTime().Add(c.options.Timeout)
+	from := begun.Add(c.options.Timeout)
 	if now := time.Now(); from.After(now) {
 		from = now
 	}
 	for next := from; ; {
 		snapshot, err := c.snapshot(ctx, next)
 		if err != nil {
-			return "", false, err
+			return submission{}, err
 		}
-		if id := snapshot.find(uid, script); id != "" {
-			return c.storeNumber(uid, id), true, nil
-		}
-		if !snapshot.before.Before(from) {
-			return "", false, nil
+		job := snapshot.find(uid, folder, replaced)
+		if job.id != "" || !snapshot.before.Before(from) {
+			return c.storeFound(uid, job), nil
 		}
 		next = snapshot.began.Add(1)
 	}
 }
 
+// lastScript returns the time of the last batch script in the folder of an object, or the zero time
+// if there is none.
+func lastScript(folder string) (time.Time, error) {
+	var last time.Time
+	entries, err := os.ReadDir(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return last, nil
+	}
+	for _, entry := range entries {
+		if entry.Name() != ScriptName && !strings.HasPrefix(entry.Name(), ScriptName+"-") {
+			continue
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return last, err
+		}
+		if info.ModTime().After(last) {
+			last = info.ModTime()
+		}
+	}
+	return last, err
+}
+
+// storeFound stores the number of a job, unless the job is the zero value, and returns the job.
+func (c *Client) storeFound(uid string, job submission) submission {
+	if job.id == "" {
+		return job
+	}
+	if id := c.storeNumber(uid, job); id != job.id {
+		return readNumber(Folder(c.options.State, uid))
+	}
+	return job
+}
+
 // storeNumber stores the number of an object's job in memory and in the object's folder, and
 // returns it. If another process has stored a number, it returns that number.
-func (c *Client) storeNumber(uid, id string) string {
+func (c *Client) storeNumber(uid string, job submission) string {
+	id := job.id
 	folder := Folder(c.options.State, uid)
 	path := filepath.Join(folder, NumberName)
+	text := []byte(strings.TrimSpace(id+" "+job.digest) + "\n")
 	err := os.MkdirAll(folder, 0o700)
 	if err == nil {
-		err = writeWith(os.Link, path, []byte(id+"\n"), 0o600)
+		err = writeWith(os.Link, path, text, 0o600)
 	}
 	if errors.Is(err, fs.ErrExist) {
-		if other := readNumber(folder); other != "" {
-			id, err = other, nil
-		} else { // the file is damaged
-			err = writeAtomic(path, []byte(id+"\n"), 0o600)
+		if other := readNumber(folder); other.id != "" {
+			id, err = other.id, nil
+		} else { // the file is damaged, or the job in it was replaced
+			err = writeAtomic(path, text, 0o600)
 		}
 	}
 	if err != nil {
@@ -271,11 +376,12 @@ func (c *Client) storeNumber(uid, id string) string {
 	return id
 }
 
-// readNumber returns the number in the folder of an object, or "".
-func readNumber(folder string) string {
+// readNumber returns the job whose number is in the folder of an object, unless it was replaced.
+func readNumber(folder string) submission {
 	text, err := readSmall(filepath.Join(folder, NumberName))
-	if id := strings.TrimSpace(text); err == nil && number(id) > 0 {
-		return id
+	id, digest, _ := strings.Cut(strings.TrimSpace(text), " ")
+	if err != nil || number(id) <= 0 || slices.Contains(readReplaced(folder), id) {
+		return submission{}
 	}
-	return ""
+	return submission{id, digest}
 }

@@ -1,11 +1,14 @@
 package queue
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -53,7 +56,7 @@ func TestDamagedNumberIsReplaced(t *testing.T) {
 	c := newClient(t, s)
 	folder := Folder(c.options.State, "u")
 	withSbatch(t, fmt.Sprintf(": >%s/%s\necho 101\n", folder, NumberName))
-	if id, err := c.Submit(t.Context(), Job{UID: "u", Script: []byte("#!/bin/sh\n")}); id != "101" || err != nil || readNumber(folder) != "101" {
+	if id, err := c.Submit(t.Context(), Job{UID: "u", Script: []byte("#!/bin/sh\n")}); id != "101" || err != nil || readNumber(folder).id != "101" {
 		t.Errorf("%q, %v; recorded %q", id, err, readNumber(folder))
 	}
 }
@@ -68,9 +71,68 @@ func TestRefusalsThatLeaveTheScript(t *testing.T) {
 		if err == nil {
 			t.Errorf("%s: submitted", message)
 		}
-		_, err = os.Stat(filepath.Join(Folder(c.options.State, "u"), ScriptName))
-		if (err == nil) != want {
-			t.Errorf("%s: %v", message, err)
+		begun, err := lastScript(Folder(c.options.State, "u"))
+		if begun.IsZero() == want || err != nil {
+			t.Errorf("%s: script of %v, %v", message, begun, err)
+		}
+	}
+}
+
+// The object was edited while the answer of sbatch was lost, so its held job is one of the old
+// version.
+func TestLostSubmissionOfAnotherVersion(t *testing.T) {
+	for _, test := range []struct {
+		name, state, reason string
+		edited, crash       bool
+		want                string
+	}{
+		{name: "edited", state: "PENDING", reason: "JobHeldUser", edited: true, want: "8"},
+		{name: "edited, and the process ended after scancel", state: "PENDING", reason: "JobHeldUser", edited: true, crash: true, want: "8"},
+		{name: "unchanged", state: "PENDING", reason: "JobHeldUser", want: "7"},
+		{name: "edited after the job ran", state: "COMPLETED", reason: "None", edited: true, want: "7"},
+	} {
+		for _, comment := range []string{marker + "u", "changed by a plugin"} {
+			s := &site{}
+			c := newClient(t, s)
+			first := Job{UID: "u", Script: []byte("#!/bin/sh\n"), UserScript: []byte("first")}
+			withSbatch(t, "for last; do :; done; echo $last >$0.path\necho 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1\n")
+			if _, err := c.Submit(t.Context(), first); !errors.As(err, new(*Unavailable)) {
+				t.Fatal(err)
+			}
+			path, err := exec.LookPath("sbatch")
+			if err != nil {
+				t.Fatal(err)
+			}
+			script, err := readSmall(path + ".path")
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.rows = [][]string{row("7", "7", test.state, test.reason, "0", comment, strings.TrimSpace(script))}
+			next := first
+			if test.edited {
+				next.UserScript = []byte("second")
+			}
+			if test.crash {
+				withSbatch(t, "exit 1\n")
+				if id, err := c.Submit(t.Context(), next); err == nil {
+					t.Fatalf("submitted %s", id)
+				}
+				s.rows[0][4], s.rows[0][5] = "CANCELLED", "None"
+			}
+			withSbatch(t, "echo 8\n")
+			c = beside(t, c, s)
+			if id, err := c.Submit(t.Context(), next); id != test.want || err != nil {
+				t.Errorf("%s: %q, %v", test.name, id, err)
+			}
+			if got := slices.Contains(s.asked, "scancel 7"); got != (test.want == "8") {
+				t.Errorf("%s: asked %q", test.name, s.asked)
+			}
+			if id, found, err := beside(t, c, s).Find(t.Context(), "u"); id != test.want || !found || err != nil {
+				t.Errorf("%s: found %q, %v, %v", test.name, id, found, err)
+			}
+			if text, err := readSmall(filepath.Join(Folder(c.options.State, "u"), UserScriptName)); err != nil || (text == "second") != (test.want == "8") {
+				t.Errorf("%s: script %q, %v", test.name, text, err)
+			}
 		}
 	}
 }
