@@ -44,7 +44,7 @@ func optionSections() []struct {
 		{"Existing cluster", []string{"kubeconfig", "namespace", "pin"}},
 		{"Objects that outlive a job", []string{"state", "state-secrets"}},
 		{"Images", []string{"image", "no-pull", "registry", "snapshotter", "image-cache", "image-cache-limit", "image-budget", "lazy-pull", "platform"}},
-		{"Nodes", []string{"nodes-per-host", "node-wait", "ha", "fail-fast", "state-dir", "one-uid", "foreign-owners"}},
+		{"Nodes", []string{"nodes-per-host", "pods-per-node", "node-wait", "ha", "fail-fast", "state-dir", "one-uid", "foreign-owners"}},
 		{"Network", []string{"port-range", "interface", "carrier", "fast-path", "ip-family", "address-block", "deny-egress", "publish", "rendezvous-dir"}},
 		{"Folders and devices of the host", []string{"mount", "shared-volumes", "device"}},
 		{"Messages", []string{"quiet", "verbose", "debug-dir"}},

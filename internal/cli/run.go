@@ -180,6 +180,7 @@ func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.StringVar(&spec.Network.IPFamily, "ip-family", "", "address `family` of pods and Services: ipv4, dual (IPv4 and IPv6), or auto: dual if the hosts reach the outside over both (default auto)")
 	flags.StringVar(&spec.StateDir, "state-dir", "", "`directory` on a local disk for the run's files (default: chosen by berth)")
 	flags.IntVar(&spec.NodesPerHost, "nodes-per-host", 1, "`number` of Kubernetes nodes on each machine, for experiments (default 1)")
+	flags.IntVar(&spec.PodsPerNode, "pods-per-node", 0, "`number` of pods that each node runs at most, 5 to 250 (default 250; 125 with more than 512 nodes)")
 	flags.DurationVar(&spec.NodeWait, "node-wait", 0, "how long the nodes of a job wait for each other, as a `time` such as 90s (default 1m)")
 	flags.BoolVar(&spec.HighlyAvailable, "ha", false, "run three control planes, so that the cluster survives the loss of any one node")
 	flags.BoolVar(&spec.FailFast, "fail-fast", false, "end the run when a node is lost")

@@ -1,61 +1,124 @@
 package cluster
 
 import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
 	"net/netip"
 	"slices"
 )
 
-// blockBits is the size of the block of addresses that a cluster takes: half
-// of it for pods, a quarter for Services, the rest for nodes.
-const blockBits = 14
+// layout says how many addresses a cluster takes, and how many of them each node has
+// for its pods. The lower half of the block is for pods, the third quarter for Services,
+// the last quarter for nodes and what belongs to them.
+type layout struct {
+	// blockBits is the length of the block's prefix, nodeBits that of the part for the
+	// pods of one node.
+	blockBits, nodeBits int
+}
+
+const (
+	// maxNodes is the largest number of nodes in a cluster.
+	maxNodes = 4096
+	// defaultBlockBits is the length of the block's prefix that fits most clusters.
+	// largestBlockBits is that of the block for maxNodes nodes, of which the shared
+	// address space has four.
+	defaultBlockBits, largestBlockBits = 14, 12
+	// A block that the user names has a prefix of leastBits to mostBits bits. A smaller
+	// block has no room for the addresses of nodes.
+	leastBits, mostBits = 8, 20
+	// MaxPodsPerNode is the largest number of pods that a user may request for each node.
+	// leastPodsPerNode leaves room for the pods of a small workload.
+	MaxPodsPerNode, leastPodsPerNode = 250, 5
+	// unusableAddresses are the first and last address of a node's range, and the
+	// bridge's.
+	unusableAddresses = 3
+)
+
+// layoutFor returns the layout for a number of nodes. podsPerNode is 0 if the user has
+// not chosen it: then a node has 509 addresses for pods, or 125 in a large cluster. block
+// is invalid unless the user names one.
+func layoutFor(nodes, podsPerNode int, block netip.Prefix) (layout, error) {
+	blocks := []int{block.Bits()}
+	if !block.IsValid() {
+		blocks = []int{defaultBlockBits, defaultBlockBits - 1, largestBlockBits}
+	}
+	parts := []int{23, 24, 25}
+	if podsPerNode > 0 {
+		parts = []int{32 - bits.Len(uint(podsPerNode+unusableAddresses-1))}
+	}
+	for _, blockBits := range blocks {
+		for _, nodeBits := range parts {
+			if nodes <= (layout{blockBits, nodeBits}).nodes() {
+				return layout{blockBits, nodeBits}, nil
+			}
+		}
+	}
+	most := layout{blocks[len(blocks)-1], parts[len(parts)-1]}
+	return layout{}, fmt.Errorf("choose addresses for %d nodes with %d pods each: a block of %d bits has room for %d such nodes; name a larger block (--address-block PREFIX/%d) or request fewer pods (--pods-per-node)",
+		nodes, most.pods(), most.blockBits, most.nodes(), max(leastBits, most.blockBits-4))
+}
+
+// nodes returns the number of nodes whose pods have room in the lower half of the block.
+func (l layout) nodes() int {
+	if l.nodeBits <= l.blockBits {
+		return 0
+	}
+	return min(1<<(l.nodeBits-l.blockBits-1), nodesPerPage*(1<<(30-l.blockBits)/256-1), maxNodes)
+}
+
+// pods returns the number of pods that can have addresses on a node.
+func (l layout) pods() int { return 1<<(32-l.nodeBits) - unusableAddresses }
 
 // candidates returns the networks to search for a block, in this order: the
 // shared address space (RFC 6598) first, because sites use it least, then the
 // private ranges (RFC 1918), the less usual ones first.
-func candidates() []netip.Prefix {
+func candidates(blockBits int) []netip.Prefix {
 	var blocks []netip.Prefix
-	for second := 64; second < 128; second += 4 {
+	step := 1 << (16 - blockBits)
+	for second := 64; second < 128; second += step {
 		blocks = append(blocks, netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(second)}), blockBits))
 	}
-	for second := 252; second >= 0; second -= 4 {
+	for second := 256 - step; second >= 0; second -= step {
 		blocks = append(blocks, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(second)}), blockBits))
 	}
-	for second := 28; second >= 16; second -= 4 {
+	for second := 32 - step; second >= 16; second -= step {
 		blocks = append(blocks, netip.PrefixFrom(netip.AddrFrom4([4]byte{172, byte(second)}), blockBits))
 	}
 	return blocks
 }
 
-// nodeBits is the size of one node's part of the pod range: 510 pods.
-const nodeBits = 23
-
 func free(block netip.Prefix, used []netip.Prefix) bool {
 	return !slices.ContainsFunc(used, func(prefix netip.Prefix) bool { return prefix.Bits() > 0 && prefix.Overlaps(block) })
 }
 
-// addressesIn lays a block out: the lower half is for pods, the third quarter
-// for Services, the last quarter for nodes and what belongs to them.
-func addressesIn(block netip.Prefix, index int) Addresses {
-	base := block.Masked().Addr().As4()
-	at := func(second, third, fourth int) netip.Addr {
-		return netip.AddrFrom4([4]byte{base[0], base[1] + byte(second), byte(third), byte(fourth)})
+// nodesPerPage is the number of nodes in each 256 addresses. The first 256 addresses of
+// the nodes' range are for what belongs to all nodes.
+const nodesPerPage = 250
+
+// addresses returns the addresses of the node with an index.
+func (l layout) addresses(block netip.Prefix, index int) Addresses {
+	first := binary.BigEndian.Uint32(block.Masked().Addr().AsSlice())
+	quarter := 1 << (30 - l.blockBits)
+	at := func(offset int) netip.Addr {
+		return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, first+uint32(offset))))
 	}
-	nodes := at(3, 0, 0)
-	nodeAddress := func(index int) netip.Addr { return at(3, 1+index/250, 1+index%250) }
-	offset := index << (32 - nodeBits)
+	nodeAddress := func(index int) netip.Addr {
+		return at(3*quarter + 256*(1+index/nodesPerPage) + 1 + index%nodesPerPage)
+	}
 	return Addresses{
 		Family: Family{
-			Pods:     netip.PrefixFrom(at(0, 0, 0), blockBits+1),
-			NodePods: netip.PrefixFrom(at(offset>>16, offset>>8&0xff, offset&0xff), nodeBits),
-			Services: netip.PrefixFrom(at(2, 0, 0), 16),
-			Nodes:    netip.PrefixFrom(nodes, 16),
+			Pods:     netip.PrefixFrom(at(0), l.blockBits+1),
+			NodePods: netip.PrefixFrom(at(index<<(32-l.nodeBits)), l.nodeBits),
+			Services: netip.PrefixFrom(at(2*quarter), l.blockBits+2),
+			Nodes:    netip.PrefixFrom(at(3*quarter), l.blockBits+2),
 			Node:     nodeAddress(index),
 		},
-		APIService: at(2, 0, 1),
-		DNSService: at(2, 0, 10),
+		APIService: at(2*quarter + 1),
+		DNSService: at(2*quarter + 10),
 		APIServer:  nodeAddress(0),
-		DNS:        at(3, 0, 10),
-		Gateway:    at(3, 0, 1),
+		DNS:        at(3*quarter + 10),
+		Gateway:    at(3*quarter + 1),
 		APIPort:    6443,
 	}
 }

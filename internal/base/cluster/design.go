@@ -51,10 +51,6 @@ type Member struct {
 	Prefixes []netip.Prefix
 }
 
-// maxNodes is the largest number of nodes in a cluster: the number of per-node
-// blocks in the pod range.
-const maxNodes = 1 << (nodeBits - blockBits - 1)
-
 // ControlNodes is the number of control planes in a run that survives the loss
 // of one: with three, two are a majority.
 const ControlNodes = 3
@@ -63,7 +59,7 @@ const ControlNodes = 3
 var ErrTooFewNodes = fmt.Errorf("--ha needs %d nodes, because %d must continue when one is lost; request them from Slurm with -N%[1]d, or try it on one machine with --nodes-per-host %[1]d", ControlNodes, ControlNodes-1)
 
 // errNoAddresses is the error if no IPv4 block is free on all nodes.
-var errNoAddresses = errors.New("choose addresses for pods and Services: the routes of the nodes cover every private range; name a range that nobody uses with --address-block PREFIX/14")
+var errNoAddresses = errors.New("the routes of the nodes cover every private range")
 
 // Design makes the plan of every node of a cluster, in the order of the offers. The
 // first node is the head, which runs a control plane. Design returns an error if
@@ -73,7 +69,7 @@ func Design(spec Spec, offers []Offer) ([]Plan, error) {
 	if len(offers) > maxNodes {
 		return nil, fmt.Errorf("design a cluster of %d nodes: %d is the most", len(offers), maxNodes)
 	}
-	block, err := chooseBlock(spec, offers)
+	block, layout, err := chooseBlock(spec, offers)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +90,11 @@ func Design(spec Spec, offers []Offer) ([]Plan, error) {
 	names := nodeNames(offers)
 	for i, offer := range offers {
 		offer.Node.Name = names[i]
-		addresses := addressesIn(block, i)
+		offer.Node.MaxPods = min(offer.Node.MaxPods, layout.pods())
+		if spec.PodsPerNode > 0 {
+			offer.Node.MaxPods = min(offer.Node.MaxPods, spec.PodsPerNode)
+		}
+		addresses := layout.addresses(block, i)
 		addresses.HostAPIPort = offer.HostAPIPort
 		if controls > 1 {
 			addresses.APIBalancer = balancerAddress()
@@ -147,23 +147,30 @@ func UnlikeOwners(spec Spec, offers []Offer) string {
 		"make the user's lines in /etc/subuid and /etc/subgid the same on all nodes, or use --one-uid", strings.Join(unlike, ", "), offers[0].Host)
 }
 
-// chooseBlock returns an IPv4 block that overlaps no route of any node. Default
-// routes do not count. It accepts any block that the user names, even one that
+// chooseBlock returns an IPv4 block that overlaps no route of any node, and its layout.
+// Default routes do not count. It accepts any block that the user names, even one that
 // overlaps a route: a route may cover addresses that the site does not use.
-func chooseBlock(spec Spec, offers []Offer) (netip.Prefix, error) {
+func chooseBlock(spec Spec, offers []Offer) (none netip.Prefix, _ layout, err error) {
+	var named netip.Prefix
 	if spec.AddressBlock != "" {
-		return parseBlock(spec.AddressBlock)
+		if named, err = parseBlock(spec.AddressBlock); err != nil {
+			return none, layout{}, err
+		}
+	}
+	l, err := layoutFor(len(offers), spec.PodsPerNode, named)
+	if err != nil || named.IsValid() {
+		return named, l, err
 	}
 	var used []netip.Prefix
 	for _, offer := range offers {
 		used = append(used, offer.Used...)
 	}
-	blocks := candidates()
+	blocks := candidates(l.blockBits)
 	i := slices.IndexFunc(blocks, func(block netip.Prefix) bool { return free(block, used) })
 	if i < 0 {
-		return netip.Prefix{}, errNoAddresses
+		return none, layout{}, fmt.Errorf("choose addresses for pods and Services: %w; name a range that nobody uses with --address-block PREFIX/%d", errNoAddresses, l.blockBits)
 	}
-	return blocks[i], nil
+	return blocks[i], l, nil
 }
 
 // prefixesTo returns the destinations of the routes to the node with these addresses.
@@ -194,8 +201,8 @@ func podMTU(offers []Offer) int {
 // parseBlock reads a block of addresses that the user names.
 func parseBlock(value string) (netip.Prefix, error) {
 	block, err := netip.ParsePrefix(value)
-	if err != nil || !block.Addr().Is4() || block.Bits() != blockBits || block.Masked() != block {
-		return netip.Prefix{}, fmt.Errorf("address block %q: give an IPv4 prefix of %d bits, such as 100.64.0.0/%d", value, blockBits, blockBits)
+	if err != nil || !block.Addr().Is4() || block.Bits() < leastBits || block.Bits() > mostBits || block.Masked() != block {
+		return netip.Prefix{}, fmt.Errorf("address block %q: give an IPv4 prefix of %d to %d bits, such as 100.64.0.0/%d", value, leastBits, mostBits, defaultBlockBits)
 	}
 	return block, nil
 }

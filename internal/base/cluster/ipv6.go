@@ -89,7 +89,7 @@ func ulaBlock(run string, try int) netip.Prefix {
 }
 
 // ipv6In returns the addresses of the node with an index, in a /48 block. The subnets
-// 0 to ff are the nodes' parts of the pod range, 100 is for Services, 200 for nodes.
+// 0 to fff are the nodes' parts of the pod range, 1000 is for Services, 2000 for nodes.
 func ipv6In(block netip.Prefix, index int) *Family {
 	at := func(subnet, host uint16) netip.Addr {
 		bytes := block.Addr().As16()
@@ -98,11 +98,11 @@ func ipv6In(block netip.Prefix, index int) *Family {
 		return netip.AddrFrom16(bytes)
 	}
 	return &Family{
-		Pods:     netip.PrefixFrom(block.Addr(), 64-(nodeBits-blockBits-1)),
+		Pods:     netip.PrefixFrom(block.Addr(), 52),
 		NodePods: netip.PrefixFrom(at(uint16(index), 0), 64),
 		// kube-apiserver accepts no range larger than a /108.
-		Services: netip.PrefixFrom(at(0x100, 0), 112),
-		Nodes:    netip.PrefixFrom(at(0x200, 0), 64),
-		Node:     at(0x200, uint16(index)+1),
+		Services: netip.PrefixFrom(at(0x1000, 0), 112),
+		Nodes:    netip.PrefixFrom(at(0x2000, 0), 64),
+		Node:     at(0x2000, uint16(index)+1),
 	}
 }

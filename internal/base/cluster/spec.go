@@ -73,6 +73,9 @@ type Spec struct {
 	Network  Network
 	// NodesPerHost is the number of Kubernetes nodes on each machine.
 	NodesPerHost int
+	// PodsPerNode limits the pods of each node, and so the addresses that a node takes;
+	// 0 means the default.
+	PodsPerNode int
 	// NodeWait limits how long the nodes of a step wait for each other; 0 means
 	// the default.
 	NodeWait time.Duration
@@ -245,6 +248,9 @@ func (s Spec) checkNetwork() (problems []error) {
 	}
 	if s.NodesPerHost < 1 || s.NodesPerHost > maxNodes {
 		problems = append(problems, fmt.Errorf("%d nodes per host (--nodes-per-host): give 1 to %d", s.NodesPerHost, maxNodes))
+	}
+	if s.PodsPerNode != 0 && (s.PodsPerNode < leastPodsPerNode || s.PodsPerNode > MaxPodsPerNode) {
+		problems = append(problems, fmt.Errorf("%d pods per node (--pods-per-node): give %d to %d", s.PodsPerNode, leastPodsPerNode, MaxPodsPerNode))
 	}
 	if s.NodeWait < 0 {
 		problems = append(problems, fmt.Errorf("node wait %s: give a time such as 90s or 5m", s.NodeWait))
