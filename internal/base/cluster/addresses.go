@@ -20,9 +20,9 @@ type layout struct {
 const (
 	// maxNodes is the largest number of nodes in a cluster.
 	maxNodes = 4096
-	// defaultBlockBits is the length of the block's prefix that fits most clusters.
-	// largestBlockBits is that of the block for maxNodes nodes, of which the shared
-	// address space has four.
+	// defaultBlockBits is the length of the block's prefix in most clusters. With
+	// largestBlockBits there is room for maxNodes nodes, and the shared address space
+	// still has four such blocks.
 	defaultBlockBits, largestBlockBits = 14, 12
 	// A block that the user names has a prefix of leastBits to mostBits bits. A smaller
 	// block has no room for the addresses of nodes.
