@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// layout says how many addresses a cluster takes, and how many of them each node has
+// layout holds the sizes of a cluster's block of addresses and of the part that each node has
 // for its pods. The lower half of the block is for pods, the third quarter for Services,
 // the last quarter for nodes and what belongs to them.
 type layout struct {
@@ -27,9 +27,9 @@ const (
 	// A block that the user names has a prefix of leastBits to mostBits bits. A smaller
 	// block has no room for the addresses of nodes.
 	leastBits, mostBits = 8, 20
-	// MaxPodsPerNode is the largest number of pods that a user may request for each node.
-	// leastPodsPerNode leaves room for the pods of a small workload.
-	MaxPodsPerNode, leastPodsPerNode = 250, 5
+	// A user may limit the pods of each node to a number from leastPodsPerNode, which
+	// leaves room for a small workload, to mostPodsPerNode.
+	leastPodsPerNode, mostPodsPerNode = 5, 250
 	// unusableAddresses are the first and last address of a node's range, and the
 	// bridge's.
 	unusableAddresses = 3

@@ -28,7 +28,7 @@ func TestAddressesAvoidTheHostsRoutes(t *testing.T) {
 }
 
 func TestClusterAddressesDoNotOverlap(t *testing.T) {
-	for _, c := range []struct{ nodes, pods int }{{1, 0}, {256, 0}, {512, 0}, {1024, 0}, {2048, 0}, {maxNodes, 0}, {maxNodes, 110}, {maxNodes, leastPodsPerNode}, {1, MaxPodsPerNode}} {
+	for _, c := range []struct{ nodes, pods int }{{1, 0}, {256, 0}, {512, 0}, {1024, 0}, {2048, 0}, {maxNodes, 0}, {maxNodes, 110}, {maxNodes, leastPodsPerNode}, {1, mostPodsPerNode}} {
 		l, err := layoutFor(c.nodes, c.pods, netip.Prefix{})
 		if err != nil {
 			t.Fatal(err)
@@ -104,7 +104,7 @@ func TestLayouts(t *testing.T) {
 		{maxNodes, 0, "", layout{12, 25}, ""},
 		{maxNodes, 29, "", layout{14, 27}, ""},
 		{maxNodes, 30, "", layout{13, 26}, ""},
-		{maxNodes, MaxPodsPerNode, "", layout{}, "--pods-per-node"},
+		{maxNodes, mostPodsPerNode, "", layout{}, "--pods-per-node"},
 		{64, 0, "10.0.0.0/16", layout{16, 23}, ""},
 		{4, 0, "192.168.0.0/20", layout{20, 23}, ""},
 		{17, 0, "192.168.0.0/20", layout{}, "room for 16 such nodes; name a larger block (--address-block PREFIX/16)"},
@@ -129,7 +129,7 @@ func TestNodesOfferNoMorePodsThanAddresses(t *testing.T) {
 			t.Errorf("%+v: %d, %v", c, plans[0].Node.MaxPods, err)
 		}
 	}
-	if err := (Spec{Command: []string{"true"}, NodesPerHost: 1, PodsPerNode: MaxPodsPerNode + 1}).Validate(); err == nil {
+	if err := (Spec{Command: []string{"true"}, NodesPerHost: 1, PodsPerNode: mostPodsPerNode + 1}).Validate(); err == nil {
 		t.Error("too many pods per node pass")
 	}
 }

@@ -249,8 +249,8 @@ func (s Spec) checkNetwork() (problems []error) {
 	if s.NodesPerHost < 1 || s.NodesPerHost > maxNodes {
 		problems = append(problems, fmt.Errorf("%d nodes per host (--nodes-per-host): give 1 to %d", s.NodesPerHost, maxNodes))
 	}
-	if s.PodsPerNode != 0 && (s.PodsPerNode < leastPodsPerNode || s.PodsPerNode > MaxPodsPerNode) {
-		problems = append(problems, fmt.Errorf("%d pods per node (--pods-per-node): give %d to %d", s.PodsPerNode, leastPodsPerNode, MaxPodsPerNode))
+	if s.PodsPerNode != 0 && (s.PodsPerNode < leastPodsPerNode || s.PodsPerNode > mostPodsPerNode) {
+		problems = append(problems, fmt.Errorf("%d pods per node (--pods-per-node): give %d to %d", s.PodsPerNode, leastPodsPerNode, mostPodsPerNode))
 	}
 	if s.NodeWait < 0 {
 		problems = append(problems, fmt.Errorf("node wait %s: give a time such as 90s or 5m", s.NodeWait))
