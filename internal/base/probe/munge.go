@@ -5,11 +5,10 @@ import (
 	"context"
 	"os/exec"
 	"strings"
-	"time"
 )
 
 // checkMunge makes a credential and has it checked, where munge's programs
-// are. It forks, and a munged that hangs is given two seconds.
+// are. It forks, and a munged that hangs is given as long as all trials.
 func checkMunge(h *Host, ctx context.Context) Result {
 	r := Result{Name: "munge", Title: "munge", Level: Optional, OK: Yes,
 		Cost:   "the nodes of a job prove themselves to each other by other means",
@@ -24,7 +23,7 @@ func checkMunge(h *Host, ctx context.Context) Result {
 		r.OK, r.Found = No, "no socket /run/munge/munge.socket.2"
 		return r
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, trialLimit)
 	defer cancel()
 	credential, err := exec.CommandContext(ctx, "munge", "--no-input").Output()
 	if err != nil {

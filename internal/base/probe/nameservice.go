@@ -5,12 +5,11 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
-	"time"
 )
 
 // AskNameService completes a map whose NameService is true by asking
 // getsubids, which comes with newer shadow packages and knows sssd and LDAP.
-// It forks, and a name service can be slow: it takes two seconds at most. A
+// It forks, and a name service can be slow: it takes trialLimit at most. A
 // map that needs nothing is returned as it is.
 func (h *Host) AskNameService(ctx context.Context, m IDMap, uid, gid int) IDMap {
 	if !m.NameService || !m.OneUID {
@@ -22,7 +21,7 @@ func (h *Host) AskNameService(ctx context.Context, m IDMap, uid, gid int) IDMap 
 		m.Remedy = Remedy{User: "export USER=$(id -un)"}
 		return m
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, trialLimit)
 	defer cancel()
 	var ranges [2][]subRange
 	for i, arguments := range [][]string{{name}, {"-g", name}} {

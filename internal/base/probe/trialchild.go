@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"runtime"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -203,7 +202,7 @@ func MountFUSE(ctx context.Context) error {
 		UidMappings: sysMap(own.UIDs), GidMappings: sysMap(own.GIDs),
 		Pdeathsig: syscall.SIGKILL,
 	}
-	command.WaitDelay = time.Second
+	command.WaitDelay = trialLimit
 	return fuseOutcome(command.Output())
 }
 

@@ -19,9 +19,9 @@ const (
 	// because a credential is valid only on one connection, and only while that
 	// waits.
 	mungeTTL = 5 * time.Minute
-	// mungeLimit bounds one call of munge or unmunge, which usually takes
-	// milliseconds.
-	mungeLimit = 5 * time.Second
+	// mungeLimit bounds one call of munge or unmunge. It usually takes
+	// milliseconds, and seconds on a node whose cores are all busy.
+	mungeLimit = 30 * time.Second
 	// mungeOutput bounds the output of munge and unmunge: an encoded claim and its
 	// metadata.
 	mungeOutput = 4 * maxClaim
@@ -143,7 +143,9 @@ func (m *Munge) run(ctx context.Context, program string, input []byte, args ...s
 	stdout, stderr := &boundedBuffer{limit: mungeOutput}, &boundedBuffer{limit: 1 << 10}
 	command := exec.CommandContext(ctx, program, args...)
 	command.Stdin, command.Stdout, command.Stderr = bytes.NewReader(input), stdout, stderr
-	command.WaitDelay = 100 * time.Millisecond
+	// Another child that this process forks meanwhile has the pipes, too, until it
+	// calls execve. On a busy node that can be long after the program has ended.
+	command.WaitDelay = mungeLimit
 	command.Dir = "/"
 	err = command.Run()
 	switch {

@@ -111,6 +111,21 @@ func TestMungeIdentifiesUser(t *testing.T) {
 	wantWords(t, err, "make a credential", "munged")
 }
 
+// A process that has the pipe of munge's output keeps it after munge's end. On a busy
+// node, children that this process forks at the same time do so.
+func TestMungeWhileOutputIsOpen(t *testing.T) {
+	programs := t.TempDir()
+	for _, name := range []string{"munge", "unmunge"} {
+		if err := os.WriteFile(filepath.Join(programs, name), []byte("#!/bin/sh\nsleep 0.3 &\necho MUNGE:credential:\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
+	if credential := mustProve(t, mungeAt(t, "")); string(credential) != "MUNGE:credential:" {
+		t.Errorf("got %q", credential)
+	}
+}
+
 func mustProve(t *testing.T, prover Prover) []byte {
 	t.Helper()
 	credential, err := prover.Prove(t.Context(), someClaim())

@@ -50,7 +50,9 @@ func askWithin(ctx context.Context, env []string, limit time.Duration, command .
 	defer cancel()
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Env = env
-	cmd.WaitDelay = 100 * time.Millisecond
+	// Another child that this process forks meanwhile has the pipes, too, until it
+	// calls execve.
+	cmd.WaitDelay = limit
 	// Ctrl-C, and the SIGHUP when a terminal's session leader ends, go to all
 	// processes in the foreground. They would kill an scancel that ends a step in
 	// order.

@@ -170,6 +170,14 @@ func TestAskSlurm(t *testing.T) {
 	}
 }
 
+// A process that has the pipe of a command's output keeps it after the command's end.
+func TestAskSlurmWhileOutputIsOpen(t *testing.T) {
+	output, err := AskSlurm(t.Context(), "sh", "-c", "sleep 0.3 & echo answer")
+	if err != nil || string(output) != "answer\n" {
+		t.Errorf("got %q (%v)", output, err)
+	}
+}
+
 // The signals of a terminal do not reach a Slurm command in the middle of its work.
 func TestAskSlurmInItsOwnSession(t *testing.T) {
 	stat, err := AskSlurm(t.Context(), "cat", "/proc/self/stat")

@@ -157,4 +157,12 @@ type helperProgram struct{ command *exec.Cmd }
 
 func (h helperProgram) Input(in io.Reader) { h.command.Stdin = in }
 
-func (h helperProgram) Output() ([]byte, error) { return h.command.Output() }
+// Output returns the output of a helper that has ended with success, also if another
+// process still has the pipe.
+func (h helperProgram) Output() ([]byte, error) {
+	output, err := h.command.Output()
+	if errors.Is(err, exec.ErrWaitDelay) {
+		err = nil
+	}
+	return output, err
+}

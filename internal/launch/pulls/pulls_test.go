@@ -49,8 +49,8 @@ func TestFirstPasswordFileWins(t *testing.T) {
 	}
 }
 
-// TestPasswordsThatHelpersKeep covers a helper with a password, one with a token,
-// and some without an answer.
+// TestPasswordsThatHelpersKeep covers a helper with a password, one with a token that
+// leaves a process with its output, and some without an answer.
 func TestPasswordsThatHelpersKeep(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
@@ -60,7 +60,7 @@ func TestPasswordsThatHelpersKeep(t *testing.T) {
 		}
 	}
 	write("docker-credential-store", "#!/bin/sh\n[ $1 = get ] && read -r r || :; echo '{\"ServerURL\":\"'$r'\",\"Username\":\"of '$r'\",\"Secret\":\"s\"}'\n")
-	write("docker-credential-token", "#!/bin/sh\necho '{\"Username\":\"<token>\",\"Secret\":\"t\"}'\n")
+	write("docker-credential-token", "#!/bin/sh\nsleep 2 & echo '{\"Username\":\"<token>\",\"Secret\":\"t\"}'\n")
 	write("docker-credential-locked", "#!/bin/sh\necho 'the keyring is locked'; exit 1\n")
 	write("docker-credential-empty", "#!/bin/sh\necho '{}'\n")
 	write("config.json", `{"auths":{"a.test":{},"b.test":{},"c.test":{"auth":"Yw=="}},"credsStore":"store",
