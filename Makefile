@@ -7,7 +7,8 @@
 #   make test STORY=job  one story of test/stories/testdata, with what is built
 #   make test CASE=kill_janitor   one case or group of test/ends, with what is built
 #   make fuzz TIME=30s   every fuzz target for this time, or only TARGET=...
-#   make chaos ROUNDS=20 SEED=1 PROCTRACK=cgroup   breaks one thing in each of so many runs
+#   make chaos ROUNDS=20 SEED=1 PROCTRACK=cgroup   breaks one thing in each of so many runs, or with
+#                        FAULTS=10 up to ten, one after the other, in a run that heals
 #   make linearizable ROUNDS=10 SEED=1   whether writes of the API are lost with --ha, one fault in each run
 #   make soak            1,000 runs, 20,000 pods and 2,000 jobs in a row, which takes hours: nothing may grow
 #   make lint            formatting, vet, golangci-lint
@@ -117,7 +118,7 @@ SEED ?= 1
 PROCTRACK ?= cgroup
 chaos:
 	scripts/install-deps build bed
-	test/chaos/run -n $(ROUNDS) -s $(SEED) -t $(PROCTRACK)
+	test/chaos/run -n $(ROUNDS) -s $(SEED) -t $(PROCTRACK) $(addprefix -c ,$(FAULTS))
 
 linearizable:
 	scripts/install-deps build bed

@@ -30,7 +30,7 @@ begin() {
 	: >"$out/$name"
 	# Outside a job, a compute node represents a machine without Slurm.
 	[[ $host == login ]] || set -- env BERTH_HERE=true "$@"
-	timeout -k 1 300 "$bed" run --user "$user" "$host" env PATH=/srv/ends/dist/bin:/usr/bin:/bin:/usr/sbin:/sbin \
+	timeout -k 1 "${longest_run:-300}" "$bed" run --user "$user" "$host" env PATH=/srv/ends/dist/bin:/usr/bin:/bin:/usr/sbin:/sbin \
 		sh -c '"$@"; exit $?' sh "$@" >"$out/$name" 2>&1 </dev/null &
 	pids[$name]=$!
 }
