@@ -26,11 +26,14 @@ choose_chain() {
 	one_of debug debug debug small && state=$chosen
 }
 
+# Kinds of processes that mostly end their run when they are killed.
+final_kinds=(supervisor janitor init command-parent command)
+
 # choose_link SEED PLACE makes the choices of a round. The first round of a chain hits a moment of
-# the start, and the last one of the end. Rounds with consecutive seeds prefer the kinds of
-# processes in turn; every second start prefers images, which only runs there.
+# the start. Only the last one hits a moment of the end, or kills a process of final_kinds. Rounds
+# with consecutive seeds prefer the other kinds of processes in turn.
 choose_link() {
-	local first
+	local wanted final
 	RANDOM=$1
 	one_of kill kill kill kill kill kill stop stop stop stop cut disk shm && fault=$chosen
 	[[ $fault != disk || $state == small ]] || fault=kill
@@ -38,21 +41,29 @@ choose_link() {
 	one_of 5 5 5 25 && outage=$chosen
 	host=n$((RANDOM % nodes + 1)) number=$RANDOM
 	shuffle_kinds
-	order=($(printf '%s\n' "${order[@]}" | grep -vx images))
-	first=$(printf '%s\n' "${order[@]}" | sort | sed -n "$(($1 % ${#order[@]} + 1))p")
-	one_of images "$first"
+	one_of "${final_kinds[@]}" && final=$chosen
+	without images
+	[[ $2 == last || $fault != kill ]] || without "${final_kinds[@]}"
+	wanted=$(printf '%s\n' "${order[@]}" | sort | sed -n "$(($1 % ${#order[@]} + 1))p")
 	case $2 in
-	first) moment=start first=$chosen ;;
-	last) moment=end ;;
-	*) [[ $first != runc || $moment != work ]] || moment=pods ;;
+	first) moment=start && one_of images "$wanted" "$wanted" "$wanted" && wanted=$chosen ;;
+	last) one_of end end end "$moment" && moment=$chosen && one_of "$final" "$wanted" && wanted=$chosen ;;
 	esac
-	order=("$first" $(printf '%s\n' "${order[@]}" | grep -vx "$first"))
+	[[ $wanted/$moment != runc/work ]] || moment=pods
+	without "$wanted"
+	order=("$wanted" "${order[@]}")
 	case $moment in
-	start) delay=$((RANDOM % ($([[ $first == images ]] && echo 500 || echo 6000)))) ;;
+	start) delay=$((RANDOM % 6000)) ;;
 	work) delay=$((RANDOM % 2000)) ;;
 	pods | pull) delay=$((RANDOM % 1500)) ;;
 	end) delay=$((RANDOM % 600)) ;;
 	esac
+	[[ $wanted != images ]] || delay=$((delay / 10))
+}
+
+# without KIND... removes kinds from order.
+without() {
+	mapfile -t order < <(printf '%s\n' "${order[@]}" | grep -vxF "$(printf '%s\n' "$@")")
 }
 
 # strike_link injects the fault. A host with a process of the preferred kind is struck, if there
