@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -127,8 +128,8 @@ type clusterFinder struct {
 }
 
 // Connect implements interlink.Finder.
-func (c *clusterFinder) Connect(ctx context.Context) (*interlink.Cluster, error) {
-	session, err := connect(ctx, c.place, c.job)
+func (c *clusterFinder) Connect(ctx context.Context, job string) (*interlink.Cluster, error) {
+	session, err := connect(ctx, c.place, cmp.Or(job, c.job))
 	if err != nil {
 		return nil, err
 	}

@@ -28,8 +28,9 @@ type Cluster struct {
 
 // Finder finds the user's cluster.
 type Finder interface {
-	// Connect returns a connection to the cluster, or the reason why there is none.
-	Connect(ctx context.Context) (*Cluster, error)
+	// Connect returns a connection to the cluster of a job, or the reason why there is none.
+	// If job is empty, it is the cluster that the server sends pods to.
+	Connect(ctx context.Context, job string) (*Cluster, error)
 	// Ended returns the reason why the cluster of a job is gone for good. It returns ""
 	// if the job runs, or if that is not known now.
 	Ended(ctx context.Context, job string) string
@@ -92,7 +93,7 @@ func newConnection(finder Finder, log *slog.Logger) *connection {
 func (c *connection) keep(ctx context.Context) {
 	retry := connectRetry
 	for ctx.Err() == nil {
-		cluster, err := c.connect(ctx)
+		cluster, err := c.connect(ctx, "")
 		if err != nil {
 			c.set(nil, err)
 			select {
@@ -114,8 +115,8 @@ func (c *connection) keep(ctx context.Context) {
 }
 
 // connect opens a connection, and reads the identity of the cluster.
-func (c *connection) connect(ctx context.Context) (*connected, error) {
-	cluster, err := c.finder.Connect(ctx)
+func (c *connection) connect(ctx context.Context, job string) (*connected, error) {
+	cluster, err := c.finder.Connect(ctx, job)
 	if err != nil {
 		return nil, err
 	}

@@ -172,16 +172,23 @@ func (s *Server) restrictions(cluster *connected) string {
 // pod owns. remove succeeds if the pod does not exist.
 func (s *Server) remove(ctx context.Context, foreign *corev1.Pod) error {
 	s.removed.add(foreign.UID)
+	id := ownJobID(foreign)
 	cluster, err := s.connection.get()
 	if err != nil {
-		if id := ownJobID(foreign); id != "" && s.connection.gone(ctx, nil, id) != "" {
+		if id != "" && s.connection.gone(ctx, nil, id) != "" {
 			return nil
 		}
 		if cluster, err = s.connection.wait(ctx); err != nil {
 			return err
 		}
 	}
-	return removeFrom(ctx, cluster, foreign)
+	if err := removeFrom(ctx, cluster, foreign); err != nil {
+		return err
+	}
+	if id == "" || s.connection.gone(ctx, cluster, id) != "" {
+		return nil
+	}
+	return s.elsewhere.remove(ctx, s.connection, id, foreign)
 }
 
 // abandon deletes the local pod of a foreign pod that the virtual node has deleted during its

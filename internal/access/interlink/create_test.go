@@ -233,6 +233,35 @@ func TestDelete(t *testing.T) {
 	}
 }
 
+// TestDeleteElsewhere checks that a pod is deleted in the cluster that its JobID names, although
+// the server sends pods to another one now.
+func TestDeleteElsewhere(t *testing.T) {
+	f := newFinder()
+	s := start(t, f)
+	foreign, objects := foreignPod()
+	foreign.Annotations = map[string]string{virtualnode.JobID: must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, foreign, objects)).PodJID}
+	first := f.api
+	close(f.lost)
+	f.replace("13", "second")
+	s = start(t, f)
+	if code, text := call(t, s, "POST", "/delete", foreign); code != http.StatusServiceUnavailable || !strings.Contains(text, "another berth cluster, of job 12: no answer") {
+		t.Errorf("the other cluster does not answer: %d %s", code, text)
+	}
+	f.mu.Lock()
+	f.other = first
+	f.mu.Unlock()
+	for range 2 {
+		must[string](t, s, "POST", "/delete", foreign)
+	}
+	if list, err := first.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
+		t.Errorf("the pods are %+v, %v", list, err)
+	}
+	f.mu.Lock()
+	f.other, f.ended["12"] = nil, "job 12 has ended (COMPLETED)"
+	f.mu.Unlock()
+	must[string](t, start(t, f), "POST", "/delete", foreign)
+}
+
 // TestDeleteDuringCreate checks that a pod that was deleted before its creation was complete
 // does not run.
 func TestDeleteDuringCreate(t *testing.T) {

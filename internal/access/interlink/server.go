@@ -40,6 +40,8 @@ type Server struct {
 	host string
 	// removed holds the pods that must not be created any more.
 	removed removed
+	// elsewhere deletes pods in clusters that the server does not send pods to.
+	elsewhere elsewhere
 }
 
 // New returns a server that creates pods in the cluster of a finder. level is their Pod
@@ -81,7 +83,7 @@ func (s *Server) replyError(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.As(err, &refused):
 		code = http.StatusUnprocessableEntity
-	case errors.Is(err, errNoCluster):
+	case errors.Is(err, errNoCluster), errors.Is(err, errElsewhere):
 		code = http.StatusServiceUnavailable
 	case errors.As(err, &status) && status.Status().Code >= http.StatusBadRequest:
 		code = int(status.Status().Code)
@@ -139,7 +141,7 @@ func retry(ctx context.Context, action func(context.Context) error) error {
 // isTemporary reports whether an action may succeed after this error: the API server did not
 // reply, was overloaded, or had an internal error.
 func isTemporary(err error) bool {
-	if errors.As(err, new(*refusal)) {
+	if errors.As(err, new(*refusal)) || errors.Is(err, errElsewhere) {
 		return false
 	}
 	var status apierrors.APIStatus

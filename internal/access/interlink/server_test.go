@@ -36,6 +36,7 @@ type fakeFinder struct {
 	job   string
 	lost  chan struct{}
 	ended map[string]string
+	other *fake.Clientset // the cluster of every other job
 }
 
 // newFinder returns a Finder with the cluster of job 12.
@@ -71,9 +72,15 @@ func (f *fakeFinder) end() {
 	close(f.lost)
 }
 
-func (f *fakeFinder) Connect(context.Context) (*Cluster, error) {
+func (f *fakeFinder) Connect(_ context.Context, job string) (*Cluster, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if job != "" && job != f.job {
+		if f.other == nil {
+			return nil, errors.New("no answer from job " + job)
+		}
+		return &Cluster{API: f.other.CoreV1(), Job: job, Lost: make(chan struct{}), Close: func() {}}, nil
+	}
 	if f.api == nil {
 		return nil, errors.New("you have no job")
 	}
