@@ -1,7 +1,12 @@
 package workload
 
 import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -9,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+
+	"berth.dev/berth/internal/kube/containerlog"
 )
 
 // In an existing cluster, others may free resources or add nodes at any time, but an image
@@ -81,5 +88,51 @@ func TestPodsOfOthersAreNotFollowed(t *testing.T) {
 				t.Errorf("got %v, want %v", got, test.owns)
 			}
 		})
+	}
+}
+
+// On an existing cluster, a user with the role "edit" of a namespace may read logs, but may not
+// send requests to nodes. One request follows the log of a container, and another one reads the
+// rest. There is no request to the node.
+func TestExistingClusterServesLogs(t *testing.T) {
+	var mu sync.Mutex
+	var asked []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		asked = append(asked, r.URL.Path+"?follow="+r.URL.Query().Get("follow"))
+		mu.Unlock()
+		if strings.HasSuffix(r.URL.Path, "/log") {
+			_, _ = io.WriteString(w, "2026-11-28T12:00:00.5Z one\n")
+			return
+		}
+		http.Error(w, "forbidden", http.StatusForbidden)
+	}))
+	defer server.Close()
+	var out syncBuffer
+	l := newLogs(testClient(t, server.URL), Streams{Existing: true, Out: &out, Err: &out, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }}, true)
+	l.pause = time.Millisecond
+	l.follow(t.Context(), podOnNode(corev1.PodSucceeded))
+	if err := l.wait(t.Context(), nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if out.String() != "one\n" {
+		t.Errorf("output is %q", out.String())
+	}
+	const log = "/api/v1/namespaces/default/pods/p/log"
+	if slices.ContainsFunc(asked, func(path string) bool { return !strings.HasPrefix(path, log) }) || len(asked) > 2 {
+		t.Errorf("requests: %q", asked)
+	}
+}
+
+// A container whose pod was deleted before it was seen has no log at the API server.
+func TestExistingClusterHasNoLogOfDeletedPod(t *testing.T) {
+	var said []string
+	l := newLogs(nil, Streams{Existing: true, Lose: func(text string, _ containerlog.Loss) { said = append(said, text) }}, true)
+	l.followDeletedPod(t.Context(), logPlace{"default", "p", "n"}, "u", "main", time.Now())
+	if err := l.wait(t.Context(), nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if len(said) != 1 || !strings.Contains(said[0], cutByDeletion) {
+		t.Errorf("the user reads %q", said)
 	}
 }

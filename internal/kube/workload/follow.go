@@ -60,8 +60,12 @@ type Result struct {
 	Lost string
 }
 
-// stuckPeriod is the interval of the checks on pods that do not start.
-const stuckPeriod = time.Second
+const (
+	// stuckPeriod is the interval of the checks on pods that do not start.
+	stuckPeriod = time.Second
+	// existingPeriod is the interval of requests about such pods on an existing cluster.
+	existingPeriod = 10 * time.Second
+)
 
 // follower follows the targets of one run. All its fields belong to the loop
 // in run; informers and log streams speak to it through channels.
@@ -79,6 +83,8 @@ type follower struct {
 	// asked reports whether the targets that no list contained were requested one by one.
 	lists int
 	asked bool
+	// looked is the time of the last requests about missing objects.
+	looked time.Time
 	// shown holds the pods that a watch has shown before that. noEvents is since when
 	// events cannot be listed, or zero.
 	shown    map[types.UID]bool

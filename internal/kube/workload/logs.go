@@ -283,11 +283,11 @@ func (l *logs) begin(ctx context.Context, pod *corev1.Pod, status corev1.Contain
 	streams := []*stream{newStream(l, pod, status, l.firstStream())}
 	if !l.streams.Existing {
 		streams = append(streams, newStream(l, pod, status, "Stderr"))
-	}
-	streams[0].node = l.nodes[name]
-	if mark.Generation == int(status.RestartCount) && !l.streams.Existing {
-		streams[0].earlier = max(streams[0].earlier, mark.SentOut-int64(len(mark.Out)))
-		streams[1].earlier = max(streams[1].earlier, mark.SentErr-int64(len(mark.Err)))
+		streams[0].node = l.nodes[name]
+		if mark.Generation == int(status.RestartCount) {
+			streams[0].earlier = max(streams[0].earlier, mark.SentOut-int64(len(mark.Out)))
+			streams[1].earlier = max(streams[1].earlier, mark.SentErr-int64(len(mark.Err)))
+		}
 	}
 	for i, s := range streams {
 		s.turn, s.replaced = l.nodes[name].turn, replaced

@@ -43,6 +43,8 @@ const (
 type Mark struct {
 	containerlog.Position
 	logPlace
+	// Line is the place in a log that is read with timestamps.
+	Line linePlace `json:"l,omitzero"`
 	// Out and Err are beginnings of lines that are not passed on yet.
 	Out []byte `json:"out,omitempty"`
 	Err []byte `json:"err,omitempty"`
@@ -95,7 +97,8 @@ type nodeStream struct {
 	unseen bool
 	// stop cancels the request in progress.
 	stop context.CancelFunc
-	// absent reports whether the node cannot serve logs. Then the API server does.
+	// absent reports whether the node cannot serve logs. Then the API server does. Nodes of
+	// existing clusters do not have the role, and users there may not ask nodes.
 	absent bool
 	mark   Mark
 }
@@ -103,7 +106,7 @@ type nodeStream struct {
 func newNodeStream(l *logs, place logPlace, uid types.UID, container string) *nodeStream {
 	s := &nodeStream{
 		logs: l, namespace: place.Namespace, pod: place.Pod, container: container, uid: uid,
-		node: place.Node, absent: place.Node == "", done: make(chan struct{}),
+		node: place.Node, absent: place.Node == "" || l.streams.Existing, done: make(chan struct{}),
 	}
 	if !l.plain {
 		s.prefix = fmt.Appendf(nil, "[%s %s] ", s.pod, container)
@@ -192,6 +195,9 @@ func (s *nodeStream) isAbsent() bool {
 // run copies until the log is complete, or ctx ends.
 func (s *nodeStream) run(ctx context.Context) {
 	defer close(s.done)
+	if s.isAbsent() && s.podGone {
+		s.leaveToAPIServer()
+	}
 	received, asked := time.Now(), time.Now()
 	for ctx.Err() == nil && !s.isAbsent() {
 		s.mu.Lock()
@@ -228,11 +234,7 @@ func (s *nodeStream) run(ctx context.Context) {
 			s.mu.Lock()
 			s.absent = true
 			s.mu.Unlock()
-			if s.podGone {
-				s.lose(containerlog.Loss{}, cutByDeletion)
-			}
-			s.logs.follows(Step{Key: s.key(), Dropped: true, Lost: s.lost})
-			s.lost = nil
+			s.leaveToAPIServer()
 			return
 		}
 		s.mu.Lock()
@@ -254,6 +256,15 @@ func (s *nodeStream) run(ctx context.Context) {
 		case <-time.After(logPause):
 		}
 	}
+}
+
+// leaveToAPIServer records that the API server gives the log. It has none of a deleted pod.
+func (s *nodeStream) leaveToAPIServer() {
+	if s.podGone {
+		s.lose(containerlog.Loss{}, cutByDeletion)
+	}
+	s.logs.follows(Step{Key: s.key(), Dropped: true, Lost: s.lost})
+	s.lost = nil
 }
 
 func later(a, b time.Time) time.Time {

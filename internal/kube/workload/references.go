@@ -124,6 +124,10 @@ func (s *stuckPods) lacking(now time.Time) []*waiting {
 // lookAtReferences ends the wait for pods whose object certainly does not exist. It changes
 // nothing if the API server does not answer in time.
 func (f *follower) lookAtReferences(ctx context.Context) {
+	if f.streams.Existing && time.Since(f.looked) < existingPeriod {
+		return
+	}
+	f.looked = time.Now()
 	ctx, cancel := context.WithTimeout(ctx, stuckPeriod)
 	defer cancel()
 	for _, w := range f.stuck.lacking(time.Now()) {

@@ -62,7 +62,7 @@ const cutByDeletion = "its pod was deleted before it was read to the end"
 
 // stream copies one output stream of one run of a container from the API server. If the
 // log breaks off, because a part of the cluster restarts, stream reads it again from its
-// start, or with timestamps from one of the last two seconds, and continues after the bytes
+// start, or with timestamps from shortly before the last line, and continues after the bytes
 // that it has copied. No line is lost or repeated.
 type stream struct {
 	logs                      *logs
@@ -107,9 +107,11 @@ func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name 
 		name: name, containerEnded: make(chan struct{}), done: make(chan struct{}),
 	}
 	mark, _ := l.streams.Progress.of(s.key())
-	s.earlier = mark.Offset
 	if l.streams.Existing {
-		s.stamps = &timestamps{stream: s}
+		s.copied = mark.Offset
+		s.stamps = &timestamps{stream: s, at: mark.Line, whole: mark.Line}
+	} else {
+		s.earlier = mark.Offset
 	}
 	return s
 }
@@ -287,15 +289,15 @@ func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
 	defer func() { _ = body.Close() }() // body is never nil
 	// Check after the log was opened: if the container has the right log now, it was the
 	// right one before, too.
-	if unsure && s.foreign < foreignAttempts {
+	if unsure && s.stamps == nil && s.foreign < foreignAttempts {
 		if err := s.checkBeginning(ctx, which); err != nil {
 			return err
 		}
 	}
-	s.foreign = 0
 	if s.stamps != nil {
 		return s.stamps.copy(ctx, which, body)
 	}
+	s.foreign = 0
 	if err = s.skip(body); errors.Is(err, errRotated) {
 		s.opened, s.cut = true, true
 		s.lose("its beginning was rotated away while it was read")
@@ -421,9 +423,9 @@ func (s *stream) open(ctx context.Context, which reading) (io.ReadCloser, error)
 	if which.previous {
 		request = request.Param("previous", "true")
 	}
-	if s.stamps != nil && !which.beginning {
+	if s.stamps != nil {
 		request = request.Param("timestamps", "true")
-		which.since = s.stamps.since
+		which.since = s.stamps.since()
 	}
 	if which.beginning {
 		request = request.Param("timestamps", "true").Param("limitBytes", "64")
@@ -469,6 +471,11 @@ func (s *stream) pass(text []byte, until int64) error {
 	}
 	await(s.turn)
 	mark := Mark{Position: containerlog.Position{Offset: until}}
+	if s.stamps != nil {
+		if mark.Line = s.stamps.whole; until == s.copied {
+			mark.Line = s.stamps.at
+		}
+	}
 	return s.logs.deliver([]piece{{kind, text}}, Step{Key: s.key(), Mark: mark})
 }
 

@@ -338,13 +338,19 @@ func follow(t *testing.T, api *brokenLog) (out, notes string) {
 // container.
 func followAt(t *testing.T, api http.Handler, ended *func(), streams Streams) (out, notes string) {
 	t.Helper()
+	return followAs(t, api, ended, streams, true)
+}
+
+// followAs works like followAt. plain is the field of logs.
+func followAs(t *testing.T, api http.Handler, ended *func(), streams Streams, plain bool) (out, notes string) {
+	t.Helper()
 	server := httptest.NewServer(api)
 	defer server.Close()
 	client := testClient(t, server.URL)
 	var text, said strings.Builder
 	streams.Out, streams.Err = &text, io.Discard
 	streams.Lose = func(loss string, _ containerlog.Loss) { said.WriteString(loss) }
-	l := newLogs(client, streams, true)
+	l := newLogs(client, streams, plain)
 	l.pause = time.Millisecond
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"}}
 	ready := make(chan struct{})

@@ -1,82 +1,90 @@
 package workload
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
-	"hash/maphash"
+	"fmt"
 	"io"
 	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"berth.dev/berth/internal/kube/containerlog"
 )
 
-// maxTimestamp is the length in bytes of the longest timestamp of a line,
-// 2006-01-02T15:04:05.000000000+07:00, and the space after it.
-const maxTimestamp = 36
+const (
+	// maxTimestamp is the length in bytes of the longest timestamp of a line,
+	// 2006-01-02T15:04:05.000000000+07:00, and the space after it.
+	maxTimestamp = 36
+	// resumeMargin is the time from the beginning of a request to the last timestamp. A line may
+	// have an earlier timestamp than the line before it: containerd takes the times of standard
+	// output and standard error before it locks the log that both share, and a clock may be set
+	// back.
+	resumeMargin = 10 * time.Second
+	// shortAnswers is the number of answers in a row that end before the place reached, and have
+	// no later line, after which the log counts as rotated. The API server also ends an answer
+	// without an error if the kubelet dies.
+	shortAnswers = 3
+)
 
-// disorder bounds the difference between the timestamp of a line and the earlier timestamp of
-// a line after it. containerd takes the times of standard output and standard error before it
-// locks the log that both share.
-const disorder = 200 * time.Millisecond
+// errShort is the error for an answer that ended before the place reached.
+var errShort = errors.New("the log ends too early")
 
-// timestamps copies a log whose lines begin with a timestamp from the kubelet. After a break,
-// it reads only the lines since the last second with output again, or since the one before,
-// because the parameter sinceTime has a resolution of one second. Older lines may have been
-// rotated away before.
+// linePlace is a place in a log whose lines begin with timestamps.
+type linePlace struct {
+	// Stamp is the timestamp of the line that was read last. Same counts the lines just before
+	// it with the same timestamp. Bytes counts the bytes that were read of the line, without
+	// the timestamp.
+	Stamp time.Time `json:"t"`
+	Same  int       `json:"s,omitempty"`
+	Bytes int64     `json:"b,omitempty"`
+	// First is the timestamp of the first line of the run, and Newest the latest one up to the
+	// place.
+	First  time.Time `json:"f"`
+	Newest time.Time `json:"n"`
+}
+
+// timestamps copies a log whose lines begin with a timestamp from the kubelet. After a break, it
+// requests the lines since shortly before the last one, and continues after that one.
+//
+// The kubelet serves only the present file of a log. So if the last line is missing, the log was
+// rotated, or it belongs to a later run of the container.
 type timestamps struct {
 	stream *stream
-	// since is sinceTime of the next request, and again counts the bytes from there on. next
-	// is the latest second, and later counts the bytes from there on. next replaces since only
-	// after a while, because the kubelet would omit a line before next that is still to come.
-	since, next  time.Time
-	again, later readBytes
-	// last is the latest timestamp, and second that of the current line in whole seconds, or
-	// zero if the line has none. begin holds the part of a timestamp that was read, and inLine
-	// reports whether the timestamp of the current line is complete.
-	last   time.Time
-	second time.Time
-	begin  []byte
-	inLine bool
-	// after is the timestamp of the last line before the log was rotated, or zero. known
-	// reports whether the current line is not newer, so that it was passed on already.
-	after time.Time
-	known bool
+	// at is the place after the bytes that were passed to the stream, and whole the place
+	// after the last complete line of them.
+	at, whole linePlace
+
+	// The rest is the state of an answer. missing reports whether the line at the place has not
+	// been read again yet, and same counts lines like linePlace.Same.
+	missing bool
+	same    int
+	// seen is the latest timestamp while the place was missing.
+	seen time.Time
+	// begin holds the part of a timestamp that was read. inLine reports whether the timestamp of
+	// the current line is complete, and unstamped whether the line has none.
+	begin             []byte
+	inLine, unstamped bool
+	// skip is the number of bytes of the current line that were passed on before.
+	skip int64
+	// short counts answers that ended with errShort.
+	short int
 }
 
-// readBytes counts bytes that were read, timestamps included. seen is their hash.
-type readBytes struct {
-	read int64
-	seen maphash.Hash
-}
-
-func (b *readBytes) count(data []byte) {
-	_, _ = b.seen.Write(data)
-	b.read += int64(len(data))
+// since returns the beginning of the next request, or zero for the beginning of the log.
+func (s *timestamps) since() time.Time {
+	if s.at.Stamp.IsZero() {
+		return time.Time{}
+	}
+	return s.at.Stamp.Add(-resumeMargin)
 }
 
 // copy passes on the rest of body, a log that begins at s.since.
-func (s *timestamps) copy(ctx context.Context, which reading, body io.ReadCloser) error {
-	log := bufio.NewReaderSize(body, 32<<10)
-	err := s.skip(log)
+func (s *timestamps) copy(ctx context.Context, which reading, body io.Reader) error {
+	err := s.read(body)
 	if errors.Is(err, errRotated) {
-		s.stream.opened, s.stream.cut = true, true
-		s.stream.lose("its beginning was rotated away while it was read")
-		// The rest of an unfinished line is lost, too.
-		s.after, s.inLine, s.second = s.last, false, s.since
-		s.again, s.later = readBytes{}, readBytes{}
-		rest, openErr := s.stream.open(ctx, which)
-		if openErr != nil {
-			return openErr
-		}
-		defer rest.Close()
-		log, err = bufio.NewReaderSize(rest, 32<<10), nil
-	}
-	if err == nil {
-		_, err = io.Copy(s, log)
-	}
-	if err == nil && s.stream.earlier > 0 {
-		s.stream.earlier = 0
-		s.stream.lose("its beginning was rotated away while it was read")
+		err = s.relocate(ctx, which)
 	}
 	if !errors.Is(err, errUnopened) {
 		s.stream.opened, s.stream.cut = true, err != nil && ctx.Err() == nil
@@ -84,137 +92,162 @@ func (s *timestamps) copy(ctx context.Context, which reading, body io.ReadCloser
 	return err
 }
 
-// skip reads the bytes of log that were read before. It returns errRotated if log begins with
-// other bytes, or if the kubelet omits the last line, because its timestamp is before since.
-func (s *timestamps) skip(log *bufio.Reader) error {
-	s.begin = nil
-	if s.second.Before(s.since) {
-		return errRotated
-	}
-	err := s.skipPart(log)
-	if err == nil {
-		var again maphash.Hash
-		again.SetSeed(s.again.seen.Seed())
-		_, err = io.CopyN(&again, log, s.again.read)
-		if err == nil && again.Sum64() != s.again.seen.Sum64() {
-			return errRotated
-		}
-	}
-	if errors.Is(err, io.EOF) {
-		return errRotated
-	}
-	return err
-}
-
-// skipPart skips the end of a line that began before since, at the beginning of log. The
-// container runtime divides lines of more than 16 KiB into parts with separate timestamps. The
-// kubelet sends only the timestamp of the first part of a line.
-func (s *timestamps) skipPart(log *bufio.Reader) error {
-	begin, err := log.Peek(int(min(s.again.read, maxTimestamp)))
-	if err != nil || len(begin) == 0 {
+// read passes on what an answer has after the place reached. It returns errRotated if the answer
+// does not contain that place.
+func (s *timestamps) read(answer io.Reader) error {
+	s.missing, s.same, s.seen = !s.at.Stamp.IsZero(), 0, time.Time{}
+	s.begin, s.inLine, s.skip = nil, false, 0
+	_, err := io.Copy(s, answer)
+	if err != nil || !s.missing {
 		return err
 	}
-	text, _, _ := bytes.Cut(begin, []byte(" "))
-	if stamp, err := time.Parse(time.RFC3339Nano, string(text)); err == nil && !stamp.Before(s.since) {
-		return nil
+	if s.short++; s.short < shortAnswers {
+		return errShort
 	}
-	err = bufio.ErrBufferFull
-	for errors.Is(err, bufio.ErrBufferFull) {
-		_, err = log.ReadSlice('\n')
+	return errRotated
+}
+
+// relocate continues where a log does not contain the place reached. If a later run of the
+// container has begun, the kubelet serves the log as the previous one, perhaps before the API
+// server knows about that run. Otherwise, the log was rotated.
+func (s *timestamps) relocate(ctx context.Context, which reading) error {
+	if rotated, err := s.readPrevious(ctx, which); !rotated {
+		return err
 	}
-	return err
+	s.stream.foreign, s.short = 0, 0
+	s.stream.loseMaybe("its log was rotated while it was not read")
+	s.at = linePlace{First: s.at.First}
+	log, err := s.stream.open(ctx, which)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	return s.read(log)
+}
+
+// readPrevious passes on the rest of the container's previous log if it contains the place
+// reached. rotated reports whether no log contains it.
+func (s *timestamps) readPrevious(ctx context.Context, which reading) (rotated bool, err error) {
+	if !which.previous {
+		previous, err := s.stream.open(ctx, reading{previous: true})
+		if apierrors.IsBadRequest(err) {
+			return true, nil // the container has no earlier run
+		}
+		if err != nil {
+			return false, err
+		}
+		defer previous.Close()
+		s.short = shortAnswers // an ended container writes no more
+		err = s.read(previous)
+		if !errors.Is(err, errRotated) && !errors.Is(err, errUnopened) {
+			return false, err
+		}
+		if s.seen.Before(s.at.First) {
+			return true, nil // the previous log is that of an earlier run
+		}
+	}
+	// Both the log of this run and that of a later run may have been rotated. Wait until the API
+	// server would know about the later run.
+	s.stream.foreign++
+	if s.stream.foreign < foreignAttempts {
+		return false, errForeign
+	}
+	return true, nil
 }
 
 // Write passes on lines without their timestamps.
 func (s *timestamps) Write(data []byte) (int, error) {
 	for rest := data; len(rest) > 0; {
 		if !s.inLine {
-			rest = s.readTimestamp(rest)
+			var err error
+			if rest, err = s.readTimestamp(rest); err != nil {
+				return 0, err
+			}
 			continue
 		}
-		line := rest
+		part := rest
 		if end := bytes.IndexByte(rest, '\n'); end >= 0 {
-			line, s.inLine = rest[:end+1], false
+			part, s.inLine = rest[:end+1], false
 		}
-		rest = rest[len(line):]
-		s.count(line)
-		if s.known {
-			continue
-		}
-		if err := s.stream.writeNew(line); err != nil {
+		rest = rest[len(part):]
+		if err := s.pass(part); err != nil {
 			return 0, err
 		}
 	}
 	return len(data), nil
 }
 
+// pass passes on a part of the current line, or the end of the part that is new.
+func (s *timestamps) pass(part []byte) error {
+	if s.missing {
+		return nil
+	}
+	known := min(s.skip, int64(len(part)))
+	s.skip -= known
+	if part = part[known:]; len(part) == 0 {
+		return nil
+	}
+	if !s.unstamped {
+		s.at.Bytes += int64(len(part))
+	}
+	if !s.inLine {
+		s.whole = s.at
+	}
+	_, err := s.stream.Write(part)
+	return err
+}
+
 // readTimestamp reads the timestamp at the beginning of a line, or a part of it, and returns
 // the rest of data.
-func (s *timestamps) readTimestamp(data []byte) (rest []byte) {
+func (s *timestamps) readTimestamp(data []byte) (rest []byte, err error) {
 	end := bytes.IndexByte(data, ' ')
 	if end < 0 && len(s.begin)+len(data) < maxTimestamp {
 		s.begin = append(s.begin, data...)
-		return nil
+		return nil, nil
 	}
 	s.begin, rest = append(s.begin, data[:end+1]...), data[end+1:]
 	stamp, err := time.Parse(time.RFC3339Nano, string(bytes.TrimSuffix(s.begin, []byte(" "))))
-	if err == nil {
-		s.advance(stamp)
-		s.known = !s.after.IsZero() && !stamp.After(s.after)
-		s.count(s.begin)
-	} else {
-		rest = append(s.begin, rest...) // a line without a timestamp
-		s.second, s.known = time.Time{}, false
+	if s.unstamped = err != nil; s.unstamped {
+		rest = append(s.begin, rest...)
 	}
-	s.begin, s.inLine = nil, true
-	return rest
+	s.begin, s.inLine, s.skip = nil, true, 0
+	if s.unstamped {
+		return rest, nil
+	}
+	return rest, s.beginLine(stamp)
 }
 
-// advance moves since and next to the timestamp of a new line.
-func (s *timestamps) advance(stamp time.Time) {
-	if stamp.After(s.last) {
-		s.last = stamp
+// beginLine moves the place to a new line. While the place is missing, beginLine looks for its
+// line, and returns errRotated at a later line: the lines before the place are not later.
+func (s *timestamps) beginLine(stamp time.Time) error {
+	if s.missing && stamp.After(s.seen) {
+		s.seen = stamp
 	}
-	s.settle()
-	s.second = stamp.Truncate(time.Second)
-	if s.second.After(s.next) {
-		s.next, s.later = s.second, readBytes{}
-		s.settle()
-	}
-}
-
-// settle replaces since by next when no line before next is expected.
-func (s *timestamps) settle() {
-	if s.last.Sub(s.next) >= disorder {
-		s.since, s.again = s.next, s.later
-	}
-}
-
-// count counts a part of the current line where the kubelet would send it again.
-func (s *timestamps) count(data []byte) {
-	if !s.second.Before(s.since) {
-		s.again.count(data)
-	}
-	if !s.second.Before(s.next) {
-		s.later.count(data)
-	}
-}
-
-// writeNew passes on the part of data that no earlier process has passed on.
-func (s *stream) writeNew(data []byte) error {
-	if passed := min(s.earlier, int64(len(data))); passed > 0 {
-		s.mu.Lock()
-		s.copied += passed
-		s.mu.Unlock()
-		if s.first.IsZero() {
-			s.first = time.Now()
+	switch {
+	case s.missing && stamp.After(s.at.Newest):
+		return errRotated
+	case s.missing && !stamp.Equal(s.at.Stamp):
+	case s.missing && s.same < s.at.Same:
+		s.same++
+	case s.missing:
+		s.missing, s.skip = false, s.at.Bytes
+		s.short, s.stream.foreign = 0, 0
+	case stamp.Equal(s.at.Stamp):
+		s.at.Same, s.at.Bytes = s.at.Same+1, 0
+	default:
+		s.at.Stamp, s.at.Same, s.at.Bytes = stamp, 0, 0
+		if stamp.After(s.at.Newest) {
+			s.at.Newest = stamp
 		}
-		s.earlier -= passed
-		data = data[passed:]
+		if s.at.First.IsZero() {
+			s.at.First = stamp
+		}
 	}
-	if len(data) == 0 {
-		return nil
-	}
-	_, err := s.Write(data)
-	return err
+	return nil
+}
+
+// loseMaybe reports output that may have been lost.
+func (s *stream) loseMaybe(why string) {
+	text := fmt.Sprintf("output of container %s of pod %s may be lost: %s", s.container, s.pod, why)
+	s.logs.follows(Step{Lost: []LostOutput{{containerlog.Loss{}, text}}})
 }
