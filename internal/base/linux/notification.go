@@ -121,11 +121,32 @@ func ReplaceDescriptor(listener int, id uint64, source, target int, closeOnExec 
 
 // GiveDescriptor installs a duplicate of source under a free number in the caller,
 // and returns the number. The call still waits for its answer.
-// SECCOMP_ADDFD_FLAG_SEND would answer as well, but then the call counts as
-// answered before the caller has run: if this process dies in between, the call
-// returns 0 without a descriptor.
+// Where MayLoseAnswers is true, AnswerNotification can lose the number.
 func GiveDescriptor(listener int, id uint64, source int, closeOnExec bool) (number int, err error) {
 	return addDescriptor(listener, addedDescriptor{id: id, source: uint32(source)}, closeOnExec)
+}
+
+// AnswerWithDescriptor installs a duplicate of source in the caller, and makes the call
+// return its number. The number is target or, if that is negative, a free one. If a signal
+// ends the call, AnswerWithDescriptor does neither, and returns an error. The calling
+// thread must block signals: if it is interrupted, or dies, before the caller has run, the
+// call returns 0 without a descriptor.
+func AnswerWithDescriptor(listener int, id uint64, source, target int, closeOnExec bool) error {
+	added := addedDescriptor{id: id, flags: seccompAddFDSend, source: uint32(source)}
+	if target >= 0 {
+		added.flags, added.target = added.flags|unix.SECCOMP_ADDFD_FLAG_SETFD, uint32(target)
+	}
+	_, err := addDescriptor(listener, added, closeOnExec)
+	return err
+}
+
+// MayLoseAnswers reports whether a signal can end a call between its reception and its
+// answer, as before Linux 5.19. A signal at the moment of the answer can then make the
+// kernel restart the call although AnswerNotification succeeds.
+func MayLoseAnswers() bool {
+	// Without a program, a kernel that knows the flags answers EFAULT.
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, 0)
+	return errno == unix.EINVAL
 }
 
 func addDescriptor(listener int, added addedDescriptor, closeOnExec bool) (number int, err error) {

@@ -9,9 +9,7 @@ import (
 	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
-// deliver adds a connection to the caller's descriptors, and then answers. If the caller is
-// interrupted or the Switch dies in between, the repeated call finds the connection among
-// the caller's descriptors.
+// deliver gives a connection to the caller, and answers the call with its descriptor.
 func (c *incoming) deliver(t *trap, listener int, flags int) {
 	ipv6 := sock.Domain(listener) == unix.AF_INET6
 	if !c.plain {
@@ -27,17 +25,15 @@ func (c *incoming) deliver(t *trap, listener int, flags int) {
 		return
 	}
 	t.record.note(stageDelivering, c.fd)
-	number, given := -1, false
+	number := -1
 	if c.again {
-		number, given = t.holds(c.fd)
+		if held, given := t.holds(c.fd); given {
+			number = held
+		}
 	}
-	var err error
-	if !given {
-		number, err = linux.GiveDescriptor(t.from.fd, t.call().ID, c.fd, flags&unix.SOCK_CLOEXEC != 0)
-	}
-	t.release()
+	err := t.give(c.fd, number, flags&unix.SOCK_CLOEXEC != 0)
 	switch {
-	case err == nil && linux.AnswerNotification(t.from.fd, t.call().ID, int64(number), 0) == nil:
+	case err == nil:
 		t.done()
 		c.close()
 		if c.plain {
@@ -45,7 +41,7 @@ func (c *incoming) deliver(t *trap, listener int, flags int) {
 		} else {
 			c.in.counters.add(countAccepted)
 		}
-	case err == nil || !t.waits():
+	case !t.waits():
 		c.keep()
 		t.cancelled()
 	default:
@@ -54,6 +50,24 @@ func (c *incoming) deliver(t *trap, listener int, flags int) {
 		errors.As(err, &errno)
 		t.answer(0, errno)
 	}
+}
+
+// give answers a call with a connection, which the caller has as number already, or
+// receives now if number is negative. It first adds the connection to the caller's
+// descriptors, and then answers: if the Switch dies in between, the repeated call finds it
+// there. If a signal could make the kernel lose the answer, give does both at once.
+func (t *trap) give(connection, number int, closeOnExec bool) (err error) {
+	t.release()
+	if t.s.losesAnswers {
+		return linux.AnswerWithDescriptor(t.from.fd, t.call().ID, connection, number, closeOnExec)
+	}
+	if number < 0 {
+		number, err = linux.GiveDescriptor(t.from.fd, t.call().ID, connection, closeOnExec)
+	}
+	if err != nil {
+		return err
+	}
+	return linux.AnswerNotification(t.from.fd, t.call().ID, int64(number), 0)
 }
 
 // keep parks a connection that its caller did not receive, so that any waiting program is

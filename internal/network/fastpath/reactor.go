@@ -90,21 +90,8 @@ func (r *reactor) drop(token uint64) {
 	r.mu.Unlock()
 }
 
-// work serves events until stop is called. It blocks signals, which Go uses to interrupt
-// threads: after a signal while the kernel passes a descriptor to a caller, it would be
-// unknown whether the call was answered.
+// work serves events until stop is called.
 func (r *reactor) work() error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var all, old unix.Sigset_t
-	for i := range all.Val {
-		all.Val[i] = ^uint64(0)
-	}
-	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, &old); err != nil {
-		return fmt.Errorf("block signals: %w", err)
-	}
-	// The thread had this mask before, so the kernel takes it.
-	defer func() { _ = unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil) }()
 	var events [1]unix.EpollEvent
 	for {
 		n, err := unix.EpollWait(r.epoll, events[:], -1)
@@ -125,6 +112,24 @@ func (r *reactor) work() error {
 			s.ready(events[0].Events)
 		}
 	}
+}
+
+// withoutSignals runs f on a thread that blocks signals, which Go uses to interrupt
+// threads: after a signal while the kernel passes a descriptor to a caller, it would be
+// unknown whether the call was answered.
+func withoutSignals(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, old unix.Sigset_t
+	for i := range all.Val {
+		all.Val[i] = ^uint64(0)
+	}
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, &old); err != nil {
+		return fmt.Errorf("block signals: %w", err)
+	}
+	// The thread had this mask before, so the kernel takes it.
+	defer func() { _ = unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil) }()
+	return f()
 }
 
 func (r *reactor) stop() { _, _ = unix.Write(r.end, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }

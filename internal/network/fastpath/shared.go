@@ -20,6 +20,8 @@ type shared struct {
 	counters counters
 	// hostNetwork is the cookie of the host's network namespace.
 	hostNetwork uint64
+	// losesAnswers is the result of linux.MayLoseAnswers.
+	losesAnswers bool
 	// threads has locks for calling threads, chosen by number (trap.exclude).
 	threads [256]sync.Mutex
 }

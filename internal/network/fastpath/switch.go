@@ -57,7 +57,7 @@ func newSwitch(c Config, with checks) (*Switch, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("configure the fast path: %w", err)
 	}
-	s := &Switch{config: c, shared: &shared{log: c.Log, checks: with, inside: &inside{conn: c.Inside}}}
+	s := &Switch{config: c, shared: &shared{log: c.Log, checks: with, inside: &inside{conn: c.Inside}, losesAnswers: linux.MayLoseAnswers()}}
 	s.sweepAlarm = newAlarm(s.sweep)
 	s.tidyTimer = time.AfterFunc(time.Hour, s.sweepSoon)
 	s.tidyTimer.Stop()
@@ -183,7 +183,7 @@ func (s *Switch) Run(ctx context.Context) error {
 	group, groupCtx := errgroup.WithContext(ctx)
 	// A worker waits only for the kernel, so a few serve all pods.
 	for range max(2, runtime.NumCPU()) {
-		group.Go(s.reactor.work)
+		group.Go(func() error { return withoutSignals(s.reactor.work) })
 	}
 	group.Go(func() error {
 		<-groupCtx.Done()
@@ -191,8 +191,10 @@ func (s *Switch) Run(ctx context.Context) error {
 		return nil
 	})
 	group.Go(func() error {
-		s.resumeAll()
-		return nil
+		return withoutSignals(func() error {
+			s.resumeAll()
+			return nil
+		})
 	})
 	return group.Wait()
 }
