@@ -2,7 +2,6 @@ package fastpath
 
 import (
 	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -35,7 +34,7 @@ type Agent struct {
 type running struct {
 	command *exec.Cmd
 	out     *bufio.Reader
-	stderr  bytes.Buffer
+	stderr  errorOutput
 }
 
 func runAgent() error {
@@ -218,11 +217,21 @@ func (a *Agent) Kill(pid int, _ *struct{}) error {
 	return nil
 }
 
+// Report returns what programs that nobody has waited for wrote to their standard error.
+func (a *Agent) Report(_ int, text *string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for pid, r := range a.commands {
+		*text += fmt.Sprintf("%d: %q; ", pid, r.stderr.String())
+	}
+	return nil
+}
+
 // end shows why a program has ended already.
 func (r *running) end() {
 	r.command.Process.Kill()
 	_ = r.command.Wait()
-	if r.stderr.Len() > 0 {
-		fmt.Fprintf(os.Stderr, "killed %v: %s", r.command.Env[len(r.command.Env)-1], r.stderr.String())
+	if text := r.stderr.String(); text != "" {
+		fmt.Fprintf(os.Stderr, "killed %v: %s", r.command.Env[len(r.command.Env)-1], text)
 	}
 }

@@ -311,7 +311,7 @@ func (h *host) startAgent() *namespace {
 	t.Cleanup(func() {
 		h.agent.Close()
 		h.bells.Close()
-		if err := command.Wait(); err != nil {
+		if err := t.within(fmt.Sprintf("end of the agent of node %d", h.index), command.Wait); err != nil {
 			t.Errorf("agent of node %d: %v", h.index, err)
 		}
 	})

@@ -35,7 +35,7 @@ func (h *host) addPod(number int) *labPod {
 	p := &labPod{host: h, name: fmt.Sprintf("p%d", number), address: netip.AddrFrom4([4]byte{10, 42, byte(h.index), byte(number)})}
 	p.ipv6 = netip.MustParseAddr(fmt.Sprintf("fd42:0:0:%d::%d", h.index, number))
 	args := PodArgs{Name: p.name, Address: p.address, IPv6: p.ipv6}
-	if err := h.agent.Call("Agent.AddPod", args, nil); err != nil {
+	if err := h.call("Agent.AddPod", args, nil); err != nil {
 		h.lab.Fatalf("add pod %s: %v", p.address, err)
 	}
 	return p
@@ -63,7 +63,7 @@ func (p *labPod) start(name string, args ...string) *app {
 		begin.Env = append(begin.Env, "GODEBUG=asyncpreemptoff=1")
 	}
 	started := &app{pod: p, all: begin.Program}
-	if err := p.host.agent.Call("Agent.Start", begin, &started.pid); err != nil {
+	if err := p.host.call("Agent.Start", begin, &started.pid); err != nil {
 		t.Fatalf("start %v: %v", begin.Program, err)
 	}
 	return started
@@ -94,7 +94,7 @@ func (p *labPod) at6(port int) string {
 
 func (g *app) line() (line string) {
 	g.pod.host.lab.Helper()
-	if err := g.pod.host.agent.Call("Agent.Line", g.pid, &line); err != nil {
+	if err := g.pod.host.call("Agent.Line", g.pid, &line); err != nil {
 		g.pod.host.lab.Fatalf("%v: %v", g.all, err)
 	}
 	return line
@@ -110,7 +110,8 @@ func (g *app) wait() (output string) {
 }
 
 func (g *app) result() (output string, err error) {
-	if err = g.pod.host.agent.Call("Agent.Wait", g.pid, &output); err != nil {
+	g.pod.host.lab.Helper()
+	if err = g.pod.host.call("Agent.Wait", g.pid, &output); err != nil {
 		err = fmt.Errorf("%v in pod %s: %w", g.all, g.pod.address, err)
 	}
 	return strings.TrimSpace(output), err
@@ -118,7 +119,7 @@ func (g *app) result() (output string, err error) {
 
 func (g *app) kill() {
 	g.pod.host.lab.Helper()
-	if err := g.pod.host.agent.Call("Agent.Kill", g.pid, nil); err != nil {
+	if err := g.pod.host.call("Agent.Kill", g.pid, nil); err != nil {
 		g.pod.host.lab.Fatalf("kill %v: %v", g.all, err)
 	}
 }

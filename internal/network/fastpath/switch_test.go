@@ -198,8 +198,8 @@ func (h *host) startSwitch() {
 	}
 	h.answers = bufio.NewReader(out)
 	h.ns.try(t, command.Start)
-	if line, err := h.answers.ReadString('\n'); err != nil || line != "ready\n" {
-		t.Fatalf("no switch on host %d: %q, %v", h.index, line, err)
+	if line := h.answer("start"); line != "ready" {
+		t.Fatalf("no switch on host %d: %q", h.index, line)
 	}
 	h.process, h.ended = command, make(chan struct{})
 	ended := h.ended
@@ -215,7 +215,10 @@ func (h *host) startSwitch() {
 			t.Logf("host %d: %v", h.index, h.counters())
 		}
 		h.control.Close()
-		<-ended
+		_ = t.within(fmt.Sprintf("end of the Switch of host %d", h.index), func() error {
+			<-ended
+			return nil
+		})
 		if !command.ProcessState.Success() {
 			t.Errorf("switch of host %d: %v", h.index, command.ProcessState)
 		}
@@ -255,10 +258,7 @@ func (h *host) counters() map[string]uint64 {
 	if _, err := io.WriteString(h.control, "counters\n"); err != nil {
 		h.lab.Fatal(err)
 	}
-	line, err := h.answers.ReadString('\n')
-	if err != nil {
-		h.lab.Fatal(err)
-	}
+	line := h.answer("counters")
 	counters := map[string]uint64{}
 	if err := json.Unmarshal([]byte(line), &counters); err != nil {
 		h.lab.Fatal(err)
@@ -273,9 +273,18 @@ func (h *host) deny(target string) string {
 	if _, err := io.WriteString(h.control, "deny "+target+"\n"); err != nil {
 		h.lab.Fatal(err)
 	}
-	line, err := h.answers.ReadString('\n')
+	return h.answer("deny " + target)
+}
+
+// answer returns the next line of the Switch.
+func (h *host) answer(to string) (line string) {
+	h.lab.Helper()
+	err := h.lab.within(fmt.Sprintf("%s of the Switch of host %d", to, h.index), func() (err error) {
+		line, err = h.answers.ReadString('\n')
+		return err
+	})
 	if err != nil {
-		h.lab.Fatal(err)
+		h.lab.Fatalf("%s of the Switch of host %d: %v", to, h.index, err)
 	}
 	return strings.TrimSpace(line)
 }
