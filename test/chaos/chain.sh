@@ -123,22 +123,34 @@ all_nodes_run() {
 
 # link NUMBER SEED PLACE runs a round of a chain. It fails if the chain has to end.
 link() {
-	local k=$1 seed=$2 began=$SECONDS hit mended= since= code=+ outcome message took load probed= pods=0 picture=busybox:1.37
+	local k=$1 seed=$2 began=$SECONDS hit mended= since= code=+ outcome message took load pods=0 picture=busybox:1.37 longest=120
 	process=- undo=()
-	local longest=120
 	choose_link "$seed" "${3:-}"
-	[[ $moment != start ]] || longest=180 # a cluster on a busy machine
 	case $moment in
-	start) poll 90 moment_comes ;;
+	start) poll 90 moment_comes && longest=180 ;; # a busy machine needs long for a cluster
 	work) touch "$claim/go.$k" && poll 60 set_has_begun "$k" ;;
 	end) touch "$claim/go.end" ;;
 	pull) picture=login:5000/team-${chain_images[(k - 1) % ${#chain_images[@]}]}/busybox:1.37 ;;&
-	*) pods=6 && batch "batch-$k" $pods "$picture" ;;
+	*) pods=6 && poll 60 batch "batch-$k" $pods "$picture" ;;
 	esac
 	sleep "$(printf '%d.%03d' $((delay / 1000)) $((delay % 1000)))"
 	offset=$(stat -c %s "$out/a")
 	if ended a; then process=before; else strike_link; fi
 	hit=$SECONDS
+	await_link
+	took=$((SECONDS - hit))
+	read -r load _ </proc/loadavg
+	[[ -n $mended || ${#undo[@]} == 0 ]] || "${undo[@]}"
+	judge_link
+	rows+=("$PROCTRACK	$seed	$nodes	$form of $chain	$moment	$host	$process	$fault	$outcome	$code	$took	LEFT	$message	$(date -u +%FT%TZ)	$load	$version")
+	printf '%-7s %d nodes %-8s %-5s %s %-14s %-4s  %s, code %s after %s s (%s s in all)  %s\n' "$seed" "$nodes" "$form" "$moment" "$host" "$process" "$fault" "$outcome" "$code" "$took" $((SECONDS - began)) "$message"
+	[[ $code == + ]] && all_nodes_run
+}
+
+# await_link waits until the run has healed or ended, or for the longest time, and sets code: "+" for
+# a run that has healed, "-" for one that has not ended, "srun" where only srun waits.
+await_link() {
+	local probed=
 	until ended a || only_srun_waits || ((SECONDS - hit > longest)); do
 		if [[ -z $mended && ${#undo[@]} -gt 0 ]] && ((SECONDS - hit >= outage)); then
 			mended=yes
@@ -147,47 +159,45 @@ link() {
 		if [[ $moment != end && (-n $mended || ${#undo[@]} == 0) ]] && pods_are_ready; then
 			touch "$claim/go.$k"
 			[[ -n $probed ]] || ! batch "probe-$k" "$nodes" busybox:1.37 || probed=yes
-			[[ -z $probed ]] || ! set_is_right "$k" 2>/dev/null || ! batch_is_done "probe-$k" "$nodes" || ! batch_is_done "batch-$k" $pods || break
+			[[ -n $probed ]] && set_is_right "$k" 2>/dev/null && batch_is_done "probe-$k" "$nodes" && batch_is_done "batch-$k" $pods && return
 		fi
 		sleep 0.1
 	done
-	took=$((SECONDS - hit))
-	read -r load _ </proc/loadavg
 	if ended a; then
 		wait "${pids[a]}"
 		code=$?
 	elif only_srun_waits; then
 		code=srun
-	elif ((took > longest)); then
+	else
 		code=-
 	fi
-	[[ -n $mended || ${#undo[@]} == 0 ]] || "${undo[@]}"
+}
+
+# judge_link sets message and outcome.
+judge_link() {
+	local each
 	message=$(cause)
-	case $code in
-	+) outcome=healed ;;
-	-)
+	case $moment/$code in
+	# As in other rounds, the answers count, and not the exit code: srun's is that of a lost task.
+	*/+ | end/[0-9]* | end/srun) outcome=healed ;;
+	*/0) outcome=WRONG ;;
+	*/-)
 		outcome=HANGS
 		for each in n1 n2 n3; do
 			echo "--- $each"
 			"$bed" run $each ps -e -o pid,ppid,uid,stat,wchan:20,etimes,args --width 200
 		done >"$kept/$seed.processes" 2>&1
 		;;
-	0) outcome=WRONG ;;
 	*)
 		outcome=ended
 		((took <= limit)) || outcome=LATE
 		grep -qE "$causes" <<<"$message" || outcome=UNCLEAR
 		;;
 	esac
-	# As in other rounds, all answers count, and not the exit code, which srun may make up.
-	[[ $moment != end || ! $code =~ ^([0-9]+|srun)$ ]] || outcome=healed
-	case $process in
-	before) [[ $moment == end ]] && outcome=missed || outcome=FAILED ;; # without a fault
-	nothing) [[ $outcome != healed ]] || outcome=missed ;;
+	case $moment/$process in
+	end/before | */nothing) [[ $outcome != healed ]] || outcome=missed ;;
+	*/before) outcome=FAILED ;; # without a fault
 	esac
-	rows+=("$PROCTRACK	$seed	$nodes	$form of $chain	$moment	$host	$process	$fault	$outcome	$code	$took	LEFT	$message	$(date -u +%FT%TZ)	$load	$version")
-	printf '%-7s %d nodes %-8s %-5s %s %-14s %-4s  %s, code %s after %s s (%s s in all)  %s\n' "$seed" "$nodes" "$form" "$moment" "$host" "$process" "$fault" "$outcome" "$code" "$took" $((SECONDS - began)) "$message"
-	[[ $code == + ]] && all_nodes_run
 }
 
 # chain SEED ROUNDS starts a run, and injects faults with the seeds from SEED on, until one ends
