@@ -102,7 +102,8 @@ var layers = map[string][]string{
 	"internal/site/siteconf":          {"internal/base/linux", "internal/job/slurm"},
 	"internal/site/vxlan":             {"internal/base/linux", "internal/site/siteconf"},
 
-	"internal/access/jobend": {"internal/access/tunnel", "internal/base/cluster", "internal/base/pki", "internal/base/rundir", "internal/job/slurm"},
+	"internal/access/interlink": {"internal/base/cluster"},
+	"internal/access/jobend":    {"internal/access/tunnel", "internal/base/cluster", "internal/base/pki", "internal/base/rundir", "internal/job/slurm"},
 	"internal/access/login": {
 		"internal/access/jobend", "internal/access/loopback", "internal/access/persistent", "internal/access/tunnel",
 		"internal/base/cluster", "internal/base/linux", "internal/base/pki", "internal/base/programs", "internal/base/rundir",
@@ -111,7 +112,7 @@ var layers = map[string][]string{
 	"internal/access/kubectl":    {"internal/access/kubectl/translations", "internal/access/loopback"},
 	"internal/access/loopback":   {"internal/base/linux"},
 	"internal/access/persistent": {"internal/base/rundir"},
-	"internal/access/top":        {"internal/access/top/background", "internal/base/metrics", "internal/job/slurm"},
+	"internal/access/top":        {"internal/access/top/background", "internal/base/cluster", "internal/base/metrics", "internal/job/slurm"},
 
 	"internal/launch": {
 		"internal/access/persistent",

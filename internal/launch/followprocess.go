@@ -49,7 +49,7 @@ const (
 // not end the cluster. A mark follows each piece of output. If the process dies, a new
 // one continues after the last mark.
 func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []workload.Object, streams workload.Streams, giveUp context.CancelCauseFunc) (workload.Result, error) {
-	config := followConfig{Kubeconfig: kubeconfig, NoPull: streams.NoPull, IDs: streams.IDs, Existing: streams.Existing, Logs: o.Spec.Logs}
+	config := followConfig{Kubeconfig: kubeconfig, NoPull: streams.NoPull, IDs: streams.IDs, Existing: streams.Existing, Partitions: o.Spec.SlurmJobs, Logs: o.Spec.Logs}
 	for _, object := range objects {
 		config.Objects = append(config.Objects, followObject{object.Object, object.Source})
 	}

@@ -35,6 +35,7 @@ type followConfig struct {
 	NoPull     bool
 	IDs        string
 	Existing   bool
+	Partitions bool
 	Logs       []string
 	Followed   workload.Followed
 }
@@ -95,7 +96,7 @@ func followHere() error {
 		NeverStarts: func(stuck *workload.NeverStarts) {
 			sender.send(followEvent{Result: &workload.Result{}, Stuck: stuck})
 		},
-		NoPull: config.NoPull, IDs: config.IDs, Existing: config.Existing, Logs: selection,
+		NoPull: config.NoPull, IDs: config.IDs, Existing: config.Existing, Partitions: config.Partitions, Logs: selection,
 		Progress: workload.NewProgress(config.Followed, sender.step),
 	})
 	last := followEvent{Result: &result}

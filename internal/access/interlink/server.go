@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"berth.dev/berth/internal/base/cluster"
 )
 
 const (
@@ -316,7 +318,7 @@ func allocatable(nodes []corev1.Node) *resources {
 		ready := slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 		})
-		if !ready || node.Spec.Unschedulable {
+		if !ready || node.Spec.Unschedulable || cluster.IsVirtual(node.Labels) {
 			continue
 		}
 		for name, quantity := range node.Status.Allocatable {

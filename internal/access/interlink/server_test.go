@@ -59,6 +59,11 @@ func (f *fakeFinder) replace(job, id string) {
 				corev1.ResourcePods: resource.MustParse("110"), "nvidia.com/gpu": resource.MustParse("2"),
 			},
 		}},
+		// The node of a Slurm partition runs no pods.
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "slurm-n1-main", Labels: map[string]string{"type": "virtual-kubelet"}}, Status: corev1.NodeStatus{
+			Conditions:  []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+			Allocatable: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("64")},
+		}},
 	)
 	f.job = job
 	f.lost = make(chan struct{})

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/metrics"
 )
 
@@ -88,8 +89,11 @@ type event struct {
 type objects struct {
 	nodes struct {
 		Items []struct {
-			Metadata struct{ Name string }
-			Status   struct {
+			Metadata struct {
+				Name   string
+				Labels map[string]string
+			}
+			Status struct {
 				Capacity   map[string]string
 				Conditions []struct{ Type, Status string }
 			}
@@ -211,8 +215,12 @@ func readSnapshot(ctx context.Context, api API, earlier *snapshot, now func() ti
 	return s, nil
 }
 
+// addNodes adds the nodes that run pods: Nodes of Slurm partitions do not.
 func (s *snapshot) addNodes(o *objects) {
 	for _, item := range o.nodes.Items {
+		if cluster.IsVirtual(item.Metadata.Labels) {
+			continue
+		}
 		n := node{
 			Name:   item.Metadata.Name,
 			CPU:    use{Used: -1, Of: quantity(item.Status.Capacity["cpu"])},

@@ -41,7 +41,7 @@ func nodeJSON(name, status string) string {
 
 func lab() fakeAPI {
 	return fakeAPI{
-		"/api/v1/nodes": `{"items":[` + nodeJSON("n2", "True") + "," + nodeJSON("n1", "True") + "," + nodeJSON("n3", "Unknown") + `]}`,
+		"/api/v1/nodes": `{"items":[` + nodeJSON("n2", "True") + "," + nodeJSON("n1", "True") + "," + nodeJSON("n3", "Unknown") + "," + strings.Replace(nodeJSON("slurm-n1-main", "True"), `"name":`, `"labels":{"type":"virtual-kubelet"},"name":`, 1) + `]}`,
 		"/api/v1/pods": `{"items":[
 			{"metadata":{"namespace":"default","name":"train-0"},"spec":{"nodeName":"n1","containers":[{},{}]},
 			 "status":{"phase":"Running","startTime":"2026-11-21T12:00:00Z","containerStatuses":[{"ready":true,"restartCount":2},{"ready":true}]}},

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+
+	"berth.dev/berth/internal/base/cluster"
 )
 
 const (
@@ -31,7 +33,7 @@ var nodeResource = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 type Drained struct{ Asked, Ended int }
 
 // Drain deletes all pods, with their own grace period but no more than grace, and makes the
-// nodes unschedulable. It returns when these pods have ended or are overdue, or the cause
+// nodes unschedulable. It does not change virtual nodes and their pods. It returns when these pods have ended or are overdue, or the cause
 // of ctx when ctx ends. Pods that ignore unschedulable nodes, such as a DaemonSet's, are
 // replaced at once, and their successors keep running. A grace below a second counts as
 // one second.
@@ -41,13 +43,18 @@ func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error
 	if err != nil {
 		return drained, fmt.Errorf("list nodes: %w", err)
 	}
+	virtual := map[string]bool{}
 	for _, node := range nodes.Items {
+		if cluster.IsVirtual(node.GetLabels()) {
+			virtual[node.GetName()] = true
+			continue
+		}
 		patch := []byte(`{"spec":{"unschedulable":true}}`)
 		if _, err := c.dynamic.Resource(nodeResource).Patch(ctx, node.GetName(), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			return drained, fmt.Errorf("close node %s to new pods: %w", node.GetName(), err)
 		}
 	}
-	asked, longest, err := c.deletePods(ctx, max(1, int64(grace/time.Second)))
+	asked, longest, err := c.deletePods(ctx, virtual, max(1, int64(grace/time.Second)))
 	if drained.Asked = len(asked); err != nil {
 		return drained, err
 	}
@@ -78,9 +85,9 @@ func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error
 	}
 }
 
-// deletePods deletes all running pods, with a grace period of at most limit
-// seconds. It returns their UIDs and their longest grace period.
-func (c *Client) deletePods(ctx context.Context, limit int64) (asked map[types.UID]bool, longest time.Duration, err error) {
+// deletePods deletes all running pods of other than virtual nodes, with a grace period of at
+// most limit seconds. It returns their UIDs and their longest grace period.
+func (c *Client) deletePods(ctx context.Context, virtual map[string]bool, limit int64) (asked map[types.UID]bool, longest time.Duration, err error) {
 	pods, err := c.runningPods(ctx)
 	if err != nil {
 		return nil, 0, err
@@ -89,6 +96,9 @@ func (c *Client) deletePods(ctx context.Context, limit int64) (asked map[types.U
 	deletes, ctx := errgroup.WithContext(ctx)
 	deletes.SetLimit(drainDeletes)
 	for _, pod := range pods {
+		if node, _, _ := unstructured.NestedString(pod.Object, "spec", "nodeName"); virtual[node] {
+			continue
+		}
 		seconds, set, _ := unstructured.NestedInt64(pod.Object, "spec", "terminationGracePeriodSeconds")
 		if !set || seconds > limit {
 			seconds = limit

@@ -37,8 +37,11 @@ func newDrainClient(objects ...runtime.Object) *fake.FakeDynamicClient {
 }
 
 func TestDrain(t *testing.T) {
+	partition := object("Node", "", "slurm-n1-main", nil)
+	partition.SetLabels(map[string]string{"type": "virtual-kubelet"})
 	api := newDrainClient(
-		object("Node", "", "n1", nil),
+		object("Node", "", "n1", nil), partition,
+		pod("job", "slurm-n1-main", "Running", 30),
 		pod("patient", "n1", "Running", 30),
 		pod("quick", "n1", "Running", 1),
 		pod("starting", "n1", "Pending", 30),

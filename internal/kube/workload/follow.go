@@ -40,6 +40,9 @@ type Streams struct {
 	// resources or add nodes, so that a pod without a node is no reason to end. The API server
 	// mixes standard output and standard error of a container, so Out receives both.
 	Existing bool
+	// Partitions reports whether the cluster has Nodes that stand for Slurm partitions. The
+	// scheduler then mentions their taint in every message.
+	Partitions bool
 	// Logs selects the pods whose output is followed.
 	Logs Selection
 	// IDs describes the user and group IDs that the nodes have, such as "0 to 65536". It is
@@ -108,7 +111,7 @@ func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) 
 		pulls: newPullReports(time.Now(), streams.Inform),
 		shown: map[types.UID]bool{},
 	}
-	f.stuck.existing = streams.Existing
+	f.stuck.existing, f.stuck.partitions = streams.Existing, streams.Partitions
 	f.stuck.others, f.stuck.ids = slices.ContainsFunc(objects, makesPods), streams.IDs
 	if absent := streams.Logs.unknown(found); len(absent) > 0 {
 		streams.Warn(fmt.Sprintf("the logs of %s cannot be followed: no such object that has pods is in the manifests", strings.Join(absent, ", ")))

@@ -2,11 +2,14 @@ package workload
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"berth.dev/berth/internal/base/cluster"
 )
 
 // stage is a step in the life of a pod before its containers run. When a pod reaches a
@@ -217,8 +220,8 @@ type diagnosis struct {
 	// ids describes the node's user and group IDs, such as "0 to 65536". It is
 	// empty if unknown.
 	ids string
-	// existing is Streams.Existing.
-	existing bool
+	// existing is Streams.Existing, and partitions is Streams.Partitions.
+	existing, partitions bool
 }
 
 // othersMayFix reports whether other users or the administrator of an existing cluster may
@@ -282,6 +285,9 @@ func (d diagnosis) troubleOf(pod *corev1.Pod) *trouble {
 // unknown.
 func (d diagnosis) schedulingTrouble(pod *corev1.Pod, reason, message string) *trouble {
 	row := kind{classNeeds, mendable, otherTimeout}
+	if d.partitions {
+		message = withoutPartitions(message)
+	}
 	switch {
 	case reason == corev1.PodReasonSchedulingGated:
 		row = kind{classGate, reported, otherTimeout}
@@ -299,6 +305,26 @@ func (d diagnosis) schedulingTrouble(pod *corev1.Pod, reason, message string) *t
 	t := d.newTrouble(row, stageScheduling, "pod "+pod.Name, reason, message)
 	t.tainted, t.tooLarge = row.class == classTaint, row.class == classCapacity && isTooLarge(message)
 	return t
+}
+
+// taintCount matches the number of tainted nodes in a message of the scheduler, and unhelpful the
+// number of nodes where no other pod could make room.
+var (
+	taintCount = regexp.MustCompile(`(, )?\d+ node\(s\) had untolerated taint\(s\)`)
+	unhelpful  = regexp.MustCompile(`(, )?\d+ Preemption is not helpful for scheduling`)
+)
+
+// withoutPartitions returns a message of the scheduler without the parts that are always there if
+// some Nodes stand for Slurm partitions. Another reason concerns other Nodes.
+func withoutPartitions(message string) string {
+	without := taintCount.ReplaceAllString(message, "")
+	if !strings.Contains(without, "nodes are available: ") || strings.Contains(without, "nodes are available: .") {
+		return message // taints are the only reason
+	}
+	if strings.Contains(without, "No preemption victims found") {
+		without = unhelpful.ReplaceAllString(without, "")
+	}
+	return strings.ReplaceAll(without, ": , ", ": ")
 }
 
 // containerTrouble returns the trouble of the pod's first container that cannot start, or
@@ -371,7 +397,7 @@ func startError(status *corev1.ContainerStatus) *corev1.ContainerStateTerminated
 // rejected returns the trouble of a pod that the kubelet has refused. It returns nil if the
 // kubelet has not, or if it may accept the next pod of this kind.
 func (d diagnosis) rejected(pod *corev1.Pod) *trouble {
-	if !rejections[pod.Status.Reason] {
+	if !rejections[pod.Status.Reason] && pod.Status.Reason != cluster.NotASlurmJob {
 		return nil
 	}
 	message := strings.TrimPrefix(pod.Status.Message, "Pod was rejected: ")

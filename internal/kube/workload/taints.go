@@ -10,6 +10,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+
+	"berth.dev/berth/internal/base/cluster"
 )
 
 // pressureTimeout limits the wait for a node under memory or disk pressure, after pods of
@@ -71,6 +73,9 @@ func (s *stuckPods) handleTaints(w *waiting, nodes []corev1.Node) {
 	var best *NeverStarts
 	var longest time.Duration
 	for _, node := range nodes {
+		if cluster.IsVirtual(node.Labels) {
+			continue
+		}
 		against := untolerated(node.Spec.Taints, w.tolerations)
 		if len(against) == 0 {
 			return

@@ -20,6 +20,48 @@ func taintedNode(name string, keys ...string) corev1.Node {
 	return node
 }
 
+// partitionNode returns the Node of a Slurm partition.
+func partitionNode() corev1.Node {
+	node := taintedNode("slurm-n1-main", "virtual-kubelet.io/provider")
+	node.Labels = map[string]string{"type": "virtual-kubelet"}
+	return node
+}
+
+// TestMessagesBesidePartitions: the taint of the Nodes of Slurm partitions is never the reason why a
+// pod waits.
+func TestMessagesBesidePartitions(t *testing.T) {
+	const crowdedOut = "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) had untolerated taint(s). preemption: 0/2 nodes are available: 1 No preemption victims found for incoming pod, 1 Preemption is not helpful for scheduling."
+	const large = "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) had untolerated taint(s). preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
+	const selected = "0/2 nodes are available: 1 node(s) didn't match Pod's node affinity/selector, 1 node(s) had untolerated taint(s). preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling."
+	const ports = "0/3 nodes are available: 1 node(s) didn't have free ports for the requested pod ports, 2 node(s) had untolerated taint(s)."
+	for message, want := range map[string]struct {
+		class             class
+		tooLarge, tainted bool
+		words             string
+	}{
+		crowdedOut:     {class: classCapacity, words: "--cpus-per-task"},
+		large:          {class: classCapacity, tooLarge: true, words: "--cpus-per-task"},
+		selected:       {class: classNeeds, words: "change the pod's node selector"},
+		ports:          {class: classCapacity, words: "another hostPort"},
+		taintedMessage: {class: classTaint, tainted: true, words: "add a toleration"},
+	} {
+		pod := unschedulablePod("a", message)
+		got := diagnosis{partitions: true}.troubleOf(pod)
+		if got.class != want.class || got.tooLarge != want.tooLarge || got.tainted != want.tainted || !strings.Contains(got.err.Remedy, want.words) {
+			t.Errorf("%s: got %+v, %+v", message, got, got.err)
+		}
+	}
+}
+
+// TestPodOfPartition: the next pod would fail, too.
+func TestPodOfPartition(t *testing.T) {
+	pod := unschedulablePod("a", "")
+	pod.Status.Phase, pod.Status.Reason, pod.Status.Message = corev1.PodFailed, "NotASlurmJob", "node slurm-n1-main stands for a Slurm partition"
+	if got := (diagnosis{}).rejected(pod); got == nil || got.effect != certain || got.err.Message != pod.Status.Message {
+		t.Errorf("got %+v", got)
+	}
+}
+
 func TestTimeoutDependsOnTaint(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for name, test := range map[string]struct {
@@ -52,6 +94,11 @@ func TestTimeoutDependsOnTaint(t *testing.T) {
 			after: true,
 			waits: 50 * time.Second, ends: 70 * time.Second,
 			words: []string{"memory-pressure", "--mem"},
+		},
+		"closed, and the node of a Slurm partition": {
+			nodes: []corev1.Node{partitionNode(), taintedNode("n1", corev1.TaintNodeUnschedulable)},
+			waits: 4 * time.Second, ends: 6 * time.Second,
+			words: []string{"node n1 has the taint", "kubectl uncordon n1"},
 		},
 		"closed": {
 			nodes: []corev1.Node{taintedNode("n1", corev1.TaintNodeUnschedulable)},

@@ -1,0 +1,16 @@
+package cluster
+
+// NotASlurmJob is the reason in the status of a pod that failed because it was bound to the Node of a
+// Slurm partition.
+const NotASlurmJob = "NotASlurmJob"
+
+// A Node that stands for a Slurm partition has the label of virtual kubelets. WLM-Operator gave it
+// to its Nodes.
+const (
+	VirtualLabel = "type"
+	VirtualValue = "virtual-kubelet"
+)
+
+// IsVirtual reports whether a Node with these labels stands for something that runs no pods, such
+// as a Slurm partition.
+func IsVirtual(labels map[string]string) bool { return labels[VirtualLabel] == VirtualValue }
