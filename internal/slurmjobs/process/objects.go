@@ -2,13 +2,9 @@ package process
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strings"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -48,55 +44,6 @@ func find(ctx context.Context, client dynamic.Interface, namespace, name string)
 		}
 	}
 	return nil, fmt.Errorf("no object %s in namespace %s", bare, namespace)
-}
-
-// logInterval is the time between two reads of the output.
-const logInterval = time.Second / 2
-
-// Logs writes the standard output of an object's job to out. The output is a file on this host.
-// If follow is true, Logs writes what the job adds to it, and returns when the job has ended.
-func Logs(ctx context.Context, config *rest.Config, namespace, name string, follow bool, out io.Writer) error {
-	client, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("make client: %w", err)
-	}
-	var file *os.File
-	for {
-		object, err := find(ctx, client, namespace, name)
-		if err != nil {
-			return err
-		}
-		status, err := kinds.StatusOf(object)
-		if err != nil {
-			return err
-		}
-		ended := kinds.Ended(status.State) || status.State == kinds.Rejected
-		if file == nil && status.Output != "" {
-			file, err = openRegular(status.Output)
-			if err != nil && (!errors.Is(err, os.ErrNotExist) || ended || !follow) {
-				return fmt.Errorf("read the output of job %s: %w", status.JobID, err)
-			}
-			if file != nil {
-				defer file.Close()
-			}
-		}
-		if file != nil {
-			if _, err := io.Copy(out, file); err != nil {
-				return fmt.Errorf("read the output of job %s: %w", status.JobID, err)
-			}
-		}
-		switch {
-		case file == nil && (ended || !follow):
-			return fmt.Errorf("%s %s has no output: its state is %q; %s", object.GetKind(), object.GetName(), status.State, status.Message)
-		case ended || !follow:
-			return nil
-		}
-		select {
-		case <-time.After(logInterval):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
 }
 
 // Remove removes the controller's finalizer from the named objects of a namespace, or from all of
