@@ -190,7 +190,7 @@ func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.StringVar(&spec.Network.FastPath, "fast-path", "", "`mode` of the fast path, which lets the hosts make the TCP connections of pods to other nodes and to the outside, and gives pods the power over the hosts' network that your own programs have: auto (if they can) or off (default auto)")
 	flags.StringVar(&spec.Network.Folder, "rendezvous-dir", "", "shared `folder` for the nodes' keys, if munge and PMI are unavailable")
 	flags.StringArrayVar(&spec.Network.Refuse, "deny-egress", nil, "`range` of outside addresses that pods may not reach, such as 10.0.0.0/8; can be repeated")
-	flags.BoolVar(&spec.SlurmJobs, "slurm-jobs", false, "make Slurm jobs of BridgeJobs and SlurmJobs in the cluster, as 'berth slurm-jobs' does elsewhere")
+	flags.BoolVar(&spec.SlurmJobs, "slurm-jobs", false, "make Slurm jobs of BridgeJobs, SlurmJobs and WlmJobs in the cluster, as 'berth slurm-jobs' does elsewhere")
 	flags.StringVar(&spec.SharedVolumes, "shared-volumes", "", "shared `folder` for volume claims of the class shared")
 	flags.StringArrayVar(&spec.Mounts, "mount", nil, "host `folder` to mount in every pod, as SRC[:DST][:ro]; can be repeated")
 	flags.BoolVar(&spec.ForeignOwners, "foreign-owners", false, "let non-root users in pods write to file systems that machines share")

@@ -61,8 +61,8 @@ func newSlurmJobsCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "slurm-jobs [flags]",
 		Short: "Run Slurm jobs for objects in an existing Kubernetes",
-		Long: `Submits a Slurm job for each BridgeJob and SlurmJob in a namespace, as you,
-with your accounts and limits, and writes the job's state into the object's
+		Long: `Submits a Slurm job for each BridgeJob, SlurmJob and WlmJob in a namespace, as
+you, with your accounts and limits, and writes the job's state into the object's
 status. Bridge Operator and WLM-Operator defined these kinds. Run the command on
 a login host, as long as objects are to be served; jobs continue without it.
 
@@ -111,6 +111,9 @@ cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
 		}
 		if o.Config, _, err = process.Connect(f.kubeconfig); err != nil {
 			return exitcode.Wrap(exitcode.NoInput, err)
+		}
+		if o.Berth, err = remoteProgram(os.Getenv); err != nil {
+			return err
 		}
 		o.Namespace, o.Users = f.namespace, f.users
 		o.Log = slog.New(newLines(command.ErrOrStderr(), shown))

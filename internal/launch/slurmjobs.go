@@ -129,9 +129,13 @@ func serveSlurmJobs() error {
 	if err != nil {
 		return fmt.Errorf("read kubeconfig: %w", err)
 	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find berth's own file: %w", err)
+	}
 	state := process.StateFolder(os.Getenv, config.Home)
 	err = process.Run(context.Background(), process.Options{
-		Config: client, Roots: []string{config.Dir, config.Home}, State: state, PerMinute: queue.Default(state, nil).PerMinute,
+		Config: client, Roots: []string{config.Dir, config.Home}, State: state, Berth: self, PerMinute: queue.Default(state, nil).PerMinute,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err == nil {

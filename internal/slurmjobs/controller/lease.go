@@ -53,7 +53,7 @@ func (c *Controller) lead(ctx context.Context, serve func(context.Context)) erro
 			OnStoppedLeading: func() {},
 			OnNewLeader: func(identity string) {
 				if identity == c.Identity {
-					c.Log.Info("this controller serves BridgeJobs and SlurmJobs of " + c.scope())
+					c.Log.Info("this controller serves BridgeJobs, SlurmJobs and WlmJobs of " + c.scope())
 				} else {
 					c.Log.Info("controller " + identity + " serves " + c.scope() + "; this one waits for the lease")
 				}

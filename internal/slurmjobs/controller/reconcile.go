@@ -133,6 +133,9 @@ func (c *Controller) submit(ctx context.Context, t target, object *unstructured.
 	for _, unused := range request.Unused {
 		c.events.Eventf(stored, corev1.EventTypeNormal, "NoEffect", "%s", unused)
 	}
+	for _, warning := range request.Warnings {
+		c.events.Eventf(stored, corev1.EventTypeWarning, "Differs", "%s", warning)
+	}
 	return stored, next, nil
 }
 

@@ -20,6 +20,8 @@ type Request struct {
 	// controller's host.
 	Script     []byte
 	ScriptFile string
+	// Container replaces the script: the job runs an image.
+	Container *Container
 
 	JobName, Partition string
 	Nodes, Tasks       int64
@@ -36,6 +38,9 @@ type Request struct {
 	Kill bool
 	// Unused lists the fields that are set but have no effect, each with the reason.
 	Unused []string
+	// Warnings lists the fields that have another effect than with the kind's operator, each
+	// with the difference.
+	Warnings []string
 }
 
 // Read decodes the spec of an object. The error lists everything in the spec that is wrong or
@@ -57,7 +62,7 @@ func Read(object *unstructured.Unstructured) (Request, error) {
 	case SlurmJob:
 		request = readSlurmJob(text, &problems)
 	case WlmJob:
-		readWlmJob(text, &problems)
+		request = readWlmJob(text, &problems)
 	}
 	return request, errors.Join(problems...)
 }

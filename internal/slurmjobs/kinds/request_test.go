@@ -101,10 +101,6 @@ func TestReadNamesEveryProblem(t *testing.T) {
 				"spec.nodeSelector: wlm.sylabs.io/nodes: give the job's size with #SBATCH lines in spec.batch\n" +
 				`spec.nodeSelector: wlm.sylabs.io/partition "-x": give one word without spaces and commas`,
 		},
-		"WlmJob": {
-			"{apiVersion: wlm.sylabs.io/v1alpha1, kind: WlmJob, spec: {image: 'library://x'}}",
-			`WlmJob (spec.image "library://x") is not supported yet: use a SlurmJob, whose script runs the container`,
-		},
 		"no kind": {"{apiVersion: v1, kind: Pod}", "v1 Pod is no Slurm job"},
 	} {
 		_, err := Read(object(t, test.object))

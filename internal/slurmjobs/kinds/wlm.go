@@ -28,19 +28,25 @@ func readSlurmJob(text []byte, p *problems) Request {
 	p.decode(text, &spec)
 	var request Request
 	request.Script = p.script("spec.batch", spec.Batch)
-	request.selectNodes(spec.NodeSelector, p)
-	if spec.Results != nil {
-		p.add("spec.results is not supported yet: remove it; the files of the job stay where the job writes them")
-	}
+	request.selectNodes(spec.NodeSelector, "#SBATCH lines in spec.batch", p)
+	request.readResults(spec.Results, p)
 	if spec.Prepare != nil {
 		p.add("spec.prepare is not supported yet: remove it, and have the script fetch its files")
 	}
 	return request
 }
 
+// readResults reads spec.results of a SlurmJob or a WlmJob.
+func (r *Request) readResults(results map[string]any, p *problems) {
+	if results != nil {
+		p.add("spec.results is not supported yet: remove it; the files of the job stay where the job writes them")
+	}
+}
+
 // selectNodes maps a nodeSelector to a partition and to features of nodes. A label
-// wlm.sylabs.io/NAME: VALUE requires the feature NAME-VALUE.
-func (r *Request) selectNodes(selector map[string]any, p *problems) {
+// wlm.sylabs.io/NAME: VALUE requires the feature NAME-VALUE. sizes names the fields for the size
+// of the job.
+func (r *Request) selectNodes(selector map[string]any, sizes string, p *problems) {
 	for _, label := range slices.Sorted(maps.Keys(selector)) {
 		field := "spec.nodeSelector: " + label
 		value, ok := scalar(selector[label])
@@ -55,7 +61,7 @@ func (r *Request) selectNodes(selector map[string]any, p *problems) {
 		case label == labelType && value == "virtual-kubelet":
 			// WLM-Operator gives this label to the node of every partition.
 		case isWLM && slices.Contains([]string{"nodes", "cpu-per-node", "mem-per-node", "wall-time"}, name):
-			p.add("%s: give the job's size with #SBATCH lines in spec.batch", field)
+			p.add("%s: give the job's size with %s", field, sizes)
 		case isWLM:
 			r.Features = append(r.Features, p.feature(field, name+"-"+value))
 		default:
@@ -72,13 +78,4 @@ func (p *problems) feature(field, name string) string {
 		p.add("%s: feature %q: use letters, digits, dots, - and _", field, name)
 	}
 	return name
-}
-
-// readWlmJob adds to p that a WlmJob is not supported.
-func readWlmJob(text []byte, p *problems) {
-	var spec struct {
-		Image string `json:"image"`
-	}
-	p.decode(text, &spec)
-	p.add("WlmJob (spec.image %q) is not supported yet: use a SlurmJob, whose script runs the container", spec.Image)
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"berth.dev/berth/internal/job/queue"
+	"berth.dev/berth/internal/slurmjobs/container"
 	"berth.dev/berth/internal/slurmjobs/kinds"
 	"berth.dev/berth/internal/slurmjobs/script"
 )
@@ -51,6 +52,7 @@ type preparer struct {
 	names slurmNames
 	roots []string
 	state string
+	berth string
 }
 
 // prepare returns the job for an object. It is the controller's Prepare.
@@ -58,15 +60,20 @@ func (p preparer) prepare(object *unstructured.Unstructured, request kinds.Reque
 	if err := p.names.check(request.ResourceURL); err != nil {
 		return queue.Job{}, err
 	}
+	name := object.GetNamespace() + "/" + object.GetName()
 	text := request.Script
-	if request.ScriptFile != "" {
-		var err error
-		if text, err = readScript(p.roots[0], request.ScriptFile); err != nil {
-			return queue.Job{}, err
-		}
+	var err error
+	switch {
+	case request.Container != nil:
+		text, err = container.Script(name, request.Nodes, *request.Container, container.Options{Berth: p.berth, Roots: p.roots})
+	case request.ScriptFile != "":
+		text, err = readScript(p.roots[0], request.ScriptFile)
+	}
+	if err != nil {
+		return queue.Job{}, err
 	}
 	return script.Build(script.Description{
-		UID: string(object.GetUID()), Object: object.GetNamespace() + "/" + object.GetName(), Script: text, State: p.state, Roots: p.roots,
+		UID: string(object.GetUID()), Object: name, Script: text, State: p.state, Roots: p.roots,
 		JobName: request.JobName, Partition: request.Partition, Nodes: request.Nodes, Tasks: request.Tasks, TimeLimit: request.TimeLimit,
 		Features: request.Features, Dir: request.Dir, Output: request.Output, Error: request.Error, Path: request.Path, LibraryPath: request.LibraryPath,
 	})

@@ -45,6 +45,8 @@ type Options struct {
 	// State is the folder for records of jobs. It must be on a file system that compute
 	// nodes share.
 	State string
+	// Berth is the path of the program berth on compute nodes.
+	Berth string
 	// PerMinute limits the submissions per minute. Zero means no limit.
 	PerMinute int
 	Log       *slog.Logger
@@ -129,7 +131,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	short, _, _ := strings.Cut(host, ".")
 	names.hosts = append(names.hosts, host, short, "localhost")
-	options.Prepare = preparer{names: names, roots: o.Roots, state: o.State}.prepare
+	options.Prepare = preparer{names: names, roots: o.Roots, state: o.State, berth: o.Berth}.prepare
 	c, err := controller.New(options)
 	if err != nil {
 		return err

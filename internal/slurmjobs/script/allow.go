@@ -122,8 +122,8 @@ func checkExport(value string) error {
 	return nil
 }
 
-// checkPath refuses a path outside the roots. It resolves symbolic links as far as the path
-// exists. A placeholder such as %j stands for a name without a slash.
+// checkPath refuses a path outside the roots. A placeholder such as %j stands for a name without
+// a slash.
 func (d Description) checkPath(option, path string) error {
 	if path == "" {
 		return &Denied{option, "the path is empty"}
@@ -138,17 +138,26 @@ func (d Description) checkPath(option, path string) error {
 	if slices.Contains(strings.Split(path, "/"), "..") {
 		return &Denied{option, fmt.Sprintf("the path %s contains '..'", path)}
 	}
-	real, err := resolve(full)
-	if err != nil {
+	if err := Within(full, d.Roots); err != nil {
 		return &Denied{option, err.Error()}
 	}
-	for _, root := range d.Roots {
+	return nil
+}
+
+// Within returns an error if an absolute path is outside the roots. It resolves symbolic links
+// as far as the path exists.
+func Within(path string, roots []string) error {
+	real, err := resolve(path)
+	if err != nil {
+		return err
+	}
+	for _, root := range roots {
 		root, err := resolve(root)
 		if err == nil && (real == root || strings.HasPrefix(real, strings.TrimSuffix(root, "/")+"/")) {
 			return nil
 		}
 	}
-	return &Denied{option, fmt.Sprintf("%s is outside the folders that objects may use: %s", real, strings.Join(d.Roots, ", "))}
+	return fmt.Errorf("%s is outside the folders that objects may use: %s", real, strings.Join(roots, ", "))
 }
 
 // resolve resolves the symbolic links in a path whose end need not exist. It returns an error
