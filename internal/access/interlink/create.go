@@ -61,10 +61,18 @@ func (s *Server) create(ctx context.Context, request createRequest) (createReply
 func find(ctx context.Context, cluster *connected, foreign *corev1.Pod) (*corev1.Pod, error) {
 	namespace, name := localNamespace(foreign.Namespace), localName(foreign.Name, foreign.UID)
 	pod, err := cluster.API.Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-	if err == nil && pod.Labels[labelUID] != string(foreign.UID) {
-		return nil, &refusal{fmt.Errorf("pod %s/%s exists, and is not from interLink's pod %s: delete it", namespace, name, foreign.UID)}
+	if err != nil {
+		return nil, err
 	}
-	return pod, err
+	return own(pod, foreign)
+}
+
+// own returns a local pod, or a refusal if it does not belong to the foreign pod.
+func own(pod, foreign *corev1.Pod) (*corev1.Pod, error) {
+	if pod.Labels[labelUID] != string(foreign.UID) {
+		return nil, &refusal{fmt.Errorf("pod %s/%s exists, and is not from interLink's pod %s: delete it", pod.Namespace, pod.Name, foreign.UID)}
+	}
+	return pod, nil
 }
 
 // makeNamespace creates a namespace with the Pod Security level of the server. It refuses a

@@ -213,6 +213,11 @@ func (s *Server) serveStatus(w http.ResponseWriter, r *http.Request) {
 		s.servePing(w, r) // this is the ping of interLink's API server
 		return
 	}
+	local, err := s.locate(r.Context(), pods)
+	if err != nil {
+		s.replyError(w, r, err)
+		return
+	}
 	found := make([]*podStatus, len(pods))
 	problems := make([]error, len(pods))
 	var asking sync.WaitGroup
@@ -221,7 +226,7 @@ func (s *Server) serveStatus(w http.ResponseWriter, r *http.Request) {
 		free <- struct{}{}
 		asking.Go(func() {
 			defer func() { <-free }()
-			found[i], problems[i] = s.status(r.Context(), &pods[i])
+			found[i], problems[i] = s.status(r.Context(), local, &pods[i])
 		})
 	}
 	asking.Wait()

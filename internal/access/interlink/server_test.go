@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -308,6 +309,45 @@ func TestStatusOfOthers(t *testing.T) {
 	}
 	if state := statuses[0].Containers[0].State.Terminated; state == nil || !strings.Contains(state.Message, "is not from interLink's pod") {
 		t.Errorf("the first status is %+v", statuses[0])
+	}
+}
+
+// TestStatusOfMany checks that one list serves the statuses of many pods, with the same results
+// as a query for each pod.
+func TestStatusOfMany(t *testing.T) {
+	f := newFinder()
+	s := start(t, f)
+	first, objects := foreignPod()
+	var pods []*corev1.Pod
+	for i := range listFrom + 1 {
+		pod := first.DeepCopy()
+		pod.UID = types.UID(fmt.Sprintf("%08d-0000-4000-8000-00000000000b", i))
+		created := must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, pod, objects))
+		pod.Annotations = map[string]string{virtualnode.JobID: created.PodJID}
+		pods = append(pods, pod)
+	}
+	local := f.api.CoreV1().Pods("interlink-team")
+	if err := local.Delete(t.Context(), "train-00000000", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := local.Patch(t.Context(), "train-00000001", types.MergePatchType, []byte(`{"metadata":{"labels":{"`+labelUID+`":null}}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, asked := range [][]*corev1.Pod{pods, pods[:3]} {
+		f.api.ClearActions()
+		statuses := must[[]virtualnode.Status](t, s, "GET", "/status", asked)
+		if len(statuses) != len(asked) {
+			t.Fatalf("%d statuses of %d pods", len(statuses), len(asked))
+		}
+		for i, want := range []string{"the pod was deleted in the berth cluster", "is not from interLink's pod", ""} {
+			state := statuses[i].Containers[0].State.Terminated
+			if (state != nil) != (want != "") || state != nil && !strings.Contains(state.Message, want) {
+				t.Errorf("status %d of %d is %+v, want %q", i, len(asked), statuses[i], want)
+			}
+		}
+		if want := map[bool]int{true: 1, false: 3}[len(asked) > listFrom]; len(f.api.Actions()) != want {
+			t.Errorf("%d requests for %d pods, want %d", len(f.api.Actions()), len(asked), want)
+		}
 	}
 }
 

@@ -19,12 +19,12 @@ const killed = 137
 
 // status returns the status of a foreign pod. It returns nil if the pod was not created
 // yet, or if its cluster cannot be reached now. interLink then keeps the last status.
-func (s *Server) status(ctx context.Context, foreign *corev1.Pod) (*podStatus, error) {
+func (s *Server) status(ctx context.Context, local *locals, foreign *corev1.Pod) (*podStatus, error) {
 	id := ownJobID(foreign)
-	cluster, err := s.connection.get()
-	if err == nil {
-		var pod *corev1.Pod
-		if pod, err = find(ctx, cluster, foreign); err == nil {
+	cluster := local.cluster
+	if cluster != nil {
+		pod, err := local.find(ctx, foreign)
+		if err == nil {
 			if isGated(pod) && time.Since(pod.CreationTimestamp.Time) > gatedLimit {
 				return lost(foreign, cluster.jobID(pod.Namespace, pod.Name), errGated.Error()), nil
 			}
