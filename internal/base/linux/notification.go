@@ -31,6 +31,9 @@ type notificationAnswer struct {
 	flags uint32
 }
 
+// seccompAddFDSend is a flag of addedDescriptor that golang.org/x/sys does not name.
+const seccompAddFDSend = 1 << 1
+
 type addedDescriptor struct {
 	id                            uint64
 	flags, source, target, fdFlag uint32

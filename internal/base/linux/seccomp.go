@@ -14,7 +14,6 @@ const (
 	seccompGetNotifSizes   = 3
 	seccompRetUserNotif    = 0x7fc00000
 	seccompIoctlNotifAddFD = 0x40182103 // SECCOMP_IOW(3, struct seccomp_notif_addfd)
-	seccompAddFDSend       = 1 << 1
 )
 
 // SeccompSizes holds the sizes, in bytes, of the structures that the running kernel
