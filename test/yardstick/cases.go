@@ -28,6 +28,7 @@ var cases = map[string]func(*bencher) (map[string]float64, error){
 	"reach-in": (*bencher).reachIn,
 	"worker":   (*bencher).workerMemory,
 	"services": (*bencher).services,
+	"objects":  (*bencher).slurmObjects,
 }
 
 type bencher struct {

@@ -23,7 +23,7 @@ func main() {
 	flag.StringVar(&b.user, "user", "alice", "`user` to run berth as; empty is the one that calls")
 	flag.DurationVar(&b.idle, "idle", 30*time.Second, "how long to watch an idle cluster")
 	own := map[string]func() error{
-		"schedule": schedule, "ticks": printTicks, "memory": printMemory, "reach": reach,
+		"schedule": schedule, "ticks": printTicks, "memory": printMemory, "reach": reach, "objects": objects,
 	}
 	// The program starts itself inside the cluster that it measures.
 	if len(os.Args) == 2 {
