@@ -16,7 +16,7 @@ bed_check() {
 	[[ $# -gt 0 ]] || mapfile -t hosts < <(host_names)
 	# Slurm itself takes a moment to end a job; the job's processes do not get that
 	# moment.
-	[[ $now == yes ]] || await 30 no_jobs || true
+	[[ $now == yes ]] || await 120 no_jobs || true
 	no_jobs || {
 		inside ctl squeue -h -o 'ctl: job %i of %u: %T on %N'
 		left=1
@@ -34,7 +34,11 @@ bed_check() {
 	return $left
 }
 
-no_jobs() { [[ -z $(inside ctl timeout 5 squeue -h) ]]; }
+# no_jobs fails, too, if Slurm does not answer.
+no_jobs() {
+	local jobs
+	jobs=$(inside ctl timeout 60 squeue -h) && [[ -z $jobs ]]
+}
 
 # list_keys prints the keys that users of the bed have left, and fails if there are any.
 # The kernel keeps keys by user, for all hosts together. It makes a user's _uid keyrings

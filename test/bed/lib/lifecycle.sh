@@ -18,7 +18,7 @@ bed_up() {
 	need_programs
 	# A cleaner without its supervisor is clearing up, and about to end.
 	local i
-	for ((i = 0; i < 100; i++)); do
+	for ((i = 0; i < 600; i++)); do
 		alive cleaner && ! alive supervisor || break
 		sleep 0.1
 	done
@@ -37,7 +37,7 @@ bed_up() {
 
 	exec {lifeline}> >(become_daemon cleaner)
 	echo $! >"$state/pid/cleaner"
-	await 10 alive cleaner || die "the cleaner did not start"
+	await 60 alive cleaner || die "the cleaner did not start"
 	wait_until_idle "$lifeline"
 	echo keep >&"$lifeline"
 	rm "$state/pid/up"
@@ -102,7 +102,7 @@ wait_until_idle() {
 		die "after $limit s not all $NODES nodes are idle"
 	}
 	alive cleaner || die "the bed ended while it was starting"
-	await 10 inside login getent passwd dave >/dev/null || die "login cannot look up dave in LDAP"
+	await 60 inside login getent passwd dave >/dev/null || die "login cannot look up dave in LDAP"
 }
 
 is_ready_or_dead() {
@@ -142,7 +142,7 @@ take_down() {
 	if alive cleaner; then
 		cleaner=$(<"$state/pid/cleaner")
 		kill -TERM "$cleaner"
-		await 20 ended "$cleaner" cleaner || kill -KILL "$cleaner"
+		await 60 ended "$cleaner" cleaner || kill -KILL "$cleaner"
 	fi
 	remove_remains
 }
@@ -153,7 +153,7 @@ bed_down() {
 	if alive up; then
 		up=$(<"$state/pid/up")
 		kill -TERM "$up"
-		await 30 ended "$up" up || true
+		await 60 ended "$up" up || true
 	fi
 	instance=$(current_instance)
 	if [[ ! -d $state ]]; then
@@ -174,13 +174,13 @@ remove_remains() (
 	flock "$lock"
 	[[ $(current_instance) == "$instance" ]] || return 0
 	kill_cgroups
-	await 10 remove_cgroups || return 1
+	await 60 remove_cgroups || return 1
 	[[ -d $state ]] || return 0
 	logs=$(. "$state/settings" 2>/dev/null && echo "${BED_LOGS:-}") || true
 	if [[ -n $logs ]]; then
 		mkdir -p "$logs" && cp -r "$state/log/." "$logs/" || true
 	fi
-	await 10 remove_files || return 1
+	await 60 remove_files || return 1
 	rmdir "$state_root" 2>/dev/null || true
 )
 

@@ -36,7 +36,7 @@ bed_lose() {
 	load_settings
 	alive "$1" || die "bed $BED_NAME has no host $1 that is up: see $bed status"
 	kill -KILL "$(cat "$state/pid/$1")"
-	await 20 is_lost "$1" || die "something of host $1 is left after its end"
+	await 60 is_lost "$1" || die "something of host $1 is left after its end"
 }
 
 is_lost() { ! alive "$1" && ! nsenter -t "$(cat "$state/pid/supervisor")" -n ip link show "v-$1" >/dev/null 2>&1; }
