@@ -136,7 +136,8 @@ func serveSlurmJobs() error {
 	state := process.StateFolder(os.Getenv, config.Home)
 	err = process.Run(context.Background(), process.Options{
 		Config: client, Roots: []string{config.Dir, config.Home}, State: state, Berth: self, PerMinute: queue.Default(state, nil).PerMinute,
-		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		PartitionNodes: true,
+		Log:            slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err == nil {
 		err = errors.New("it ended without a reason")

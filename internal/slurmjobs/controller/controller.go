@@ -66,6 +66,8 @@ type Options struct {
 	// trust.ErrForbidden rejects the object. After other errors the controller tries again.
 	// If Allow is nil, every object gets a job.
 	Allow func(ctx context.Context, object *unstructured.Unstructured) error
+	// Beside runs while this controller leads, until its context ends. It may be nil.
+	Beside func(ctx context.Context)
 	// Interval is the time between two calls of Slurm.States.
 	Interval time.Duration
 	// As in leaderelection.LeaderElectionConfig. Tests shorten them.
@@ -200,6 +202,9 @@ func (c *Controller) serve(ctx context.Context) {
 		return
 	}
 	var group sync.WaitGroup
+	if c.Beside != nil {
+		group.Go(func() { c.Beside(ctx) })
+	}
 	for range workers {
 		group.Go(func() {
 			for c.handleNext(ctx, c.queue, c.reconcile) {

@@ -25,6 +25,7 @@ import (
 	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/slurmjobs/controller"
+	"berth.dev/berth/internal/slurmjobs/partitions"
 	"berth.dev/berth/internal/slurmjobs/trust"
 )
 
@@ -49,7 +50,10 @@ type Options struct {
 	Berth string
 	// PerMinute limits the submissions per minute. Zero means no limit.
 	PerMinute int
-	Log       *slog.Logger
+	// PartitionNodes shows each partition as a Node. The user of Config must have the
+	// rights.
+	PartitionNodes bool
+	Log            *slog.Logger
 }
 
 // Limits of requests to the API server: requests per second, and requests in a burst.
@@ -132,6 +136,16 @@ func Run(ctx context.Context, o Options) error {
 	short, _, _ := strings.Cut(host, ".")
 	names.hosts = append(names.hosts, host, short, "localhost")
 	options.Prepare = preparer{names: names, roots: o.Roots, state: o.State, berth: o.Berth}.prepare
+	if o.PartitionNodes {
+		shown := partitions.Default()
+		shown.Config, shown.Namespace, shown.Host, shown.Owner, shown.Log = o.Config, o.Namespace, short, options.LeaseNamespace, o.Log
+		shown.Ask = slurm.AskLongWith(queue.JobEnv(os.Environ()))
+		options.Beside = func(ctx context.Context) {
+			if err := partitions.Run(ctx, shown); err != nil {
+				o.Log.Warn("Slurm's partitions are not shown as nodes: " + err.Error())
+			}
+		}
+	}
 	c, err := controller.New(options)
 	if err != nil {
 		return err

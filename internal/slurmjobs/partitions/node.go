@@ -1,0 +1,217 @@
+package partitions
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	coordinationapi "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
+
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/slurm"
+)
+
+// Labels of the Nodes. WLM-Operator's affinity compares the numbers; the time is in seconds, the
+// memory in MB.
+const (
+	labelPartition = "wlm.sylabs.io/partition"
+	labelNodes     = "wlm.sylabs.io/nodes"
+	labelCPUs      = "wlm.sylabs.io/cpu-per-node"
+	labelMemory    = "wlm.sylabs.io/mem-per-node"
+	labelWallTime  = "wlm.sylabs.io/wall-time"
+)
+
+// Taint keeps pods away from the Nodes, unless they tolerate it.
+var Taint = corev1.Taint{Key: "virtual-kubelet.io/provider", Value: "wlm", Effect: corev1.TaintEffectNoSchedule}
+
+const (
+	component       = "berth-slurm-jobs"
+	managedLabel    = "app.kubernetes.io/managed-by"
+	ownerAnnotation = "berth.dev/slurm-jobs"
+	// maxPods is the number of pods that a Node admits. They use nothing.
+	maxPods = 1000
+	// leaseSeconds is the duration of a Node's lease. kubelets have the same.
+	leaseSeconds = 40
+	// unlimited stands for no time limit. A label cannot be negative, and the affinity
+	// requires a number.
+	unlimited = math.MaxInt32
+)
+
+// newNode returns the Node of a partition. It has no label kubernetes.io/hostname, because pods
+// that are to spread over hosts would wait for it, and none for the operating system, so that
+// DaemonSets that select Linux stay away.
+func newNode(partition slurm.Partition, host, owner string) *corev1.Node {
+	nodes, wallTime := partition.MaxNodes, int64(unlimited)
+	if nodes < 0 || nodes > partition.Nodes {
+		nodes = partition.Nodes
+	}
+	if partition.MaxTime >= 0 {
+		wallTime = min(wallTime, int64(partition.MaxTime/time.Second))
+	}
+	labels := map[string]string{
+		cluster.VirtualLabel:             cluster.VirtualValue,
+		managedLabel:                     component,
+		"kubernetes.io/role":             "agent",
+		corev1.LabelNodeExcludeBalancers: "true",
+		labelNodes:                       strconv.FormatInt(nodes, 10),
+		labelCPUs:                        strconv.FormatInt(partition.NodeCPUs, 10),
+		labelMemory:                      strconv.FormatInt(partition.NodeMemoryMB, 10),
+		labelWallTime:                    strconv.FormatInt(wallTime, 10),
+	}
+	if len(validation.IsValidLabelValue(partition.Name)) == 0 {
+		labels[labelPartition] = partition.Name
+	}
+	message := "Slurm partition " + partition.Name
+	if !partition.Up {
+		partition.FreeCPUs, partition.FreeMemoryMB = 0, 0
+		message += " starts no jobs now"
+	}
+	now := metav1.Now()
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: nodeName(host, partition.Name), Labels: labels, Annotations: map[string]string{ownerAnnotation: owner},
+		},
+		Spec: corev1.NodeSpec{Taints: []corev1.Taint{Taint}},
+		Status: corev1.NodeStatus{
+			Capacity: resources(partition.CPUs, partition.MemoryMB), Allocatable: resources(partition.FreeCPUs, partition.FreeMemoryMB),
+			Conditions: []corev1.NodeCondition{{
+				Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Partition", Message: message,
+				LastHeartbeatTime: now, LastTransitionTime: now,
+			}},
+		},
+	}
+}
+
+func resources(cpus, memoryMB int64) corev1.ResourceList {
+	return corev1.ResourceList{
+		corev1.ResourceCPU:    *resource.NewQuantity(cpus, resource.DecimalSI),
+		corev1.ResourceMemory: *resource.NewQuantity(memoryMB<<20, resource.BinarySI),
+		corev1.ResourcePods:   *resource.NewQuantity(maxPods, resource.DecimalSI),
+	}
+}
+
+// nodeName returns the name of a partition's Node. A name with characters that a Node's name cannot
+// have ends with a hash.
+func nodeName(host, partition string) string {
+	wanted := "slurm-" + host + "-" + partition
+	name := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' {
+			return r
+		}
+		return '-'
+	}, strings.ToLower(wanted))
+	if name == wanted && len(validation.IsDNS1123Label(name)) == 0 {
+		return name
+	}
+	sum := sha256.Sum256([]byte(wanted))
+	return name[:min(len(name), 50)] + "-" + hex.EncodeToString(sum[:4])
+}
+
+// owns reports whether Run made a Node.
+func (s *server) owns(node *corev1.Node) bool {
+	return node.Labels[managedLabel] == component && node.Annotations[ownerAnnotation] == s.Owner
+}
+
+// put creates a Node or updates it where it differs. It returns nil for a Node that others own.
+func (s *server) put(ctx context.Context, present map[string]*corev1.Node, wanted *corev1.Node) (*corev1.Node, error) {
+	node := present[wanted.Name]
+	if node == nil {
+		created, err := s.nodes.Create(ctx, wanted, metav1.CreateOptions{FieldManager: component})
+		if err == nil {
+			s.Log.Debug("partition " + wanted.Labels[labelPartition] + " is node " + wanted.Name)
+			return created, nil
+		}
+		if !apierrors.IsAlreadyExists(err) {
+			return nil, fmt.Errorf("create node %s: %w", wanted.Name, err)
+		}
+	}
+	if node == nil || !s.owns(node) {
+		if !s.foreign[wanted.Name] {
+			s.foreign[wanted.Name] = true
+			s.Log.Warn("node " + wanted.Name + " belongs to another program: the Slurm partition gets no node")
+		}
+		return nil, nil
+	}
+	labels := maps.Clone(node.Labels)
+	maps.Copy(labels, wanted.Labels)
+	if !maps.Equal(labels, node.Labels) {
+		if err := s.patch(ctx, node, map[string]any{"metadata": map[string]any{"uid": node.UID, "labels": wanted.Labels}}); err != nil {
+			return node, err
+		}
+	}
+	if sameStatus(node, wanted) {
+		return node, nil
+	}
+	status := map[string]any{"capacity": wanted.Status.Capacity, "allocatable": wanted.Status.Allocatable, "conditions": wanted.Status.Conditions}
+	return node, s.patch(ctx, node, map[string]any{"metadata": map[string]any{"uid": node.UID}, "status": status}, "status")
+}
+
+// sameStatus reports whether a Node needs no new status. Times do not count.
+func sameStatus(node, wanted *corev1.Node) bool {
+	ready := func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady }
+	at := slices.IndexFunc(node.Status.Conditions, ready)
+	if at < 0 {
+		return false
+	}
+	has, want := node.Status.Conditions[at], wanted.Status.Conditions[0]
+	return has.Status == want.Status && has.Message == want.Message &&
+		equality.Semantic.DeepEqual(node.Status.Capacity, wanted.Status.Capacity) &&
+		equality.Semantic.DeepEqual(node.Status.Allocatable, wanted.Status.Allocatable)
+}
+
+func (s *server) patch(ctx context.Context, node *corev1.Node, changes map[string]any, subresources ...string) error {
+	text, err := json.Marshal(changes)
+	if err != nil {
+		return err
+	}
+	_, err = s.nodes.Patch(ctx, node.Name, types.StrategicMergePatchType, text, metav1.PatchOptions{FieldManager: component}, subresources...)
+	if err != nil {
+		return fmt.Errorf("update node %s: %w", node.Name, err)
+	}
+	return nil
+}
+
+// renew renews a Node's lease. The node controller takes a Node without it for lost.
+func (s *server) renew(ctx context.Context, node *corev1.Node) error {
+	now := metav1.NewMicroTime(time.Now())
+	text, err := json.Marshal(map[string]any{"spec": map[string]any{"renewTime": now}})
+	if err != nil {
+		return err
+	}
+	_, err = s.leases.Patch(ctx, node.Name, types.MergePatchType, text, metav1.PatchOptions{FieldManager: component})
+	if apierrors.IsNotFound(err) {
+		_, err = s.leases.Create(ctx, &coordinationapi.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: node.Name, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}},
+			Spec:       coordinationapi.LeaseSpec{HolderIdentity: ptr.To(node.Name), LeaseDurationSeconds: ptr.To(int32(leaseSeconds)), RenewTime: &now},
+		}, metav1.CreateOptions{FieldManager: component})
+	}
+	if err != nil {
+		return fmt.Errorf("renew the lease of node %s: %w", node.Name, err)
+	}
+	return nil
+}
+
+// remove removes a Node. The garbage collector removes its lease.
+func (s *server) remove(ctx context.Context, name string) error {
+	err := s.nodes.Delete(ctx, name, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("remove node %s: %w", name, err)
+	}
+	return nil
+}
