@@ -336,8 +336,12 @@ func (c *Controller) poll(ctx context.Context) {
 	for kind, informer := range c.informer {
 		for _, item := range informer.GetStore().List() {
 			object := item.(*unstructured.Unstructured)
+			// Most objects have ended, and decoding a status is slow in comparison.
+			if state, _, _ := unstructured.NestedString(object.Object, "status", "state"); kinds.Ended(state) {
+				continue
+			}
 			status, err := kinds.StatusOf(object)
-			if err != nil || status.JobID == "" || kinds.Ended(status.State) {
+			if err != nil || status.JobID == "" {
 				continue
 			}
 			jobs[string(object.GetUID())] = status.JobID
