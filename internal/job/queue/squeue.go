@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -101,22 +102,23 @@ func (c *Client) squeue(ctx context.Context) ([]listed, error) {
 	if err != nil {
 		return nil, &Unavailable{shorten(err, command)}
 	}
-	return parseListed(string(output), separator)
+	return parseListed(output, separator)
 }
 
 // parseListed parses the output of squeue, whose columns end with the separator. It returns an
-// *Unavailable for any other output.
-func parseListed(output, separator string) ([]listed, error) {
-	values := strings.Split(output, separator)
-	if rest := values[len(values)-1]; strings.TrimSpace(rest) != "" || len(values)%len(fields) != 1 {
+// *Unavailable for any other output. The jobs have copies of their fields, because most of the
+// output is padding.
+func parseListed(output []byte, separator string) ([]listed, error) {
+	values := bytes.Split(output, []byte(separator))
+	if rest := values[len(values)-1]; len(bytes.TrimSpace(rest)) > 0 || len(values)%len(fields) != 1 {
 		return nil, &Unavailable{errors.New("squeue printed lines that cannot be read: " + fmt.Sprintf("%.200q", output))}
 	}
-	var jobs []listed
-	for row := range len(values) / len(fields) {
+	jobs := make([]listed, 0, len(values)/len(fields))
+	for row := range cap(jobs) {
 		get := func(name string) string {
 			for i, field := range fields {
 				if field.name == name {
-					value := strings.TrimSpace(values[row*len(fields)+i])
+					value := string(bytes.TrimSpace(values[row*len(fields)+i]))
 					if value == "N/A" || value == "(null)" {
 						return ""
 					}

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"bytes"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -12,13 +13,13 @@ import (
 )
 
 // recorded returns the recorded output of squeue 22.05.8 for jobs of many kinds.
-func recorded(t testing.TB) string {
+func recorded(t testing.TB) []byte {
 	t.Helper()
 	text, err := os.ReadFile("testdata/squeue-22.05.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(text)
+	return text
 }
 
 func TestParseListed(t *testing.T) {
@@ -74,12 +75,12 @@ func TestParseListed(t *testing.T) {
 }
 
 func TestParseListedRefusesOtherOutput(t *testing.T) {
-	for _, output := range []string{"error", recorded(t)[:400], "x" + recorded(t) + "rest"} {
-		if jobs, err := parseListed(output, "|SEP|"); err == nil {
+	for _, output := range []string{"error", string(recorded(t)[:400]), "x" + string(recorded(t)) + "rest"} {
+		if jobs, err := parseListed([]byte(output), "|SEP|"); err == nil {
 			t.Errorf("%d jobs", len(jobs))
 		}
 	}
-	if jobs, err := parseListed("", "|SEP|"); err != nil || len(jobs) != 0 {
+	if jobs, err := parseListed(nil, "|SEP|"); err != nil || len(jobs) != 0 {
 		t.Errorf("no jobs: %v, %v", jobs, err)
 	}
 }
@@ -112,10 +113,20 @@ func TestSqueueListsAllJobs(t *testing.T) {
 
 func FuzzParseListed(f *testing.F) {
 	f.Add(recorded(f))
-	f.Fuzz(func(t *testing.T, output string) {
+	f.Fuzz(func(t *testing.T, output []byte) {
 		fuzzbound.Watch(t)
 		jobs, _ := parseListed(output, "|SEP|")
 		s := snapshot{jobs: jobs}
 		_ = s.find("held", "/home/alice", nil)
 	})
+}
+
+func BenchmarkParseListed(b *testing.B) {
+	output := bytes.Repeat(recorded(b), 90) // of 1,980 jobs
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := parseListed(output, "|SEP|"); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

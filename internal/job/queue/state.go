@@ -63,7 +63,8 @@ type known struct {
 //
 // States also cancels the duplicates of released jobs, see duplicates.
 func (c *Client) States(ctx context.Context, jobs map[string]string) (map[string]State, error) {
-	snapshot, err := c.snapshot(ctx, time.Now().Add(-c.options.Interval))
+	// The last answer is nearly an interval old for a caller that asks once per interval.
+	snapshot, err := c.snapshot(ctx, time.Now().Add(-c.options.Interval/2))
 	if err != nil {
 		return nil, err
 	}

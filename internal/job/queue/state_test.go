@@ -229,6 +229,21 @@ func TestForgetKeepsTheScriptOfARunningJob(t *testing.T) {
 	}
 }
 
+// A caller that asks once per interval gets a new answer each time. Others share it.
+func TestStatesAreNew(t *testing.T) {
+	s := &site{}
+	c := newClient(t, s)
+	c.options.Interval = time.Hour
+	jobs := map[string]string{"u": "7"}
+	c.last = &snapshot{began: time.Now().Add(-c.options.Interval + 100*time.Millisecond)}
+	for range 2 {
+		s.states(t, c, jobs)
+	}
+	if calls := strings.Count(strings.Join(s.asked, " "), "squeue"); calls != 1 {
+		t.Errorf("%d calls of squeue", calls)
+	}
+}
+
 func TestForgetDuringStates(t *testing.T) {
 	s := &site{rows: [][]string{row("8", "8", "PENDING", "JobHeldUser", "0", marker+"u", "")}}
 	c := newClient(t, s)
