@@ -123,8 +123,8 @@ all_nodes_run() {
 
 # link NUMBER SEED PLACE runs a round of a chain. It fails if the chain has to end.
 link() {
-	local k=$1 seed=$2 began=$SECONDS hit mended= since= code=+ outcome message took load pods=0 picture=busybox:1.37 longest=120
-	process=- undo=()
+	local k=$1 seed=$2 began=$SECONDS hit code=+ outcome message took load pods=0 picture=busybox:1.37 longest=120
+	process=- undo=() mended= since=
 	choose_link "$seed" "${3:-}"
 	case $moment in
 	start) poll 90 moment_comes && longest=180 ;; # a busy machine needs long for a cluster
@@ -200,11 +200,13 @@ judge_link() {
 	esac
 }
 
+is_over() { ended a || only_srun_waits; }
+
 # chain SEED ROUNDS starts a run, and injects faults with the seeds from SEED on, until one ends
 # it. It increases seed and i by the number of rounds. What is left after the end counts for the
 # last round.
 chain() {
-	local chain=$1 most=$2 count=0 offset=0 rows=() left swept= took= code last bad place began=$SECONDS
+	local chain=$1 most=$2 count=0 offset=0 rows=() left swept= mended= since= last bad place began=$SECONDS
 	choose_chain "$chain"
 	[[ $state == debug ]] && fault=- || fault=disk
 	rm -rf "$home"/{shared,debug}
@@ -218,7 +220,7 @@ chain() {
 	last=${rows[-1]}
 	if [[ $(cut -f10 <<<"$last") == + ]]; then
 		touch "$claim/go.end"
-		poll 120 ended a || rows[-1]=$(awk -F'\t' -v OFS='\t' '{ $9 = "HANGS"; $13 = "the run does not end"; print }' <<<"$last")
+		poll 120 is_over || rows[-1]=$(awk -F'\t' -v OFS='\t' '{ $9 = "HANGS"; $13 = "the run does not end"; print }' <<<"$last")
 		ended a && wait "${pids[a]}"
 		printf '%-7s ended with %s\n' "$chain" $?
 	fi
