@@ -82,7 +82,6 @@ func newNode(partition slurm.Partition, host, owner string) *corev1.Node {
 		partition.FreeCPUs, partition.FreeMemoryMB = 0, 0
 		message += " starts no jobs now"
 	}
-	now := metav1.Now()
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: nodeName(host, partition.Name), Labels: labels, Annotations: map[string]string{ownerAnnotation: owner},
@@ -90,12 +89,27 @@ func newNode(partition slurm.Partition, host, owner string) *corev1.Node {
 		Spec: corev1.NodeSpec{Taints: []corev1.Taint{Taint}},
 		Status: corev1.NodeStatus{
 			Capacity: resources(partition.CPUs, partition.MemoryMB), Allocatable: resources(partition.FreeCPUs, partition.FreeMemoryMB),
-			Conditions: []corev1.NodeCondition{{
-				Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Partition", Message: message,
-				LastHeartbeatTime: now, LastTransitionTime: now,
-			}},
+			Conditions: []corev1.NodeCondition{ready(message)},
 		},
 	}
+}
+
+// ready returns the condition of a Node that is ready.
+func ready(message string) corev1.NodeCondition {
+	now := metav1.Now()
+	return corev1.NodeCondition{
+		Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Partition", Message: message,
+		LastHeartbeatTime: now, LastTransitionTime: now,
+	}
+}
+
+// readyOf returns a Node's condition Ready, or nil if there is none.
+func readyOf(node *corev1.Node) *corev1.NodeCondition {
+	at := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
+	if at < 0 {
+		return nil
+	}
+	return &node.Status.Conditions[at]
 }
 
 func resources(cpus, memoryMB int64) corev1.ResourceList {
@@ -158,21 +172,19 @@ func (s *server) put(ctx context.Context, present map[string]*corev1.Node, wante
 	if sameStatus(node, wanted) {
 		return node, nil
 	}
-	status := map[string]any{"capacity": wanted.Status.Capacity, "allocatable": wanted.Status.Allocatable, "conditions": wanted.Status.Conditions}
-	return node, s.patch(ctx, node, map[string]any{"metadata": map[string]any{"uid": node.UID}, "status": status}, "status")
+	return node, s.patchStatus(ctx, node, map[string]any{"capacity": wanted.Status.Capacity, "allocatable": wanted.Status.Allocatable, "conditions": wanted.Status.Conditions})
 }
 
 // sameStatus reports whether a Node needs no new status. Times do not count.
 func sameStatus(node, wanted *corev1.Node) bool {
-	ready := func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady }
-	at := slices.IndexFunc(node.Status.Conditions, ready)
-	if at < 0 {
-		return false
-	}
-	has, want := node.Status.Conditions[at], wanted.Status.Conditions[0]
-	return has.Status == want.Status && has.Message == want.Message &&
+	has, want := readyOf(node), wanted.Status.Conditions[0]
+	return has != nil && has.Status == want.Status && has.Message == want.Message &&
 		equality.Semantic.DeepEqual(node.Status.Capacity, wanted.Status.Capacity) &&
 		equality.Semantic.DeepEqual(node.Status.Allocatable, wanted.Status.Allocatable)
+}
+
+func (s *server) patchStatus(ctx context.Context, node *corev1.Node, status map[string]any) error {
+	return s.patch(ctx, node, map[string]any{"metadata": map[string]any{"uid": node.UID}, "status": status}, "status")
 }
 
 func (s *server) patch(ctx context.Context, node *corev1.Node, changes map[string]any, subresources ...string) error {
@@ -208,10 +220,10 @@ func (s *server) renew(ctx context.Context, node *corev1.Node) error {
 }
 
 // remove removes a Node. The garbage collector removes its lease.
-func (s *server) remove(ctx context.Context, name string) error {
-	err := s.nodes.Delete(ctx, name, metav1.DeleteOptions{})
+func (s *server) remove(ctx context.Context, node *corev1.Node) error {
+	err := s.nodes.Delete(ctx, node.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(node.UID))})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("remove node %s: %w", name, err)
+		return fmt.Errorf("remove node %s: %w", node.Name, err)
 	}
 	return nil
 }

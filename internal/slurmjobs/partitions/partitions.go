@@ -35,8 +35,8 @@ type Options struct {
 	Owner string
 	// Ask runs sinfo.
 	Ask slurm.Ask
-	// Interval is the time between two calls of sinfo. The Nodes' leases are renewed as
-	// often.
+	// Interval is the time between two calls of sinfo, and between two renewals of the
+	// Nodes' leases.
 	Interval time.Duration
 	// FirstDelay and MaxDelay bound the time until the next pod of a controller is ended.
 	FirstDelay, MaxDelay time.Duration
@@ -51,9 +51,6 @@ func Default() Options {
 	}
 }
 
-// removeLimit bounds the requests that remove the Nodes at the end.
-const removeLimit = 5 * time.Second
-
 // server shows partitions as Nodes.
 type server struct {
 	Options
@@ -64,8 +61,9 @@ type server struct {
 	foreign map[string]bool
 }
 
-// Run shows the partitions until ctx ends. Then it removes its Nodes and returns. It returns an
-// error only for an invalid configuration; after other errors it tries again.
+// Run shows the partitions until ctx ends. The Nodes stay, because another process with the same
+// owner may serve them already. Run returns an error only for an invalid configuration; after
+// other errors it tries again.
 func Run(ctx context.Context, options Options) error {
 	coreClient, err := core.NewForConfig(options.Config)
 	if err != nil {
@@ -84,33 +82,48 @@ func Run(ctx context.Context, options Options) error {
 	}
 	var group sync.WaitGroup
 	group.Go(func() { s.pods.run(ctx) })
+	// Leases are renewed even while sinfo does not answer.
+	group.Go(func() { s.repeat(ctx, "keep the nodes of partitions ready", s.keepReady) })
+	s.repeat(ctx, "show partitions as nodes", s.sync)
+	group.Wait()
+	s.pods.running.Wait()
+	return nil
+}
+
+// repeat calls do at the interval until ctx ends.
+func (s *server) repeat(ctx context.Context, what string, do func(context.Context) error) {
 	tick := time.NewTicker(s.Interval)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		if err := s.sync(ctx); err != nil && ctx.Err() == nil {
-			s.Log.Debug("show partitions as nodes: " + err.Error())
+		if err := do(ctx); err != nil && ctx.Err() == nil {
+			s.Log.Debug(what + ": " + err.Error())
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 		}
 	}
-	group.Wait()
-	s.pods.running.Wait()
-	s.removeAll(context.WithoutCancel(ctx))
-	return nil
+}
+
+// list returns all Nodes for partitions by their names, also Nodes of other owners.
+func (s *server) list(ctx context.Context) (map[string]*corev1.Node, error) {
+	found, err := s.nodes.List(ctx, metav1.ListOptions{LabelSelector: managedLabel + "=" + component})
+	if err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
+	}
+	nodes := map[string]*corev1.Node{}
+	for i := range found.Items {
+		nodes[found.Items[i].Name] = &found.Items[i]
+	}
+	return nodes, nil
 }
 
 // sync makes the Nodes match the partitions. If Slurm does not answer, it keeps the Nodes as they
 // are.
 func (s *server) sync(ctx context.Context) error {
-	found, err := s.nodes.List(ctx, metav1.ListOptions{LabelSelector: managedLabel + "=" + component})
+	present, err := s.list(ctx)
 	if err != nil {
-		return fmt.Errorf("list nodes: %w", err)
-	}
-	present := map[string]*corev1.Node{}
-	for i := range found.Items {
-		present[found.Items[i].Name] = &found.Items[i]
+		return err
 	}
 	partitions, slurmErr := slurm.Partitions(ctx, s.Ask)
 	errs := []error{slurmErr}
@@ -127,31 +140,26 @@ func (s *server) sync(ctx context.Context) error {
 		case slurmErr != nil:
 			served[name] = node
 		default:
-			errs = append(errs, s.remove(ctx, name))
+			errs = append(errs, s.remove(ctx, node))
 		}
-	}
-	for _, node := range served {
-		errs = append(errs, s.renew(ctx, node))
 	}
 	s.pods.watch(ctx, served)
 	return errors.Join(errs...)
 }
 
-// removeAll removes all Nodes that Run owns.
-func (s *server) removeAll(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, removeLimit)
-	defer cancel()
-	found, err := s.nodes.List(ctx, metav1.ListOptions{LabelSelector: managedLabel + "=" + component})
-	if err != nil {
-		s.Log.Debug("remove the nodes of partitions: " + err.Error())
-		return
-	}
-	for i := range found.Items {
-		if !s.owns(&found.Items[i]) {
+// keepReady renews the leases of the Nodes. It makes a Node ready again whose lease was not renewed
+// in time, because the node controller does not.
+func (s *server) keepReady(ctx context.Context) error {
+	nodes, err := s.list(ctx)
+	errs := []error{err}
+	for _, node := range nodes {
+		if !s.owns(node) {
 			continue
 		}
-		if err := s.remove(ctx, found.Items[i].Name); err != nil {
-			s.Log.Debug(err.Error())
+		errs = append(errs, s.renew(ctx, node))
+		if condition := readyOf(node); condition == nil || condition.Status != corev1.ConditionTrue {
+			errs = append(errs, s.patchStatus(ctx, node, map[string]any{"conditions": []corev1.NodeCondition{ready("Slurm partition")}}))
 		}
 	}
+	return errors.Join(errs...)
 }

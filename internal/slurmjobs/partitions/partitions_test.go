@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -36,12 +37,32 @@ type fixture struct {
 	mu     sync.Mutex
 	output string
 	err    error
+	asked  int
 }
 
 func (f *fixture) ask(context.Context, ...string) ([]byte, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.asked++
 	return []byte(f.output), f.err
+}
+
+// awaitCalls waits until sinfo has been asked n more times. Then its answer before the last call
+// has been dealt with.
+func (f *fixture) awaitCalls(n int) {
+	f.Helper()
+	asked := func() int {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.asked
+	}
+	end := asked() + n
+	f.await("calls of sinfo", func() error {
+		if now := asked(); now < end {
+			return fmt.Errorf("%d of %d", now, end)
+		}
+		return nil
+	})
 }
 
 func (f *fixture) set(err error, lines ...string) {
@@ -123,8 +144,7 @@ func TestPartitions(t *testing.T) {
 	f.testNodes()
 	f.testPods()
 	f.testReplicas()
-	stop()
-	f.awaitGone("slurm-login1-main")
+	f.testSuccessor(stop)
 	if _, err := f.client.CoreV1().Nodes().Get(t.Context(), "slurm-login1-other", metav1.GetOptions{}); err != nil {
 		t.Error(err) // another program's
 	}
@@ -169,6 +189,7 @@ func (f *fixture) testNodes() {
 	if _, err := nodes.Create(f.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "slurm-login1-other"}}, metav1.CreateOptions{}); err != nil {
 		f.Error(err)
 	}
+	f.awaitCalls(3)
 	f.set(nil, strings.Replace(mainLine, "4/12/0", "5/11/0", 1), "other up 30:00 1-infinite 1 1 1 0 0/1/0/1", "Big_X up 30:00 1-infinite 1 1 1 0 0/1/0/1")
 	f.awaitNode("slurm-login1-main", func(node *corev1.Node) bool { return node.Status.Allocatable.Cpu().Value() == 11 })
 	f.awaitGone("slurm-login1-small")
@@ -181,13 +202,33 @@ func (f *fixture) testNodes() {
 		f.Errorf("changed another program's node: %+v", other)
 	}
 	// Slurm does not answer again: the nodes stay.
+	node = f.awaitNode("slurm-login1-main", func(*corev1.Node) bool { return true })
 	f.set(errors.New("Unable to contact slurm controller"))
-	if err := nodes.Delete(f.Context(), name, metav1.DeleteOptions{}); err != nil {
+	f.awaitCalls(3)
+	if now := f.awaitNode(node.Name, func(*corev1.Node) bool { return true }); now.UID != node.UID {
+		f.Error("the node was removed while Slurm did not answer")
+	}
+	// The node controller has taken it for lost meanwhile.
+	_, err := nodes.Patch(f.Context(), node.Name, types.StrategicMergePatchType, []byte(`{"status":{"conditions":[{"type":"Ready","status":"Unknown"}]}}`), metav1.PatchOptions{}, "status")
+	if err != nil {
 		f.Error(err)
 	}
-	f.awaitNode("slurm-login1-main", func(node *corev1.Node) bool { return true })
+	f.awaitNode(node.Name, func(node *corev1.Node) bool { return readyOf(node).Status == corev1.ConditionTrue })
 	f.set(nil, mainLine)
 	f.awaitGone(name)
+}
+
+// testSuccessor checks that a process that does not lead any more leaves the Nodes to its successor.
+func (f *fixture) testSuccessor(stop func()) {
+	before := f.awaitNode("slurm-login1-main", func(*corev1.Node) bool { return true })
+	stop()
+	f.run()
+	f.awaitCalls(2)
+	if now := f.awaitNode(before.Name, func(*corev1.Node) bool { return true }); now.UID != before.UID {
+		f.Error("the node was removed at the end of its first server")
+	}
+	f.set(nil, smallLine)
+	f.awaitGone(before.Name)
 }
 
 func (f *fixture) pod(name string, owner *metav1.OwnerReference) *corev1.Pod {

@@ -1,11 +1,13 @@
 package process
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"k8s.io/client-go/dynamic"
@@ -75,10 +77,15 @@ type outputFile struct {
 	// that were read.
 	info   os.FileInfo
 	offset int64
+	// end holds the last bytes that were read, at most maxEnd.
+	end []byte
 }
 
-// copy copies the bytes that were not read yet. A file that was replaced or has become shorter, as
-// the output of a requeued job does, is read from its start. missing is the error for a file that
+// maxEnd is the number of bytes that tell a file from another one in its place.
+const maxEnd = 256
+
+// copy copies the bytes that were not read yet. A file that was replaced, has become shorter, or has
+// other bytes before the offset, as the output of a requeued job has, is read from its start. missing is the error for a file that
 // is not there. copy opens the file at each call, because a network file system fetches the writes
 // of other hosts when a file is opened.
 func (o *outputFile) copy(out io.Writer) (missing, err error) {
@@ -95,14 +102,28 @@ func (o *outputFile) copy(out io.Writer) (missing, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.info == nil || !os.SameFile(o.info, info) || info.Size() < o.offset {
-		o.offset = 0
+	if o.info == nil || !os.SameFile(o.info, info) || !o.continues(file) {
+		o.offset, o.end = 0, nil
 	}
 	o.found, o.info = true, info
 	if _, err := file.Seek(o.offset, io.SeekStart); err != nil {
 		return nil, err
 	}
-	n, err := io.Copy(out, file)
+	n, err := io.Copy(io.MultiWriter(out, o), file)
 	o.offset += n
 	return nil, err
+}
+
+// continues reports whether a file still has the last bytes that were read.
+func (o *outputFile) continues(file io.ReaderAt) bool {
+	now := make([]byte, len(o.end))
+	n, _ := file.ReadAt(now, o.offset-int64(len(o.end)))
+	return bytes.Equal(now[:n], o.end)
+}
+
+// Write keeps the end of what was read.
+func (o *outputFile) Write(read []byte) (int, error) {
+	o.end = append(o.end, read[max(0, len(read)-maxEnd):]...)
+	o.end = slices.Clone(o.end[max(0, len(o.end)-maxEnd):])
+	return len(read), nil
 }

@@ -43,6 +43,7 @@ func TestOutputFile(t *testing.T) {
 		{func() { write(os.O_APPEND, large) }, large, false},
 		{func() { write(os.O_TRUNC, "requeued\n") }, "requeued\n", false},
 		{func() { write(os.O_APPEND, "more\n") }, "more\n", false},
+		{func() { write(os.O_TRUNC, "requeued, with more output\n") }, "requeued, with more output\n", false},
 		{remove, "", true},
 		{func() { write(os.O_APPEND, "requeued again\n") }, "requeued again\n", false},
 		{func() { // a larger file in its place
