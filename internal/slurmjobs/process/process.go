@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"berth.dev/berth/internal/base/heap"
 	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/slurmjobs/controller"
@@ -88,6 +90,12 @@ func StateFolder(getenv func(string) string, home string) string {
 	return filepath.Join(state, "berth/slurm-jobs")
 }
 
+// Settings of the garbage collector. The process allocates little while nothing changes.
+const (
+	settleTime = 20 * time.Second
+	heapGrowth = 50 // percent
+)
+
 // Run serves objects until ctx ends. Then it returns nil. It returns an error if the cluster lacks
 // the definitions or the policy.
 func Run(ctx context.Context, o Options) error {
@@ -150,6 +158,10 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
+	go func() {
+		heap.Settle(ctx, settleTime)
+		debug.SetGCPercent(heapGrowth)
+	}()
 	return c.Run(ctx)
 }
 
