@@ -289,8 +289,12 @@ func (r *reaper) watchStopped() {
 // the node: children of the commands; shims, whose parent is this process once containerd
 // has started them; and descendants of both that run a program from the same folder as their
 // parent, which only berth's own programs do. A process that was forked and has not executed
-// its program yet counts, too, because its parent waits for that. The caller holds mu.
+// its program yet counts, too, because its parent waits for that. So does the init of runc until
+// it executes the program of a container. The caller holds mu.
 func (r *reaper) isPart(pid int, parents map[int]int) bool {
+	for isInitOfRunc(pid) {
+		pid = parents[pid]
+	}
 	folder := programFolder(pid)
 	for {
 		parent := parents[pid]
@@ -302,6 +306,15 @@ func (r *reaper) isPart(pid int, parents map[int]int) bool {
 		}
 		pid = parent
 	}
+}
+
+// isInitOfRunc reports whether a process is the first process of a container before it becomes
+// the container's program. runc executes a protected copy of itself for it, with the path /runc,
+// and waits for it.
+func isInitOfRunc(pid int) bool {
+	program, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	arguments, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return filepath.Base(program) == "runc" && string(arguments) == "berth-runc\x00init\x00"
 }
 
 // programFolder returns the folder of a process's program, or "." for one that has

@@ -82,6 +82,77 @@ exit 0`
 	}
 }
 
+// The init of a container is stopped while runc waits for it. Its program is a copy of runc
+// in another folder than berth.
+func TestInitOfContainerIsPartOfNode(t *testing.T) {
+	dir := t.TempDir()
+	program, err := os.ReadFile("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{"runc": program, "other": program, "init": []byte("echo $$; read line\n")} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		name, file string
+		part       bool
+	}{
+		{"init of runc", "runc", true},
+		{"program of a container with such arguments", "other", false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			// The shell stands for containerd, and its child for a shim.
+			command := exec.Command("bash", "-c", `echo $$; bash -c 'echo $$; (exec -a berth-runc "$0" init); exit $?' "$0"; exit $?`, filepath.Join(dir, test.file))
+			command.Dir = dir
+			pids := startPrinting(t, command, 3)
+			parents, err := linux.Parents()
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := &reaper{commands: map[int]string{pids[0]: "containerd"}}
+			if got := r.isPart(pids[2], parents); got != test.part {
+				t.Errorf("it is a part of the node: %v", got)
+			}
+		})
+	}
+}
+
+// startPrinting starts a command whose processes print count process ids, and end when their
+// input does. It returns the ids.
+func startPrinting(t *testing.T, command *exec.Cmd, count int) []int {
+	t.Helper()
+	input, err := command.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		input.Close()
+		command.Wait() // read fails at the end of the input
+	})
+	var pids []int
+	for lines := bufio.NewReader(output); len(pids) < count; {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(line))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
 // Pods whose users are not root inside, and other users of the host, cannot connect to the
 // socket that takes the filters of containers.
 func TestSocketForFiltersIsOnlyForRoot(t *testing.T) {
