@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"berth.dev/berth/internal/job/batch"
 	"berth.dev/berth/internal/slurmjobs/kinds"
 	"berth.dev/berth/internal/slurmjobs/script"
@@ -108,9 +110,9 @@ func (o Options) find(c kinds.Container) (string, error) {
 func (o Options) manifest(image string, nodes int64, c kinds.Container) ([]byte, error) {
 	type object = map[string]any
 	var volumes, mounts []object
-	mount := func(bind kinds.Bind) {
+	mount := func(bind kinds.Bind, kind corev1.HostPathType) {
 		name := fmt.Sprintf("bind-%d", len(volumes))
-		volumes = append(volumes, object{"name": name, "hostPath": object{"path": bind.Source}})
+		volumes = append(volumes, object{"name": name, "hostPath": object{"path": bind.Source, "type": kind}})
 		mounts = append(mounts, object{"name": name, "mountPath": bind.Target, "readOnly": bind.ReadOnly})
 	}
 	dir := filepath.Clean(o.Roots[0])
@@ -119,11 +121,15 @@ func (o Options) manifest(image string, nodes int64, c kinds.Container) ([]byte,
 		if err := script.Within(bind.Source, o.Roots); err != nil {
 			return nil, fmt.Errorf("spec.options.binds: %w", err)
 		}
+		kind, err := hostPathType(bind.Source)
+		if err != nil {
+			return nil, err
+		}
 		own = own && bind.Target != dir
-		mount(bind)
+		mount(bind, kind)
 	}
 	if own {
-		mount(kinds.Bind{Source: dir, Target: dir})
+		mount(kinds.Bind{Source: dir, Target: dir}, corev1.HostPathDirectory)
 	}
 	main := object{
 		"name": "main", "image": image, "imagePullPolicy": "IfNotPresent", "workingDir": dir, "volumeMounts": mounts,
@@ -149,6 +155,23 @@ func (o Options) manifest(image string, nodes int64, c kinds.Container) ([]byte,
 	}
 	job["template"] = object{"metadata": object{"labels": labels}, "spec": pod}
 	return json.Marshal(object{"apiVersion": "batch/v1", "kind": "Job", "metadata": object{"name": localImage}, "spec": job})
+}
+
+// hostPathType returns the type of a volume for the source of a bind. Without a type, a node that
+// does not see the source would make an empty folder of this name.
+func hostPathType(source string) (corev1.HostPathType, error) {
+	info, err := os.Stat(source)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return "", fmt.Errorf("spec.options.binds: %w: make the folder or the file, and create the object again", err)
+	case err != nil:
+		return "", fmt.Errorf("spec.options.binds: %w", err)
+	case info.IsDir():
+		return corev1.HostPathDirectory, nil
+	case info.Mode().IsRegular():
+		return corev1.HostPathFile, nil
+	}
+	return "", fmt.Errorf("spec.options.binds: %s is neither a file nor a folder", source)
 }
 
 // nodeID returns the variable with the number of the container's node, from 0.

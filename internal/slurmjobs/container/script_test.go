@@ -34,6 +34,14 @@ func newSite(t *testing.T) site {
 	return site{t, Options{Berth: "/opt/berth", Roots: []string{root}}, image}
 }
 
+// folder makes a folder for a bind.
+func (s site) folder(path string) {
+	s.Helper()
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		s.Fatal(err)
+	}
+}
+
 // run runs the batch script of a container with a program in the place of berth, and returns the
 // program's arguments and the Job in its standard input.
 func (s site) run(nodes int64, c kinds.Container) ([]string, batchv1.Job) {
@@ -78,6 +86,7 @@ func (s site) run(nodes int64, c kinds.Container) ([]string, batchv1.Job) {
 func TestImageFromAFile(t *testing.T) {
 	s := newSite(t)
 	root := s.Roots[0]
+	s.folder(root + "/in")
 	words, job := s.run(0, kinds.Container{File: "lolcow_latest.sif", Pull: "library://lolcow", HostName: "cow", NoPrivileges: true, Binds: []kinds.Bind{
 		{Source: root + "/in", Target: "/in", ReadOnly: true},
 	}})
@@ -143,6 +152,7 @@ func TestHostileValuesStayValues(t *testing.T) {
 		if err := os.WriteFile(image, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
+		s.folder(folder)
 		words, job := s.run(1, kinds.Container{File: name, Binds: []kinds.Bind{{Source: folder, Target: "/in/" + name}}})
 		if words[3] != "--image=wlmjob="+image || len(words) != 5 {
 			t.Errorf("%s: got %q", name, words)
@@ -170,6 +180,7 @@ func TestBindsOutsideTheRoots(t *testing.T) {
 // TestBindInsteadOfTheWorkingDirectory: no path is mounted twice, and / never.
 func TestBindInsteadOfTheWorkingDirectory(t *testing.T) {
 	s := newSite(t)
+	s.folder(s.Roots[0] + "/in")
 	_, job := s.run(1, kinds.Container{File: s.image, Binds: []kinds.Bind{{Source: s.Roots[0] + "/in", Target: s.Roots[0]}}})
 	if got := job.Spec.Template.Spec.Volumes; len(got) != 1 || got[0].HostPath.Path != s.Roots[0]+"/in" {
 		t.Errorf("got %+v", got)
@@ -177,6 +188,33 @@ func TestBindInsteadOfTheWorkingDirectory(t *testing.T) {
 	s.Roots = []string{"/"}
 	if _, job = s.run(1, kinds.Container{File: s.image}); len(job.Spec.Template.Spec.Volumes) != 0 {
 		t.Errorf("got %+v", job.Spec.Template.Spec.Volumes)
+	}
+}
+
+// TestBindsThatExist: no node makes an empty folder for a bind that it does not see.
+func TestBindsThatExist(t *testing.T) {
+	s := newSite(t)
+	root := s.Roots[0]
+	s.folder(root + "/in")
+	_, job := s.run(1, kinds.Container{File: s.image, Binds: []kinds.Bind{{Source: root + "/in", Target: "/in"}, {Source: s.image, Target: "/file"}}})
+	for i, want := range []corev1.HostPathType{corev1.HostPathDirectory, corev1.HostPathFile, corev1.HostPathDirectory} {
+		if got := job.Spec.Template.Spec.Volumes[i].HostPath.Type; got == nil || *got != want {
+			t.Errorf("volume %d: got %v, want %s", i, got, want)
+		}
+	}
+	pipe := filepath.Join(root, "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for source, want := range map[string]string{
+		root + "/missing": "/missing: no such file or directory: make the folder or the file, and create the object again",
+		s.image + "/in":   "not a directory",
+		pipe:              "/pipe is neither a file nor a folder",
+	} {
+		_, err := Script("lab/cow", 1, kinds.Container{File: s.image, Binds: []kinds.Bind{{Source: source, Target: "/in"}}}, s.Options)
+		if err == nil || !strings.HasPrefix(err.Error(), "spec.options.binds: ") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %s", source, err, want)
+		}
 	}
 }
 
