@@ -31,8 +31,9 @@ func (t *trap) acceptFlags() int {
 	return 0
 }
 
-// writeAddress writes an address into the caller's memory, as accept(2) would. It returns
-// EINTR if the caller was interrupted.
+// writeAddress writes an address and its length into the caller's memory. Unlike accept(2),
+// it writes the length of what fits into the caller's buffer. It returns EINTR if the caller
+// was interrupted.
 func (t *trap) writeAddress(a netip.AddrPort, ipv6 bool, at, lengthAt uint64) unix.Errno {
 	if at == 0 {
 		return 0
@@ -46,12 +47,15 @@ func (t *trap) writeAddress(a netip.AddrPort, ipv6 bool, at, lengthAt uint64) un
 		return unix.EINVAL
 	}
 	b := sock.Raw(a, ipv6)
+	b = b[:min(len(b), space)]
+	// The call may be repeated, which reads this length as the size of the buffer. So it must
+	// not exceed that size, as it would from accept(2) if the address was truncated.
 	binary.NativeEndian.PutUint32(length[:], uint32(len(b)))
 	// A caller that was interrupted may use its memory otherwise by now.
 	if !t.waits() {
 		return unix.EINTR
 	}
-	if err := linux.WriteMemory(t.tid(), at, b[:min(len(b), space)], lengthAt, length[:]); err != nil {
+	if err := linux.WriteMemory(t.tid(), at, b, lengthAt, length[:]); err != nil {
 		return unix.EFAULT
 	}
 	return 0

@@ -35,6 +35,18 @@ func TestMemoryIsNotWrittenAfterCallEnds(t *testing.T) {
 	}
 }
 
+// TestBufferIsNotExceededByRepeatedCall has signals repeat calls after their answer was
+// written. The second attempt reads the length that the first one wrote.
+func TestBufferIsNotExceededByRepeatedCall(t *testing.T) {
+	_, client, server := pair(t, labConfig{old: true})
+	const n, space = 300, "4"
+	serving := server.serve("acceptinrain", "5000", fmt.Sprint(n+1), "restart", space)
+	client.run("many", server.at(5000), fmt.Sprint(n))
+	client.run("namesinrain", server.at(5000), "3000", "restart", space)
+	serving.wait()
+	client.counts(t, countConnected, n+1)
+}
+
 func TestSignalDuringAccept(t *testing.T) {
 	for _, handler := range []string{"restart", "end", "restart limited"} {
 		t.Run(handler, func(t *testing.T) {
@@ -99,27 +111,44 @@ func rain(handler string) (drops *atomic.Int64, err error) {
 	return drops, nil
 }
 
-// out is memory that a system call is to write an address to.
-type out []byte
+// out is memory that a system call is to write an address to, and then its length. The
+// program says that it has space for a part of the address only, and uses the rest itself.
+type out struct {
+	memory []byte
+	space  int
+}
 
 const outSpace = unix.SizeofSockaddrInet4
 
-func newOut() (out, error) {
-	return unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+// newOut returns memory with space for a whole address, or as much as the argument says.
+func newOut(space []string) (o out, err error) {
+	o.space = outSpace
+	if len(space) > 0 {
+		if o.space, err = strconv.Atoi(space[0]); err != nil {
+			return out{}, err
+		}
+	}
+	o.memory, err = unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	copy(o.memory, bytes.Repeat([]byte{0xaa}, outSpace))
+	return o, err
 }
 
 func (o out) call(number uintptr, fd int) (int, unix.Errno) {
-	binary.NativeEndian.PutUint32(o[outSpace:], outSpace)
-	got, _, errno := unix.Syscall(number, uintptr(fd), uintptr(unsafe.Pointer(&o[0])), uintptr(unsafe.Pointer(&o[outSpace])))
+	binary.NativeEndian.PutUint32(o.memory[outSpace:], uint32(o.space))
+	got, _, errno := unix.Syscall(number, uintptr(fd), uintptr(unsafe.Pointer(&o.memory[0])), uintptr(unsafe.Pointer(&o.memory[outSpace])))
 	return int(got), errno
 }
 
-// unwritten uses the memory otherwise for a while.
+// unwritten checks that the call has written only where it may, and then uses the memory
+// otherwise for a while.
 func (o out) unwritten() error {
 	mine := bytes.Repeat([]byte{0xaa}, outSpace+4)
-	copy(o, mine)
+	if got := o.memory[o.space:outSpace]; !bytes.Equal(got, mine[o.space:outSpace]) {
+		return fmt.Errorf("% x was written behind the buffer of %d bytes", got, o.space)
+	}
+	copy(o.memory, mine)
 	for range 5000 {
-		if got := o[:len(mine)]; !bytes.Equal(got, mine) {
+		if got := o.memory[:len(mine)]; !bytes.Equal(got, mine) {
 			return fmt.Errorf("% x was written after the call", got)
 		}
 	}
@@ -127,11 +156,11 @@ func (o out) unwritten() error {
 }
 
 // namesInRain asks for the name of its peer N times, for the command namesinrain
-// ADDRESS N restart|end.
+// ADDRESS N restart|end [SPACE].
 func namesInRain(args []string) error {
 	fd, err1 := switchedSocket(args[0])
 	n, err2 := strconv.Atoi(args[1])
-	o, err3 := newOut()
+	o, err3 := newOut(args[3:])
 	_, err4 := rain(args[2])
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return err
@@ -149,11 +178,11 @@ func namesInRain(args []string) error {
 }
 
 // acceptInRain echoes N connections one after the other, for the command acceptinrain
-// PORT N restart|end.
+// PORT N restart|end [SPACE].
 func acceptInRain(args []string) error {
 	listener, err1 := listenAt(args[0])
 	n, err2 := strconv.Atoi(args[1])
-	o, err3 := newOut()
+	o, err3 := newOut(args[3:])
 	_, err4 := rain(args[2])
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return err
