@@ -135,9 +135,13 @@ func (o Options) manifest(image string, nodes int64, c kinds.Container) ([]byte,
 		"name": "main", "image": image, "imagePullPolicy": "IfNotPresent", "workingDir": dir, "volumeMounts": mounts,
 		"env": []object{{"name": "HOME", "value": dir}, {"name": "SLURM_NNODES", "value": strconv.FormatInt(nodes, 10)}, nodeID(nodes)},
 	}
+	// Only root of the container is the user on the host's file systems, whatever user the
+	// image names.
+	security := object{"runAsUser": 0, "runAsGroup": 0}
 	if c.NoPrivileges {
-		main["securityContext"] = object{"allowPrivilegeEscalation": false, "capabilities": object{"drop": []string{"ALL"}}}
+		security["allowPrivilegeEscalation"], security["capabilities"] = false, object{"drop": []string{"ALL"}}
 	}
+	main["securityContext"] = security
 	pod := object{
 		"restartPolicy": "Never", "automountServiceAccountToken": false, "enableServiceLinks": false,
 		"containers": []object{main}, "volumes": volumes,

@@ -98,7 +98,7 @@ func TestImageFromAFile(t *testing.T) {
 	if main.Image != "wlmjob" || main.WorkingDir != root || pod.Hostname != "cow" || pod.Affinity != nil || *job.Spec.Completions != 1 || *job.Spec.BackoffLimit != 0 {
 		t.Errorf("got %+v", job)
 	}
-	if security := main.SecurityContext; *security.AllowPrivilegeEscalation || security.Capabilities.Drop[0] != "ALL" {
+	if security := main.SecurityContext; *security.AllowPrivilegeEscalation || security.Capabilities.Drop[0] != "ALL" || *security.RunAsUser != 0 {
 		t.Errorf("got %+v", security)
 	}
 	if want := []corev1.VolumeMount{{Name: "bind-0", MountPath: "/in", ReadOnly: true}, {Name: "bind-1", MountPath: root}}; !reflect.DeepEqual(main.VolumeMounts, want) {
@@ -121,6 +121,10 @@ func TestSeveralNodesRunOneContainerEach(t *testing.T) {
 	if *spec.Completions != 3 || *spec.Parallelism != 3 || *spec.CompletionMode != batchv1.IndexedCompletion || len(rules) != 1 ||
 		!reflect.DeepEqual(rules[0].LabelSelector.MatchLabels, spec.Template.Labels) {
 		t.Errorf("got %+v", spec)
+	}
+	// The image may name another user, who could not write to the user's folders.
+	if security := spec.Template.Spec.Containers[0].SecurityContext; *security.RunAsUser != 0 || *security.RunAsGroup != 0 {
+		t.Errorf("got %+v", security)
 	}
 }
 
