@@ -122,7 +122,8 @@ func (s *site) startCluster(t *testing.T, memory string) {
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/api/v1/nodes":
-			_, _ = io.WriteString(w, `{"items":[{"metadata":{"name":"n1"},"status":{"conditions":[{"type":"Ready","status":"True"}]}}]}`)
+			_, _ = io.WriteString(w, `{"items":[{"metadata":{"name":"n1"},"status":{"conditions":[{"type":"Ready","status":"True"}]}},`+
+				`{"metadata":{"name":"slurm-n1-main","labels":{"type":"virtual-kubelet"}},"status":{"conditions":[{"type":"Ready","status":"True"}]}}]}`)
 		case "/api/v1/pods":
 			_, _ = io.WriteString(w, `{"items":[{"status":{"phase":"Running"}},{"status":{"phase":"Pending","containerStatuses":[{"state":{"waiting":{"reason":"ImagePullBackOff"}}}]}},`+
 				`{"status":{"phase":"Succeeded"}},{"status":{"phase":"Failed","containerStatuses":[{"state":{"waiting":{"reason":"ContainerCreating"}}}]}}]}`)

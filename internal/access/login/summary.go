@@ -3,6 +3,8 @@ package login
 import (
 	"context"
 	"time"
+
+	"berth.dev/berth/internal/base/cluster"
 )
 
 // Summary is the state of a cluster in a few numbers.
@@ -38,9 +40,12 @@ func (s *Session) summarise(ctx context.Context) (Summary, error) {
 	defer api.Close()
 	var nodes struct {
 		Items []struct {
-			Metadata struct{ Name string }
-			Spec     struct{ Taints []struct{ Key string } }
-			Status   struct {
+			Metadata struct {
+				Name   string
+				Labels map[string]string
+			}
+			Spec   struct{ Taints []struct{ Key string } }
+			Status struct {
 				Conditions []struct{ Type, Status string }
 			}
 		}
@@ -63,6 +68,9 @@ func (s *Session) summarise(ctx context.Context) (Summary, error) {
 	}
 	summary := Summary{Pods: map[string]int{}, Waiting: map[string]int{}}
 	for _, node := range nodes.Items {
+		if cluster.IsVirtual(node.Metadata.Labels) {
+			continue
+		}
 		state := NodeState{Name: node.Metadata.Name}
 		for _, condition := range node.Status.Conditions {
 			state.Ready = state.Ready || condition.Type == "Ready" && condition.Status == "True"

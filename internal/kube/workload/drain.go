@@ -33,10 +33,10 @@ var nodeResource = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 type Drained struct{ Asked, Ended int }
 
 // Drain deletes all pods, with their own grace period but no more than grace, and makes the
-// nodes unschedulable. It does not change virtual nodes and their pods. It returns when these pods have ended or are overdue, or the cause
-// of ctx when ctx ends. Pods that ignore unschedulable nodes, such as a DaemonSet's, are
-// replaced at once, and their successors keep running. A grace below a second counts as
-// one second.
+// nodes unschedulable. It does not change virtual nodes and their pods. It returns when the
+// deleted pods have ended or are overdue, or the cause of ctx when ctx ends. Pods that ignore
+// unschedulable nodes, such as a DaemonSet's, are replaced at once, and their successors keep
+// running. A grace below a second counts as one second.
 func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error) {
 	var drained Drained
 	nodes, err := c.dynamic.Resource(nodeResource).List(ctx, metav1.ListOptions{})

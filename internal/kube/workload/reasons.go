@@ -401,7 +401,11 @@ func (d diagnosis) rejected(pod *corev1.Pod) *trouble {
 		return nil
 	}
 	message := strings.TrimPrefix(pod.Status.Message, "Pod was rejected: ")
-	return d.newTrouble(kind{classRejected, certain, pullTimeout}, stageContainers, "pod "+pod.Name, pod.Status.Reason, message)
+	t := d.newTrouble(kind{classRejected, certain, pullTimeout}, stageContainers, "pod "+pod.Name, pod.Status.Reason, message)
+	if pod.Status.Reason == cluster.NotASlurmJob { // its message has the remedy
+		t.err.Message, t.err.Remedy, _ = strings.Cut(message, ": ")
+	}
+	return t
 }
 
 // isTooLarge reports whether the pod of a message of the scheduler needs more CPU or memory

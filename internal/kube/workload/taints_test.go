@@ -56,9 +56,9 @@ func TestMessagesBesidePartitions(t *testing.T) {
 // TestPodOfPartition: the next pod would fail, too.
 func TestPodOfPartition(t *testing.T) {
 	pod := unschedulablePod("a", "")
-	pod.Status.Phase, pod.Status.Reason, pod.Status.Message = corev1.PodFailed, "NotASlurmJob", "node slurm-n1-main stands for a Slurm partition"
-	if got := (diagnosis{}).rejected(pod); got == nil || got.effect != certain || got.err.Message != pod.Status.Message {
-		t.Errorf("got %+v", got)
+	pod.Status.Phase, pod.Status.Reason, pod.Status.Message = corev1.PodFailed, "NotASlurmJob", "node slurm-n1-main runs no pods: create a SlurmJob"
+	if got := (diagnosis{}).rejected(pod); got == nil || got.effect != certain || got.err.Error() != "pod a cannot start: NotASlurmJob: node slurm-n1-main runs no pods; create a SlurmJob" {
+		t.Errorf("got %+v, %v", got, got.err)
 	}
 }
 

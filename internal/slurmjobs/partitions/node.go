@@ -40,6 +40,11 @@ const (
 // Taint keeps pods away from the Nodes, unless they tolerate it.
 var Taint = corev1.Taint{Key: "virtual-kubelet.io/provider", Value: "wlm", Effect: corev1.TaintEffectNoSchedule}
 
+// preferOthers makes the scheduler prefer other nodes for pods that tolerate Taint but do not
+// select a partition. Without it, the Nodes win: they are empty, and have no label for the host
+// name, over which the scheduler spreads a ReplicaSet's pods.
+var preferOthers = corev1.Taint{Key: "berth.dev/slurm-partition", Effect: corev1.TaintEffectPreferNoSchedule}
+
 const (
 	component       = "berth-slurm-jobs"
 	managedLabel    = "app.kubernetes.io/managed-by"
@@ -86,7 +91,7 @@ func newNode(partition slurm.Partition, host, owner string) *corev1.Node {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: nodeName(host, partition.Name), Labels: labels, Annotations: map[string]string{ownerAnnotation: owner},
 		},
-		Spec: corev1.NodeSpec{Taints: []corev1.Taint{Taint}},
+		Spec: corev1.NodeSpec{Taints: []corev1.Taint{Taint, preferOthers}},
 		Status: corev1.NodeStatus{
 			Capacity: resources(partition.CPUs, partition.MemoryMB), Allocatable: resources(partition.FreeCPUs, partition.FreeMemoryMB),
 			Conditions: []corev1.NodeCondition{ready(message)},

@@ -154,7 +154,8 @@ func (f *fixture) testNodes() {
 	nodes := f.client.CoreV1().Nodes()
 	// The node controller finds the lease, and removes the taint of a new Node.
 	node := f.awaitNode("slurm-login1-main", func(node *corev1.Node) bool {
-		return len(node.Spec.Taints) == 1 && node.Spec.Taints[0].MatchTaint(&Taint) && node.Spec.Taints[0].Value == "wlm"
+		taints := node.Spec.Taints
+		return len(taints) == 2 && taints[0].MatchTaint(&Taint) && taints[0].Value == "wlm" && taints[1].Effect == corev1.TaintEffectPreferNoSchedule
 	})
 	for label, want := range map[string]string{
 		"type": "virtual-kubelet", "kubernetes.io/role": "agent", "wlm.sylabs.io/partition": "main", "wlm.sylabs.io/nodes": "2",
