@@ -32,8 +32,8 @@ func (f *slurmJobsFlags) addCluster(flags *pflag.FlagSet) {
 
 // addTrust adds the flags that say whose objects become jobs.
 func (f *slurmJobsFlags) addTrust(flags *pflag.FlagSet) {
-	flags.StringSliceVar(&f.users, "allow-users", nil, "admit only objects of these `users` of the cluster; a policy in the cluster enforces it")
-	flags.BoolVar(&f.trustNamespace, "trust-namespace", false, "let everybody who may create objects in the namespace run code as you")
+	flags.StringSliceVar(&f.users, "allow-users", nil, "admit only objects of these `users` of the cluster")
+	flags.BoolVar(&f.trustNamespace, "trust-namespace", false, "trust everybody who may create objects there")
 }
 
 var errTrust = errors.New("nobody is trusted yet to run code as you: give --allow-users NAME,... for named users of the cluster, or --trust-namespace for everybody who may create objects in the namespace")
@@ -76,9 +76,12 @@ cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
 	flags := command.Flags()
 	f.addCluster(flags)
 	f.addTrust(flags)
-	flags.StringSliceVar(&o.URLs, "resource-url", nil, "`URL` in resourceURL that names this Slurm; may be repeated")
+	flags.StringSliceVar(&o.URLs, "resource-url", nil, "`URL` of this Slurm in resourceURL; repeatable")
 	flags.StringSliceVar(&o.Roots, "root", nil, "`folder` for the directories and files of jobs; may be repeated (default: your home)")
 	flags.StringVar(&o.State, "state-dir", "", "`folder` for records of jobs, shared with compute nodes (default ~/.local/state/berth/slurm-jobs)")
+	flags.StringVar(&o.Results.Image, "results-image", "", "`image` of pods that collect results; has tar")
+	flags.StringSliceVar(&o.Results.Roots, "results-root", nil, "`folder` for results (default: your home)")
+	flags.StringSliceVar(&o.Results.Volumes, "results-volume", []string{"persistentVolumeClaim"}, "`type` of volume for results; repeatable")
 	flags.IntVar(&o.PerMinute, "submit-rate", 120, "maximum number of submissions per minute")
 	shown.addFlags(flags)
 	command.RunE = func(command *cobra.Command, _ []string) error {
@@ -87,6 +90,9 @@ cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
 		}
 		if o.PerMinute < 1 {
 			return &usageError{errors.New("--submit-rate: give a whole number, 1 or more")}
+		}
+		if err := o.Results.Check(); err != nil {
+			return &usageError{err}
 		}
 		if err := shown.check(); err != nil {
 			return err
@@ -97,6 +103,14 @@ cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
 		}
 		if len(o.Roots) == 0 {
 			o.Roots = []string{home}
+		}
+		if len(o.Results.Roots) == 0 {
+			o.Results.Roots = []string{home}
+		}
+		for i, root := range o.Results.Roots {
+			if o.Results.Roots[i], err = filepath.Abs(root); err != nil {
+				return err
+			}
 		}
 		if o.State == "" {
 			o.State = process.StateFolder(os.Getenv, home)
@@ -131,6 +145,7 @@ cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
 func newSlurmJobsSetupCommand() *cobra.Command {
 	var f slurmJobsFlags
 	var user string
+	var results bool
 	command := &cobra.Command{
 		Use:   "setup --namespace NAMESPACE --user USER (--allow-users USERS | --trust-namespace)",
 		Short: "Print what a cluster's administrator has to apply",
@@ -147,6 +162,7 @@ whoami' with the controller's kubeconfig prints it.`,
 	flags.StringVarP(&f.namespace, "namespace", "n", "", "`namespace` of the objects")
 	flags.StringVar(&user, "user", "", "`name` of the controller's user in the cluster")
 	f.addTrust(flags)
+	flags.BoolVar(&results, "results", false, "include the rights to create pods that collect results (--results-image)")
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		if err := f.check(); err != nil {
 			return err
@@ -154,7 +170,7 @@ whoami' with the controller's kubeconfig prints it.`,
 		if user == "" {
 			return &usageError{errors.New("--user is missing: name the cluster's user that 'berth slurm-jobs' runs as; 'kubectl auth whoami' prints it")}
 		}
-		text, err := trust.Trust{Namespace: f.namespace, Users: f.users, Controller: user}.Setup()
+		text, err := trust.Trust{Namespace: f.namespace, Users: f.users, Controller: user, Results: results}.Setup()
 		if err == nil {
 			_, err = fmt.Fprint(command.OutOrStdout(), text)
 		}

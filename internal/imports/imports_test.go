@@ -84,11 +84,14 @@ var layers = map[string][]string{
 
 	"internal/kube/control/controltest": {"internal/base/cluster", "internal/base/notify", "internal/base/pki"},
 
-	"internal/slurmjobs/process": {"internal/base/heap", "internal/job/queue", "internal/job/slurm", "internal/slurmjobs/container", "internal/slurmjobs/controller", "internal/slurmjobs/kinds", "internal/slurmjobs/partitions", "internal/slurmjobs/script", "internal/slurmjobs/trust"},
+	"internal/slurmjobs/process": {
+		"internal/base/heap", "internal/job/queue", "internal/job/slurm", "internal/slurmjobs/container", "internal/slurmjobs/controller", "internal/slurmjobs/kinds",
+		"internal/slurmjobs/partitions", "internal/slurmjobs/results", "internal/slurmjobs/script", "internal/slurmjobs/trust",
+	},
 	// The batch script that runs an image, whose binds have the same limits as paths of scripts.
 	"internal/slurmjobs/container":  {"internal/job/batch", "internal/slurmjobs/kinds", "internal/slurmjobs/script"},
 	"internal/slurmjobs/partitions": {"internal/base/cluster", "internal/job/slurm"},
-	"internal/slurmjobs/controller": {"internal/job/queue", "internal/slurmjobs/kinds", "internal/slurmjobs/trust"},
+	"internal/slurmjobs/controller": {"internal/job/queue", "internal/slurmjobs/kinds", "internal/slurmjobs/results", "internal/slurmjobs/trust"},
 	"internal/slurmjobs/script":     {"internal/job/batch", "internal/job/queue", "internal/job/slurm"},
 	"internal/slurmjobs/trust":      {"internal/slurmjobs/kinds"},
 
@@ -194,7 +197,7 @@ var bans = []struct {
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/interlink", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/existing", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/control/controltest", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "internal/slurmjobs/controller", "internal/slurmjobs/partitions", "internal/slurmjobs/process", "internal/slurmjobs/trust", "test/linearizable", "test/yardstick"},
+		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/interlink", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/existing", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/control/controltest", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "internal/slurmjobs/controller", "internal/slurmjobs/partitions", "internal/slurmjobs/process", "internal/slurmjobs/results", "internal/slurmjobs/trust", "test/linearizable", "test/yardstick"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{

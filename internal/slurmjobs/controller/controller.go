@@ -68,6 +68,10 @@ type Options struct {
 	Allow func(ctx context.Context, object *unstructured.Unstructured) error
 	// Beside runs while this controller leads, until its context ends. It may be nil.
 	Beside func(ctx context.Context)
+	// Collect collects the results of an object whose job has ended, and returns a
+	// description of them. The controller calls it again after errors that do not wrap
+	// results.Final. If Collect is nil, no results are collected.
+	Collect func(ctx context.Context, object *unstructured.Unstructured) (string, error)
 	// Interval is the time between two calls of Slurm.States.
 	Interval time.Duration
 	// As in leaderelection.LeaderElectionConfig. Tests shorten them.
@@ -93,6 +97,9 @@ type target struct {
 	namespace, name string
 	// gone is the UID of an object that no longer exists, whose job is to be cancelled.
 	gone types.UID
+	// uid is the UID of an object in collections. A later object of the same name is
+	// another target.
+	uid types.UID
 }
 
 // Controller serves the objects of a namespace.
@@ -103,13 +110,16 @@ type Controller struct {
 	// queue holds objects to reconcile. submissions holds objects without a released job,
 	// so that submissions, which wait for each other, do not delay other objects.
 	queue, submissions workqueue.TypedRateLimitingInterface[target]
-	events             record.EventRecorder
+	// collections holds objects whose results are to be collected.
+	collections workqueue.TypedRateLimitingInterface[target]
+	events      record.EventRecorder
 
 	mu         sync.Mutex
 	busy       map[target]bool        // objects that a worker of either queue handles
 	states     map[string]queue.State // result of the last poll that succeeded, by UID
 	slurmError string                 // error of the last poll, or ""
 	warned     bool                   // about missing rights
+	collecting map[types.UID]bool     // objects in collections, or waiting for another attempt
 	killed     map[types.UID]bool     // killed objects whose jobs were cancelled and have not ended
 }
 
@@ -147,7 +157,11 @@ func trim(object any) (any, error) {
 	}
 	full.SetManagedFields(nil)
 	full.SetAnnotations(nil)
-	full.Object["spec"] = map[string]any{"kill": kinds.Killed(full)}
+	spec := map[string]any{"kill": kinds.Killed(full)}
+	if kinds.HasResults(full) {
+		spec["results"] = true
+	}
+	full.Object["spec"] = spec
 	return full, nil
 }
 
@@ -181,11 +195,11 @@ func (c *Controller) Run(ctx context.Context) error {
 // serve reconciles objects until ctx ends. c.lead calls it while this controller leads.
 func (c *Controller) serve(ctx context.Context) {
 	c.mu.Lock()
-	c.states, c.slurmError = nil, "" // of an earlier lease
+	c.states, c.slurmError, c.collecting = nil, "", map[types.UID]bool{} // of an earlier lease
 	c.mu.Unlock()
 	stopEvents := c.startEvents()
 	defer stopEvents()
-	for _, queue := range []*workqueue.TypedRateLimitingInterface[target]{&c.queue, &c.submissions} {
+	for _, queue := range []*workqueue.TypedRateLimitingInterface[target]{&c.queue, &c.submissions, &c.collections} {
 		*queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[target](c.Interval/5, 12*c.Interval))
 		defer (*queue).ShutDown()
 	}
@@ -215,6 +229,12 @@ func (c *Controller) serve(ctx context.Context) {
 			}
 		})
 	}
+	for range collectors {
+		group.Go(func() {
+			for c.collectNext(ctx) {
+			}
+		})
+	}
 	tick := time.NewTicker(c.Interval)
 	defer tick.Stop()
 	for ctx.Err() == nil {
@@ -226,6 +246,7 @@ func (c *Controller) serve(ctx context.Context) {
 	}
 	c.queue.ShutDown()
 	c.submissions.ShutDown()
+	c.collections.ShutDown()
 	group.Wait()
 }
 

@@ -36,7 +36,7 @@ func TestController(t *testing.T) {
 	for name, test := range map[string]func(*fixture){
 		"lifecycle": testLifecycle, "kill": testKill, "delete": testDelete, "rejected": testRejected, "refused": testRefused,
 		"unavailable": testUnavailable, "edit": testEdit, "crashes": testCrashes, "leaders": testLeaders, "large": testLargeScript,
-		"schema": testSchema, "trust": testTrust, "forged": testForgedNumber,
+		"schema": testSchema, "collect": testCollect, "notcollected": testNotCollected, "collector": testCollector, "trust": testTrust, "forged": testForgedNumber,
 		"lost": testLost, "busy": testBusy, "temporary": testTemporary, "lease": testAnotherLease, "vanished": testVanished, "stored": testVanishedBeforeStored, "away": testServerAway, "wlmjob": testWlmJob,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -379,12 +379,12 @@ func testForgedNumber(p *fixture) {
 // its spec is corrected.
 func testRejected(p *fixture) {
 	p.serve()
-	object := p.create(neighbour(p, "wlm-operator/examples/cow.yaml"))
+	object := p.create(`{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, metadata: {name: cow}, spec: {batch: "#!/bin/sh\necho hello\n", nodeSelector: {wlm.sylabs.io/nodes: 2}}}`)
 	status := p.awaitStatus(object, state(kinds.Rejected))
-	if status.Status != "Failed" || !strings.HasPrefix(status.Message, "spec.results is not supported yet") || len(p.slurm.of(string(object.GetUID()))) != 0 {
+	if status.Status != "Failed" || !strings.HasPrefix(status.Message, "spec.nodeSelector: wlm.sylabs.io/nodes: give the job's size") || len(p.slurm.of(string(object.GetUID()))) != 0 {
 		p.Errorf("got %+v", status)
 	}
-	if _, err := p.objects(kinds.SlurmJob).Patch(p.Context(), "cow", "application/merge-patch+json", []byte(`{"spec": {"results": null}}`), metav1.PatchOptions{}); err != nil {
+	if _, err := p.objects(kinds.SlurmJob).Patch(p.Context(), "cow", "application/merge-patch+json", []byte(`{"spec": {"nodeSelector": null}}`), metav1.PatchOptions{}); err != nil {
 		p.Fatal(err)
 	}
 	if status := p.awaitStatus(object, state("RUNNING")); status.Message != "" {

@@ -30,6 +30,9 @@ func (c *Controller) follow(ctx context.Context, t target, object *unstructured.
 	if known && state.ID == status.JobID && state.State != "" {
 		next = statusOf(status, state)
 	}
+	if kinds.Ended(next.State) && c.Collect != nil && kinds.HasResults(object) {
+		next.Results = kinds.Collecting
+	}
 	if message != "" && !kinds.Ended(next.State) {
 		next.Message = message
 	}

@@ -42,6 +42,7 @@ func (c *Controller) reconcile(ctx context.Context, t target) error {
 	case seen.GetDeletionTimestamp() != nil:
 		return c.cancelDeleted(ctx, t, seen)
 	case kinds.Ended(status.State):
+		c.addCollection(t, seen, status)
 		return c.finalize(ctx, t, seen)
 	case !status.Released:
 		c.submissions.Add(t)

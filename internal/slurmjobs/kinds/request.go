@@ -32,6 +32,9 @@ type Request struct {
 	// Path and LibraryPath become PATH and LD_LIBRARY_PATH of the job.
 	Path, LibraryPath string
 
+	// Results describes the files to collect after the job's end, if there are any.
+	Results *Results
+
 	// ResourceURL names a Slurm; empty means the controller's own.
 	ResourceURL string
 	// Kill asks to cancel the job and to keep the object.
@@ -41,6 +44,15 @@ type Request struct {
 	// Warnings lists the fields that have another effect than with the kind's operator, each
 	// with the difference.
 	Warnings []string
+}
+
+// Results describes the files of a job that are collected into a volume.
+type Results struct {
+	// From is a path on the controller's host. A relative path begins in the job's working
+	// directory.
+	From string
+	// Volume is a volume as in the spec of a pod.
+	Volume map[string]any
 }
 
 // Read decodes the spec of an object. The error lists everything in the spec that is wrong or
@@ -71,6 +83,12 @@ func Read(object *unstructured.Unstructured) (Request, error) {
 func Killed(object *unstructured.Unstructured) bool {
 	kill, _, _ := unstructured.NestedBool(object.Object, "spec", "kill")
 	return kill
+}
+
+// HasResults reports whether files of an object's job are to be collected.
+func HasResults(object *unstructured.Unstructured) bool {
+	results, found, _ := unstructured.NestedFieldNoCopy(object.Object, "spec", "results")
+	return found && results != nil
 }
 
 // problems collects the errors of a spec. Its methods check a value and return it; they add an

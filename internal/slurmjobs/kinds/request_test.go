@@ -65,10 +65,14 @@ func TestExamplesOfWLMOperator(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(request, want) {
 		t.Errorf("got %+v, %v; want %+v", request, err, want)
 	}
-	for _, name := range []string{"cow", "fox"} {
+	volumes := map[string]Results{
+		"cow": {"cow.out", map[string]any{"name": "data", "hostPath": map[string]any{"path": "/home/vagrant/job-results", "type": "DirectoryOrCreate"}}},
+		"fox": {"fox-result.tar.gz", map[string]any{"name": "nfs-storage", "nfs": map[string]any{"server": "192.168.1.41", "path": "/var/nfsshare/results"}}},
+	}
+	for name, want := range volumes {
 		request, err := Read(neighbour(t, "wlm-operator/examples/"+name+".yaml"))
-		if err == nil || !strings.HasPrefix(err.Error(), "spec.results is not supported yet") || strings.Contains(err.Error(), "\n") {
-			t.Errorf("%s: %v, want that results are not supported, and nothing else", name, err)
+		if err != nil || !reflect.DeepEqual(request.Results, &want) {
+			t.Errorf("%s: got %+v, %v", name, request.Results, err)
 		}
 		if !strings.HasPrefix(string(request.Script), "#!/bin/") || !reflect.DeepEqual(request.Features, []string{"containers-singularity"}) {
 			t.Errorf("%s: got %+v", name, request)

@@ -40,6 +40,8 @@ type Status struct {
 	ExpectedStart string `json:"expectedStart,omitempty"`
 	// Elapsed is the run time of a job that has ended, such as 1h2m3s.
 	Elapsed string `json:"elapsed,omitempty"`
+	// Results is empty if the object has no results, or its job has not ended.
+	Results string `json:"results,omitempty"`
 	// Output is the path of the job's standard output on the hosts of the Slurm cluster.
 	Output string `json:"output,omitempty"`
 }
@@ -50,6 +52,13 @@ const (
 	Waiting = "WAITING"
 	// Rejected means that the object gets no job unless its spec is changed.
 	Rejected = "REJECTED"
+)
+
+// States of the results of a job that has ended.
+const (
+	Collecting   = "COLLECTING"
+	Collected    = "COLLECTED"
+	NotCollected = "FAILED"
 )
 
 // outcome holds the operators' words for a state, and whether a job in this state has ended.
@@ -104,6 +113,13 @@ func (s *Status) SetOperatorFields(kind Kind) {
 		words = outcome{"UNKNOWN", "Running", false}
 	}
 	if kind != BridgeJob {
+		// Whoever waits for the end reads the results then.
+		switch s.Results {
+		case Collecting:
+			words.wlm = "Running"
+		case NotCollected:
+			words.wlm = "Failed"
+		}
 		s.Status, s.JobStatus, s.StartTime, s.CompletionTime = words.wlm, "", "", ""
 		return
 	}

@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// slurmJobSpec is the spec of a SlurmJob. Results and Prepare are not supported, so they are
-// not decoded further.
+// slurmJobSpec is the spec of a SlurmJob. Prepare is not supported, so it is not decoded further.
 type slurmJobSpec struct {
 	Batch        string         `json:"batch"`
 	NodeSelector map[string]any `json:"nodeSelector"`
@@ -36,11 +35,21 @@ func readSlurmJob(text []byte, p *problems) Request {
 	return request
 }
 
-// readResults reads spec.results of a SlurmJob or a WlmJob.
+// readResults decodes spec.results, and adds what is wrong with it to p.
 func (r *Request) readResults(results map[string]any, p *problems) {
-	if results != nil {
-		p.add("spec.results is not supported yet: remove it; the files of the job stay where the job writes them")
+	if results == nil {
+		return
 	}
+	from, _ := results["from"].(string)
+	volume, _ := results["mount"].(map[string]any)
+	name, _ := volume["name"].(string)
+	switch {
+	case strings.TrimSpace(from) == "":
+		p.add("spec.results.from is empty: give a file or a folder of the job")
+	case name == "" || len(volume) != 2:
+		p.add("spec.results.mount: give a name and one volume, as in a pod, such as persistentVolumeClaim: {claimName: data}")
+	}
+	r.Results = &Results{From: p.file("spec.results.from", from), Volume: volume}
 }
 
 // selectNodes maps a nodeSelector to a partition and to features of nodes. A label

@@ -16,6 +16,7 @@ import (
 	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/slurmjobs/container"
 	"berth.dev/berth/internal/slurmjobs/kinds"
+	"berth.dev/berth/internal/slurmjobs/results"
 	"berth.dev/berth/internal/slurmjobs/script"
 )
 
@@ -53,6 +54,10 @@ type preparer struct {
 	roots []string
 	state string
 	berth string
+	// image is the image of the pods that collect results, and volumes holds the types of
+	// volumes that they may mount.
+	image   string
+	volumes []string
 }
 
 // prepare returns the job for an object. It is the controller's Prepare.
@@ -71,6 +76,14 @@ func (p preparer) prepare(object *unstructured.Unstructured, request kinds.Reque
 	}
 	if err != nil {
 		return queue.Job{}, err
+	}
+	if request.Results != nil {
+		if p.image == "" {
+			return queue.Job{}, errors.New("spec.results needs a pod that mounts the volume: start 'berth slurm-jobs' with --results-image and the name of an image that contains tar ('berth run --slurm-jobs' collects no results)")
+		}
+		if err := results.CheckVolume(request.Results.Volume, p.volumes); err != nil {
+			return queue.Job{}, err
+		}
 	}
 	return script.Build(script.Description{
 		UID: string(object.GetUID()), Object: name, Script: text, State: p.state, Roots: p.roots,

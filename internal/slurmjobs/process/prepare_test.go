@@ -68,6 +68,28 @@ func TestPrepareJob(t *testing.T) {
 	}
 }
 
+// TestPrepareResults: results need an image, and a volume of a permitted type.
+func TestPrepareResults(t *testing.T) {
+	home := t.TempDir()
+	object := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"uid": "u1", "namespace": "lab", "name": "cow"}}}
+	request := kinds.Request{Script: []byte("#!/bin/sh\ntrue\n"), Results: &kinds.Results{From: "cow.out", Volume: map[string]any{"name": "data", "hostPath": map[string]any{"path": "/etc"}}}}
+	p := preparer{roots: []string{home}, state: filepath.Join(home, "state")}
+	for _, test := range []struct {
+		image, want string
+		volumes     []string
+	}{
+		{"", "--results-image", nil}, {"busybox", "--results-volume hostPath", []string{"persistentVolumeClaim"}}, {"busybox", "", []string{"hostPath"}},
+	} {
+		p.image, p.volumes = test.image, test.volumes
+		if _, err := p.prepare(object, request); test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+			t.Errorf("%+v: %v", test, err)
+		}
+	}
+	if err := (Results{Volumes: []string{"secret"}}).Check(); err == nil || !strings.Contains(err.Error(), "there are cephfs,") {
+		t.Error(err)
+	}
+}
+
 func TestNamed(t *testing.T) {
 	for name, want := range map[string]bool{"cow": true, "slurmjob/cow": true, "SlurmJob/cow": true, "slurmjobs/cow": true, "bridgejob/cow": false, "fox": false} {
 		if got := named(kinds.SlurmJob, "cow", []string{name}); got != want {

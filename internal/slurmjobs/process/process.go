@@ -28,6 +28,7 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/slurmjobs/controller"
 	"berth.dev/berth/internal/slurmjobs/partitions"
+	"berth.dev/berth/internal/slurmjobs/results"
 	"berth.dev/berth/internal/slurmjobs/trust"
 )
 
@@ -55,6 +56,7 @@ type Options struct {
 	// PartitionNodes shows each partition as a Node. The user of Config must have the
 	// rights.
 	PartitionNodes bool
+	Results        Results
 	Log            *slog.Logger
 }
 
@@ -143,7 +145,12 @@ func Run(ctx context.Context, o Options) error {
 	}
 	short, _, _ := strings.Cut(host, ".")
 	names.hosts = append(names.hosts, host, short, "localhost")
-	options.Prepare = preparer{names: names, roots: o.Roots, state: o.State, berth: o.Berth}.prepare
+	preparer := preparer{names: names, roots: o.Roots, state: o.State, berth: o.Berth, image: o.Results.Image, volumes: o.Results.Volumes}
+	options.Prepare = preparer.prepare
+	if o.Results.Image != "" {
+		collector := collector{preparer: preparer, Collector: results.Default(o.Config, o.Results.Image), roots: o.Results.Roots}
+		options.Collect = collector.collect
+	}
 	if o.PartitionNodes {
 		shown := partitions.Default()
 		shown.Config, shown.Namespace, shown.Host, shown.Owner, shown.Log = o.Config, o.Namespace, short, options.LeaseNamespace, o.Log

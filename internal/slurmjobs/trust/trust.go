@@ -39,6 +39,8 @@ type Trust struct {
 	Users []string
 	// Controller is the controller's own user name in the cluster.
 	Controller string
+	// Results permits the controller to create pods, which collect results of jobs.
+	Results bool
 	// Settle is the time from the creation of the policy until it is surely in force.
 	// Zero means Settle. Tests shorten it.
 	Settle time.Duration
@@ -169,13 +171,20 @@ func (t Trust) objects() []object {
 			"roleRef": object{"apiGroup": rbacGroup, "kind": kind, "name": role}, "subjects": subjects,
 		})
 	}
+	rules := list(
+		rule(kinds.BridgeJob.Group, list(kinds.BridgeJob.Plural, kinds.BridgeJob.Plural+"/status"), "get", "list", "watch", "patch"),
+		rule(kinds.SlurmJob.Group, list(kinds.SlurmJob.Plural, kinds.SlurmJob.Plural+"/status", kinds.WlmJob.Plural, kinds.WlmJob.Plural+"/status"), "get", "list", "watch", "patch"),
+		rule("", list("events"), "create", "patch"),
+		rule("coordination.k8s.io", list("leases"), "get", "create", "update"),
+	)
+	if t.Results {
+		rules = append(rules,
+			rule("", list("pods"), "get", "create", "delete"),
+			rule("", list("pods/attach"), "get", "create"),
+			rule("", list("events"), "list"))
+	}
 	objects := []object{
-		manifest(rbacGroup+"/v1", "Role", controllerRole, t.Namespace, object{"rules": list(
-			rule(kinds.BridgeJob.Group, list(kinds.BridgeJob.Plural, kinds.BridgeJob.Plural+"/status"), "get", "list", "watch", "patch"),
-			rule(kinds.SlurmJob.Group, list(kinds.SlurmJob.Plural, kinds.SlurmJob.Plural+"/status", kinds.WlmJob.Plural, kinds.WlmJob.Plural+"/status"), "get", "list", "watch", "patch"),
-			rule("", list("events"), "create", "patch"),
-			rule("coordination.k8s.io", list("leases"), "get", "create", "update"),
-		)}),
+		manifest(rbacGroup+"/v1", "Role", controllerRole, t.Namespace, object{"rules": rules}),
 		bind("Role", controllerRole, t.Namespace, t.Controller),
 	}
 	if len(t.Users) == 0 {

@@ -1,0 +1,133 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"berth.dev/berth/internal/slurmjobs/kinds"
+	"berth.dev/berth/internal/slurmjobs/results"
+)
+
+// collectors is the number of objects whose results are collected at the same time.
+const collectors = 2
+
+// Times after the end of a job. An attempt that fails later than that is the last one.
+const (
+	// patience limits the wait for a volume.
+	patience = 24 * time.Hour
+	// visible limits the wait for files: this host may see them some time after a node wrote
+	// them to a shared file system.
+	visible = 2 * time.Minute
+)
+
+// addCollection queues an object if its results are still to be collected.
+func (c *Controller) addCollection(t target, object *unstructured.Unstructured, status kinds.Status) {
+	if status.Results != kinds.Collecting || c.Collect == nil {
+		return
+	}
+	c.mu.Lock()
+	known := c.collecting[object.GetUID()]
+	c.collecting[object.GetUID()] = true
+	c.mu.Unlock()
+	if !known {
+		t.uid = object.GetUID()
+		c.collections.Add(t)
+	}
+}
+
+// collectNext collects the results of the next object. It returns false when serve ends. It does
+// not reserve the object, because a deleted object is not to wait for its results.
+func (c *Controller) collectNext(ctx context.Context) bool {
+	t, stop := c.collections.Get()
+	if stop {
+		return false
+	}
+	defer c.collections.Done(t)
+	if ctx.Err() != nil {
+		return false
+	}
+	if err := c.collect(ctx, t); err != nil {
+		c.report(fmt.Sprintf("results of %s %s/%s", t.kind.Name, t.namespace, t.name), err)
+		c.collections.AddRateLimited(t)
+		return true
+	}
+	c.collections.Forget(t)
+	c.mu.Lock()
+	delete(c.collecting, t.uid)
+	c.mu.Unlock()
+	return true
+}
+
+// collect collects the results of an object, and writes the outcome into its status. It returns an
+// error after which another attempt is to be made.
+func (c *Controller) collect(ctx context.Context, t target) error {
+	object, err := t.resource(c.client).Get(ctx, t.name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	status, err := kinds.StatusOf(object)
+	if err != nil {
+		return err
+	}
+	if object.GetUID() != t.uid || object.GetDeletionTimestamp() != nil || status.Results != kinds.Collecting {
+		return nil
+	}
+	text, err := c.Collect(ctx, object)
+	if ctx.Err() != nil {
+		return err
+	}
+	next := status
+	next.Message = describeEnd(status) + "; "
+	switch {
+	case err == nil:
+		next.Results = kinds.Collected
+		next.Message += text
+	case !tryAgain(err, status):
+		next.Results = kinds.NotCollected
+		next.Message += "the results were not collected: " + err.Error()
+	default:
+		next.Message += "the results are not collected yet: " + err.Error()
+	}
+	next.Message = kinds.Shorten(next.Message, kinds.MaxMessage)
+	if next.Message != status.Message {
+		kind, reason := corev1.EventTypeWarning, "ResultsNotCollected"
+		if err == nil {
+			kind, reason = corev1.EventTypeNormal, "ResultsCollected"
+		}
+		c.events.Eventf(object, kind, reason, "%s", next.Message)
+	}
+	if writeErr := c.writeStatus(ctx, t, object, status, next); writeErr != nil {
+		return writeErr
+	}
+	if next.Results != kinds.Collecting {
+		return nil
+	}
+	return err
+}
+
+// tryAgain reports whether results that were not collected may be collected later.
+func tryAgain(err error, status kinds.Status) bool {
+	final := new(results.Final)
+	if errors.As(err, &final) {
+		return false
+	}
+	ended, parseErr := time.Parse(time.RFC3339, status.Ended)
+	if parseErr != nil {
+		return false
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return time.Since(ended) < visible
+	}
+	return time.Since(ended) < patience
+}

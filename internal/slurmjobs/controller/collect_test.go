@@ -1,0 +1,203 @@
+package controller
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
+
+	"berth.dev/berth/internal/slurmjobs/kinds"
+	"berth.dev/berth/internal/slurmjobs/results"
+)
+
+// jobWithResults is a SlurmJob without its name.
+const jobWithResults = `{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, metadata: {name: %s}, spec: {batch: "#!/bin/sh\n", results: {from: a, mount: {name: data, emptyDir: {}}}}}`
+
+// collections answers calls of Collect with errors, in order, and then with success.
+type collections struct {
+	mu     sync.Mutex
+	errs   []error
+	calls  int
+	blocks chan struct{} // Collect waits until it is closed, unless it is nil
+}
+
+func (c *collections) collect(ctx context.Context, object *unstructured.Unstructured) (string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls++
+	if blocks := c.blocks; blocks != nil {
+		c.mu.Unlock()
+		select {
+		case <-blocks:
+		case <-ctx.Done():
+		}
+		c.mu.Lock()
+	}
+	if len(c.errs) > 0 {
+		err := c.errs[0]
+		c.errs = c.errs[1:]
+		return "", err
+	}
+	if from, _, _ := unstructured.NestedString(object.Object, "spec", "results", "from"); from != "a" {
+		return "", fmt.Errorf("got %q", from)
+	}
+	return "a is in volume data", nil
+}
+
+func (c *collections) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.calls
+}
+
+// collecting runs a controller that collects results.
+func (p *fixture) collecting(c *collections) (stop func()) {
+	options := p.options(p.server.Config(p, "admin", "system:masters"))
+	options.Collect = c.collect
+	return p.run(options)
+}
+
+// end ends the job of an object now.
+func (p *fixture) end(object *unstructured.Unstructured, state string) {
+	p.awaitStatus(object, func(s kinds.Status) bool { return s.State == "RUNNING" })
+	p.slurm.set(string(object.GetUID()), func(job *fakeJob) {
+		job.State.State, job.End = state, time.Now()
+	})
+}
+
+// testCollect collects the results of a failed job. An attempt that fails is repeated, also by
+// another controller, and meanwhile the object has not succeeded or failed.
+func testCollect(p *fixture) {
+	c := &collections{errs: []error{errors.New("volume data is away")}, blocks: make(chan struct{})}
+	stop := p.collecting(c)
+	object := p.create(fmt.Sprintf(jobWithResults, "collected"))
+	p.end(object, "FAILED")
+	p.awaitStatus(object, func(s kinds.Status) bool {
+		return s.State == "FAILED" && s.Status == "Running" && s.Results == kinds.Collecting && c.count() == 1
+	})
+	stop()
+	if status := p.awaitStatus(object, func(kinds.Status) bool { return true }); status.Results != kinds.Collecting {
+		p.Errorf("got %+v", status)
+	}
+	c.mu.Lock()
+	c.errs = []error{errors.New("volume data is away")}
+	close(c.blocks)
+	c.blocks = nil
+	c.mu.Unlock()
+	p.collecting(c)
+	status := p.awaitStatus(object, func(s kinds.Status) bool { return s.Results == kinds.Collected })
+	if status.Status != "Failed" || !strings.HasSuffix(status.Message, "; a is in volume data") || !strings.HasPrefix(status.Message, "job ") || c.count() != 3 {
+		p.Errorf("got %+v after %d calls", status, c.count())
+	}
+}
+
+// testNotCollected: an error that another attempt does not correct ends the object, and neither it
+// nor an attempt that lasts keeps a deleted object.
+func testNotCollected(p *fixture) {
+	c := &collections{errs: []error{fmt.Errorf("collect: %w", finalError())}}
+	p.collecting(c)
+	object := p.create(fmt.Sprintf(jobWithResults, "outside"))
+	p.end(object, "COMPLETED")
+	status := p.awaitStatus(object, func(s kinds.Status) bool { return s.Results == kinds.NotCollected })
+	if status.State != "COMPLETED" || status.Status != "Failed" || !strings.Contains(status.Message, "; the results were not collected: collect: ") {
+		p.Errorf("got %+v", status)
+	}
+	p.delete(object)
+	p.awaitGone(object)
+	c.mu.Lock()
+	c.blocks = make(chan struct{})
+	c.mu.Unlock()
+	defer close(c.blocks)
+	lasting := p.create(fmt.Sprintf(jobWithResults, "lasting"))
+	p.end(lasting, "COMPLETED")
+	await(p, "collect", func() error {
+		if c.count() != 2 {
+			return fmt.Errorf("%d calls", c.count())
+		}
+		return nil
+	})
+	p.delete(lasting)
+	p.awaitGone(lasting)
+}
+
+// testCollector checks the errors of a collector whose pod does not start: no kubelet runs here.
+func testCollector(p *fixture) {
+	account := parse(p, `{apiVersion: v1, kind: ServiceAccount, metadata: {name: default}}`)
+	accounts := p.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "serviceaccounts"}).Namespace(p.namespace)
+	if _, err := accounts.Create(p.Context(), account, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		p.Fatal(err)
+	}
+	pods := p.client.Resource(schema.GroupVersionResource{Version: "v1", Resource: "pods"}).Namespace(p.namespace)
+	object := p.createJob("cow")
+	object.SetAPIVersion("wlm.sylabs.io/v1alpha1")
+	object.SetKind("SlurmJob")
+	root := p.TempDir()
+	source := results.Source{Path: root, Roots: []string{root}, Limits: results.DefaultLimits()}
+	collector := results.Default(p.server.Config(p, "admin", "system:masters"), "busybox")
+	collector.StartTimeout, collector.Poll = 50*time.Millisecond, 5*time.Millisecond
+	fails := func(volume, want string) error {
+		p.Helper()
+		_, err := collector.Collect(p.Context(), object, parse(p, volume).Object, source)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			p.Errorf("%s: got %v, want %q", volume, err, want)
+		}
+		return err
+	}
+	final := new(results.Final)
+	if err := fails("{name: Data, persistentVolumeClaim: {claimName: data}}", "spec.volumes[0].name: Invalid value"); !errors.As(err, &final) {
+		p.Errorf("%v is not final", err)
+	}
+	const claim = "{name: data, persistentVolumeClaim: {claimName: data}}"
+	fails(claim, "pod cow-job-collect, which mounts the volume, does not start: ")
+	if all, err := pods.List(p.Context(), metav1.ListOptions{}); err != nil || len(all.Items) > 0 {
+		p.Errorf("got %v, %v: the pod was not deleted", all, err)
+	}
+	// The pod of an earlier attempt is deleted, and somebody else's pod is not.
+	old := parse(p, `{apiVersion: v1, kind: Pod, metadata: {name: cow-job-collect}, spec: {containers: [{name: a, image: b}]}}`)
+	old.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: object.GetAPIVersion(), Kind: object.GetKind(), Name: "cow", UID: object.GetUID(), Controller: ptr.To(true)}})
+	if _, err := pods.Create(p.Context(), old, metav1.CreateOptions{}); err != nil {
+		p.Fatal(err)
+	}
+	fails(claim, "pod cow-job-collect of an earlier attempt is being deleted")
+	fails(claim, "does not start")
+	old.SetOwnerReferences(nil)
+	if _, err := pods.Create(p.Context(), old, metav1.CreateOptions{}); err != nil {
+		p.Fatal(err)
+	}
+	fails(claim, "does not belong to this object")
+	if _, err := pods.Get(p.Context(), "cow-job-collect", metav1.GetOptions{}); err != nil {
+		p.Error(err)
+	}
+}
+
+func TestTryAgain(t *testing.T) {
+	missing := fmt.Errorf("collect: %w", os.ErrNotExist)
+	for _, test := range []struct {
+		err  error
+		ago  time.Duration
+		want bool
+	}{
+		{errors.New("away"), time.Hour, true}, {errors.New("away"), 2 * patience, false},
+		{missing, 0, true}, {missing, time.Hour, false}, {finalError(), 0, false},
+	} {
+		if got := tryAgain(test.err, kinds.Status{Ended: kinds.Time(time.Now().Add(-test.ago))}); got != test.want {
+			t.Errorf("%v after %s: %t", test.err, test.ago, got)
+		}
+	}
+}
+
+// finalError returns the error for results outside of the roots.
+func finalError() error {
+	_, err := results.Source{Path: "/"}.Write(context.Background(), nil)
+	return err
+}

@@ -1,0 +1,70 @@
+package process
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"berth.dev/berth/internal/slurmjobs/kinds"
+	"berth.dev/berth/internal/slurmjobs/results"
+)
+
+// Results configures how results of jobs are collected.
+type Results struct {
+	// Image is the image of the pods that mount the volumes. It contains tar. If it is empty,
+	// objects with results are rejected.
+	Image string
+	// Roots lists the folders that may hold results, besides the working directory of a job.
+	Roots []string
+	// Volumes lists the types of volumes that may be mounted, such as persistentVolumeClaim.
+	Volumes []string
+}
+
+// volumeTypes holds the types of volumes that can take results.
+var volumeTypes = sets.New("persistentVolumeClaim", "hostPath", "nfs", "csi", "cephfs", "flexVolume", "iscsi", "fc")
+
+// Check returns an error if the options are invalid.
+func (r Results) Check() error {
+	for _, name := range r.Volumes {
+		if !volumeTypes.Has(name) {
+			return fmt.Errorf("--results-volume %s: no type of volume that takes results: there are %s", name, strings.Join(sets.List(volumeTypes), ", "))
+		}
+	}
+	return nil
+}
+
+// collector collects results of objects.
+type collector struct {
+	preparer
+	results.Collector
+	roots []string
+}
+
+// collect collects the results of an object. It is the controller's Collect.
+func (c collector) collect(ctx context.Context, object *unstructured.Unstructured) (string, error) {
+	request, err := kinds.Read(object)
+	if err != nil {
+		return "", err
+	}
+	job, err := c.prepare(object, request)
+	if err != nil {
+		return "", err
+	}
+	source := results.Source{Path: request.Results.From, Roots: append([]string{job.Dir}, c.roots...), Limits: results.DefaultLimits()}
+	if !filepath.IsAbs(source.Path) {
+		source.Path = filepath.Join(job.Dir, source.Path)
+	}
+	summary, err := c.Collect(ctx, object, request.Results.Volume, source)
+	if err != nil {
+		return "", err
+	}
+	text := fmt.Sprintf("%s is in volume %v: %d files and folders, %d bytes", filepath.Base(source.Path), request.Results.Volume["name"], summary.Files, summary.Bytes)
+	if summary.LeftOut > 0 {
+		text += fmt.Sprintf("; %d links, special files or files of other users were left out", summary.LeftOut)
+	}
+	return text, nil
+}
