@@ -62,9 +62,8 @@ func newSlurmJobsCommand() *cobra.Command {
 		Use:   "slurm-jobs [flags]",
 		Short: "Run Slurm jobs for objects in an existing Kubernetes",
 		Long: `Submits a Slurm job for each BridgeJob, SlurmJob and WlmJob in a namespace, as
-you, with your accounts and limits, and writes the job's state into the object's
-status. Bridge Operator and WLM-Operator defined these kinds. Run the command on
-a login host, as long as objects are to be served; jobs continue without it.
+you, and writes the job's state into the object's status. Bridge Operator and
+WLM-Operator defined these kinds. Run it on a login host; jobs go on without it.
 
 Whoever can create such an object runs code as you. So either a policy in the
 cluster admits only objects of --allow-users, or you trust the namespace. The
@@ -77,7 +76,7 @@ cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
 	f.addCluster(flags)
 	f.addTrust(flags)
 	flags.StringSliceVar(&o.URLs, "resource-url", nil, "`URL` of this Slurm in resourceURL; repeatable")
-	flags.StringSliceVar(&o.Roots, "root", nil, "`folder` for the directories and files of jobs; may be repeated (default: your home)")
+	flags.StringSliceVar(&o.Roots, "root", nil, "`folder` for jobs' files; repeatable (default: home)")
 	flags.StringVar(&o.State, "state-dir", "", "`folder` for records of jobs, shared with compute nodes (default ~/.local/state/berth/slurm-jobs)")
 	flags.StringVar(&o.Results.Image, "results-image", "", "`image` of pods that collect results; has tar")
 	flags.StringSliceVar(&o.Results.Roots, "results-root", nil, "`folder` for results (default: your home)")

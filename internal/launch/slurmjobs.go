@@ -29,6 +29,8 @@ type slurmJobsConfig struct {
 	Kubeconfig []byte
 	// Home is the user's home, and Dir the working directory of the run.
 	Home, Dir string
+	// ResultsImage is the image of pods that collect results.
+	ResultsImage string
 }
 
 // checkSlurmJobs returns an error if this host cannot serve Slurm jobs.
@@ -49,7 +51,7 @@ func (r *run) serveSlurmJobs(ctx context.Context) error {
 	if !r.Spec.SlurmJobs {
 		return nil
 	}
-	config := slurmJobsConfig{Kubeconfig: r.identities.Kubeconfig}
+	config := slurmJobsConfig{Kubeconfig: r.identities.Kubeconfig, ResultsImage: r.Spec.ResultsImage}
 	client, err := clientcmd.RESTConfigFromKubeConfig(config.Kubeconfig)
 	if err != nil {
 		return exitcode.Wrap(exitcode.Internal, err)
@@ -134,8 +136,11 @@ func serveSlurmJobs() error {
 		return fmt.Errorf("find berth's own file: %w", err)
 	}
 	state := process.StateFolder(os.Getenv, config.Home)
+	roots := []string{config.Dir, config.Home}
 	err = process.Run(context.Background(), process.Options{
-		Config: client, Roots: []string{config.Dir, config.Home}, State: state, Berth: self, PerMinute: queue.Default(state, nil).PerMinute,
+		Config: client, Roots: roots, State: state, Berth: self, PerMinute: queue.Default(state, nil).PerMinute,
+		// The pods of this cluster have only the user's own rights to folders of the hosts.
+		Results:        process.Results{Image: config.ResultsImage, Roots: roots, Volumes: process.VolumeTypes()},
 		PartitionNodes: true,
 		Log:            slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})

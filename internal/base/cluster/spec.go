@@ -81,6 +81,9 @@ type Spec struct {
 	NodeWait time.Duration
 	// SlurmJobs makes Slurm jobs of objects of the cluster.
 	SlurmJobs bool
+	// ResultsImage is the image of the pods that collect results of such jobs. If it is
+	// empty, objects with results are rejected.
+	ResultsImage string
 	// HighlyAvailable starts control planes on ControlNodes nodes, so that the
 	// cluster survives the loss of any one of them.
 	HighlyAvailable bool
@@ -276,6 +279,9 @@ func (s Spec) checkNetwork() (problems []error) {
 	}
 	if s.SlurmJobs && s.HighlyAvailable {
 		problems = append(problems, errors.New("--slurm-jobs and --ha: Slurm jobs are not served after the loss of the first node yet; use one of them"))
+	}
+	if s.ResultsImage != "" && !s.SlurmJobs {
+		problems = append(problems, errors.New("--results-image: it is for results of Slurm jobs: give --slurm-jobs, too"))
 	}
 	if s.State != "" && s.HighlyAvailable {
 		problems = append(problems, errors.New("--state with --ha: only the first node saves, and the one that takes the run over would not go on with it; give one of them"))

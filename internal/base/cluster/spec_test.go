@@ -6,11 +6,11 @@ import (
 )
 
 func TestValidateNamesEveryProblem(t *testing.T) {
-	err := Spec{Manifests: []string{"-", "-"}, Images: []string{"name=", "Not A Name=app.tar"}, NodesPerHost: -1, Network: Network{IPFamily: "ipv6"}}.Validate()
+	err := Spec{Manifests: []string{"-", "-"}, Images: []string{"name=", "Not A Name=app.tar"}, NodesPerHost: -1, ResultsImage: "busybox:1.37", Network: Network{IPFamily: "ipv6"}}.Validate()
 	if err == nil {
 		t.Fatal("an invalid spec passes")
 	}
-	for _, want := range []string{"standard input", `"name="`, "is not the name of an image", "-1 nodes per host", `"ipv6"`} {
+	for _, want := range []string{"standard input", `"name="`, "is not the name of an image", "-1 nodes per host", `"ipv6"`, "--slurm-jobs"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not in: %v", want, err)
 		}

@@ -79,7 +79,7 @@ func (p preparer) prepare(object *unstructured.Unstructured, request kinds.Reque
 	}
 	if request.Results != nil {
 		if p.image == "" {
-			return queue.Job{}, errors.New("spec.results needs a pod that mounts the volume: start 'berth slurm-jobs' with --results-image and the name of an image that contains tar ('berth run --slurm-jobs' collects no results)")
+			return queue.Job{}, errors.New("spec.results needs a pod that mounts the volume: start 'berth slurm-jobs', or 'berth run --slurm-jobs', with --results-image and the name of an image that contains tar")
 		}
 		if err := results.CheckVolume(request.Results.Volume, p.volumes); err != nil {
 			return queue.Job{}, err

@@ -27,11 +27,14 @@ type Results struct {
 // volumeTypes holds the types of volumes that can take results.
 var volumeTypes = sets.New("persistentVolumeClaim", "hostPath", "nfs", "csi", "cephfs", "flexVolume", "iscsi", "fc")
 
+// VolumeTypes returns the types of volumes that can take results.
+func VolumeTypes() []string { return sets.List(volumeTypes) }
+
 // Check returns an error if the options are invalid.
 func (r Results) Check() error {
 	for _, name := range r.Volumes {
 		if !volumeTypes.Has(name) {
-			return fmt.Errorf("--results-volume %s: no type of volume that takes results: there are %s", name, strings.Join(sets.List(volumeTypes), ", "))
+			return fmt.Errorf("--results-volume %s: no type of volume that takes results: there are %s", name, strings.Join(VolumeTypes(), ", "))
 		}
 	}
 	return nil
