@@ -56,7 +56,7 @@ type Config struct {
 	// it.
 	Loss time.Duration
 	// Handshake limits the time from a connection to its acceptance. The default is
-	// 10 s.
+	// 60 s, because a munge that hangs has to fail with its own error before.
 	Handshake time.Duration
 	// MaxMessage limits the size of a message, in bytes. The default is 1 MiB.
 	MaxMessage int
@@ -70,7 +70,7 @@ type Config struct {
 const (
 	defaultCandidates = 8
 	defaultLoss       = 10 * time.Second
-	defaultHandshake  = 10 * time.Second
+	defaultHandshake  = 60 * time.Second
 	defaultMaxMessage = 1 << 20
 	defaultMaxPending = 256
 )

@@ -206,29 +206,23 @@ func (h *Head) serve(ctx context.Context, raw net.Conn, from netip.Addr) error {
 	stop := closeWith(ctx, raw)
 	defer stop()
 	conn := tls.Server(raw, h.tls)
-	because := func(err error) error {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		return err
-	}
 	binding, err := secure(ctx, conn)
 	if err != nil {
-		return because(err)
+		return because(ctx, err)
 	}
 	own := Claim{Protocol: protocol, Role: RoleHead, Step: h.cfg.Step, Node: h.cfg.Node, Binding: binding}
 	proof, err := h.cfg.Prover.Prove(ctx, own)
 	if err != nil {
-		return because(err)
+		return because(ctx, err)
 	}
 	if _, err := conn.Write(frame(frameProof, proof)); err != nil {
-		return because(err)
+		return because(ctx, err)
 	}
 	// A worker sends only its proof until it is accepted, so the buffer holds no
 	// further data.
 	kind, credential, err := readFrame(bufio.NewReader(conn), maxProof)
 	if err != nil {
-		return because(fmt.Errorf("it went away before its proof: %w", err))
+		return because(ctx, fmt.Errorf("it went away before its proof: %w", err))
 	}
 	if kind != frameProof {
 		return fmt.Errorf("it sent a frame of kind %q, want its proof", kind)
@@ -237,7 +231,7 @@ func (h *Head) serve(ctx context.Context, raw net.Conn, from netip.Addr) error {
 		// Ignore errors: the worker may be gone.
 		_, _ = conn.Write(frame(frameRefusal, refusal{Reason: reason.Error(), Final: final}.encode()))
 		_ = conn.CloseWrite()
-		return because(reason)
+		return because(ctx, reason)
 	}
 	claim, err := h.cfg.Prover.Verify(ctx, credential)
 	if err != nil {

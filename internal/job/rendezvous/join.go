@@ -142,9 +142,7 @@ func (j *joining) attempt(ctx context.Context, target netip.AddrPort) (peer *Pee
 	ctx, cancel := context.WithTimeoutCause(ctx, j.cfg.Handshake, fmt.Errorf("it did not answer within %s", j.cfg.Handshake))
 	defer cancel()
 	defer func() {
-		if err != nil && ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
+		err = because(ctx, err)
 	}()
 	dialer := net.Dialer{KeepAlive: -1}
 	raw, err := dialer.DialContext(ctx, "tcp", target.String())
@@ -179,6 +177,15 @@ func (j *joining) attempt(ctx context.Context, target netip.AddrPort) (peer *Pee
 		return nil, context.Cause(ctx)
 	}
 	return newPeer(j.cfg.head(), conn, j.cfg, nil), nil
+}
+
+// because replaces an error by the cause of ctx's end if ctx has ended. It keeps an error that
+// wraps the cause: that of munge names the program, too.
+func because(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); err != nil && !errors.Is(err, cause) && cause != nil {
+		return cause
+	}
+	return err
 }
 
 func (j *joining) verifyHead(ctx context.Context, conn *tls.Conn, binding []byte) error {

@@ -22,6 +22,12 @@ const (
 	// mungeLimit bounds one call of munge or unmunge. It usually takes
 	// milliseconds, and seconds on a node whose cores are all busy.
 	mungeLimit = 30 * time.Second
+	// tryLimit is mungeLimit for TryMunge.
+	tryLimit = 10 * time.Second
+	// mungeDelay bounds the time to read the output of an ended program if another process
+	// still has it open. Each child that this process forks meanwhile is such a process,
+	// until it calls execve.
+	mungeDelay = 3 * time.Second
 	// mungeOutput bounds the output of munge and unmunge: an encoded claim and its
 	// metadata.
 	mungeOutput = 4 * maxClaim
@@ -33,6 +39,7 @@ const (
 type Munge struct {
 	munge, unmunge, socket string
 	uid                    int
+	limit                  time.Duration
 	// slots bounds the number of running programs.
 	slots chan struct{}
 }
@@ -40,7 +47,7 @@ type Munge struct {
 // NewMunge finds the programs munge and unmunge. With an empty socket they use
 // their default.
 func NewMunge(socket string) (*Munge, error) {
-	m := &Munge{socket: socket, uid: os.Getuid(), slots: make(chan struct{}, 2*runtime.NumCPU())}
+	m := &Munge{socket: socket, uid: os.Getuid(), limit: mungeLimit, slots: make(chan struct{}, 2*runtime.NumCPU())}
 	for name, path := range map[string]*string{"munge": &m.munge, "unmunge": &m.unmunge} {
 		found, err := exec.LookPath(name)
 		if err != nil {
@@ -49,6 +56,17 @@ func NewMunge(socket string) (*Munge, error) {
 		*path = found
 	}
 	return m, nil
+}
+
+// TryMunge returns an error if munge makes no credentials here.
+func TryMunge(ctx context.Context) error {
+	m, err := NewMunge("")
+	if err != nil {
+		return err
+	}
+	m.limit = tryLimit
+	_, err = m.Prove(ctx, Claim{})
+	return err
 }
 
 // Prove returns a credential that only this user can decode.
@@ -134,8 +152,8 @@ func (m *Munge) run(ctx context.Context, program string, input []byte, args ...s
 	case <-ctx.Done():
 		return nil, 0, fmt.Errorf("run %s: %w", program, context.Cause(ctx))
 	}
-	silent := fmt.Errorf("no answer within %s; is munged alive? systemctl status munge", mungeLimit)
-	ctx, cancel := context.WithTimeoutCause(ctx, mungeLimit, silent)
+	silent := fmt.Errorf("no answer within %s; is munged alive? systemctl status munge", m.limit)
+	ctx, cancel := context.WithTimeoutCause(ctx, m.limit, silent)
 	defer cancel()
 	if m.socket != "" {
 		args = append(args, "--socket="+m.socket)
@@ -143,18 +161,20 @@ func (m *Munge) run(ctx context.Context, program string, input []byte, args ...s
 	stdout, stderr := &boundedBuffer{limit: mungeOutput}, &boundedBuffer{limit: 1 << 10}
 	command := exec.CommandContext(ctx, program, args...)
 	command.Stdin, command.Stdout, command.Stderr = bytes.NewReader(input), stdout, stderr
-	// Another child that this process forks meanwhile has the pipes, too, until it
-	// calls execve. On a busy node that can be long after the program has ended.
-	command.WaitDelay = mungeLimit
+	command.WaitDelay = mungeDelay
 	command.Dir = "/"
-	err = command.Run()
+	if err = command.Run(); errors.Is(err, exec.ErrWaitDelay) {
+		err = nil
+	}
 	switch {
 	case err == nil && stdout.cut:
 		return nil, 0, fmt.Errorf("run %s: it wrote more than %d bytes", program, mungeOutput)
 	case err == nil:
 		return stdout.content, 0, nil
+	case errors.Is(context.Cause(ctx), silent):
+		return nil, 0, fmt.Errorf("run %s: %w", program, silent)
 	case ctx.Err() != nil:
-		return nil, 0, fmt.Errorf("run %s: %w", program, context.Cause(ctx))
+		return nil, 0, fmt.Errorf("run %s: no answer yet: %w", program, context.Cause(ctx))
 	}
 	said, _, _ := strings.Cut(strings.TrimSpace(string(stderr.content)), "\n")
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {

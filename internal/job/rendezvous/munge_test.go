@@ -114,16 +114,45 @@ func TestMungeIdentifiesUser(t *testing.T) {
 // A process that has the pipe of munge's output keeps it after munge's end. On a busy
 // node, children that this process forks at the same time do so.
 func TestMungeWhileOutputIsOpen(t *testing.T) {
-	programs := t.TempDir()
-	for _, name := range []string{"munge", "unmunge"} {
-		if err := os.WriteFile(filepath.Join(programs, name), []byte("#!/bin/sh\nsleep 0.3 &\necho MUNGE:credential:\n"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
+	end := filepath.Join(t.TempDir(), "end")
+	t.Cleanup(func() { os.WriteFile(end, nil, 0o600) })
+	programs(t, map[string]string{"munge": "until [ -e " + end + " ]; do sleep 0.1; done &\necho MUNGE:credential:", "unmunge": ""})
 	if credential := mustProve(t, mungeAt(t, "")); string(credential) != "MUNGE:credential:" {
 		t.Errorf("got %q", credential)
 	}
+}
+
+// If a connection ends while munge runs, the error names munge, too.
+func TestMungeDoesNotAnswer(t *testing.T) {
+	started := filepath.Join(t.TempDir(), "started")
+	programs(t, map[string]string{"munge": "touch " + started + "\nexec sleep 1000", "unmunge": ""})
+	prover := mungeAt(t, "")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := os.Stat(started); err == nil {
+				cancel(errCrowded)
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	_, err := prover.Prove(ctx, someClaim())
+	wantWords(t, because(ctx, err), "munge: no answer yet: "+errCrowded.Error())
+	prover.limit = time.Millisecond
+	_, err = prover.Prove(t.Context(), someClaim())
+	wantWords(t, err, "no answer within 1ms", "systemctl status munge")
+}
+
+// programs puts scripts into a folder in front of PATH.
+func programs(t *testing.T, scripts map[string]string) {
+	t.Helper()
+	folder := t.TempDir()
+	for name, script := range scripts {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", folder+":"+os.Getenv("PATH"))
 }
 
 func mustProve(t *testing.T, prover Prover) []byte {

@@ -20,6 +20,11 @@ const (
 	longLimit = 30 * time.Second
 )
 
+// outputDelay bounds the time to read the output of an ended command if another process still
+// has it open. A site's wrapper may leave such a process. Each child that this process forks
+// meanwhile is one, too, until it calls execve.
+const outputDelay = 3 * time.Second
+
 // Ask runs a Slurm command and returns its output. It is a parameter so that tests
 // can replace it.
 type Ask func(ctx context.Context, command ...string) ([]byte, error)
@@ -50,14 +55,15 @@ func askWithin(ctx context.Context, env []string, limit time.Duration, command .
 	defer cancel()
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Env = env
-	// Another child that this process forks meanwhile has the pipes, too, until it
-	// calls execve.
-	cmd.WaitDelay = limit
+	cmd.WaitDelay = outputDelay
 	// Ctrl-C, and the SIGHUP when a terminal's session leader ends, go to all
 	// processes in the foreground. They would kill an scancel that ends a step in
 	// order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	output, err := cmd.Output()
+	if err == nil || errors.Is(err, exec.ErrWaitDelay) {
+		return output, nil
+	}
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("run %s: no answer within %s: %w", strings.Join(command, " "), limit, ctx.Err())
 	}
@@ -66,10 +72,7 @@ func askWithin(ctx context.Context, env []string, limit time.Duration, command .
 		said, _, _ := strings.Cut(strings.TrimSpace(string(exit.Stderr)), "\n")
 		return nil, fmt.Errorf("run %s: %w: %s", strings.Join(command, " "), err, said)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("run %s: %w", strings.Join(command, " "), err)
-	}
-	return output, nil
+	return nil, fmt.Errorf("run %s: %w", strings.Join(command, " "), err)
 }
 
 // EndTime returns the end of the job's time: from the environment (Slurm 23.02),

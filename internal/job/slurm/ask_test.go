@@ -4,13 +4,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"berth.dev/berth/internal/base/probe"
 )
+
+// A site's wrapper may leave a process that has the pipe of a command's output.
+func TestAskWhileOutputIsOpen(t *testing.T) {
+	t.Parallel()
+	end := filepath.Join(t.TempDir(), "end")
+	t.Cleanup(func() { os.WriteFile(end, nil, 0o600) })
+	script := "until [ -e " + end + " ]; do sleep 0.1; done & echo answer"
+	if output, err := askWithin(t.Context(), nil, time.Minute, "sh", "-c", script); err != nil || string(output) != "answer\n" {
+		t.Errorf("got %q, %v", output, err)
+	}
+}
 
 func TestNodeAddress(t *testing.T) {
 	answers := func(said string, err error) Ask {

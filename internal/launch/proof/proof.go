@@ -61,7 +61,7 @@ func Find(ctx context.Context, job slurm.Job, o Options) (Proof, error) {
 		seed, err := NewKey()
 		return Proof{Seed: seed}, err
 	}
-	err = tryMunge(ctx)
+	err = rendezvous.TryMunge(ctx)
 	if err == nil {
 		return Proof{}, nil
 	}
@@ -76,15 +76,6 @@ func Find(ctx context.Context, job slurm.Job, o Options) (Proof, error) {
 		err = exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("prove node %s to the others, without munge: %w", job.NodeName, err))
 	}
 	return found, err
-}
-
-// tryMunge checks early that munge creates credentials.
-func tryMunge(ctx context.Context) error {
-	munge, err := rendezvous.NewMunge("")
-	if err == nil {
-		_, err = munge.Prove(ctx, rendezvous.Claim{})
-	}
-	return err
 }
 
 // Exchange creates a key pair for this host and exchanges public keys over
@@ -135,7 +126,7 @@ func Exchange(ctx context.Context, job slurm.Job, getenv func(string) string) (P
 // Then the idle tasks must take part, too.
 func UsePMI(ctx context.Context, job slurm.Job, folder string, getenv func(string) string) bool {
 	return job.Place == slurm.PlaceTask && len(job.Nodes) > 1 && folder == "" &&
-		slurm.HasPMI(getenv) && tryMunge(ctx) != nil
+		slurm.HasPMI(getenv) && rendezvous.TryMunge(ctx) != nil
 }
 
 // Prover returns the prover that creates and checks the credentials of a step. hosts maps

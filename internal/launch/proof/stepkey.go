@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/job/slurm"
 )
 
@@ -38,7 +39,7 @@ const muchInput = 256 << 10
 // input may be large. srun cannot send the same input to all components of a
 // heterogeneous job.
 func GivesKey(ctx context.Context, job slurm.Job, spec cluster.Spec) bool {
-	return job.Components == 1 && (!UsesInput(spec) || isSmall(os.Stdin) || tryMunge(ctx) != nil)
+	return job.Components == 1 && (!UsesInput(spec) || isSmall(os.Stdin) || rendezvous.TryMunge(ctx) != nil)
 }
 
 // UsesInput reports whether a run may read its standard input.
