@@ -26,14 +26,13 @@ func newUpCommand() *cobra.Command {
 		Short: "Start a cluster that stays for the rest of the allocation",
 		Long: `Starts a cluster over all nodes of the allocation (salloc, or a batch script),
 or on this machine if there is none, and returns when the cluster is ready.
-Until it ends,
+The cluster ends with 'berth down', or with the allocation.
 
   berth run -f job.yaml       runs a workload on it, as often as you like
   berth kubectl get pods      and all other commands reach it
   berth shell                 is a shell with kubectl and helm for it
 
-It ends with 'berth down', or with the allocation. The objects that the
-manifests create stay until then.
+The objects that the manifests create stay until the cluster ends.
 
 On a host that belongs to a Slurm cluster but is not in an allocation, such as a
 login host, no cluster is started: up ends with code 78. --here starts one
