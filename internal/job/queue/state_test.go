@@ -22,6 +22,8 @@ type site struct {
 	rows [][]string
 	// accounting is the output of sacct, or its error.
 	accounting any
+	// unable is the error of commands that change jobs.
+	unable error
 	// down makes every command fail. asked holds the commands, in order.
 	down  bool
 	asked []string
@@ -51,7 +53,7 @@ func (s *site) ask(_ context.Context, command ...string) ([]byte, error) {
 		return []byte(text), nil
 	}
 	s.asked[len(s.asked)-1] = strings.Join(command, " ")
-	return nil, nil
+	return nil, s.unable
 }
 
 // row returns the columns of a line of squeue.

@@ -136,13 +136,16 @@ func (c *Client) replace(ctx context.Context, uid, id string) (bool, error) {
 		return false, nil
 	}
 	c.options.Log.Info("cancel a held job of an object that was changed since, to submit it again", "object", uid, "job", id)
-	// Once the number is in this file, Find finds another job or none. If scancel fails,
-	// States cancels the job.
+	// Once the number is in this file, Find finds another job or none.
 	numbers := append(readReplaced(folder), id)
 	if err := writeAtomic(filepath.Join(folder, replacedName), []byte(strings.Join(numbers, "\n")+"\n"), 0o600); err != nil {
 		return false, fmt.Errorf("replace job %s of object %s: %w", id, uid, err)
 	}
-	return true, c.change(ctx, "scancel", id)
+	if err := c.change(ctx, "scancel", id); err != nil {
+		// States cancels it once the object has another job.
+		c.options.Log.Warn("cancel the held job of an object that was changed since", "object", uid, "job", id, "error", err)
+	}
+	return true, nil
 }
 
 // readReplaced returns the numbers of an object's jobs that were replaced.

@@ -78,6 +78,26 @@ func TestRefusalsThatLeaveTheScript(t *testing.T) {
 	}
 }
 
+// An scancel that fails does not prevent the submission of the edited version.
+func TestSubmitOfAnotherVersionWithoutScancel(t *testing.T) {
+	s := &site{unable: errors.New("run scancel: signal: killed")}
+	c := newClient(t, s)
+	job := Job{UID: "u", Script: []byte("#!/bin/sh\n")}
+	withSbatch(t, "echo 7\n")
+	if id, err := c.Submit(t.Context(), job); id != "7" || err != nil {
+		t.Fatal(id, err)
+	}
+	s.rows = [][]string{row("7", "7", "PENDING", "JobHeldUser", "0", marker+"u", "/x")}
+	job.UserScript = []byte("second")
+	withSbatch(t, "echo 8\n")
+	if id, err := beside(t, c, s).Submit(t.Context(), job); id != "8" || err != nil {
+		t.Errorf("got %q, %v", id, err)
+	}
+	if !slices.Contains(s.asked, "scancel 7") {
+		t.Errorf("asked %q", s.asked)
+	}
+}
+
 // The object was edited while the answer of sbatch was lost, so its held job is one of the old
 // version.
 func TestLostSubmissionOfAnotherVersion(t *testing.T) {
