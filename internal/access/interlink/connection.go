@@ -191,7 +191,7 @@ func ownJobID(foreign *corev1.Pod) string {
 // pod may be in another cluster that still runs.
 func (c *connection) gone(ctx context.Context, current *connected, jobID string) string {
 	parts := strings.SplitN(jobID, "/", 3)
-	if len(parts) < 2 || len(parts[0]) > maxJob {
+	if len(parts) < 3 || len(parts[0]) > maxJob {
 		return "its JobID is not from berth: " + jobID
 	}
 	job, uid := parts[0], parts[1]

@@ -244,7 +244,7 @@ func TestDeleteElsewhere(t *testing.T) {
 	close(f.lost)
 	f.replace("13", "second")
 	s = start(t, f)
-	if code, text := call(t, s, "POST", "/delete", foreign); code != http.StatusServiceUnavailable || !strings.Contains(text, "another berth cluster, of job 12: no answer") {
+	if code, text := call(t, s, "POST", "/delete", foreign); code != http.StatusServiceUnavailable || !strings.Contains(text, "may still run in the berth cluster of job 12: no answer") {
 		t.Errorf("the other cluster does not answer: %d %s", code, text)
 	}
 	f.mu.Lock()

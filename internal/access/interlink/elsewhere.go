@@ -18,9 +18,9 @@ const (
 	elsewhereIdle = time.Minute
 )
 
-// errElsewhere wraps the reason why another cluster of the user, which runs the pod, cannot be
-// reached. The virtual node repeats the deletion later.
-var errElsewhere = errors.New("the pod runs in another berth cluster")
+// errElsewhere wraps the reason why another cluster of the user, which may run the pod, cannot
+// be reached. The virtual node repeats the deletion later.
+var errElsewhere = errors.New("the pod may still run in the berth cluster")
 
 // elsewhere holds a connection to a cluster that the server does not send pods to any more, such
 // as that of an earlier job. It is for the deletion of pods that still run there.
@@ -31,7 +31,7 @@ type elsewhere struct {
 }
 
 // remove deletes the local pod of a foreign pod in the cluster that its JobID names. It succeeds
-// if that cluster does not exist any more.
+// if another cluster was started in the job, but not if the job has none.
 func (e *elsewhere) remove(ctx context.Context, c *connection, jobID string, foreign *corev1.Pod) error {
 	parts := strings.SplitN(jobID, "/", 3)
 	job, uid := parts[0], parts[1]
@@ -43,7 +43,7 @@ func (e *elsewhere) remove(ctx context.Context, c *connection, jobID string, for
 		defer cancel()
 		cluster, err := c.connect(connecting, job)
 		if err != nil {
-			return fmt.Errorf("%w, of job %s: %w", errElsewhere, job, err)
+			return fmt.Errorf("%w of job %s: %w", errElsewhere, job, err)
 		}
 		e.cluster = cluster
 	}
@@ -52,7 +52,7 @@ func (e *elsewhere) remove(ctx context.Context, c *connection, jobID string, for
 		return nil // another cluster was started in the job
 	}
 	if err := removeFrom(ctx, e.cluster, foreign); err != nil {
-		return fmt.Errorf("%w, of job %s: %w", errElsewhere, job, err)
+		return fmt.Errorf("%w of job %s: %w", errElsewhere, job, err)
 	}
 	return nil
 }

@@ -253,6 +253,7 @@ func TestGone(t *testing.T) {
 		"11/x/interlink-team/train-0a1b2c3d":      "job 11 has ended (CANCELLED)",
 		"10/x/interlink-team/train-0a1b2c3d":      "", // another cluster that runs
 		"4711":                                    "not from berth",
+		"10/x":                                    "not from berth", // incomplete
 		// The pod is a copy of another one, and not created yet.
 		"12/first/interlink-team/train-ffffffff":  "",
 		"11/x/interlink-other/train-0a1b2c3d":     "",
@@ -278,9 +279,9 @@ func TestGone(t *testing.T) {
 func TestGoneIsBounded(t *testing.T) {
 	c := newConnection(newFinder(), slog.New(slog.DiscardHandler))
 	for i := range 3 * maxAnswers {
-		c.gone(t.Context(), nil, strconv.Itoa(i)+"/x")
+		c.gone(t.Context(), nil, strconv.Itoa(i)+"/x/n/p")
 	}
-	c.gone(t.Context(), nil, strings.Repeat("1", maxJob+1)+"/x")
+	c.gone(t.Context(), nil, strings.Repeat("1", maxJob+1)+"/x/n/p")
 	if _, kept := c.ended[strings.Repeat("1", maxJob+1)]; kept {
 		t.Error("an answer about a long name is kept")
 	}
