@@ -97,11 +97,15 @@ func TestPodsOfOthersAreNotFollowed(t *testing.T) {
 func TestExistingClusterServesLogs(t *testing.T) {
 	var mu sync.Mutex
 	var asked []string
+	// The first answer ends when the end of the container is known. Otherwise, a third request
+	// would ask whether the pod still exists.
+	followed := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		asked = append(asked, r.URL.Path+"?follow="+r.URL.Query().Get("follow"))
 		mu.Unlock()
 		if strings.HasSuffix(r.URL.Path, "/log") {
+			<-followed
 			_, _ = io.WriteString(w, "2026-11-28T12:00:00.5Z one\n")
 			return
 		}
@@ -112,6 +116,7 @@ func TestExistingClusterServesLogs(t *testing.T) {
 	l := newLogs(testClient(t, server.URL), Streams{Existing: true, Out: &out, Err: &out, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }}, true)
 	l.pause = time.Millisecond
 	l.follow(t.Context(), podOnNode(corev1.PodSucceeded))
+	close(followed)
 	if err := l.wait(t.Context(), nil, nil); err != nil {
 		t.Fatal(err)
 	}
