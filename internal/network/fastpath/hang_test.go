@@ -1,13 +1,16 @@
 package fastpath
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"syscall"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +22,10 @@ import (
 // as long on a busy machine, and the tests of a package have ten minutes.
 const hangsAfter = 3 * time.Minute
 
+// afterHang replaces hangsAfter when the processes of a lab were killed: the end of the lab
+// waits for each of them.
+const afterHang = 5 * time.Second
+
 // within returns the result of f. If f hangs, within fails the test with the state of all
 // processes of the lab, and ends them: otherwise the end of the lab would hang, too.
 func (l *lab) within(what string, f func() error) error {
@@ -28,9 +35,14 @@ func (l *lab) within(what string, f func() error) error {
 	select {
 	case err := <-result:
 		return err
-	case <-time.After(hangsAfter):
+	case <-time.After(l.patience):
 	}
-	l.Errorf("no answer within %v: %s\n%s", hangsAfter, what, l.state())
+	if l.patience == afterHang {
+		l.Errorf("no answer within %v, after a hang: %s", afterHang, what)
+	} else {
+		l.Errorf("no answer within %v: %s\n%s", l.patience, what, l.state())
+	}
+	l.patience = afterHang
 	l.end()
 	l.FailNow()
 	return nil
@@ -47,6 +59,8 @@ func (h *host) call(method string, args, reply any) error {
 // state describes all processes and Switches.
 func (l *lab) state() string {
 	var b strings.Builder
+	timeout, cancel := context.WithTimeout(context.Background(), labTimeout) // for all agents
+	defer cancel()
 	for _, h := range l.hosts {
 		report := make(chan string, 1)
 		go func() {
@@ -57,7 +71,7 @@ func (l *lab) state() string {
 		select {
 		case text := <-report:
 			fmt.Fprintf(&b, "programs of node %d: %s\n", h.index, text)
-		case <-time.After(labTimeout):
+		case <-timeout.Done():
 			fmt.Fprintf(&b, "the agent of node %d does not report\n", h.index)
 		}
 		s, err := openState(h.state)
@@ -124,7 +138,8 @@ func describeProcess(b *strings.Builder, pid int) {
 	}
 }
 
-// end ends all processes. The agents and Switches show the stacks of their goroutines.
+// end ends all processes, even if they are stopped. The agents and Switches show the stacks
+// of their goroutines.
 func (l *lab) end() {
 	all, _ := linux.Descendants(os.Getpid())
 	for _, pid := range all {
@@ -132,9 +147,54 @@ func (l *lab) end() {
 		variables := strings.Split(string(environment), "\x00")
 		if slices.Contains(variables, asRole+"="+roleAgent) || slices.Contains(variables, asRole+"="+roleSwitch) {
 			_ = unix.Kill(pid, syscall.SIGQUIT)
+			_ = unix.Kill(pid, syscall.SIGCONT)
 			continue
 		}
 		_ = unix.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// silent records failures of a lab that must not fail the test.
+type silent struct {
+	testing.TB
+	failures int
+}
+
+func (s *silent) Errorf(string, ...any) { s.failures++ }
+
+func (s *silent) FailNow() {}
+
+// TestHangEndsSoon has a process hang that is stopped. It must end, and the end of the lab
+// must not wait for as long as the hang did.
+func TestHangEndsSoon(t *testing.T) {
+	stopped := exec.Command("sleep", "infinity")
+	stopped.Env = append(os.Environ(), asRole+"="+roleSwitch)
+	if err := stopped.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = stopped.Wait()
+	}()
+	if err := stopped.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	failures := &silent{TB: t}
+	l := &lab{TB: failures, patience: time.Millisecond}
+	_ = l.within("the stopped process", func() error {
+		<-ended
+		return nil
+	})
+	if failures.failures != 1 || l.patience != afterHang {
+		t.Errorf("after %d failures, the lab waits for %v", failures.failures, l.patience)
+	}
+	select {
+	case <-ended:
+	case <-time.After(labTimeout):
+		t.Error("the stopped process does not end")
+		_ = stopped.Process.Kill()
+		<-ended
 	}
 }
 

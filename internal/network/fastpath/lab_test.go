@@ -92,6 +92,8 @@ type lab struct {
 	config labConfig
 	hosts  []*host
 	dir    string
+	// patience limits the wait for a process. It shrinks when one has hung.
+	patience time.Duration
 }
 
 // host is a host with its node.
@@ -130,7 +132,7 @@ type switchConfig struct {
 func newLab(t testing.TB, config labConfig) *lab {
 	t.Helper()
 	testutil.Require(t, testutil.UserNS)
-	l := &lab{TB: t, config: config, dir: t.TempDir()}
+	l := &lab{TB: t, config: config, dir: t.TempDir(), patience: hangsAfter}
 	for i := range 2 {
 		l.hosts = append(l.hosts, &host{lab: l, index: i, ns: newNamespace(t), address: config.hostAddress(i)})
 	}
