@@ -129,17 +129,12 @@ func GiveDescriptor(listener int, id uint64, source int, closeOnExec bool) (numb
 	return addDescriptor(listener, addedDescriptor{id: id, source: uint32(source)}, closeOnExec)
 }
 
-// AnswerWithDescriptor installs a duplicate of source in the caller, and makes the call
-// return its number. The number is target or, if that is negative, a free one. If a signal
-// ends the call, AnswerWithDescriptor does neither, and returns an error. The calling
-// thread must block signals: if it is interrupted, or dies, before the caller has run, the
-// call returns 0 without a descriptor.
-func AnswerWithDescriptor(listener int, id uint64, source, target int, closeOnExec bool) error {
-	added := addedDescriptor{id: id, flags: seccompAddFDSend, source: uint32(source)}
-	if target >= 0 {
-		added.flags, added.target = added.flags|unix.SECCOMP_ADDFD_FLAG_SETFD, uint32(target)
-	}
-	_, err := addDescriptor(listener, added, closeOnExec)
+// AnswerWithDescriptor installs a duplicate of source under a free number in the caller,
+// and makes the call return the number. If a signal ends the call, AnswerWithDescriptor does
+// neither, and returns an error. The calling thread must block signals: if it is
+// interrupted, or dies, before the caller has run, the call returns 0 without a descriptor.
+func AnswerWithDescriptor(listener int, id uint64, source int, closeOnExec bool) error {
+	_, err := addDescriptor(listener, addedDescriptor{id: id, flags: seccompAddFDSend, source: uint32(source)}, closeOnExec)
 	return err
 }
 

@@ -99,7 +99,7 @@ func TestNoDescriptorIsLostToSignals(t *testing.T) {
 			_ = AnswerNotification(listener, call.ID, 0, unix.EPERM)
 			continue
 		}
-		if AnswerWithDescriptor(listener, call.ID, source, -1, true) == nil {
+		if AnswerWithDescriptor(listener, call.ID, source, true) == nil {
 			answered++
 		}
 	}

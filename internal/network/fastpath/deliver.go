@@ -55,11 +55,13 @@ func (c *incoming) deliver(t *trap, listener int, flags int) {
 // give answers a call with a connection, which the caller has as number already, or
 // receives now if number is negative. It first adds the connection to the caller's
 // descriptors, and then answers: if the Switch dies in between, the repeated call finds it
-// there. If a signal could make the kernel lose the answer, give does both at once.
+// there. If a signal could make the kernel lose the answer, give does both at once. It never
+// replaces a descriptor that the caller has already: another thread may have closed it, and
+// opened something else under its number.
 func (t *trap) give(connection, number int, closeOnExec bool) (err error) {
 	t.release()
-	if t.s.losesAnswers {
-		return linux.AnswerWithDescriptor(t.from.fd, t.call().ID, connection, number, closeOnExec)
+	if number < 0 && t.s.losesAnswers {
+		return linux.AnswerWithDescriptor(t.from.fd, t.call().ID, connection, closeOnExec)
 	}
 	if number < 0 {
 		number, err = linux.GiveDescriptor(t.from.fd, t.call().ID, connection, closeOnExec)
