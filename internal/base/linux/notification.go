@@ -42,7 +42,10 @@ type addedDescriptor struct {
 // InstallFilter installs a seccomp filter with a listener on the calling thread. It
 // cannot be removed. A thread that has neither capabilities in its user namespace
 // nor no_new_privs gets EACCES. Since Linux 5.19, only a fatal signal ends a call
-// between its reception and its answer; Interrupted reports other signals.
+// between its reception and its answer; Interrupted reports other signals. Before Linux
+// 6.18 and the stable kernels of October 2025, which have its commit cce436aafc2a, another
+// signal at the moment of the answer can still end the call. It cannot if the caller has
+// received a descriptor during the call.
 func InstallFilter(program []unix.SockFilter) (listener int, err error) {
 	fd, errno := setFilter(program, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
 	if errno == unix.EINVAL {
@@ -140,7 +143,8 @@ func AnswerWithDescriptor(listener int, id uint64, source int, closeOnExec bool)
 
 // MayLoseAnswers reports whether a signal can end a call between its reception and its
 // answer, as before Linux 5.19. A signal at the moment of the answer can then make the
-// kernel restart the call although AnswerNotification succeeds.
+// kernel restart the call although AnswerNotification succeeds. Where the result is false,
+// no answer that follows GiveDescriptor is lost; for other answers see InstallFilter.
 func MayLoseAnswers() bool {
 	// Without a program, a kernel that knows the flags answers EFAULT.
 	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, 0)
