@@ -250,6 +250,10 @@ func TestDeleteElsewhere(t *testing.T) {
 	f.mu.Lock()
 	f.other = first
 	f.mu.Unlock()
+	if code, _ := call(t, s, "POST", "/delete", foreign); code != http.StatusServiceUnavailable {
+		t.Errorf("the server connects again at once: %d", code)
+	}
+	s = start(t, f)
 	for range 2 {
 		must[string](t, s, "POST", "/delete", foreign)
 	}

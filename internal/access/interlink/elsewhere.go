@@ -12,7 +12,8 @@ import (
 )
 
 const (
-	// elsewhereLimit bounds the time to connect to another cluster.
+	// elsewhereLimit bounds the time to connect to another cluster. After a failure, there is no
+	// other attempt for as long, because each attempt may start a job step.
 	elsewhereLimit = 30 * time.Second
 	// elsewhereIdle is the time after which an unused connection to another cluster is closed.
 	elsewhereIdle = time.Minute
@@ -28,6 +29,13 @@ type elsewhere struct {
 	mu      sync.Mutex // held during a deletion
 	cluster *connected // nil for none
 	idle    *time.Timer
+	failed  map[string]failure // by job
+}
+
+// failure is the last attempt to connect to a cluster.
+type failure struct {
+	err error
+	at  time.Time
 }
 
 // remove deletes the local pod of a foreign pod in the cluster that its JobID names. It succeeds
@@ -38,12 +46,19 @@ func (e *elsewhere) remove(ctx context.Context, c *connection, jobID string, for
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.cluster == nil || e.cluster.Job != job || isClosed(e.cluster.Lost) {
+		if last, ok := e.failed[job]; ok && time.Since(last.at) < elsewhereLimit {
+			return last.err
+		}
 		e.close()
 		connecting, cancel := context.WithTimeout(ctx, elsewhereLimit)
 		defer cancel()
 		cluster, err := c.connect(connecting, job)
 		if err != nil {
-			return fmt.Errorf("%w of job %s: %w", errElsewhere, job, err)
+			err = fmt.Errorf("%w of job %s: %w", errElsewhere, job, err)
+			if ctx.Err() == nil {
+				e.remember(job, err)
+			}
+			return err
 		}
 		e.cluster = cluster
 	}
@@ -55,6 +70,14 @@ func (e *elsewhere) remove(ctx context.Context, c *connection, jobID string, for
 		return fmt.Errorf("%w of job %s: %w", errElsewhere, job, err)
 	}
 	return nil
+}
+
+// remember stores the failure of an attempt to connect. The caller holds mu.
+func (e *elsewhere) remember(job string, err error) {
+	if e.failed == nil || len(e.failed) >= maxAnswers {
+		e.failed = map[string]failure{}
+	}
+	e.failed[job] = failure{err, time.Now()}
 }
 
 func isClosed(c <-chan struct{}) bool {
