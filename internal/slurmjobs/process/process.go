@@ -15,7 +15,6 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -92,11 +91,8 @@ func StateFolder(getenv func(string) string, home string) string {
 	return filepath.Join(state, "berth/slurm-jobs")
 }
 
-// Settings of the garbage collector. The process allocates little while nothing changes.
-const (
-	settleTime = 20 * time.Second
-	heapGrowth = 50 // percent
-)
+// settleTime is the time after which the process drops the memory that only its start needed.
+const settleTime = 20 * time.Second
 
 // Run serves objects until ctx ends. Then it returns nil. It returns an error if the cluster lacks
 // the definitions or the policy.
@@ -165,10 +161,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	go func() {
-		heap.Settle(ctx, settleTime)
-		debug.SetGCPercent(heapGrowth)
-	}()
+	go heap.Settle(ctx, settleTime)
 	return c.Run(ctx)
 }
 
