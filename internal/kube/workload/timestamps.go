@@ -80,10 +80,11 @@ func (s *timestamps) since() time.Time {
 	return s.at.Stamp.Add(-resumeMargin)
 }
 
-// copy passes on the rest of body, a log that begins at s.since.
-func (s *timestamps) copy(ctx context.Context, which reading, body io.Reader) error {
+// copy passes on the rest of body, a log that begins at s.since. It may close body.
+func (s *timestamps) copy(ctx context.Context, which reading, body io.ReadCloser) error {
 	err := s.read(body)
 	if errors.Is(err, errRotated) {
+		_ = body.Close() // otherwise, the API server would still follow the log for it
 		err = s.relocate(ctx, which)
 	}
 	if !errors.Is(err, errUnopened) {
