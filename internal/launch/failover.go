@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/kube/lease"
@@ -89,7 +91,9 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 	r.Log.Warn(fmt.Sprintf("node %s, which led the run, is lost; node %s leads it now", previous, r.plan.Node.Name))
 	signalled, requestEnd := context.WithCancelCause(signalled)
 	defer requestEnd(nil)
-	if r.monitor, err = r.members.BecomeHead(ctx, r.plan, previous, r.monitorConfig(signalled, giveUp)); err != nil {
+	config := r.monitorConfig(signalled, giveUp)
+	config.Reporter, r.work.listed = reportOnceListed(config.Reporter)
+	if r.monitor, err = r.members.BecomeHead(ctx, r.plan, previous, config); err != nil {
 		return 0, err
 	}
 	if r.work.objects, err = r.work.client.Remembered(ctx); err != nil {
@@ -104,6 +108,34 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 	code, err := r.runWorkload(signalled, ctx)
 	r.awaitNodes(ctx, signalled)
 	return code, err
+}
+
+// listLimit bounds the time that the report of a lost node waits for the first list of the
+// pods.
+const listLimit = 10 * time.Second
+
+// onceListed reports lost nodes to a Reporter when listed is closed.
+type onceListed struct {
+	members.Reporter
+	listed <-chan struct{}
+}
+
+// reportOnceListed returns a Reporter that takes no node out of service before the returned
+// function was called, or listLimit is over. The report of a lost node deletes its pods. The
+// previous head may have passed on output of them that it could not record any more, and a
+// follower that has never seen such a pod would not notice that the rest is lost.
+func reportOnceListed(reporter members.Reporter) (members.Reporter, func()) {
+	listed := make(chan struct{})
+	return onceListed{reporter, listed}, sync.OnceFunc(func() { close(listed) })
+}
+
+func (o onceListed) Lose(ctx context.Context, node, reason string) error {
+	select {
+	case <-o.listed:
+	case <-time.After(listLimit):
+	case <-ctx.Done():
+	}
+	return o.Reporter.Lose(ctx, node, reason)
 }
 
 // awaitNodes waits until the other nodes have found this new head or are lost. The

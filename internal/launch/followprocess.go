@@ -278,6 +278,10 @@ func (f *followProcess) readEvents(from io.Reader) error {
 			f.streams.Warn(event.Warn)
 		case event.Inform != "":
 			f.streams.Inform(event.Inform)
+		case event.Listed:
+			if f.streams.Listed != nil {
+				f.streams.Listed()
+			}
 		case event.Step != nil:
 			f.streams.Progress.Apply(*event.Step)
 		}

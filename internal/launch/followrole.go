@@ -45,10 +45,13 @@ type followObject struct {
 	Source string
 }
 
-// followEvent is a message from the process. One of Warn, Inform, Step and Result is set.
+// followEvent is a message from the process. One of Warn, Inform, Listed, Step and Result is
+// set.
 type followEvent struct {
 	Warn, Inform string
-	Step         *workload.Step
+	// Listed reports that all pods that exist have been seen.
+	Listed bool `json:",omitempty"`
+	Step   *workload.Step
 	// Result ends the events. Error comes with it if following the workload failed, and
 	// Stuck if a pod can never start; output of other pods may still come then.
 	Result *workload.Result
@@ -93,6 +96,7 @@ func followHere() error {
 		Out: frameWriter{sender.output, containerlog.KindStdout}, Err: frameWriter{sender.output, containerlog.KindStderr},
 		Warn:   func(text string) { sender.send(followEvent{Warn: text}) },
 		Inform: func(text string) { sender.send(followEvent{Inform: text}) },
+		Listed: func() { sender.send(followEvent{Listed: true}) },
 		NeverStarts: func(stuck *workload.NeverStarts) {
 			sender.send(followEvent{Result: &workload.Result{}, Stuck: stuck})
 		},

@@ -27,6 +27,8 @@ type userWorkload struct {
 	objects    []workload.Object
 	// progress is set if another node may follow the workload after this one.
 	progress *workload.Progress
+	// listed is called when all pods that exist have been seen. It may be nil.
+	listed func()
 	// asked is set when a signal has come and the workload was asked to end.
 	asked   atomic.Bool
 	mu      sync.Mutex
@@ -62,7 +64,7 @@ func (w *userWorkload) getCommand() *command.Parent {
 // follow follows the objects until they have ended. ids describes the user and
 // group ids of pods.
 func (w *userWorkload) follow(ctx context.Context, ids string, giveUp context.CancelCauseFunc) (int, error) {
-	result, err := w.followApart(ctx, w.kubeconfig, w.objects, workload.Streams{NoPull: w.Spec.NoPull, IDs: ids, Progress: w.progress}, giveUp)
+	result, err := w.followApart(ctx, w.kubeconfig, w.objects, workload.Streams{NoPull: w.Spec.NoPull, IDs: ids, Progress: w.progress, Listed: w.listed}, giveUp)
 	return w.result(result, w.asked.Load(), err)
 }
 

@@ -43,6 +43,8 @@ type Streams struct {
 	// Partitions reports whether the cluster has Nodes that stand for Slurm partitions. The
 	// scheduler then mentions their taint in every message.
 	Partitions bool
+	// Listed is called once all pods that exist have been seen. It may be nil.
+	Listed func()
 	// Logs selects the pods whose output is followed.
 	Logs Selection
 	// IDs describes the user and group IDs that the nodes have, such as "0 to 65536". It is

@@ -35,6 +35,9 @@ func (f *follower) handleList(ctx context.Context) {
 	}
 	f.logs.followDeleted(ctx)
 	f.logs.turns.sort()
+	if f.streams.Listed != nil {
+		f.streams.Listed()
+	}
 	f.askForAbsent(ctx)
 }
 

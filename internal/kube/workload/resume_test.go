@@ -126,9 +126,10 @@ func TestJobThatIsGoneEndsTheRun(t *testing.T) {
 			for _, events := range test.events {
 				gone.events <- events
 			}
-			result := gone.follow(t, Streams{Out: io.Discard, Err: io.Discard, Progress: test.progress})
-			if result != test.want {
-				t.Errorf("%+v, want %+v", result, test.want)
+			lists := 0
+			result := gone.follow(t, Streams{Out: io.Discard, Err: io.Discard, Progress: test.progress, Listed: func() { lists++ }})
+			if result != test.want || lists != 1 {
+				t.Errorf("%+v after %d lists, want %+v after one", result, lists, test.want)
 			}
 		})
 	}
