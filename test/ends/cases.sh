@@ -1273,7 +1273,7 @@ ha_lose_head() {
 	# etcd may be electing a leader, but no node leads the run yet.
 	poll 20 beside 3 n1 || fail "the cluster is not reached: $(cat "$out/asked")"
 	says a 'which led the run, is lost'
-	poll 20 beside 3 n2 && ! grep -q n1 "$out/asked" || fail "the pods have not moved: $(cat "$out/asked"); $(tail -n 15 "$out/a")"
+	poll 20 moved || fail "the pods have not moved: $(cat "$out/asked"); $(tail -n 15 "$out/a")"
 	asks 0 'lost: n1' alice status "$(job)"
 	timeout=90 ends a 137
 	outlived a
@@ -1286,6 +1286,7 @@ beside() { # COUNT NODE: so many pods run, one of them there
 	wait "${pids[asked]}"
 	[[ $(wc -w <"$out/asked") == "$1" ]] && grep -q "$2" "$out/asked"
 }
+moved() { beside 3 n2 && ! grep -q n1 "$out/asked"; }
 # A head that is cut off ends itself, and another node leads.
 ha_cut_head() {
 	begin a alice login srun -N3 --no-kill --mem=1500 berth run --ha -f $here/outlive.yaml --image $image
