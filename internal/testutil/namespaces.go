@@ -76,6 +76,23 @@ func Eventually(t testing.TB, what string, condition func() bool) {
 	}
 }
 
+// Await polls until check returns nil, and fails the test with its error where it
+// does not within limit.
+func Await(t testing.TB, limit time.Duration, what string, check func() error) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(limit); ; <-tick.C {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
+
 // Stacks returns the stacks of all goroutines.
 func Stacks() []byte {
 	stacks := make([]byte, 1<<20)

@@ -41,35 +41,7 @@ exit 0`
 	}
 	want := []bool{true, true, true, false, false} // without the command itself
 	command := exec.Command(shell, file, shell, shell, shell, ofPod, ofPod)
-	input, err := command.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	output, err := command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		input.Close()
-		if err := command.Wait(); err != nil {
-			t.Error(err)
-		}
-	}()
-	var pids []int
-	for lines := bufio.NewReader(output); len(pids) <= len(want); {
-		line, err := lines.ReadString('\n')
-		if err != nil {
-			t.Fatal(err)
-		}
-		pid, err := strconv.Atoi(strings.TrimSpace(line))
-		if err != nil {
-			t.Fatal(err)
-		}
-		pids = append(pids, pid)
-	}
+	pids := startPrinting(t, command, 1+len(want))
 	parents, err := linux.Parents()
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +62,7 @@ func TestInitOfContainerIsPartOfNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, content := range map[string][]byte{"runc": program, "other": program, "init": []byte("echo $$; read line\n")} {
+	for name, content := range map[string][]byte{"runc": program, "other": program, "init": []byte("echo $$; read line || :\n")} {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -136,7 +108,9 @@ func startPrinting(t *testing.T, command *exec.Cmd, count int) []int {
 	}
 	t.Cleanup(func() {
 		input.Close()
-		command.Wait() // read fails at the end of the input
+		if err := command.Wait(); err != nil {
+			t.Error(err)
+		}
 	})
 	var pids []int
 	for lines := bufio.NewReader(output); len(pids) < count; {

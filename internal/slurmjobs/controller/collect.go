@@ -8,8 +8,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"berth.dev/berth/internal/slurmjobs/kinds"
@@ -69,15 +67,8 @@ func (c *Controller) collectNext(ctx context.Context) bool {
 // collect collects the results of an object, and writes the outcome into its status. It returns an
 // error after which another attempt is to be made.
 func (c *Controller) collect(ctx context.Context, t target) error {
-	object, err := t.resource(c.client).Get(ctx, t.name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	status, err := kinds.StatusOf(object)
-	if err != nil {
+	object, status, err := c.read(ctx, t)
+	if object == nil || err != nil {
 		return err
 	}
 	if object.GetUID() != t.uid || object.GetDeletionTimestamp() != nil || status.Results != kinds.Collecting {

@@ -24,6 +24,7 @@ import (
 	"berth.dev/berth/internal/kube/control"
 	"berth.dev/berth/internal/kube/control/controltest"
 	"berth.dev/berth/internal/slurmjobs/kinds"
+	"berth.dev/berth/internal/testutil"
 )
 
 func TestMain(m *testing.M) { os.Exit(controltest.Run(m, control.Main)) }
@@ -149,17 +150,7 @@ func (p *fixture) awaitStatus(object *unstructured.Unstructured, want func(kinds
 // await calls check until it returns nil. The test fails after the timeout.
 func await(t testing.TB, what string, check func() error) {
 	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(timeout); ; <-tick.C {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-	}
+	testutil.Await(t, timeout, what, check)
 }
 
 // neighbour returns an example file of Bridge Operator or WLM-Operator, with its placeholders

@@ -58,15 +58,8 @@ func (c *Controller) reconcile(ctx context.Context, t target) error {
 // submitAndRelease submits the job of an object, unless it has one, and releases it. It reads
 // the object from the API server: the informer's copy lacks the script and may be old.
 func (c *Controller) submitAndRelease(ctx context.Context, t target) error {
-	object, err := t.resource(c.client).Get(ctx, t.name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	status, err := kinds.StatusOf(object)
-	if err != nil {
+	object, status, err := c.read(ctx, t)
+	if object == nil || err != nil {
 		return err
 	}
 	if object.GetDeletionTimestamp() != nil || status.Released ||
@@ -87,6 +80,19 @@ func (c *Controller) submitAndRelease(ctx context.Context, t target) error {
 		next.State = "PENDING"
 	}
 	return c.writeStatus(ctx, t, object, status, next)
+}
+
+// read reads an object and its status from the API server. The object is nil if it was deleted.
+func (c *Controller) read(ctx context.Context, t target) (*unstructured.Unstructured, kinds.Status, error) {
+	object, err := t.resource(c.client).Get(ctx, t.name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, kinds.Status{}, nil
+	}
+	if err != nil {
+		return nil, kinds.Status{}, err
+	}
+	status, err := kinds.StatusOf(object)
+	return object, status, err
 }
 
 // submit submits a held job for an object, or finds the job of an earlier call, and stores its

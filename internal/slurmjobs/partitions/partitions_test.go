@@ -21,6 +21,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/kube/control"
 	"berth.dev/berth/internal/kube/control/controltest"
+	"berth.dev/berth/internal/testutil"
 )
 
 func TestMain(m *testing.M) { os.Exit(controltest.Run(m, control.Main)) }
@@ -93,15 +94,7 @@ func (f *fixture) run() (stop func()) {
 // await calls check until it returns nil.
 func (f *fixture) await(what string, check func() error) {
 	f.Helper()
-	for deadline := time.Now().Add(timeout); ; time.Sleep(5 * time.Millisecond) {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			f.Fatalf("%s: %v", what, err)
-		}
-	}
+	testutil.Await(f, timeout, what, check)
 }
 
 // awaitNode waits until want accepts a Node, and returns the Node.
