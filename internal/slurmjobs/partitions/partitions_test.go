@@ -225,7 +225,7 @@ func (f *fixture) testSuccessor(stop func()) {
 	f.awaitGone(before.Name)
 }
 
-func (f *fixture) pod(name string, owner *metav1.OwnerReference) *corev1.Pod {
+func (f *fixture) pod(name string, owner *metav1.OwnerReference) {
 	f.Helper()
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -238,11 +238,10 @@ func (f *fixture) pod(name string, owner *metav1.OwnerReference) *corev1.Pod {
 	if owner != nil {
 		pod.OwnerReferences = []metav1.OwnerReference{*owner}
 	}
-	f.await("create pod "+name, func() (err error) { // until the service account exists
-		pod, err = f.client.CoreV1().Pods("default").Create(f.Context(), pod, metav1.CreateOptions{})
+	f.await("create pod "+name, func() error { // until the service account exists
+		_, err := f.client.CoreV1().Pods("default").Create(f.Context(), pod, metav1.CreateOptions{})
 		return err
 	})
-	return pod
 }
 
 // awaitPod waits until want accepts a pod.
