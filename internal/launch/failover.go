@@ -92,7 +92,7 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 	signalled, requestEnd := context.WithCancelCause(signalled)
 	defer requestEnd(nil)
 	config := r.monitorConfig(signalled, giveUp)
-	config.Reporter, r.work.listed = reportOnceListed(config.Reporter)
+	r.awaitList(&config)
 	if r.monitor, err = r.members.BecomeHead(ctx, r.plan, previous, config); err != nil {
 		return 0, err
 	}
@@ -108,6 +108,14 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 	code, err := r.runWorkload(signalled, ctx)
 	r.awaitNodes(ctx, signalled)
 	return code, err
+}
+
+// awaitList makes reports of lost nodes wait until the follower has listed all pods. A cluster
+// that stays has no follower, and pods of other runs must not come to a lost node meanwhile.
+func (r *run) awaitList(config *members.MonitorConfig) {
+	if !r.Spec.Stay {
+		config.Reporter, r.work.listed = reportOnceListed(config.Reporter)
+	}
 }
 
 // listLimit bounds the time that the report of a lost node waits for the first list of the

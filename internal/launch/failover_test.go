@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
+
+	"berth.dev/berth/internal/launch/members"
 )
 
 // lossRecorder records the nodes that were reported as lost.
@@ -46,6 +48,23 @@ func TestLossIsReportedWithoutList(t *testing.T) {
 		reporter, _ := reportOnceListed(recorder)
 		if err := reporter.Lose(t.Context(), "n1", "silent"); err != nil || <-recorder != "n1" {
 			t.Errorf("the loss is not reported: %v", err)
+		}
+	})
+}
+
+// TestLossInPersistentClusterIsReportedAtOnce: a run on the cluster could place pods on the lost
+// node until it is reported, and no follower lists pods there.
+func TestLossInPersistentClusterIsReportedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &run{}
+		r.Spec.Stay = true
+		recorder := make(lossRecorder, 1)
+		config := members.MonitorConfig{Reporter: recorder}
+		r.awaitList(&config)
+		go config.Reporter.Lose(t.Context(), "n1", "silent") //nolint:errcheck // the recorder returns none
+		synctest.Wait()
+		if len(recorder) == 0 {
+			t.Error("the loss is not reported")
 		}
 	})
 }
