@@ -16,8 +16,6 @@ import (
 
 // Job describes what is submitted for an object.
 type Job struct {
-	// UID identifies the object. It consists of letters, digits, ".", "_" and "-".
-	UID string
 	// Options holds options of sbatch. The caller has checked them.
 	Options []string
 	// Comment is the job's comment. The client puts the UID before it.

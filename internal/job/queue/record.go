@@ -11,11 +11,11 @@ import (
 
 // Names of the files that the client writes into the folder of an object.
 const (
-	// ScriptName, a hyphen and a digest of the job name the batch script. UserScriptName names
+	// ScriptName, a hyphen and the version of the object name the batch script. UserScriptName names
 	// the object's own script.
 	ScriptName     = "script"
 	UserScriptName = "slurm_script"
-	// NumberName names the file that holds the number of the object's job and its digest.
+	// NumberName names the file that holds the number of the object's job and the version.
 	NumberName = "number"
 	// replacedName names the file that holds the numbers of jobs that Submit has replaced.
 	replacedName = "replaced"

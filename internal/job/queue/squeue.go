@@ -204,8 +204,8 @@ func (s *snapshot) find(uid, folder string, replaced []string) submission {
 			best = job
 		}
 	}
-	digest, _ := best.script(folder)
-	return submission{best.root, digest}
+	version, _ := best.script(folder)
+	return submission{best.root, version}
 }
 
 // belongs reports whether a job was submitted for an object with this folder. It also compares
@@ -216,8 +216,8 @@ func (l listed) belongs(uid, folder string) bool {
 }
 
 // script reports whether the command of a job is a batch script in a folder, and returns the
-// digest in its name. The digest is "" for a script of an earlier version of berth.
-func (l listed) script(folder string) (digest string, ok bool) {
+// version in its name. The version is "" for a script of an earlier version of berth.
+func (l listed) script(folder string) (version string, ok bool) {
 	rest, ok := strings.CutPrefix(l.command, filepath.Join(folder, ScriptName))
 	rest, _, _ = strings.Cut(rest, " ")
 	if !ok || rest == "" {

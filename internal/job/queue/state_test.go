@@ -199,7 +199,7 @@ func TestForgetKeepsTheScriptOfARunningJob(t *testing.T) {
 		state string
 		keeps bool
 	}{{"RUNNING", true}, {"RUNNING", true}, {"COMPLETED", false}} {
-		script, err := c.writeScript(Job{UID: "u", Script: []byte("#!/bin/sh\n"), UserScript: []byte("#!/bin/sh\n")}, "d")
+		script, err := c.writeScript("u", "1", Job{Script: []byte("#!/bin/sh\n"), UserScript: []byte("#!/bin/sh\n")})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -350,7 +350,7 @@ func TestCommentNamesOnlyItsOwnObject(t *testing.T) {
 	s := &site{}
 	c := newClient(t, s)
 	withSbatch(t, `for word; do case $word in --comment=*) echo "${word#--comment=}" >"$0.comment";; esac; done; echo 8`+"\n")
-	if _, err := c.Submit(t.Context(), Job{UID: "own", Script: []byte("#!/bin/sh\n"), Comment: "berth-" + marker + "object=victim " + marker + "victim"}); err != nil {
+	if _, err := c.Submit(t.Context(), "own", "1", prepared(Job{Script: []byte("#!/bin/sh\n"), Comment: "berth-" + marker + "object=victim " + marker + "victim"})); err != nil {
 		t.Fatal(err)
 	}
 	path, err := exec.LookPath("sbatch")
@@ -378,7 +378,7 @@ func TestFindAfterLostAnswer(t *testing.T) {
 	if _, found, err := c.Find(t.Context(), "u"); found || err != nil {
 		t.Errorf("nothing was submitted: %v, %v", found, err)
 	}
-	script, err := c.writeScript(Job{UID: "u", Script: []byte("#!/bin/sh\n")}, "d")
+	script, err := c.writeScript("u", "1", Job{Script: []byte("#!/bin/sh\n")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -433,7 +433,7 @@ func TestSubmissionsOfOneOutageShareTwoQueries(t *testing.T) {
 	c := newClient(t, s)
 	outage := time.Now().Add(-time.Hour)
 	for i := range 10 {
-		script, err := c.writeScript(Job{UID: fmt.Sprint("u", i), Script: []byte("#!/bin/sh\n")}, "d")
+		script, err := c.writeScript(fmt.Sprint("u", i), "1", Job{Script: []byte("#!/bin/sh\n")})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -454,7 +454,7 @@ func TestSubmissionsOfOneOutageShareTwoQueries(t *testing.T) {
 		t.Errorf("asked %q", s.asked)
 	}
 	// A submission that may still be on its way needs two new answers.
-	if _, err := c.writeScript(Job{UID: "u0", Script: []byte("#!/bin/sh\n")}, "d"); err != nil {
+	if _, err := c.writeScript("u0", "1", Job{Script: []byte("#!/bin/sh\n")}); err != nil {
 		t.Fatal(err)
 	}
 	s.asked = nil
@@ -529,8 +529,11 @@ func TestManyCallersShareOneQuery(t *testing.T) {
 func TestWrongUID(t *testing.T) {
 	c := newClient(t, &site{})
 	for _, uid := range []string{"", "..", "a/b", "-x", "a b", strings.Repeat("x", 101)} {
-		if _, err := c.Submit(t.Context(), Job{UID: uid}); err == nil {
+		if _, err := c.Submit(t.Context(), uid, "1", prepared(Job{})); err == nil {
 			t.Errorf("%q is submitted", uid)
+		}
+		if _, err := c.Submit(t.Context(), "u", uid, prepared(Job{})); err == nil {
+			t.Errorf("version %q is submitted", uid)
 		}
 		if err := c.Forget(uid); err == nil {
 			t.Errorf("%q is removed", uid)

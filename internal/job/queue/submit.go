@@ -3,8 +3,6 @@ package queue
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -24,27 +22,32 @@ const marker = "berth-object="
 
 var validUID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 
-// Submit submits a held job and returns its number. If an earlier call, possibly of another
-// process, has submitted a job for the object, it returns the number of that job. If that job
-// differs from this one and is still held, Submit replaces it. The error is a *Refused if Slurm
-// rejects the job, and an *Unavailable if Slurm does not answer. After an *Unavailable the caller
-// may call Submit again, until it has stored a number.
-func (c *Client) Submit(ctx context.Context, job Job) (id string, err error) {
-	if !validUID.MatchString(job.UID) {
-		return "", fmt.Errorf("submit a job for object %q: this is no UID", job.UID)
+// Submit submits the held job that prepare returns for a version of an object, and returns its
+// number. The UID and the version consist of letters, digits, ".", "_" and "-". If an earlier
+// call, possibly of another process, has submitted a job for the object, Submit returns the number
+// of that job and does not call prepare. If that job belongs to another version and is still held,
+// Submit replaces it. The error is a *Refused if Slurm rejects the job, an *Unavailable if Slurm
+// does not answer, or the error of prepare. After an *Unavailable the caller may call Submit
+// again, until it has stored a number.
+func (c *Client) Submit(ctx context.Context, uid, version string, prepare func() (Job, error)) (id string, err error) {
+	if !validUID.MatchString(uid) || !validUID.MatchString(version) {
+		return "", fmt.Errorf("submit a job for object %q, version %q: this is no UID and version", uid, version)
 	}
-	digest := digestOf(job)
-	earlier, err := c.find(ctx, job.UID)
+	earlier, err := c.find(ctx, uid)
 	if err != nil {
 		return "", err
 	}
 	if earlier.id != "" {
-		if earlier.digest == "" || earlier.digest == digest {
+		if earlier.version == "" || earlier.version == version {
 			return earlier.id, nil
 		}
-		if replaced, err := c.replace(ctx, job.UID, earlier.id); err != nil || !replaced {
+		if replaced, err := c.replace(ctx, uid, earlier.id); err != nil || !replaced {
 			return earlier.id, err
 		}
+	}
+	job, err := prepare()
+	if err != nil {
+		return "", err
 	}
 	select {
 	case c.submitting <- struct{}{}:
@@ -55,11 +58,11 @@ func (c *Client) Submit(ctx context.Context, job Job) (id string, err error) {
 	if err := c.pace(ctx); err != nil {
 		return "", err
 	}
-	script, err := c.writeScript(job, digest)
+	script, err := c.writeScript(uid, version, job)
 	if err != nil {
 		return "", err
 	}
-	id, err = c.sbatch(ctx, job, script)
+	id, err = c.sbatch(ctx, uid, job, script)
 	if refused := new(Refused); errors.As(err, &refused) && refused.Full {
 		// Nothing was submitted, so the next call needs no search. The message of another
 		// refusal may be one that this client does not know.
@@ -70,10 +73,10 @@ func (c *Client) Submit(ctx context.Context, job Job) (id string, err error) {
 		return "", err
 	}
 	own := id
-	if id = c.storeNumber(job.UID, submission{id, digest}); id != own {
+	if id = c.storeNumber(uid, submission{id, version}); id != own {
 		// Another process submitted a job meanwhile, and may have released it.
 		if err := c.Cancel(ctx, own); err != nil {
-			c.options.Log.Warn("cancel a second job of an object", "object", job.UID, "job", own, "error", err)
+			c.options.Log.Warn("cancel a second job of an object", "object", uid, "job", own, "error", err)
 		}
 	}
 	return id, nil
@@ -100,21 +103,10 @@ func sleepUntil(ctx context.Context, when time.Time) error {
 	}
 }
 
-// submission identifies a job of an object. digest is empty if it is unknown.
-type submission struct{ id, digest string }
-
-// digestOf returns a digest of what sbatch gets for a job. It is part of the script's path, which
-// squeue lists, so it tells after a lost answer which version of an object has a job.
-func digestOf(job Job) string {
-	hash := sha256.New()
-	for _, part := range [][]string{job.Options, job.Args, {job.Comment, job.Dir, string(job.Script), string(job.UserScript)}} {
-		for _, text := range part {
-			fmt.Fprintf(hash, "%d:%s", len(text), text)
-		}
-		fmt.Fprint(hash, ";")
-	}
-	return hex.EncodeToString(hash.Sum(nil)[:8])
-}
+// submission identifies a job of an object. version is the version of the object that has the job,
+// or empty if it is unknown. It is part of the script's path, which squeue lists, so it is known
+// after a lost answer.
+type submission struct{ id, version string }
 
 // replace cancels the job of an earlier call if it is held, and reports whether it did. The caller
 // has stored no number, so nobody has released the job.
@@ -160,9 +152,9 @@ func readReplaced(folder string) []string {
 // writeScript writes the batch script and the object's own script into the folder of the
 // object, and returns the path of the batch script. The folder exists before the job, so the
 // batch script can tell that a node without the folder does not share the file system.
-func (c *Client) writeScript(job Job, digest string) (string, error) {
-	folder := Folder(c.options.State, job.UID)
-	path := filepath.Join(folder, ScriptName+"-"+digest)
+func (c *Client) writeScript(uid, version string, job Job) (string, error) {
+	folder := Folder(c.options.State, uid)
+	path := filepath.Join(folder, ScriptName+"-"+version)
 	err := os.MkdirAll(folder, 0o700)
 	if err == nil && job.UserScript != nil {
 		err = writeAtomic(filepath.Join(folder, UserScriptName), job.UserScript, 0o700)
@@ -176,7 +168,7 @@ func (c *Client) writeScript(job Job, digest string) (string, error) {
 		err = os.Chtimes(path, time.Time{}, time.Now())
 	}
 	if err != nil {
-		return "", fmt.Errorf("write the batch script of object %s: %w", job.UID, err)
+		return "", fmt.Errorf("write the batch script of object %s: %w", uid, err)
 	}
 	return path, nil
 }
@@ -210,13 +202,13 @@ func writeWith(name func(from, to string) error, path string, content []byte, mo
 }
 
 // sbatch calls sbatch once, and returns the number of the job.
-func (c *Client) sbatch(ctx context.Context, job Job, script string) (string, error) {
+func (c *Client) sbatch(ctx context.Context, uid string, job Job, script string) (string, error) {
 	if info, err := os.Stat(job.Dir); job.Dir != "" && (err != nil || !info.IsDir()) {
 		return "", &Refused{Message: fmt.Sprintf("the working directory %s does not exist on this host", job.Dir)}
 	}
 	limited, cancel := context.WithTimeout(ctx, c.options.Timeout)
 	defer cancel()
-	comment := strings.TrimSpace(marker + job.UID + " " + job.Comment)
+	comment := strings.TrimSpace(marker + uid + " " + job.Comment)
 	words := append([]string{"--parsable", "--hold", "--comment=" + comment}, job.Options...)
 	words = append(append(words, script), job.Args...)
 	var stderr bytes.Buffer
@@ -358,7 +350,7 @@ func (c *Client) storeNumber(uid string, job submission) string {
 	id := job.id
 	folder := Folder(c.options.State, uid)
 	path := filepath.Join(folder, NumberName)
-	text := []byte(strings.TrimSpace(id+" "+job.digest) + "\n")
+	text := []byte(strings.TrimSpace(id+" "+job.version) + "\n")
 	err := os.MkdirAll(folder, 0o700)
 	if err == nil {
 		err = writeWith(os.Link, path, text, 0o600)
@@ -382,9 +374,9 @@ func (c *Client) storeNumber(uid string, job submission) string {
 // readNumber returns the job whose number is in the folder of an object, unless it was replaced.
 func readNumber(folder string) submission {
 	text, err := readSmall(filepath.Join(folder, NumberName))
-	id, digest, _ := strings.Cut(strings.TrimSpace(text), " ")
+	id, version, _ := strings.Cut(strings.TrimSpace(text), " ")
 	if err != nil || number(id) <= 0 || slices.Contains(readReplaced(folder), id) {
 		return submission{}
 	}
-	return submission{id, digest}
+	return submission{id, version}
 }

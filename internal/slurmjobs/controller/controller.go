@@ -31,9 +31,9 @@ const Finalizer = "berth.dev/slurm-job"
 
 // Slurm submits jobs and reports their states. queue.Client implements it.
 type Slurm interface {
-	// Submit submits a held job, or finds the job of an earlier call. It returns the
-	// job's number.
-	Submit(ctx context.Context, job queue.Job) (id string, err error)
+	// Submit submits the held job that prepare returns for a version of an object, or finds
+	// the job of an earlier call without calling prepare. It returns the job's number.
+	Submit(ctx context.Context, uid, version string, prepare func() (queue.Job, error)) (id string, err error)
 	// Find returns the number of the job that was submitted for an object, even if the
 	// job has ended, until its records are removed.
 	Find(ctx context.Context, uid string) (id string, found bool, err error)

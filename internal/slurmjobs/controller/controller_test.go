@@ -37,7 +37,7 @@ func TestController(t *testing.T) {
 		"lifecycle": testLifecycle, "kill": testKill, "delete": testDelete, "rejected": testRejected, "refused": testRefused,
 		"unavailable": testUnavailable, "edit": testEdit, "crashes": testCrashes, "leaders": testLeaders, "large": testLargeScript,
 		"schema": testSchema, "collect": testCollect, "notcollected": testNotCollected, "collector": testCollector, "trust": testTrust, "forged": testForgedNumber,
-		"lost": testLost, "busy": testBusy, "temporary": testTemporary, "lease": testAnotherLease, "vanished": testVanished, "stored": testVanishedBeforeStored, "away": testServerAway, "wlmjob": testWlmJob,
+		"lost": testLost, "busy": testBusy, "temporary": testTemporary, "gone": testFileGone, "lease": testAnotherLease, "vanished": testVanished, "stored": testVanishedBeforeStored, "away": testServerAway, "wlmjob": testWlmJob,
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &fixture{T: t, server: server, client: admin, namespace: name, slurm: &fakeSlurm{}}
@@ -227,6 +227,20 @@ func testTemporary(p *fixture) {
 	}
 }
 
+// testFileGone: a controller ended between sbatch and the stored number, and the file of the
+// script is gone when the next one starts. The object gets the held job.
+func testFileGone(p *fixture) {
+	object := p.createJob("a")
+	id, err := p.slurm.Submit(p.Context(), string(object.GetUID()), "1", emptyJob)
+	if err != nil {
+		p.Fatal(err)
+	}
+	options := p.options(p.server.Config(p, "admin", "system:masters"))
+	options.Prepare = func(*unstructured.Unstructured, kinds.Request) (queue.Job, error) { return queue.Job{}, os.ErrNotExist }
+	p.run(options)
+	p.awaitStatus(object, func(s kinds.Status) bool { return s.State == "RUNNING" && s.JobID == id })
+}
+
 // testAnotherLease: states of an earlier lease are forgotten.
 func testAnotherLease(p *fixture) {
 	c, err := New(p.options(p.server.Config(p, "admin", "system:masters")))
@@ -320,7 +334,7 @@ func testVanishedBeforeStored(p *fixture) {
 	defer c.queue.ShutDown()
 	for name, succeeded := range map[string]bool{"gone": false, "again": true} {
 		object := p.createJob(name)
-		id, err := p.slurm.Submit(p.Context(), queue.Job{UID: string(object.GetUID())})
+		id, err := p.slurm.Submit(p.Context(), string(object.GetUID()), "1", emptyJob)
 		if err != nil {
 			p.Fatal(err)
 		}
@@ -345,7 +359,7 @@ func testVanishedBeforeStored(p *fixture) {
 // testForgedNumber: a status with the number of another job of the user gives no power
 // over that job.
 func testForgedNumber(p *fixture) {
-	victim, err := p.slurm.Submit(p.Context(), queue.Job{UID: "victim"})
+	victim, err := p.slurm.Submit(p.Context(), "victim", "1", emptyJob)
 	if err != nil {
 		p.Fatal(err)
 	}

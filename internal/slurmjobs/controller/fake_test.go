@@ -41,7 +41,7 @@ type fakeJob struct {
 	forgotten bool
 }
 
-func (s *fakeSlurm) Submit(ctx context.Context, job queue.Job) (string, error) {
+func (s *fakeSlurm) Submit(ctx context.Context, uid, _ string, prepare func() (queue.Job, error)) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if wait := s.wait; wait != nil {
@@ -56,11 +56,15 @@ func (s *fakeSlurm) Submit(ctx context.Context, job queue.Job) (string, error) {
 	if err := errors.Join(s.unavailable, s.refusal); err != nil {
 		return "", err
 	}
-	if earlier := s.recorded(job.UID); earlier != nil {
+	if earlier := s.recorded(uid); earlier != nil {
 		return earlier.ID, nil
 	}
+	job, err := prepare()
+	if err != nil {
+		return "", err
+	}
 	made := &fakeJob{held: true, script: string(job.Script)}
-	made.State = queue.State{UID: job.UID, ID: fmt.Sprint(100 + len(s.jobs)), State: "PENDING", Reason: "JobHeldUser", Submitted: time.Unix(1e9, 0), Partition: "debug"}
+	made.State = queue.State{UID: uid, ID: fmt.Sprint(100 + len(s.jobs)), State: "PENDING", Reason: "JobHeldUser", Submitted: time.Unix(1e9, 0), Partition: "debug"}
 	s.jobs = append(s.jobs, made)
 	return made.ID, nil
 }
@@ -219,8 +223,8 @@ type crashingSlurm struct {
 	*crash
 }
 
-func (s crashingSlurm) Submit(ctx context.Context, job queue.Job) (id string, err error) {
-	err = s.call(func() error { id, err = s.fakeSlurm.Submit(ctx, job); return err })
+func (s crashingSlurm) Submit(ctx context.Context, uid, version string, prepare func() (queue.Job, error)) (id string, err error) {
+	err = s.call(func() error { id, err = s.fakeSlurm.Submit(ctx, uid, version, prepare); return err })
 	return id, err
 }
 

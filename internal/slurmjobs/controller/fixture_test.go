@@ -68,7 +68,7 @@ func (p *fixture) options(config *rest.Config) Options {
 	options.Slurm = p.slurm
 	options.Forget = p.slurm.Forget
 	options.Prepare = func(object *unstructured.Unstructured, request kinds.Request) (queue.Job, error) {
-		return queue.Job{UID: string(object.GetUID()), Script: request.Script}, nil
+		return queue.Job{Script: request.Script}, nil
 	}
 	options.Interval = 10 * time.Millisecond
 	options.LeaseDuration, options.RenewDeadline, options.RetryPeriod = 2*time.Second, time.Second, 20*time.Millisecond
@@ -167,6 +167,9 @@ func neighbour(t testing.TB, name string) string {
 
 // slurmJob is a SlurmJob without its name.
 const slurmJob = `{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, metadata: {name: %s}, spec: {batch: "#!/bin/sh\necho hello\n"}}`
+
+// emptyJob prepares a job without a script, for Slurm.Submit.
+func emptyJob() (queue.Job, error) { return queue.Job{}, nil }
 
 func (p *fixture) createJob(name string) *unstructured.Unstructured {
 	p.Helper()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
@@ -113,17 +114,17 @@ func (c *Controller) submit(ctx context.Context, t target, object *unstructured.
 	if request.Kill {
 		return object, status, c.endWithoutJob(ctx, t, object, status)
 	}
-	job, err := c.Prepare(object, request)
-	if err != nil && temporary(err) {
-		return object, status, err
-	}
-	if err != nil {
-		return object, status, &rejection{err}
-	}
-	if object, err = c.addFinalizer(ctx, t, object); err != nil {
-		return object, status, err
-	}
-	id, err := c.Slurm.Submit(ctx, job)
+	version := strconv.FormatInt(object.GetGeneration(), 10)
+	id, err := c.Slurm.Submit(ctx, string(object.GetUID()), version, func() (queue.Job, error) {
+		job, err := c.Prepare(object, request)
+		if err != nil && !temporary(err) {
+			err = &rejection{err}
+		}
+		if err == nil {
+			object, err = c.addFinalizer(ctx, t, object)
+		}
+		return job, err
+	})
 	if refused := new(queue.Refused); errors.As(err, &refused) && !refused.Full {
 		return object, status, &rejection{fmt.Errorf("Slurm rejected the job: %w", err)}
 	}

@@ -67,7 +67,7 @@ func Build(d Description) (queue.Job, error) {
 		"@FOLDER@", batch.Quote(folder), "@COMMAND@", batch.Join(command), "@ENVIRONMENT@", d.environment(),
 	).Replace(guard)
 	return queue.Job{
-		UID: d.UID, Dir: d.dir(), Script: []byte(text), UserScript: d.Script, Args: d.Args, Comment: comment,
+		Dir: d.dir(), Script: []byte(text), UserScript: d.Script, Args: d.Args, Comment: comment,
 		// Without --ignore-pbs sbatch reads options from #PBS and #BSUB lines anywhere in a
 		// script. Package queue passes the comment.
 		Options: append([]string{"--ignore-pbs"}, slices.DeleteFunc(words, func(word string) bool {
