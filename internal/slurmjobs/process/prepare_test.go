@@ -3,6 +3,7 @@ package process
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"berth.dev/berth/internal/slurmjobs/kinds"
+	"berth.dev/berth/internal/slurmjobs/results"
 )
 
 func TestResourceURLs(t *testing.T) {
@@ -86,6 +88,35 @@ func TestPrepareResults(t *testing.T) {
 		}
 	}
 	if err := (Results{Volumes: []string{"secret"}}).Check(); err == nil || !strings.Contains(err.Error(), "there are cephfs,") {
+		t.Error(err)
+	}
+}
+
+// TestSourceOfResults: results are collected although the image and a bind of the job are gone, but
+// neither from a working directory outside the roots nor into a volume that is not permitted.
+func TestSourceOfResults(t *testing.T) {
+	home := t.TempDir()
+	c := collector{preparer: preparer{roots: []string{home}, volumes: []string{"persistentVolumeClaim"}}, roots: []string{"/scratch"}}
+	source := func(kind, volume string, spec map[string]any) (results.Source, error) {
+		spec["results"] = map[string]any{"from": "out", "mount": map[string]any{"name": "data", volume: map[string]any{}}}
+		got, _, err := c.source(&unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "wlm.sylabs.io/v1alpha1", "kind": kind, "metadata": map[string]any{"name": "cow"}, "spec": spec,
+		}})
+		return got, err
+	}
+	const claim = "persistentVolumeClaim"
+	gone := map[string]any{"image": filepath.Join(home, "gone.sif"), "options": map[string]any{"binds": []any{filepath.Join(home, "gone") + ":/data"}}}
+	if got, err := source("WlmJob", claim, gone); err != nil || got.Path != filepath.Join(home, "out") || !slices.Equal(got.Roots, []string{home, "/scratch"}) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	batch := map[string]any{"batch": "#!/bin/sh\n#SBATCH --chdir=below\n"}
+	if got, err := source("SlurmJob", claim, batch); err != nil || got.Path != filepath.Join(home, "below/out") {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if _, err := source("SlurmJob", "hostPath", batch); err == nil || !strings.Contains(err.Error(), "--results-volume hostPath") {
+		t.Error(err)
+	}
+	if _, err := source("SlurmJob", claim, map[string]any{"batch": "#!/bin/sh\n#SBATCH --chdir=/etc\n"}); err == nil || !strings.Contains(err.Error(), "outside the folders") {
 		t.Error(err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"berth.dev/berth/internal/slurmjobs/kinds"
 	"berth.dev/berth/internal/slurmjobs/results"
+	"berth.dev/berth/internal/slurmjobs/script"
 )
 
 // Results configures how results of jobs are collected.
@@ -49,25 +50,35 @@ type collector struct {
 
 // collect collects the results of an object. It is the controller's Collect.
 func (c collector) collect(ctx context.Context, object *unstructured.Unstructured) (string, error) {
-	request, err := kinds.Read(object)
+	source, volume, err := c.source(object)
 	if err != nil {
 		return "", err
 	}
-	job, err := c.prepare(object, request)
+	summary, err := c.Collect(ctx, object, volume, source)
 	if err != nil {
 		return "", err
 	}
-	source := results.Source{Path: request.Results.From, Roots: append([]string{job.Dir}, c.roots...), Limits: results.DefaultLimits()}
-	if !filepath.IsAbs(source.Path) {
-		source.Path = filepath.Join(job.Dir, source.Path)
-	}
-	summary, err := c.Collect(ctx, object, request.Results.Volume, source)
-	if err != nil {
-		return "", err
-	}
-	text := fmt.Sprintf("%s is in volume %v: %d files and folders, %d bytes", filepath.Base(source.Path), request.Results.Volume["name"], summary.Files, summary.Bytes)
+	text := fmt.Sprintf("%s is in volume %v: %d files and folders, %d bytes", filepath.Base(source.Path), volume["name"], summary.Files, summary.Bytes)
 	if summary.LeftOut > 0 {
 		text += fmt.Sprintf("; %d links, special files or files of other users were left out", summary.LeftOut)
 	}
 	return text, nil
+}
+
+// source returns the results of an object and the volume for them. Of the job it needs only the
+// working directory, because the job's image or binds may be gone.
+func (c collector) source(object *unstructured.Unstructured) (results.Source, map[string]any, error) {
+	request, err := kinds.Read(object)
+	if err != nil {
+		return results.Source{}, nil, err
+	}
+	dir, err := script.Dir(script.Description{Script: request.Script, Roots: c.preparer.roots, Dir: request.Dir})
+	if err != nil {
+		return results.Source{}, nil, err
+	}
+	source := results.Source{Path: request.Results.From, Roots: append([]string{dir}, c.roots...), Limits: results.DefaultLimits()}
+	if !filepath.IsAbs(source.Path) {
+		source.Path = filepath.Join(dir, source.Path)
+	}
+	return source, request.Results.Volume, results.CheckVolume(request.Results.Volume, c.volumes)
 }

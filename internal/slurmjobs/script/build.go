@@ -76,6 +76,17 @@ func Build(d Description) (queue.Job, error) {
 	}, nil
 }
 
+// Dir returns the working directory of the job of an object. Of the description, it needs only
+// the script, Roots and Dir.
+func Dir(d Description) (string, error) {
+	options, err := d.options()
+	if err != nil {
+		return "", err
+	}
+	d.Dir, _ = last(options, "chdir")
+	return d.dir(), d.checkPath("chdir", d.dir())
+}
+
 // environment returns lines of shell that export variables for the object's script.
 func (d Description) environment() string {
 	text := ""
