@@ -80,7 +80,9 @@ var layers = map[string][]string{
 	"internal/kube/existing":  {"internal/kube/workload"},
 	"internal/kube/objects":   {"internal/kube/savedstate"},
 	"internal/kube/procstats": {"internal/base/linux"},
-	"internal/kube/workload":  {"internal/base/cluster", "internal/kube/containerlog"},
+	"internal/kube/lease":     {"internal/kube/outage"},
+	"internal/kube/nodeloss":  {"internal/kube/outage"},
+	"internal/kube/workload":  {"internal/base/cluster", "internal/kube/containerlog", "internal/kube/outage"},
 
 	"internal/kube/control/controltest": {"internal/base/cluster", "internal/base/notify", "internal/base/pki"},
 
@@ -197,7 +199,7 @@ var bans = []struct {
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/interlink", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/existing", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/control/controltest", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "internal/slurmjobs/controller", "internal/slurmjobs/partitions", "internal/slurmjobs/process", "internal/slurmjobs/results", "internal/slurmjobs/trust", "test/linearizable", "test/yardstick"},
+		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/interlink", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/existing", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/outage", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/control/controltest", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "internal/slurmjobs/controller", "internal/slurmjobs/partitions", "internal/slurmjobs/process", "internal/slurmjobs/results", "internal/slurmjobs/trust", "test/linearizable", "test/yardstick"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{

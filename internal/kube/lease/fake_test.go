@@ -3,6 +3,8 @@ package lease
 import (
 	"context"
 	"errors"
+	"io"
+	"net/url"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -185,4 +187,22 @@ func (u *unanswered) Update(ctx context.Context, lease *unstructured.Unstructure
 		return nil, ctx.Err()
 	}
 	return u.ResourceInterface.Update(ctx, lease, options)
+}
+
+// closing creates the lease, or not, and closes the connection instead of an answer. It does so
+// twice.
+type closing struct {
+	dynamic.ResourceInterface
+	creates bool
+	calls   int
+}
+
+func (c *closing) Create(ctx context.Context, lease *unstructured.Unstructured, options metav1.CreateOptions, _ ...string) (*unstructured.Unstructured, error) {
+	if c.calls++; c.calls > 2 {
+		return c.ResourceInterface.Create(ctx, lease, options)
+	}
+	if c.creates {
+		_, _ = c.ResourceInterface.Create(ctx, lease, options)
+	}
+	return nil, &url.Error{Op: "Post", URL: "https://127.0.0.1:6443", Err: io.EOF}
 }

@@ -10,10 +10,13 @@ import (
 	"fmt"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+
+	"berth.dev/berth/internal/kube/outage"
 )
 
 const (
@@ -54,18 +57,49 @@ func New(client dynamic.Interface, node string) *Lease {
 	}
 }
 
-// Acquire creates the lease with this node as its first holder.
-func (l *Lease) Acquire(ctx context.Context) (err error) {
+// acquireLimit bounds the time of all attempts of Acquire.
+const acquireLimit = 30 * time.Second
+
+// Acquire creates the lease with this node as its first holder. It waits for an API server that
+// does not answer.
+func (l *Lease) Acquire(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, acquireLimit)
+	defer cancel()
+	err := outage.Outlast(ctx, func(again bool) error {
+		err := l.create(ctx)
+		if !again || !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		// An earlier attempt has created it. Write it again, because that may be long ago.
+		if _, err := l.read(ctx); err != nil {
+			return err
+		}
+		if holder(l.last) != l.node {
+			return fmt.Errorf("node %s holds it: %w", holder(l.last), errLost)
+		}
+		return l.takeOver(ctx, "")
+	})
+	if err != nil {
+		return fmt.Errorf("acquire the lease %s: %w", leaseName, err)
+	}
+	return nil
+}
+
+// create creates the lease with this node as its holder.
+func (l *Lease) create(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, l.Deadline/2)
+	defer cancel()
 	fresh := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
 		"metadata": map[string]any{"name": leaseName},
 	}}
 	l.setHolder(fresh, "")
-	l.renewed = time.Now()
-	if l.last, err = l.leases.Create(ctx, fresh, metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("acquire the lease %s: %w", leaseName, err)
+	sent := time.Now()
+	created, err := l.leases.Create(ctx, fresh, metav1.CreateOptions{})
+	if err == nil {
+		l.last, l.renewed = created, sent
 	}
-	return nil
+	return err
 }
 
 // setHolder makes this node the holder of the lease, renewed now.

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -304,6 +305,29 @@ func TestLateAnswerKeepsThePreviousHolder(t *testing.T) {
 			}
 			if age := time.Since(second.renewed); age > second.Deadline {
 				t.Errorf("the lease counts from %s ago", age)
+			}
+		})
+	}
+}
+
+// The API server closes the connection while a node acquires the lease.
+func TestLeaseIsAcquiredAfterAnOutage(t *testing.T) {
+	for _, creates := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			client := newClient()
+			l := newLease(client, "n1")
+			server := &closing{ResourceInterface: l.leases, creates: creates}
+			l.leases = server
+			if err := l.Acquire(t.Context()); err != nil || server.calls != 3 || holder(l.last) != "n1" || time.Since(l.renewed) > 0 {
+				t.Errorf("created=%v: %v after %d calls, lease %v, renewed at %s", creates, err, server.calls, l.last, l.renewed)
+			}
+			other := newLease(client, "n2")
+			other.leases = &closing{ResourceInterface: other.leases}
+			if err := other.Acquire(t.Context()); !errors.Is(err, errLost) || !strings.Contains(err.Error(), "node n1 holds it") {
+				t.Errorf("another node acquires the lease: %v", err)
+			}
+			if err := newLease(client, "n1").Acquire(t.Context()); !apierrors.IsAlreadyExists(err) {
+				t.Errorf("a lease of an earlier run is acquired: %v", err)
 			}
 		})
 	}

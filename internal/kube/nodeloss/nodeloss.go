@@ -17,8 +17,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/url"
 	"slices"
 	"time"
 
@@ -31,6 +29,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/retry"
+
+	"berth.dev/berth/internal/kube/outage"
 )
 
 // lostReason is the reason in the conditions and pods of a lost node.
@@ -76,7 +76,7 @@ func (r *Reporter) AwaitAll(ctx context.Context, count int) error {
 		found, err := r.nodes.List(ctx, metav1.ListOptions{})
 		switch {
 		case err == nil:
-		case unanswered(err):
+		case outage.Is(err):
 			found = &unstructured.UnstructuredList{}
 		default:
 			return fmt.Errorf("wait for the nodes to take pods: %w", err)
@@ -102,38 +102,11 @@ func (r *Reporter) AwaitAll(ctx context.Context, count int) error {
 	}
 }
 
-// unanswered reports whether a request failed because the API server did not answer, or
-// could not handle it, as during an election of etcd (status 500 without a reason). A
-// control plane that was killed is started again, and one that hangs is replaced, so
-// the next request may succeed.
-func unanswered(err error) bool {
-	var status apierrors.APIStatus
-	if errors.As(err, new(*url.Error)) {
-		return true
-	}
-	return errors.As(err, &status) && (status.Status().Code >= http.StatusInternalServerError || status.Status().Code == http.StatusTooManyRequests)
-}
-
-// insist repeats a change until the API server answers or ctx ends. A pod of a lost
-// node starts nowhere else before the change is made.
-func insist(ctx context.Context, change func() error) error {
-	for {
-		err := change()
-		if err == nil || !unanswered(err) {
-			return err
-		}
-		select {
-		case <-time.After(betweenRounds):
-		case <-ctx.Done():
-			return errors.Join(context.Cause(ctx), err)
-		}
-	}
-}
-
 // Lose takes a node out of service and returns when no pod of the node is left. It
-// waits for an API server that does not answer. why is the message for users.
+// waits for an API server that does not answer: a pod of a lost node starts nowhere else
+// before. why is the message for users.
 func (r *Reporter) Lose(ctx context.Context, node, why string) error {
-	return insist(ctx, func() error { return r.lose(ctx, node, why) })
+	return outage.Outlast(ctx, func(bool) error { return r.lose(ctx, node, why) })
 }
 
 func (r *Reporter) lose(ctx context.Context, node, why string) error {
@@ -170,7 +143,7 @@ func (r *Reporter) lose(ctx context.Context, node, why string) error {
 // Regain puts a node back into service. Its kubelet reports by itself that it is
 // ready, and ends the pods that were removed.
 func (r *Reporter) Regain(ctx context.Context, node string) error {
-	err := insist(ctx, func() error {
+	err := outage.Outlast(ctx, func(bool) error {
 		return r.editTaints(ctx, node, func(taints []corev1.Taint) []corev1.Taint { return taints })
 	})
 	if err != nil {

@@ -4,10 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"berth.dev/berth/internal/kube/outage"
 )
 
 // recordName is the ConfigMap in kube-system that lists the objects a run
@@ -16,8 +20,11 @@ const recordName = "berth-run"
 
 var configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 
+// rememberLimit bounds the time of all attempts of Remember.
+const rememberLimit = 30 * time.Second
+
 // Remember stores the list of followed objects in the cluster, so that another
-// process can continue to follow them.
+// process can continue to follow them. It waits for an API server that does not answer.
 func (c *Client) Remember(ctx context.Context, objects []Object) error {
 	var followed []map[string]any
 	for _, object := range objects {
@@ -42,7 +49,15 @@ func (c *Client) Remember(ctx context.Context, objects []Object) error {
 		"metadata": map[string]any{"name": recordName},
 		"data":     map[string]any{"objects": string(encoded)},
 	}}
-	_, err = c.dynamic.Resource(configMaps).Namespace(metav1.NamespaceSystem).Create(ctx, record, metav1.CreateOptions{})
+	ctx, cancel := context.WithTimeout(ctx, rememberLimit)
+	defer cancel()
+	err = outage.Outlast(ctx, func(again bool) error {
+		_, err := c.dynamic.Resource(configMaps).Namespace(metav1.NamespaceSystem).Create(ctx, record, metav1.CreateOptions{})
+		if again && apierrors.IsAlreadyExists(err) {
+			return nil // an earlier attempt has created it
+		}
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("write down what is followed (config map %s): %w", recordName, err)
 	}

@@ -2,6 +2,7 @@ package workload
 
 import (
 	"io"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -10,7 +11,34 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic/fake"
+	ktesting "k8s.io/client-go/testing"
 )
+
+// The API server closes the connection, before or after it has stored the list.
+func TestFollowedObjectsAreStoredAfterAnOutage(t *testing.T) {
+	for _, stored := range []bool{false, true} {
+		server := fake.NewSimpleDynamicClient(runtime.NewScheme())
+		calls := 0
+		server.PrependReactor("create", "configmaps", func(action ktesting.Action) (bool, runtime.Object, error) {
+			if calls++; calls > 1 {
+				return false, nil, nil
+			}
+			if stored {
+				if err := server.Tracker().Create(configMaps, action.(ktesting.CreateAction).GetObject(), metav1.NamespaceSystem); err != nil {
+					t.Error(err)
+				}
+			}
+			return true, nil, &url.Error{Op: "Post", URL: "https://127.0.0.1:6443", Err: io.EOF}
+		})
+		client := &Client{dynamic: server}
+		if err := client.Remember(t.Context(), nil); err != nil || calls != 2 {
+			t.Errorf("stored=%v: %v after %d calls", stored, err, calls)
+		}
+		if err := client.Remember(t.Context(), nil); err == nil {
+			t.Error("the list of an earlier run is used")
+		}
+	}
+}
 
 func TestFollowerProcessSeesNoSecrets(t *testing.T) {
 	objects, err := parse("app.yaml", []byte(`
