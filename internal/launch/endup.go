@@ -78,13 +78,15 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 }
 
 // awaitParent waits, for downLimit at most, until the step of the ended cluster is over.
-// Only then can another cluster start.
+// Only then can another cluster start. A command of Slurm that fails, as on a busy node, is
+// repeated.
 func (o Options) awaitParent(ctx context.Context, job string) {
 	ctx, cancel := context.WithTimeout(ctx, downLimit)
 	defer cancel()
 	awaitPersistentParent(ctx, o.Getenv, job)
 	for job != persistent.Local && ctx.Err() == nil {
-		if id, _, err := slurm.StepNamed(ctx, job, upStep, slurm.AskSlurm); err != nil || id == "" {
+		id, _, err := slurm.StepNamed(ctx, job, upStep, slurm.AskSlurm)
+		if err == nil && id == "" || slurm.IsUnknownJob(err) || errors.Is(err, exec.ErrNotFound) {
 			return
 		}
 		select {

@@ -64,7 +64,7 @@ func (w *Watcher) look(ctx context.Context, job Job) (changed bool, err error) {
 	switch {
 	case ctx.Err() != nil:
 		return false, context.Cause(ctx)
-	case err != nil && strings.Contains(err.Error(), "Invalid job id"):
+	case slurm.IsUnknownJob(err):
 		return false, fmt.Errorf("wait for job %s: Slurm does not know it any more, so its result is lost; try: sacct -j %s", job.ID, job.ID)
 	case err != nil:
 		if !w.failing {

@@ -57,13 +57,19 @@ func Queue(ctx context.Context, uid int, ask Ask) ([]Queued, error) {
 // false if there is no such job.
 func QueuedJob(ctx context.Context, id string, ask Ask) (job Queued, ok bool, err error) {
 	jobs, err := queue(ctx, ask, "--jobs="+id, "--states=all")
-	if err != nil && strings.Contains(err.Error(), "Invalid job id") {
+	if IsUnknownJob(err) {
 		return Queued{}, false, nil
 	}
 	if err != nil || len(jobs) == 0 {
 		return Queued{}, false, err
 	}
 	return jobs[0], true, nil
+}
+
+// IsUnknownJob reports whether Slurm does not know the job that a command asked for, or does not
+// know it any more.
+func IsUnknownJob(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "Invalid job id")
 }
 
 // StepNodes returns the first nodes of each step of a job, at most most nodes of each.
