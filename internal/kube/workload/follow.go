@@ -228,7 +228,11 @@ func (f *follower) handleChange(ctx context.Context, c change) error {
 	if err := f.handle(ctx, c.object); err != nil || !c.deleted {
 		return err
 	}
-	return f.handleDeletion(c.object)
+	if err := f.handleDeletion(c.object); err != nil {
+		return err
+	}
+	f.endJobs(ctx)
+	return nil
 }
 
 // change reports a new state of an object, or its last state if deleted is set. If listed
@@ -303,6 +307,9 @@ func (f *follower) handleDeletion(object *unstructured.Unstructured) error {
 			return err
 		}
 		f.logs.abandon(pod)
+		for _, t := range f.targets {
+			delete(t.pods, pod.UID)
+		}
 	}
 	for _, t := range f.targets {
 		if !t.finite || t.done || t.object.GetUID() != object.GetUID() {
@@ -369,6 +376,10 @@ func (f *follower) handlePod(ctx context.Context, pod *corev1.Pod) {
 		}
 		f.stuck.handlePod(pod, time.Now())
 		t.seen = t.seen || t.pod
+		if t.pods == nil {
+			t.pods = map[types.UID]bool{}
+		}
+		t.pods[pod.UID] = true
 		code, reason := failure(pod)
 		if code != 0 {
 			t.lastCode = code
@@ -404,10 +415,32 @@ func (f *follower) handleJob(ctx context.Context, job *batchv1.Job) {
 // API server does not answer, the next call tries again.
 func (f *follower) endJobs(ctx context.Context) {
 	for _, t := range f.targets {
-		if end := jobEnd(t.state); end != nil && !t.done && f.lookAtPods(ctx, t.state) {
+		end := jobEnd(t.state)
+		if end == nil || t.done {
+			continue
+		}
+		if listed, ok := f.lookAtPods(ctx, t.state); ok && !(end.Type == batchv1.JobFailed && t.awaitsDeletion(listed)) {
 			f.endJob(t, end)
 		}
 	}
+}
+
+// deletionLimit bounds the wait for the last states of a Job's deleted pods.
+const deletionLimit = 5 * time.Second
+
+// awaitsDeletion reports whether the last state of a deleted pod is still to come. listed holds the
+// pods that exist. The pods of a lost node are deleted as soon as they have failed, and only their
+// last states contain the reason.
+func (t *target) awaitsDeletion(listed map[types.UID]bool) bool {
+	for uid := range t.pods {
+		if !listed[uid] {
+			if t.awaited.IsZero() {
+				t.awaited = time.Now()
+			}
+			return time.Since(t.awaited) < deletionLimit
+		}
+	}
+	return false
 }
 
 func (f *follower) endJob(t *target, end *batchv1.JobCondition) {
@@ -434,24 +467,27 @@ func jobEnd(job *batchv1.Job) *batchv1.JobCondition {
 }
 
 // lookAtPods requests and handles the pods of a Job that has ended, because the watch may
-// not have delivered their last states yet. It reports whether the API server answered.
-func (f *follower) lookAtPods(ctx context.Context, job *batchv1.Job) bool {
+// not have delivered their last states yet. It returns their UIDs, and reports whether the API
+// server answered.
+func (f *follower) lookAtPods(ctx context.Context, job *batchv1.Job) (map[types.UID]bool, bool) {
 	brief, cancel := context.WithTimeout(ctx, stuckPeriod)
 	defer cancel()
 	pods, err := f.client.dynamic.Resource(podResource).Namespace(job.Namespace).List(brief,
 		metav1.ListOptions{LabelSelector: batchv1.ControllerUidLabel + "=" + string(job.UID)})
 	if err != nil {
-		return false
+		return nil, false
 	}
 	slices.SortFunc(pods.Items, func(a, b unstructured.Unstructured) int {
 		return a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time)
 	})
+	listed := map[types.UID]bool{}
 	for i := range pods.Items {
+		listed[pods.Items[i].GetUID()] = true
 		if pod, err := readPod(&pods.Items[i]); err == nil {
 			f.handlePod(ctx, pod)
 		}
 	}
-	return true
+	return listed, true
 }
 
 // fail keeps the first failure: later ones are often its consequence.
@@ -466,15 +502,21 @@ func (f *follower) fail(code int, reason string) {
 // whole job is out of memory, the kernel kills without a notice.
 const killedCode = 137
 
-// evicted is the reason of pods that the kubelet has ended because their node had
-// too little space or memory left. It, too, kills without a word to the container.
-const evicted = "Evicted"
+// Reasons of pods that end without a word to their containers.
+const (
+	// evicted is the reason of pods that the kubelet has ended because their node had
+	// too little space or memory left.
+	evicted = "Evicted"
+	// nodeLost is the reason of pods of a lost node (package nodeloss, and Kubernetes' own
+	// controller). An earlier failure of a container, which was started again, is not the reason.
+	nodeLost = "NodeLost"
+)
 
 // failure returns the exit code of the first container of a pod that failed,
 // and why it did.
 func failure(pod *corev1.Pod) (code int, reason string) {
 	code, reason = failureOfContainer(pod)
-	if reason == "" || pod.Status.Reason == evicted {
+	if reason == "" || pod.Status.Reason == evicted || pod.Status.Reason == nodeLost {
 		reason = pod.Status.Reason
 		if pod.Status.Message != "" {
 			reason += ": " + strings.TrimSpace(pod.Status.Message)

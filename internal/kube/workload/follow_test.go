@@ -219,7 +219,7 @@ func endInitialEvents(w http.ResponseWriter) {
 	}})
 }
 
-// completeJob serves a Job that is complete, and the watch of a pod on a node. The Job is
+// completeJob serves a Job that is complete, or has failed, and the watch of a pod on a node. The Job is
 // seen once the log of the pod is followed.
 type completeJob struct {
 	*node
@@ -229,6 +229,7 @@ type completeJob struct {
 	// deleted, where set, is the last state of the pod. It comes when the Job has been
 	// asked for its pods.
 	deleted        *corev1.Pod
+	failed         bool
 	followed, seen chan struct{}
 }
 
@@ -272,7 +273,11 @@ func (c *completeJob) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		event("ADDED", c.pod)
 	case strings.HasSuffix(r.URL.Path, "/jobs"):
 		await(c.followed)
-		event("ADDED", jobObject(map[string]any{"conditions": []any{map[string]any{"type": "Complete", "status": "True"}}}))
+		end := "Complete"
+		if c.failed {
+			end = "Failed"
+		}
+		event("ADDED", jobObject(map[string]any{"conditions": []any{map[string]any{"type": end, "status": "True", "reason": "R", "message": "M"}}}))
 	}
 	endInitialEvents(w)
 	w.(http.Flusher).Flush()
@@ -308,6 +313,26 @@ func TestJobSeenToEndBeforeItsPod(t *testing.T) {
 				t.Errorf("%+v, %v, output %q; want %q", result, err, out.String(), want)
 			}
 		})
+	}
+}
+
+// The pod of a lost node is deleted as soon as it has failed. The Job may be seen to fail before the
+// last state of the pod, which contains the reason.
+func TestFailedJobReportsItsPodOnALostNode(t *testing.T) {
+	job := newCompleteJob(t)
+	job.writeLog(t, "0.log", 0, 10)
+	lost := jobPod(corev1.PodFailed)
+	lost.Status.Reason, lost.Status.Message = nodeLost, "lost node n1: it is silent"
+	lost.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{ExitCode: 3, Reason: "Error"}
+	job.listed, job.deleted, job.failed = []any{}, lost, true
+	server := httptest.NewServer(job)
+	defer server.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	result, err := testClient(t, server.URL).Follow(ctx, []Object{{Unstructured: &unstructured.Unstructured{Object: jobObject(nil)}}},
+		Streams{Out: io.Discard, Err: io.Discard, Warn: func(string) {}, Lose: func(string, containerlog.Loss) {}})
+	if want := "job train failed: R: M; pod p: NodeLost: lost node n1: it is silent"; err != nil || result.Code == 0 || result.Reason != want {
+		t.Errorf("%+v, %v; want %s", result, err, want)
 	}
 }
 

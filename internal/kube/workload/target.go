@@ -3,6 +3,7 @@ package workload
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -34,6 +35,10 @@ type target struct {
 	lastCode int
 	// lastFailure names the pod that failed last, and the reason.
 	lastFailure string
+	// pods holds the pods that were seen and whose deletion was not. awaited is the time since
+	// when a failed Job waits for the last states of deleted pods, or zero.
+	pods    map[types.UID]bool
+	awaited time.Time
 }
 
 // targets returns the targets among objects. It returns an error for an object that cannot
