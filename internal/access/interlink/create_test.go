@@ -266,6 +266,38 @@ func TestDeleteElsewhere(t *testing.T) {
 	must[string](t, start(t, f), "POST", "/delete", foreign)
 }
 
+// TestDeleteBesideASilentCluster checks that a cluster that does not answer holds up no deletion in
+// another one.
+func TestDeleteBesideASilentCluster(t *testing.T) {
+	f := newFinder()
+	s := start(t, f)
+	foreign, objects := foreignPod()
+	foreign.Annotations = map[string]string{virtualnode.JobID: must[virtualnode.Created](t, s, "POST", "/create", requestFor(t, foreign, objects)).PodJID}
+	first := f.api
+	close(f.lost)
+	f.replace("13", "second")
+	f.mu.Lock()
+	f.other, f.silent, f.asked = first, "11", make(chan struct{})
+	f.mu.Unlock()
+	s = start(t, f)
+	silent := foreign.DeepCopy()
+	silent.UID = "0a1b2c3d-0000-4000-8000-00000000000b"
+	parts := strings.SplitN(foreign.Annotations[virtualnode.JobID], "/", 4)
+	silent.Annotations = map[string]string{virtualnode.JobID: strings.Join([]string{"11", parts[1], parts[2], localName(silent.Name, silent.UID)}, "/")}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.remove(ctx, silent) }()
+	<-f.asked
+	must[string](t, s, "POST", "/delete", foreign)
+	if list, err := first.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 0 {
+		t.Errorf("the pods are %+v, %v", list, err)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, errElsewhere) {
+		t.Errorf("the deletion in the silent cluster: %v", err)
+	}
+}
+
 // TestDeleteDuringCreate checks that a pod that was deleted before its creation was complete
 // does not run.
 func TestDeleteDuringCreate(t *testing.T) {

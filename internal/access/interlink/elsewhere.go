@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -23,31 +24,59 @@ const (
 // be reached. The virtual node repeats the deletion later.
 var errElsewhere = errors.New("the pod may still run in the berth cluster")
 
-// elsewhere holds a connection to a cluster that the server does not send pods to any more, such
-// as that of an earlier job. It is for the deletion of pods that still run there.
+// elsewhere holds, by job, the clusters that the server does not send pods to any more. It is
+// for the deletion of pods that still run there.
 type elsewhere struct {
+	mu   sync.Mutex
+	jobs map[string]*earlierCluster
+}
+
+// earlierCluster holds the connection to one such cluster.
+type earlierCluster struct {
 	mu      sync.Mutex // held during a deletion
 	cluster *connected // nil for none
 	idle    *time.Timer
-	failed  map[string]failure // by job
+	// err is the error of the last attempt to connect, which ended at failed.
+	err    error
+	failed time.Time
 }
 
-// failure is the last attempt to connect to a cluster.
-type failure struct {
-	err error
-	at  time.Time
+// of returns the cluster of a job. It forgets those without a connection when there are too many.
+func (e *elsewhere) of(job string) *earlierCluster {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.jobs == nil {
+		e.jobs = map[string]*earlierCluster{}
+	}
+	if e.jobs[job] == nil {
+		if len(e.jobs) >= maxAnswers {
+			maps.DeleteFunc(e.jobs, func(_ string, c *earlierCluster) bool {
+				if !c.mu.TryLock() {
+					return false
+				}
+				defer c.mu.Unlock()
+				return c.cluster == nil
+			})
+		}
+		e.jobs[job] = &earlierCluster{}
+	}
+	return e.jobs[job]
 }
 
 // remove deletes the local pod of a foreign pod in the cluster that its JobID names. It succeeds
 // if another cluster was started in the job, but not if the job has none.
 func (e *elsewhere) remove(ctx context.Context, c *connection, jobID string, foreign *corev1.Pod) error {
 	parts := strings.SplitN(jobID, "/", 3)
-	job, uid := parts[0], parts[1]
+	return e.of(parts[0]).remove(ctx, c, parts[0], parts[1], foreign)
+}
+
+// remove deletes the local pod of a foreign pod if the cluster of the job has the UID.
+func (e *earlierCluster) remove(ctx context.Context, c *connection, job, uid string, foreign *corev1.Pod) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.cluster == nil || e.cluster.Job != job || isClosed(e.cluster.Lost) {
-		if last, ok := e.failed[job]; ok && time.Since(last.at) < elsewhereLimit {
-			return last.err
+	if e.cluster == nil || isClosed(e.cluster.Lost) {
+		if e.err != nil && time.Since(e.failed) < elsewhereLimit {
+			return e.err
 		}
 		e.close()
 		connecting, cancel := context.WithTimeout(ctx, elsewhereLimit)
@@ -56,7 +85,7 @@ func (e *elsewhere) remove(ctx context.Context, c *connection, jobID string, for
 		if err != nil {
 			err = fmt.Errorf("%w of job %s: %w", errElsewhere, job, err)
 			if ctx.Err() == nil {
-				e.remember(job, err)
+				e.err, e.failed = err, time.Now()
 			}
 			return err
 		}
@@ -72,14 +101,6 @@ func (e *elsewhere) remove(ctx context.Context, c *connection, jobID string, for
 	return nil
 }
 
-// remember stores the failure of an attempt to connect. The caller holds mu.
-func (e *elsewhere) remember(job string, err error) {
-	if e.failed == nil || len(e.failed) >= maxAnswers {
-		e.failed = map[string]failure{}
-	}
-	e.failed[job] = failure{err, time.Now()}
-}
-
 func isClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:
@@ -90,7 +111,7 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // close closes the connection. The caller holds mu.
-func (e *elsewhere) close() {
+func (e *earlierCluster) close() {
 	if e.cluster != nil {
 		e.idle.Stop()
 		e.cluster.Close()
@@ -100,7 +121,7 @@ func (e *elsewhere) close() {
 
 // closeLater closes the present connection when it was idle for elsewhereIdle. The caller holds
 // mu.
-func (e *elsewhere) closeLater() {
+func (e *earlierCluster) closeLater() {
 	if e.idle != nil {
 		e.idle.Stop()
 	}

@@ -38,6 +38,9 @@ type fakeFinder struct {
 	lost  chan struct{}
 	ended map[string]string
 	other *fake.Clientset // the cluster of every other job
+	// silent is a job whose cluster does not answer. asked is closed when the server connects to it.
+	silent string
+	asked  chan struct{}
 }
 
 // newFinder returns a Finder with the cluster of job 12.
@@ -78,9 +81,16 @@ func (f *fakeFinder) end() {
 	close(f.lost)
 }
 
-func (f *fakeFinder) Connect(_ context.Context, job string) (*Cluster, error) {
+func (f *fakeFinder) Connect(ctx context.Context, job string) (*Cluster, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if job != "" && job == f.silent {
+		f.mu.Unlock()
+		close(f.asked)
+		<-ctx.Done()
+		f.mu.Lock()
+		return nil, ctx.Err()
+	}
 	if job != "" && job != f.job {
 		if f.other == nil {
 			return nil, errors.New("no answer from job " + job)
