@@ -282,6 +282,11 @@ func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
 			return err
 		}
 	}
+	if follow && s.stamps != nil && s.stamps.isSetBack() {
+		if err := s.copyPresent(ctx, which); err != nil || s.hasContainerEnded() {
+			return err
+		}
+	}
 	body, err := s.open(ctx, which)
 	if err != nil {
 		return err
@@ -316,6 +321,18 @@ func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
 		s.opened, s.cut = true, err != nil && ctx.Err() == nil
 	}
 	return err
+}
+
+// copyPresent copies what the log contains now. The answer ends, so it shows whether the log still
+// contains the place reached.
+func (s *stream) copyPresent(ctx context.Context, which reading) error {
+	which.follow = false
+	body, err := s.open(ctx, which)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	return s.stamps.copy(ctx, which, body)
 }
 
 // skip reads the bytes of body that have been copied already. It returns errRotated if

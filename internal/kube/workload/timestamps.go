@@ -33,7 +33,7 @@ var errShort = errors.New("the log ends too early")
 
 // linePlace is a place in a log whose lines begin with timestamps.
 type linePlace struct {
-	// Stamp is the timestamp of the line that was read last. Same counts the lines just before
+	// Stamp is the timestamp of the line that was read last. Same counts the lines before
 	// it with the same timestamp. Bytes counts the bytes that were read of the line, without
 	// the timestamp.
 	Stamp time.Time `json:"t"`
@@ -56,6 +56,11 @@ type timestamps struct {
 	// after the last complete line of them.
 	at, whole linePlace
 
+	// recent holds the last timestamps and the numbers of their lines. The lines of a timestamp
+	// need not be adjacent, see resumeMargin.
+	recent [recentStamps]stampCount
+	next   int // the entry of recent to replace
+
 	// The rest is the state of an answer. missing reports whether the line at the place has not
 	// been read again yet, and same counts lines like linePlace.Same.
 	missing bool
@@ -71,6 +76,37 @@ type timestamps struct {
 	// short counts answers that ended with errShort.
 	short int
 }
+
+// recentStamps is the number of timestamps in recent: more than the lines that are written while a
+// line with an earlier timestamp waits for the log.
+const recentStamps = 32
+
+type stampCount struct {
+	stamp time.Time
+	lines int
+}
+
+// count counts a new line, and returns the number of earlier lines with its timestamp.
+func (s *timestamps) count(stamp time.Time) int {
+	if s.recent[0].lines == 0 && !s.at.Stamp.IsZero() { // another process has read that line
+		s.recent[0], s.next = stampCount{s.at.Stamp, s.at.Same + 1}, 1
+	}
+	if !stamp.After(s.at.Newest) {
+		for i := range s.recent {
+			if s.recent[i].lines > 0 && s.recent[i].stamp.Equal(stamp) {
+				s.recent[i].lines++
+				return s.recent[i].lines - 1
+			}
+		}
+	}
+	s.recent[s.next] = stampCount{stamp, 1}
+	s.next = (s.next + 1) % recentStamps
+	return 0
+}
+
+// isSetBack reports whether the clock was set back before the place. Then a later line may be
+// one before the place, or one of a log that was rotated: only a complete answer can tell.
+func (s *timestamps) isSetBack() bool { return s.at.Newest.Sub(s.at.Stamp) > resumeMargin }
 
 // since returns the beginning of the next request, or zero for the beginning of the log.
 func (s *timestamps) since() time.Time {
@@ -117,7 +153,7 @@ func (s *timestamps) relocate(ctx context.Context, which reading) error {
 	}
 	s.stream.foreign, s.short = 0, 0
 	s.stream.loseMaybe("its log was rotated while it was not read")
-	s.at = linePlace{First: s.at.First}
+	s.at, s.recent, s.next = linePlace{First: s.at.First}, [recentStamps]stampCount{}, 0
 	log, err := s.stream.open(ctx, which)
 	if err != nil {
 		return err
@@ -233,10 +269,8 @@ func (s *timestamps) beginLine(stamp time.Time) error {
 	case s.missing:
 		s.missing, s.skip = false, s.at.Bytes
 		s.short, s.stream.foreign = 0, 0
-	case stamp.Equal(s.at.Stamp):
-		s.at.Same, s.at.Bytes = s.at.Same+1, 0
 	default:
-		s.at.Stamp, s.at.Same, s.at.Bytes = stamp, 0, 0
+		s.at.Stamp, s.at.Same, s.at.Bytes = stamp, s.count(stamp), 0
 		if stamp.After(s.at.Newest) {
 			s.at.Newest = stamp
 		}

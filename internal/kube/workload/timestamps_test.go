@@ -27,7 +27,8 @@ type stampedLog struct {
 }
 
 // stampedAnswer is one answer. first is the number of lines that were rotated away before, and
-// until the length in bytes. then is its end, as in answer, or "open" for none.
+// until the length in bytes. then is its end, as in answer, or "open" for none, or "present" for
+// that of a log that is still written.
 type stampedAnswer struct {
 	first, until int
 	then         string
@@ -83,8 +84,14 @@ func (l *stampedLog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			line(l.stampOf(i), part, i == 0 || strings.HasSuffix(l.lines[i-1], "\n"))
 		}
 	}
-	if next.then == "ended" {
+	switch {
+	case next.then == "ended":
 		l.ended()
+	case next.then == "present":
+		next.until, next.then = math.MaxInt, "clean"
+		if query.Get("follow") != "" {
+			next.then = "open"
+		}
 	}
 	io.WriteString(w, text.String()[:min(next.until, text.Len())])
 	w.(http.Flusher).Flush()
@@ -164,6 +171,9 @@ func TestStampedLogOutOfOrder(t *testing.T) {
 		"late by seconds, in a new second": {[]string{"a\n", "b\n", "c\n", "d\n", "e\n"}, []time.Duration{5000 * ms, 5001 * ms, 0, 5002 * ms, 5003 * ms}, 4*stamp + 8},
 		"the clock was set back":           {[]string{"a\n", "b\n", "cc\n", "d\n"}, []time.Duration{0, 5500 * ms, 1000 * ms, 5501 * ms}, 3*stamp + 5},
 		"the clock was set back an hour":   {[]string{"a\n", "b\n", "cc\n", "d\n"}, []time.Duration{time.Hour, time.Hour + ms, 0, ms}, 3*stamp + 5},
+		"equal, and not adjacent":          {[]string{"a\n", "b\n", "c\n", "d\n"}, []time.Duration{0, 2 * ms, 0, 3 * ms}, 3*stamp + 6},
+		"equal, and not adjacent, a half":  {[]string{"a\n", "b\n", "cc\n", "d\n"}, []time.Duration{0, 2 * ms, 0, 3 * ms}, 3*stamp + 5},
+		"three equal":                      {[]string{"a\n", "b\n", "c\n", "d\n", "e\n", "f\n"}, []time.Duration{0, 2 * ms, 0, 2 * ms, 0, 3 * ms}, 5*stamp + 10},
 		"the clock is set back meanwhile":  {[]string{"a\n", "b\n", "cc\n", "d\n"}, []time.Duration{0, 9500 * ms, ms, 2 * ms}, 2*stamp + 4},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -180,6 +190,22 @@ func TestStampedLogOutOfOrder(t *testing.T) {
 				t.Errorf("the log was requested %d times", len(api.asked))
 			}
 		})
+	}
+}
+
+// The clock was set back by an hour, and the log was rotated while it was not read. The new lines
+// arrive before the clock has caught up.
+func TestStampedLogIsRotatedAfterTheClockWasSetBack(t *testing.T) {
+	const ms = time.Millisecond
+	present := stampedAnswer{first: 4, then: "present"}
+	api := &stampedLog{
+		lines: []string{"a\n", "b\n", "c\n", "d\n", "e\n", "f\n"}, times: []time.Duration{time.Hour, time.Hour + ms, 0, ms, 2 * ms, 3 * ms},
+		answers: []stampedAnswer{{until: 4*stampLength + 8}, present, present, present, {first: 4}},
+		pod:     knownPod("u", runningStatus("c")),
+	}
+	got, notes := followAt(t, api, &api.ended, Streams{Existing: true})
+	if want := strings.Join(api.lines, ""); got != want || notes != maybeLost {
+		t.Errorf("got %q, want %q; notes %q", got, want, notes)
 	}
 }
 
