@@ -41,7 +41,7 @@ func optionSections() []struct {
 		names []string
 	}{
 		{"Workload", []string{"file", "logs", "own-cluster", "here", "keep", "grace", "slurm-jobs"}},
-		{"Results of Slurm jobs", []string{"results-image", "results-root", "results-volume"}},
+		{"Files of Slurm jobs", []string{"results-image", "results-root", "results-volume", "s3-endpoint"}},
 		{"Existing cluster", []string{"kubeconfig", "namespace", "pin"}},
 		{"Objects that outlive a job", []string{"state", "state-secrets"}},
 		{"Images", []string{"image", "no-pull", "registry", "snapshotter", "image-cache", "image-cache-limit", "image-budget", "lazy-pull", "platform"}},

@@ -192,6 +192,7 @@ func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.StringArrayVar(&spec.Network.Refuse, "deny-egress", nil, "`range` of outside addresses that pods may not reach, such as 10.0.0.0/8; can be repeated")
 	flags.BoolVar(&spec.SlurmJobs, "slurm-jobs", false, "make Slurm jobs of BridgeJobs, SlurmJobs and WlmJobs in the cluster, as 'berth slurm-jobs' does elsewhere")
 	flags.StringVar(&spec.ResultsImage, "results-image", "", "`image` of pods that collect results; has tar")
+	flags.StringSliceVar(&spec.S3Endpoints, "s3-endpoint", nil, "`URL` of an S3 store for BridgeJobs; repeatable")
 	flags.StringVar(&spec.SharedVolumes, "shared-volumes", "", "shared `folder` for volume claims of the class shared")
 	flags.StringArrayVar(&spec.Mounts, "mount", nil, "host `folder` to mount in every pod, as SRC[:DST][:ro]; can be repeated")
 	flags.BoolVar(&spec.ForeignOwners, "foreign-owners", false, "let non-root users in pods write to file systems that machines share")

@@ -19,7 +19,7 @@ import (
 // notSettable returns the options of a run that no file may give: they select the
 // workload, open a host to others, or are for debugging.
 func notSettable() []string {
-	return []string{"file", "logs", "state", "publish", "nodes-per-host", "debug-dir", "slurm-jobs", "results-image"}
+	return []string{"file", "logs", "state", "publish", "nodes-per-host", "debug-dir", "slurm-jobs", "results-image", "s3-endpoint"}
 }
 
 // settableVariables returns the variables of the environment that a file may give.

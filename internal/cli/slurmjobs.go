@@ -26,7 +26,7 @@ type slurmJobsFlags struct {
 // addCluster adds the flags that name the cluster and the namespace.
 func (f *slurmJobsFlags) addCluster(flags *pflag.FlagSet) {
 	flags.SortFlags = false
-	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`file` that names the cluster and a user of it (default: as kubectl)")
+	flags.StringVar(&f.kubeconfig, "kubeconfig", "", "`file` that names the cluster (default: as kubectl)")
 	flags.StringVarP(&f.namespace, "namespace", "n", "", "`namespace` of the objects")
 }
 
@@ -81,6 +81,7 @@ cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
 	flags.StringVar(&o.Results.Image, "results-image", "", "`image` of pods that collect results; has tar")
 	flags.StringSliceVar(&o.Results.Roots, "results-root", nil, "`folder` for results (default: your home)")
 	flags.StringSliceVar(&o.Results.Volumes, "results-volume", []string{"persistentVolumeClaim"}, "`type` of volume for results; repeatable")
+	flags.StringSliceVar(&o.S3.Endpoints, "s3-endpoint", nil, "`URL` of an S3 store for BridgeJobs; repeatable")
 	flags.IntVar(&o.PerMinute, "submit-rate", 120, "maximum number of submissions per minute")
 	shown.addFlags(flags)
 	command.RunE = func(command *cobra.Command, _ []string) error {
@@ -90,7 +91,8 @@ cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
 		if o.PerMinute < 1 {
 			return &usageError{errors.New("--submit-rate: give a whole number, 1 or more")}
 		}
-		if err := o.Results.Check(); err != nil {
+		o.S3.Region = os.Getenv("AWS_REGION")
+		if err := errors.Join(o.Results.Check(), o.S3.Check()); err != nil {
 			return &usageError{err}
 		}
 		if err := shown.check(); err != nil {
@@ -145,6 +147,7 @@ func newSlurmJobsSetupCommand() *cobra.Command {
 	var f slurmJobsFlags
 	var user string
 	var results bool
+	var secrets []string
 	command := &cobra.Command{
 		Use:   "setup --namespace NAMESPACE --user USER (--allow-users USERS | --trust-namespace)",
 		Short: "Print what a cluster's administrator has to apply",
@@ -162,6 +165,7 @@ whoami' with the controller's kubeconfig prints it.`,
 	flags.StringVar(&user, "user", "", "`name` of the controller's user in the cluster")
 	f.addTrust(flags)
 	flags.BoolVar(&results, "results", false, "include the rights to create pods that collect results (--results-image)")
+	flags.StringSliceVar(&secrets, "s3-secret", nil, "include the right to read the Secret with this `name`, for S3 stores (--s3-endpoint)")
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		if err := f.check(); err != nil {
 			return err
@@ -169,7 +173,7 @@ whoami' with the controller's kubeconfig prints it.`,
 		if user == "" {
 			return &usageError{errors.New("--user is missing: name the cluster's user that 'berth slurm-jobs' runs as; 'kubectl auth whoami' prints it")}
 		}
-		text, err := trust.Trust{Namespace: f.namespace, Users: f.users, Controller: user, Results: results}.Setup()
+		text, err := trust.Trust{Namespace: f.namespace, Users: f.users, Controller: user, Results: results, Secrets: secrets}.Setup()
 		if err == nil {
 			_, err = fmt.Fprint(command.OutOrStdout(), text)
 		}

@@ -88,7 +88,7 @@ var layers = map[string][]string{
 
 	"internal/slurmjobs/process": {
 		"internal/base/heap", "internal/job/queue", "internal/job/slurm", "internal/slurmjobs/container", "internal/slurmjobs/controller", "internal/slurmjobs/kinds",
-		"internal/slurmjobs/partitions", "internal/slurmjobs/results", "internal/slurmjobs/script", "internal/slurmjobs/trust",
+		"internal/slurmjobs/objectstore", "internal/slurmjobs/partitions", "internal/slurmjobs/results", "internal/slurmjobs/script", "internal/slurmjobs/trust",
 	},
 	// The batch script that runs an image, whose binds have the same limits as paths of scripts.
 	"internal/slurmjobs/container":  {"internal/job/batch", "internal/slurmjobs/kinds", "internal/slurmjobs/script"},

@@ -31,12 +31,17 @@ type slurmJobsConfig struct {
 	Home, Dir string
 	// ResultsImage is the image of pods that collect results.
 	ResultsImage string
+	// S3Endpoints holds the URLs of S3 stores that objects may name.
+	S3Endpoints []string
 }
 
 // checkSlurmJobs returns an error if this host cannot serve Slurm jobs.
 func checkSlurmJobs(spec cluster.Spec) error {
 	if !spec.SlurmJobs {
 		return nil
+	}
+	if err := (process.S3{Endpoints: spec.S3Endpoints}).Check(); err != nil {
+		return exitcode.Wrap(exitcode.Usage, err)
 	}
 	if _, err := exec.LookPath("sbatch"); err != nil {
 		return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("--slurm-jobs: %w; it needs Slurm's commands on this host", err))
@@ -51,7 +56,7 @@ func (r *run) serveSlurmJobs(ctx context.Context) error {
 	if !r.Spec.SlurmJobs {
 		return nil
 	}
-	config := slurmJobsConfig{Kubeconfig: r.identities.Kubeconfig, ResultsImage: r.Spec.ResultsImage}
+	config := slurmJobsConfig{Kubeconfig: r.identities.Kubeconfig, ResultsImage: r.Spec.ResultsImage, S3Endpoints: r.Spec.S3Endpoints}
 	client, err := clientcmd.RESTConfigFromKubeConfig(config.Kubeconfig)
 	if err != nil {
 		return exitcode.Wrap(exitcode.Internal, err)
@@ -141,6 +146,7 @@ func serveSlurmJobs() error {
 		Config: client, Roots: roots, State: state, Berth: self, PerMinute: queue.Default(state, nil).PerMinute,
 		// The pods of this cluster have only the user's own rights to folders of the hosts.
 		Results:        process.Results{Image: config.ResultsImage, Roots: roots, Volumes: process.VolumeTypes()},
+		S3:             process.S3{Endpoints: config.S3Endpoints, Region: os.Getenv("AWS_REGION")},
 		PartitionNodes: true,
 		Log:            slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})

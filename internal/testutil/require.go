@@ -26,6 +26,8 @@ const (
 	Root Need = "root"
 	// Munge means that munge and its daemon are installed. The daemon need not run.
 	Munge Need = "munge"
+	// S3 means that the S3 server of the tests is built.
+	S3 Need = "s3"
 )
 
 // Require skips the test where the machine lacks a need. It fails the test
@@ -64,6 +66,9 @@ func probe(need Need) error {
 		if os.Getuid() != 0 {
 			return errors.New("not root")
 		}
+	case S3:
+		_, err := s3Program()
+		return err
 	case Munge:
 		for _, program := range []string{"munge", "unmunge", "munged"} {
 			if _, err := exec.LookPath(program); err != nil {

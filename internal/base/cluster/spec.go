@@ -84,6 +84,8 @@ type Spec struct {
 	// ResultsImage is the image of the pods that collect results of such jobs. If it is
 	// empty, objects with results are rejected.
 	ResultsImage string
+	// S3Endpoints holds the URLs of the S3 stores that objects of such jobs may name.
+	S3Endpoints []string
 	// HighlyAvailable starts control planes on ControlNodes nodes, so that the
 	// cluster survives the loss of any one of them.
 	HighlyAvailable bool
@@ -282,6 +284,9 @@ func (s Spec) checkNetwork() (problems []error) {
 	}
 	if s.ResultsImage != "" && !s.SlurmJobs {
 		problems = append(problems, errors.New("--results-image: it is for results of Slurm jobs: give --slurm-jobs, too"))
+	}
+	if len(s.S3Endpoints) > 0 && !s.SlurmJobs {
+		problems = append(problems, errors.New("--s3-endpoint: it is for Slurm jobs of BridgeJobs: give --slurm-jobs, too"))
 	}
 	if s.State != "" && s.HighlyAvailable {
 		problems = append(problems, errors.New("--state with --ha: only the first node saves, and the one that takes the run over would not go on with it; give one of them"))

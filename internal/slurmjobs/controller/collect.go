@@ -26,10 +26,11 @@ const (
 	visible = 2 * time.Minute
 )
 
-// addCollection queues an object if its results are still to be collected.
-func (c *Controller) addCollection(t target, object *unstructured.Unstructured, status kinds.Status) {
+// addCollection queues an object if its results are still to be collected, and reports whether they
+// are.
+func (c *Controller) addCollection(t target, object *unstructured.Unstructured, status kinds.Status) bool {
 	if status.Results != kinds.Collecting || c.Collect == nil {
-		return
+		return false
 	}
 	c.mu.Lock()
 	known := c.collecting[object.GetUID()]
@@ -39,6 +40,7 @@ func (c *Controller) addCollection(t target, object *unstructured.Unstructured, 
 		t.uid = object.GetUID()
 		c.collections.Add(t)
 	}
+	return true
 }
 
 // collectNext collects the results of the next object. It returns false when serve ends. It does

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 
+	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/slurmjobs/kinds"
 	"berth.dev/berth/internal/slurmjobs/results"
 )
@@ -94,10 +96,66 @@ func testCollect(p *fixture) {
 	close(c.blocks)
 	c.blocks = nil
 	c.mu.Unlock()
+	if jobs := p.slurm.of(string(object.GetUID())); len(jobs) != 1 || jobs[0].forgotten {
+		p.Errorf("got %+v: the records are needed to collect the results", jobs)
+	}
 	p.collecting(c)
 	status := p.awaitStatus(object, func(s kinds.Status) bool { return s.Results == kinds.Collected })
 	if status.Status != "Failed" || !strings.HasSuffix(status.Message, "; a is in volume data") || !strings.HasPrefix(status.Message, "job ") || c.count() != 3 {
 		p.Errorf("got %+v after %d calls", status, c.count())
+	}
+}
+
+// testUpload: a BridgeJob has not ended for others until its files are uploaded, and its records are
+// kept so long.
+func testUpload(p *fixture) {
+	c := &collections{blocks: make(chan struct{}), errs: []error{fmt.Errorf("upload: %w", finalError())}}
+	p.collecting(c)
+	object := p.create(`{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, metadata: {name: up}, spec: {
+		jobdata: {jobscript: "#!/bin/sh\n", scriptlocation: inline}, s3storage: {s3secret: a, endpoint: b}, s3upload: {bucket: c}}}`)
+	p.end(object, "COMPLETED")
+	p.awaitStatus(object, func(s kinds.Status) bool {
+		return s.State == "COMPLETED" && s.JobStatus == "RUNNING" && s.Results == kinds.Collecting && c.count() == 1
+	})
+	if jobs := p.slurm.of(string(object.GetUID())); len(jobs) != 1 || jobs[0].forgotten {
+		p.Errorf("got %+v", jobs)
+	}
+	close(c.blocks)
+	status := p.awaitStatus(object, func(s kinds.Status) bool { return s.Results == kinds.NotCollected })
+	if status.JobStatus != "FAILED" || status.State != "COMPLETED" || !strings.Contains(status.Message, "; the results were not collected: upload: ") {
+		p.Errorf("got %+v", status)
+	}
+	await(p, "the records are removed", func() error {
+		if jobs := p.slurm.of(string(object.GetUID())); !jobs[0].forgotten {
+			return errors.New("they are there")
+		}
+		return nil
+	})
+}
+
+// testStoreAway: an object whose script is in a store that is away waits, and gets one job later.
+func testStoreAway(p *fixture) {
+	options := p.options(p.server.Config(p, "admin", "system:masters"))
+	prepare := options.Prepare
+	var away atomic.Bool
+	away.Store(true)
+	options.Prepare = func(ctx context.Context, object *unstructured.Unstructured, request kinds.Request) (queue.Job, error) {
+		if away.Load() {
+			return queue.Job{}, &Temporary{errors.New("the S3 store is away")}
+		}
+		return prepare(ctx, object, request)
+	}
+	stop := p.run(options)
+	object := p.createJob("waits")
+	if status := p.awaitStatus(object, func(s kinds.Status) bool { return s.Message != "" }); status.State != kinds.Waiting || status.Message != "the S3 store is away" {
+		p.Errorf("got %+v", status)
+	}
+	stop()
+	p.run(options)
+	away.Store(false)
+	p.awaitStatus(object, state("RUNNING"))
+	if jobs := p.slurm.of(string(object.GetUID())); len(jobs) != 1 || jobs[0].ran != 1 {
+		p.Errorf("got %+v", jobs)
 	}
 }
 

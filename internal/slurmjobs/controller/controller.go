@@ -60,8 +60,8 @@ type Options struct {
 	// Forget removes the records of an object whose job has ended.
 	Forget func(uid string) error
 	// Prepare returns the job for an object. Its errors reject the object, except for
-	// temporary errors of a file system.
-	Prepare func(object *unstructured.Unstructured, request kinds.Request) (queue.Job, error)
+	// temporary errors of a file system and errors that wrap Temporary.
+	Prepare func(ctx context.Context, object *unstructured.Unstructured, request kinds.Request) (queue.Job, error)
 	// Allow returns an error if an object gets no job. An error that wraps
 	// trust.ErrForbidden rejects the object. After other errors the controller tries again.
 	// If Allow is nil, every object gets a job.

@@ -36,7 +36,7 @@ func TestController(t *testing.T) {
 	for name, test := range map[string]func(*fixture){
 		"lifecycle": testLifecycle, "kill": testKill, "delete": testDelete, "rejected": testRejected, "refused": testRefused,
 		"unavailable": testUnavailable, "edit": testEdit, "crashes": testCrashes, "leaders": testLeaders, "large": testLargeScript,
-		"schema": testSchema, "collect": testCollect, "notcollected": testNotCollected, "collector": testCollector, "trust": testTrust, "forged": testForgedNumber,
+		"schema": testSchema, "collect": testCollect, "notcollected": testNotCollected, "upload": testUpload, "storeaway": testStoreAway, "collector": testCollector, "trust": testTrust, "forged": testForgedNumber,
 		"lost": testLost, "busy": testBusy, "temporary": testTemporary, "gone": testFileGone, "lease": testAnotherLease, "vanished": testVanished, "stored": testVanishedBeforeStored, "away": testServerAway, "wlmjob": testWlmJob,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -209,11 +209,11 @@ func testTemporary(p *fixture) {
 	prepare := options.Prepare
 	var fails atomic.Bool
 	fails.Store(true)
-	options.Prepare = func(object *unstructured.Unstructured, request kinds.Request) (queue.Job, error) {
+	options.Prepare = func(ctx context.Context, object *unstructured.Unstructured, request kinds.Request) (queue.Job, error) {
 		if fails.Load() {
 			return queue.Job{}, &os.PathError{Op: "open", Path: "/home/u/run.sh", Err: syscall.ESTALE}
 		}
-		return prepare(object, request)
+		return prepare(ctx, object, request)
 	}
 	p.run(options)
 	object := p.createJob("a")
@@ -236,7 +236,9 @@ func testFileGone(p *fixture) {
 		p.Fatal(err)
 	}
 	options := p.options(p.server.Config(p, "admin", "system:masters"))
-	options.Prepare = func(*unstructured.Unstructured, kinds.Request) (queue.Job, error) { return queue.Job{}, os.ErrNotExist }
+	options.Prepare = func(context.Context, *unstructured.Unstructured, kinds.Request) (queue.Job, error) {
+		return queue.Job{}, os.ErrNotExist
+	}
 	p.run(options)
 	p.awaitStatus(object, func(s kinds.Status) bool { return s.State == "RUNNING" && s.JobID == id })
 }

@@ -67,7 +67,7 @@ func (p *fixture) options(config *rest.Config) Options {
 	options.Config, options.Namespace, options.LeaseNamespace, options.Identity = config, p.namespace, p.namespace, "test"
 	options.Slurm = p.slurm
 	options.Forget = p.slurm.Forget
-	options.Prepare = func(object *unstructured.Unstructured, request kinds.Request) (queue.Job, error) {
+	options.Prepare = func(_ context.Context, object *unstructured.Unstructured, request kinds.Request) (queue.Job, error) {
 		return queue.Job{Script: request.Script}, nil
 	}
 	options.Interval = 10 * time.Millisecond

@@ -43,7 +43,9 @@ func (c *Controller) reconcile(ctx context.Context, t target) error {
 	case seen.GetDeletionTimestamp() != nil:
 		return c.cancelDeleted(ctx, t, seen)
 	case kinds.Ended(status.State):
-		c.addCollection(t, seen, status)
+		if c.addCollection(t, seen, status) {
+			return nil // the collection needs the records
+		}
 		return c.finalize(ctx, t, seen)
 	case !status.Released:
 		c.submissions.Add(t)
@@ -116,7 +118,7 @@ func (c *Controller) submit(ctx context.Context, t target, object *unstructured.
 	}
 	version := strconv.FormatInt(object.GetGeneration(), 10)
 	id, err := c.Slurm.Submit(ctx, string(object.GetUID()), version, func() (queue.Job, error) {
-		job, err := c.Prepare(object, request)
+		job, err := c.Prepare(ctx, object, request)
 		if err != nil && !temporary(err) {
 			err = &rejection{err}
 		}
@@ -181,8 +183,20 @@ func (c *Controller) storeJob(ctx context.Context, t target, object *unstructure
 	return stored, err
 }
 
-// temporary reports whether an error of the operating system has a cause other than the path.
+// Temporary wraps an error of Prepare after which the controller tries again.
+type Temporary struct{ Err error }
+
+func (t *Temporary) Error() string { return t.Err.Error() }
+
+// Unwrap returns the wrapped error.
+func (t *Temporary) Unwrap() error { return t.Err }
+
+// temporary reports whether an error wraps Temporary, or is an error of the operating system whose
+// cause is not the path.
 func temporary(err error) bool {
+	if marked := new(Temporary); errors.As(err, &marked) {
+		return true
+	}
 	var errno syscall.Errno
 	return errors.As(err, &errno) && !slices.Contains([]syscall.Errno{
 		syscall.ENOENT, syscall.ENOTDIR, syscall.EISDIR, syscall.EACCES, syscall.EPERM, syscall.ELOOP, syscall.ENAMETOOLONG, syscall.EINVAL, syscall.ENXIO,

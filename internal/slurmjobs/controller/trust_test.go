@@ -29,7 +29,7 @@ func testTrust(p *fixture) {
 		}
 		return client
 	}
-	policy := trust.Trust{Namespace: p.namespace, Users: []string{trusted}, Controller: serving, Settle: 1}
+	policy := trust.Trust{Namespace: p.namespace, Users: []string{trusted}, Controller: serving, Secrets: []string{"s3"}, Settle: 1}
 	if _, err := policy.Check(p.Context(), client(serving)); err == nil || !strings.Contains(err.Error(), "berth slurm-jobs setup") {
 		p.Errorf("before the setup: %v", err)
 	}
@@ -101,6 +101,7 @@ func testTrust(p *fixture) {
 		p.Errorf("a label: %v", err)
 	}
 	p.testMissingRights()
+	p.testSecrets(client(serving))
 	// The controller has the rights that it needs, and rejects an object older than the policy.
 	options := p.options(p.server.Config(p, serving))
 	options.Allow = policy.Allow(client(serving))
@@ -257,4 +258,21 @@ func (b *lockedBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.text.String()
+}
+
+// testSecrets: the controller may read the Secrets of the setup, and no other.
+func (p *fixture) testSecrets(client dynamic.Interface) {
+	secrets := schema.GroupVersionResource{Version: "v1", Resource: "secrets"}
+	for name, permitted := range map[string]bool{"s3": true, "other": false} {
+		secret := parse(p, fmt.Sprintf("{apiVersion: v1, kind: Secret, metadata: {name: %s}}", name))
+		if _, err := p.client.Resource(secrets).Namespace(p.namespace).Create(p.Context(), secret, metav1.CreateOptions{}); err != nil {
+			p.Fatal(err)
+		}
+		if _, err := client.Resource(secrets).Namespace(p.namespace).Get(p.Context(), name, metav1.GetOptions{}); (err == nil) != permitted {
+			p.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := client.Resource(secrets).Namespace(p.namespace).List(p.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		p.Errorf("list: %v", err)
+	}
 }

@@ -28,9 +28,11 @@ type bridgeSpec struct {
 	S3Storage     struct {
 		S3Secret string `json:"s3secret"`
 		Endpoint string `json:"endpoint"`
+		Secure   *bool  `json:"secure"`
 	} `json:"s3storage"`
 	S3Upload struct {
 		Bucket string `json:"bucket"`
+		Files  string `json:"files"`
 	} `json:"s3upload"`
 }
 
@@ -60,7 +62,11 @@ func readBridgeJob(text []byte, p *problems) Request {
 		}
 		request.ScriptFile = p.file("spec.jobdata.jobscript", data.JobScript)
 	case "s3":
-		p.add("spec.jobdata.scriptlocation: s3 is not supported yet: put the script into the object (inline), or on the login host (remote)")
+		bucket, key, ok := strings.Cut(data.JobScript, ":")
+		if !ok || bucket == "" || key == "" {
+			p.add("spec.jobdata.jobscript %q: give BUCKET:OBJECT with scriptlocation: s3", data.JobScript)
+		}
+		request.ScriptObject = &S3Object{Bucket: bucket, Name: key}
 	default:
 		p.add("spec.jobdata.scriptlocation %q: give inline, remote or s3", data.ScriptLocation)
 	}
@@ -76,19 +82,37 @@ func readBridgeJob(text []byte, p *problems) Request {
 	if data.AdditionalData != "" {
 		p.add("spec.jobdata.additionaldata is not supported yet: have the script fetch its files")
 	}
-	if spec.S3Upload.Bucket != "" {
-		p.add("spec.s3upload is not supported yet: have the script upload its files")
-	}
+	request.readS3(spec, p)
 	if spec.ResourceSecret != "" {
 		request.unused("resourcesecret: the job belongs to the user who runs the controller, without a password")
 	}
 	if spec.Image != "" || spec.ImagePullPolicy != "" || spec.UpdateInterval != 0 {
 		request.unused("image, imagepullpolicy, updateinterval: no pod watches the job")
 	}
-	if spec.S3Storage.S3Secret != "" && len(*p) == 0 {
-		request.unused("s3storage: nothing of this object is in S3")
-	}
 	return request
+}
+
+// readS3 decodes spec.s3storage and spec.s3upload.
+func (r *Request) readS3(spec bridgeSpec, p *problems) {
+	storage := spec.S3Storage
+	if bucket := spec.S3Upload.Bucket; bucket != "" {
+		r.Upload = &Upload{Bucket: bucket}
+		for name := range strings.SplitSeq(spec.S3Upload.Files, ",") {
+			if name = strings.TrimSpace(name); name != "" {
+				r.Upload.Files = append(r.Upload.Files, p.file("spec.s3upload.files", name))
+			}
+		}
+	}
+	if r.ScriptObject == nil && r.Upload == nil {
+		if storage.S3Secret != "" && len(*p) == 0 {
+			r.unused("s3storage: nothing of this object is in S3")
+		}
+		return
+	}
+	if storage.S3Secret == "" || storage.Endpoint == "" {
+		p.add("spec.s3storage: give s3secret, the name of a Secret with accesskey and secretkey, and endpoint, the host name of the S3 store")
+	}
+	r.S3 = S3Storage{Secret: storage.S3Secret, Endpoint: storage.Endpoint, Secure: storage.Secure == nil || *storage.Secure}
 }
 
 func (r *Request) unused(text string) { r.Unused = append(r.Unused, text) }

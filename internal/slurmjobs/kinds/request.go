@@ -17,9 +17,10 @@ import (
 // Request holds what an object asks Slurm for. Zero values ask for nothing.
 type Request struct {
 	// Script is the batch script. If it is empty, ScriptFile is the script's path on the
-	// controller's host.
-	Script     []byte
-	ScriptFile string
+	// controller's host, or ScriptObject is the script's place in S3.
+	Script       []byte
+	ScriptFile   string
+	ScriptObject *S3Object
 	// Container replaces the script: the job runs an image.
 	Container *Container
 
@@ -34,6 +35,10 @@ type Request struct {
 
 	// Results describes the files to collect after the job's end, if there are any.
 	Results *Results
+	// Upload describes the files to write into S3 after the job's end, if there are any.
+	Upload *Upload
+	// S3 is the store for ScriptObject and Upload.
+	S3 S3Storage
 
 	// ResourceURL names a Slurm; empty means the controller's own.
 	ResourceURL string
@@ -53,6 +58,26 @@ type Results struct {
 	From string
 	// Volume is a volume as in the spec of a pod.
 	Volume map[string]any
+}
+
+// S3Object names an object in S3.
+type S3Object struct{ Bucket, Name string }
+
+// S3Storage names an S3 store.
+type S3Storage struct {
+	// Secret is the name of a Secret in the namespace of the object, with the credentials.
+	Secret string
+	// Endpoint is a host name with an optional port. Secure selects HTTPS.
+	Endpoint string
+	Secure   bool
+}
+
+// Upload describes the files of a job that are written into S3, besides its output.
+type Upload struct {
+	Bucket string
+	// Files holds paths on the controller's host. A relative path begins in the job's working
+	// directory.
+	Files []string
 }
 
 // Read decodes the spec of an object. The error lists everything in the spec that is wrong or
@@ -85,10 +110,11 @@ func Killed(object *unstructured.Unstructured) bool {
 	return kill
 }
 
-// HasResults reports whether files of an object's job are to be collected.
+// HasResults reports whether files of an object's job are to be collected, or uploaded.
 func HasResults(object *unstructured.Unstructured) bool {
 	results, found, _ := unstructured.NestedFieldNoCopy(object.Object, "spec", "results")
-	return found && results != nil
+	bucket, _, _ := unstructured.NestedString(object.Object, "spec", "s3upload", "bucket")
+	return found && results != nil || bucket != ""
 }
 
 // problems collects the errors of a spec. Its methods check a value and return it; they add an

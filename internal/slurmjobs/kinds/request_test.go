@@ -59,6 +59,23 @@ func TestJob0OfBridgeOperator(t *testing.T) {
 	}
 }
 
+func TestJob1OfBridgeOperator(t *testing.T) {
+	object := neighbour(t, "Bridge-Operator/samples/core/operator/job1slurm.yaml")
+	request, err := Read(object)
+	if err != nil || !reflect.DeepEqual(request.ScriptObject, &S3Object{"mybucket", "slurm_batch.sh"}) || request.S3 != (S3Storage{"mysecret-s3", "minio:9000", false}) ||
+		request.Upload != nil || HasResults(object) || request.Output != "slurmjob-sample.out" {
+		t.Errorf("got %+v, %v", request, err)
+	}
+}
+
+func TestUpload(t *testing.T) {
+	object := object(t, "{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, spec: {jobdata: {jobscript: run.sh}, s3upload: {bucket: b, files: ' a.txt,, /data/b '}, s3storage: {s3secret: s, endpoint: e}}}")
+	request, err := Read(object)
+	if err != nil || !reflect.DeepEqual(request.Upload, &Upload{"b", []string{"a.txt", "/data/b"}}) || request.S3 != (S3Storage{"s", "e", true}) || !HasResults(object) {
+		t.Errorf("got %+v, %v", request, err)
+	}
+}
+
 func TestExamplesOfWLMOperator(t *testing.T) {
 	request, err := Read(neighbour(t, "wlm-operator/examples/batch-example.yaml"))
 	want := Request{Script: []byte("#!/bin/sh\n#SBATCH --nodes=1\nsrun sleep 5\nsrun hostname\n"), Features: []string{"cuda-10"}}
@@ -85,9 +102,12 @@ func TestReadNamesEveryProblem(t *testing.T) {
 	for name, test := range map[string]struct{ object, want string }{
 		"s3": {
 			"{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, spec: {jobdata: {jobscript: 'b:s', scriptlocation: s3, additionaldata: 'b:d'}, s3upload: {bucket: b}}}",
-			"spec.jobdata.scriptlocation: s3 is not supported yet: put the script into the object (inline), or on the login host (remote)\n" +
-				"spec.jobdata.additionaldata is not supported yet: have the script fetch its files\n" +
-				"spec.s3upload is not supported yet: have the script upload its files",
+			"spec.jobdata.additionaldata is not supported yet: have the script fetch its files\n" +
+				"spec.s3storage: give s3secret, the name of a Secret with accesskey and secretkey, and endpoint, the host name of the S3 store",
+		},
+		"s3 without a bucket": {
+			"{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, spec: {jobdata: {jobscript: run.sh, scriptlocation: s3}, s3storage: {s3secret: a, endpoint: b}}}",
+			`spec.jobdata.jobscript "run.sh": give BUCKET:OBJECT with scriptlocation: s3`,
 		},
 		"properties": {
 			`{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, spec: {jobdata: {jobscript: run.sh}, jobproperties: '{"NodesNumber": "none", "Queue": "a b", "currentWorkingDir": "x", "Queues": 1, "Tasks": {}}'}}`,

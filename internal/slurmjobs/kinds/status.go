@@ -112,14 +112,17 @@ func (s *Status) SetOperatorFields(kind Kind) {
 	if !known { // a state of a later Slurm
 		words = outcome{"UNKNOWN", "Running", false}
 	}
-	if kind != BridgeJob {
-		// Whoever waits for the end reads the results then.
-		switch s.Results {
-		case Collecting:
-			words.wlm = "Running"
-		case NotCollected:
-			words.wlm = "Failed"
+	// Whoever waits for the end reads the results then.
+	switch s.Results {
+	case Collecting:
+		words.bridge, words.wlm = "RUNNING", "Running"
+	case NotCollected:
+		words.wlm = "Failed"
+		if words.bridge == "DONE" {
+			words.bridge = "FAILED"
 		}
+	}
+	if kind != BridgeJob {
 		s.Status, s.JobStatus, s.StartTime, s.CompletionTime = words.wlm, "", "", ""
 		return
 	}

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -58,10 +59,11 @@ type preparer struct {
 	// volumes that they may mount.
 	image   string
 	volumes []string
+	storage storage
 }
 
 // prepare returns the job for an object. It is the controller's Prepare.
-func (p preparer) prepare(object *unstructured.Unstructured, request kinds.Request) (queue.Job, error) {
+func (p preparer) prepare(ctx context.Context, object *unstructured.Unstructured, request kinds.Request) (queue.Job, error) {
 	if err := p.names.check(request.ResourceURL); err != nil {
 		return queue.Job{}, err
 	}
@@ -73,6 +75,8 @@ func (p preparer) prepare(object *unstructured.Unstructured, request kinds.Reque
 		text, err = container.Script(name, request.Nodes, *request.Container, container.Options{Berth: p.berth, Roots: p.roots})
 	case request.ScriptFile != "":
 		text, err = readScript(p.roots[0], request.ScriptFile)
+	case request.ScriptObject != nil:
+		text, err = p.readObject(ctx, object.GetNamespace(), request)
 	}
 	if err != nil {
 		return queue.Job{}, err
@@ -85,11 +89,21 @@ func (p preparer) prepare(object *unstructured.Unstructured, request kinds.Reque
 			return queue.Job{}, err
 		}
 	}
-	return script.Build(script.Description{
-		UID: string(object.GetUID()), Object: name, Script: text, State: p.state, Roots: p.roots,
+	if request.Upload != nil {
+		if err := p.checkUpload(ctx, object, request, text); err != nil {
+			return queue.Job{}, err
+		}
+	}
+	return script.Build(p.describe(object, request, text))
+}
+
+// describe returns the description of the job of an object.
+func (p preparer) describe(object *unstructured.Unstructured, request kinds.Request, text []byte) script.Description {
+	return script.Description{
+		UID: string(object.GetUID()), Object: object.GetNamespace() + "/" + object.GetName(), Script: text, State: p.state, Roots: p.roots,
 		JobName: request.JobName, Partition: request.Partition, Nodes: request.Nodes, Tasks: request.Tasks, TimeLimit: request.TimeLimit,
 		Features: request.Features, Dir: request.Dir, Output: request.Output, Error: request.Error, Path: request.Path, LibraryPath: request.LibraryPath,
-	})
+	}
 }
 
 // openRegular opens a regular file for reading. It does not wait for the writer of a pipe.

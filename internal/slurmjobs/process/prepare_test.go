@@ -61,11 +61,11 @@ func TestPrepareJob(t *testing.T) {
 	home := t.TempDir()
 	p := preparer{roots: []string{home}, state: filepath.Join(home, "state")}
 	object := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"uid": "u1", "namespace": "lab", "name": "cow"}}}
-	job, err := p.prepare(object, kinds.Request{Script: []byte("#!/bin/sh\ntrue\n"), Partition: "main"})
+	job, err := p.prepare(t.Context(), object, kinds.Request{Script: []byte("#!/bin/sh\ntrue\n"), Partition: "main"})
 	if err != nil || !strings.Contains(strings.Join(job.Options, " "), "--partition=main") {
 		t.Errorf("got %+v, %v", job, err)
 	}
-	if _, err := p.prepare(object, kinds.Request{Script: []byte("#!/bin/sh\ntrue\n"), Dir: "/elsewhere"}); err == nil || !strings.Contains(err.Error(), "outside the folders") {
+	if _, err := p.prepare(t.Context(), object, kinds.Request{Script: []byte("#!/bin/sh\ntrue\n"), Dir: "/elsewhere"}); err == nil || !strings.Contains(err.Error(), "outside the folders") {
 		t.Error(err)
 	}
 }
@@ -83,7 +83,7 @@ func TestPrepareResults(t *testing.T) {
 		{"", "--results-image", nil}, {"busybox", "--results-volume hostPath", []string{"persistentVolumeClaim"}}, {"busybox", "", []string{"hostPath"}},
 	} {
 		p.image, p.volumes = test.image, test.volumes
-		if _, err := p.prepare(object, request); test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+		if _, err := p.prepare(t.Context(), object, request); test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%+v: %v", test, err)
 		}
 	}
@@ -99,9 +99,13 @@ func TestSourceOfResults(t *testing.T) {
 	c := collector{preparer: preparer{roots: []string{home}, volumes: []string{"persistentVolumeClaim"}}, roots: []string{"/scratch"}}
 	source := func(kind, volume string, spec map[string]any) (results.Source, error) {
 		spec["results"] = map[string]any{"from": "out", "mount": map[string]any{"name": "data", volume: map[string]any{}}}
-		got, _, err := c.source(&unstructured.Unstructured{Object: map[string]any{
+		request, err := kinds.Read(&unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "wlm.sylabs.io/v1alpha1", "kind": kind, "metadata": map[string]any{"name": "cow"}, "spec": spec,
 		}})
+		if err != nil {
+			return results.Source{}, err
+		}
+		got, _, err := c.source(request)
 		return got, err
 	}
 	const claim = "persistentVolumeClaim"

@@ -56,6 +56,7 @@ type Options struct {
 	// rights.
 	PartitionNodes bool
 	Results        Results
+	S3             S3
 	Log            *slog.Logger
 }
 
@@ -141,9 +142,16 @@ func Run(ctx context.Context, o Options) error {
 	}
 	short, _, _ := strings.Cut(host, ".")
 	names.hosts = append(names.hosts, host, short, "localhost")
-	preparer := preparer{names: names, roots: o.Roots, state: o.State, berth: o.Berth, image: o.Results.Image, volumes: o.Results.Volumes}
+	storage, err := o.S3.newStorage(client)
+	if err != nil {
+		return err
+	}
+	preparer := preparer{
+		names: names, roots: o.Roots, state: o.State, berth: o.Berth, image: o.Results.Image, volumes: o.Results.Volumes,
+		storage: storage,
+	}
 	options.Prepare = preparer.prepare
-	if o.Results.Image != "" {
+	if o.Results.Image != "" || len(o.S3.Endpoints) > 0 {
 		collector := collector{preparer: preparer, Collector: results.Default(o.Config, o.Results.Image), roots: o.Results.Roots}
 		options.Collect = collector.collect
 	}

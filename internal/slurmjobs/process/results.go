@@ -50,7 +50,14 @@ type collector struct {
 
 // collect collects the results of an object. It is the controller's Collect.
 func (c collector) collect(ctx context.Context, object *unstructured.Unstructured) (string, error) {
-	source, volume, err := c.source(object)
+	request, err := kinds.Read(object)
+	if err != nil {
+		return "", err
+	}
+	if request.Upload != nil {
+		return c.upload(ctx, object, request)
+	}
+	source, volume, err := c.source(request)
 	if err != nil {
 		return "", err
 	}
@@ -67,11 +74,7 @@ func (c collector) collect(ctx context.Context, object *unstructured.Unstructure
 
 // source returns the results of an object and the volume for them. Of the job it needs only the
 // working directory, because the job's image or binds may be gone.
-func (c collector) source(object *unstructured.Unstructured) (results.Source, map[string]any, error) {
-	request, err := kinds.Read(object)
-	if err != nil {
-		return results.Source{}, nil, err
-	}
+func (c collector) source(request kinds.Request) (results.Source, map[string]any, error) {
 	dir, err := script.Dir(script.Description{Script: request.Script, Roots: c.preparer.roots, Dir: request.Dir})
 	if err != nil {
 		return results.Source{}, nil, err

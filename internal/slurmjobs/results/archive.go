@@ -48,6 +48,9 @@ type Summary struct {
 // Final wraps an error that another attempt does not correct.
 type Final struct{ error }
 
+// NewFinal wraps an error.
+func NewFinal(err error) error { return &Final{err} }
+
 // Unwrap returns the wrapped error.
 func (f *Final) Unwrap() error { return f.error }
 
@@ -74,6 +77,23 @@ func (s Source) Write(ctx context.Context, out io.Writer) (Summary, error) {
 		return a.Summary, fmt.Errorf("collect %s: %w", s.Path, err)
 	}
 	return a.Summary, nil
+}
+
+// Open opens the path, which must be a regular file of this user, and returns its size.
+func (s Source) Open() (*os.File, int64, error) {
+	file, err := s.open()
+	if err != nil {
+		return nil, 0, err
+	}
+	info, err := stat(file)
+	if err == nil && (info.Mode&unix.S_IFMT != unix.S_IFREG || info.Uid != uint32(os.Getuid())) {
+		err = &Final{fmt.Errorf("%s is no regular file of yours", s.Path)}
+	}
+	if err != nil {
+		file.Close()
+		return nil, 0, err
+	}
+	return file, info.Size, nil
 }
 
 // open opens the path below one of the roots.

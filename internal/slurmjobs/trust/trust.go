@@ -41,6 +41,8 @@ type Trust struct {
 	Controller string
 	// Results permits the controller to create pods, which collect results of jobs.
 	Results bool
+	// Secrets names the Secrets with credentials for S3 that the controller may read.
+	Secrets []string
 	// Settle is the time from the creation of the policy until it is surely in force.
 	// Zero means Settle. Tests shorten it.
 	Settle time.Duration
@@ -182,6 +184,9 @@ func (t Trust) objects() []object {
 			rule("", list("pods"), "get", "create", "delete"),
 			rule("", list("pods/attach"), "get", "create"),
 			rule("", list("events"), "list"))
+	}
+	if len(t.Secrets) > 0 {
+		rules = append(rules, object{"apiGroups": list(""), "resources": list("secrets"), "resourceNames": list(t.Secrets...), "verbs": list("get")})
 	}
 	objects := []object{
 		manifest(rbacGroup+"/v1", "Role", controllerRole, t.Namespace, object{"rules": rules}),
