@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/url"
 	"os"
+	"os/user"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -129,10 +131,32 @@ func readScript(folder, path string) ([]byte, error) {
 		path = filepath.Join(folder, path)
 	}
 	text, err := readBounded(path)
+	if errors.Is(err, fs.ErrPermission) {
+		err = explainDenied(path, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read the script %s of spec.jobdata.jobscript: %w", path, err)
 	}
 	return text, nil
+}
+
+// explainDenied adds the owner of a file that may not be read, or of the folder that hides it, and
+// the remedy to an error.
+func explainDenied(path string, err error) error {
+	mode, object := "r", "the file"
+	info, statErr := os.Stat(path)
+	for errors.Is(statErr, fs.ErrPermission) && path != "/" {
+		path, mode, object = filepath.Dir(path), "x", "folder "+filepath.Dir(path)
+		info, statErr = os.Stat(path)
+	}
+	if statErr != nil {
+		return err
+	}
+	owner := fmt.Sprint("user ", info.Sys().(*syscall.Stat_t).Uid)
+	if known, err := user.LookupId(strings.TrimPrefix(owner, "user ")); err == nil {
+		owner = known.Username
+	}
+	return fmt.Errorf("%w: %s belongs to %s, who can run 'chmod a+%s %s'; or give the script itself, with scriptlocation: inline", err, object, owner, mode, path)
 }
 
 // readBounded reads a regular file of at most maxScript bytes.

@@ -2,7 +2,9 @@ package process
 
 import (
 	"os"
+	"os/user"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -52,6 +54,49 @@ func TestRemoteScripts(t *testing.T) {
 		text, err := readScript(home, path)
 		if want == "" && (err != nil || string(text) != "#!/bin/sh\n") || want != "" && (err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), home)) {
 			t.Errorf("%s: %q, %v", path, text, err)
+		}
+	}
+}
+
+// TestUnreadableScripts: the error names the owner of a file or folder that this user may not use.
+func TestUnreadableScripts(t *testing.T) {
+	home := t.TempDir()
+	for _, folder := range []string{home, filepath.Dir(home)} { // t.TempDir has made both
+		if err := os.Chmod(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, folder := range []string{"open", "closed"} {
+		if err := os.Mkdir(filepath.Join(home, folder), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(home, folder, "run.sh"), []byte("#!/bin/sh\n"), 0o200); err != nil {
+			t.Fatal(err)
+		}
+	}
+	closed := filepath.Join(home, "closed")
+	if err := os.Chmod(closed, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Chmod(closed, 0o700)
+	owner, err := user.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Getuid() == 0 { // root may read everything
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if err := syscall.Setfsuid(65534); err != nil {
+			t.Fatal(err)
+		}
+		defer syscall.Setfsuid(0)
+	}
+	for path, want := range map[string]string{
+		filepath.Join(home, "open/run.sh"): "permission denied: the file belongs to " + owner.Username + ", who can run 'chmod a+r " + home + "/open/run.sh'; ",
+		filepath.Join(closed, "run.sh"):    "permission denied: folder " + closed + " belongs to " + owner.Username + ", who can run 'chmod a+x " + closed + "'; ",
+	} {
+		if _, err := readScript(home, path); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "read the script "+path) {
+			t.Errorf("%s: %v, want %s", path, err, want)
 		}
 	}
 }
