@@ -87,12 +87,14 @@ var layers = map[string][]string{
 	"internal/kube/control/controltest": {"internal/base/cluster", "internal/base/notify", "internal/base/pki"},
 
 	"internal/slurmjobs/process": {
-		"internal/base/heap", "internal/job/queue", "internal/job/slurm", "internal/slurmjobs/container", "internal/slurmjobs/controller", "internal/slurmjobs/kinds",
+		"internal/base/heap", "internal/job/queue", "internal/job/slurm", "internal/slurmjobs/container", "internal/slurmjobs/controller", "internal/slurmjobs/joblog", "internal/slurmjobs/kinds",
 		"internal/slurmjobs/objectstore", "internal/slurmjobs/partitions", "internal/slurmjobs/results", "internal/slurmjobs/script", "internal/slurmjobs/trust",
 	},
 	// The batch script that runs an image, whose binds have the same limits as paths of scripts.
 	"internal/slurmjobs/container":  {"internal/job/batch", "internal/slurmjobs/kinds", "internal/slurmjobs/script"},
-	"internal/slurmjobs/partitions": {"internal/base/cluster", "internal/job/slurm"},
+	"internal/slurmjobs/partitions": {"internal/base/cluster", "internal/job/slurm", "internal/slurmjobs/kinds"},
+	// Outputs of jobs must be in the folders that scripts may name.
+	"internal/slurmjobs/joblog":     {"internal/slurmjobs/script"},
 	"internal/slurmjobs/controller": {"internal/job/queue", "internal/slurmjobs/kinds", "internal/slurmjobs/results", "internal/slurmjobs/trust"},
 	"internal/slurmjobs/script":     {"internal/job/batch", "internal/job/queue", "internal/job/slurm"},
 	"internal/slurmjobs/trust":      {"internal/slurmjobs/kinds"},

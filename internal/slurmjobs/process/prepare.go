@@ -18,6 +18,7 @@ import (
 
 	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/slurmjobs/container"
+	"berth.dev/berth/internal/slurmjobs/joblog"
 	"berth.dev/berth/internal/slurmjobs/kinds"
 	"berth.dev/berth/internal/slurmjobs/results"
 	"berth.dev/berth/internal/slurmjobs/script"
@@ -108,23 +109,6 @@ func (p preparer) describe(object *unstructured.Unstructured, request kinds.Requ
 	}
 }
 
-// openRegular opens a regular file for reading. It does not wait for the writer of a pipe.
-func openRegular(path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	info, err := file.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("it is no regular file")
-	}
-	if err != nil {
-		file.Close()
-		return nil, err
-	}
-	return file, nil
-}
-
 // readScript reads a script on this host. A relative path begins in folder.
 func readScript(folder, path string) ([]byte, error) {
 	if !filepath.IsAbs(path) {
@@ -161,7 +145,7 @@ func explainDenied(path string, err error) error {
 
 // readBounded reads a regular file of at most maxScript bytes.
 func readBounded(path string) ([]byte, error) {
-	file, err := openRegular(path)
+	file, err := joblog.OpenRegular(path)
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 
+	"berth.dev/berth/internal/slurmjobs/joblog"
 	"berth.dev/berth/internal/slurmjobs/kinds"
 	"berth.dev/berth/internal/slurmjobs/results"
 )
@@ -44,7 +45,7 @@ func TestRemoteScripts(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(home, "pipe"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openRegular(filepath.Join(home, "pipe")); err == nil {
+	if _, err := joblog.OpenRegular(filepath.Join(home, "pipe")); err == nil {
 		t.Error("opened a pipe")
 	}
 	for path, want := range map[string]string{

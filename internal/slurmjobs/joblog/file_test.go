@@ -1,4 +1,4 @@
-package process
+package joblog
 
 import (
 	"bytes"
@@ -11,7 +11,7 @@ import (
 )
 
 // TestOutputFile reads a file that a job writes, with bytes that are no text.
-func TestOutputFile(t *testing.T) {
+func TestFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "out")
 	write := func(mode int, text string) {
 		t.Helper()
@@ -31,7 +31,7 @@ func TestOutputFile(t *testing.T) {
 		}
 	}
 	large := strings.Repeat("0123456789abcdef", 1<<17)
-	output := outputFile{path: path}
+	output := File{Path: path}
 	for i, step := range []struct {
 		change  func()
 		want    string
@@ -55,19 +55,19 @@ func TestOutputFile(t *testing.T) {
 	} {
 		step.change()
 		var got bytes.Buffer
-		missing, err := output.copy(&got)
+		missing, err := output.Copy(&got)
 		if err != nil || got.String() != step.want || (missing != nil) != step.missing || missing != nil && !errors.Is(missing, os.ErrNotExist) {
 			t.Errorf("step %d: got %.40q, missing %v, %v", i, &got, missing, err)
 		}
 	}
-	if !output.found {
+	if !output.Found {
 		t.Error("the file was not found")
 	}
 	remove()
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := output.copy(&bytes.Buffer{}); err == nil {
+	if _, err := output.Copy(&bytes.Buffer{}); err == nil {
 		t.Error("read a pipe")
 	}
 }
