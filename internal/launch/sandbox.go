@@ -46,6 +46,10 @@ func (n *node) startSandbox(ctx context.Context) error {
 	if folder := n.plan.ImageCache.InUse(); folder != "" { // while this node runs
 		remove = append(remove, folder)
 	}
+	network := sandboxNetwork(n.plan, queues)
+	if n.Spec.SlurmJobs && n.plan.Head() {
+		network.ListenOutside = netip.AddrPortFrom(n.plan.Addresses.Node, 0)
+	}
 	n.noteCrash(lostCluster)
 	n.box, err = sandbox.Start(ctx, sandbox.Config{
 		Program:    filepath.Join(n.host.libexec, sandboxProgram),
@@ -56,7 +60,7 @@ func (n *node) startSandbox(ctx context.Context) error {
 		Binds:      binds,
 		Files:      files,
 		ResolvConf: n.plan.Paths.ResolvConf(),
-		Network:    sandboxNetwork(n.plan, queues),
+		Network:    network,
 		Socket:     socket,
 		Cgroup:     cgroup,
 		Log:        n.dirs.log("sandbox"),

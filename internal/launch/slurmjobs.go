@@ -2,9 +2,12 @@ package launch
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"syscall"
@@ -14,7 +17,9 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/base/pki"
 	"berth.dev/berth/internal/job/queue"
+	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/node/sandbox"
 	"berth.dev/berth/internal/slurmjobs/process"
@@ -33,7 +38,14 @@ type slurmJobsConfig struct {
 	ResultsImage string
 	// S3Endpoints holds the URLs of S3 stores that objects may name.
 	S3Endpoints []string
+	// LogAddress is the node's address in the cluster. The API server asks there for the logs
+	// of pods that show jobs. LogServer is the certificate for it.
+	LogAddress netip.Addr
+	LogServer  pki.Pair
 }
+
+// fdLogs names the listener for requests of logs, which is in the sandbox's network.
+const fdLogs = "logs"
 
 // checkSlurmJobs returns an error if this host cannot serve Slurm jobs.
 func checkSlurmJobs(spec cluster.Spec) error {
@@ -56,7 +68,10 @@ func (r *run) serveSlurmJobs(ctx context.Context) error {
 	if !r.Spec.SlurmJobs {
 		return nil
 	}
-	config := slurmJobsConfig{Kubeconfig: r.identities.Kubeconfig, ResultsImage: r.Spec.ResultsImage, S3Endpoints: r.Spec.S3Endpoints}
+	config := slurmJobsConfig{
+		Kubeconfig: r.identities.Kubeconfig, ResultsImage: r.Spec.ResultsImage, S3Endpoints: r.Spec.S3Endpoints,
+		LogAddress: r.plan.Addresses.Node, LogServer: r.identities.JobLogs,
+	}
 	client, err := clientcmd.RESTConfigFromKubeConfig(config.Kubeconfig)
 	if err != nil {
 		return exitcode.Wrap(exitcode.Internal, err)
@@ -70,11 +85,11 @@ func (r *run) serveSlurmJobs(ctx context.Context) error {
 	if config.Dir, err = os.Getwd(); err != nil {
 		return exitcode.Wrap(exitcode.Config, fmt.Errorf("--slurm-jobs: %w", err))
 	}
-	return r.addRoles(slurmJobsRole(r.supervisor, config))
+	return r.addRoles(slurmJobsRole(r.supervisor, config, r.box.Outside))
 }
 
 // slurmJobsRole returns the role. It ends with this process.
-func slurmJobsRole(s *supervisor.Supervisor, config slurmJobsConfig) *supervisor.Role {
+func slurmJobsRole(s *supervisor.Supervisor, config slurmJobsConfig, logs *os.File) *supervisor.Role {
 	var child *os.Process
 	return &supervisor.Role{
 		Name: "slurm-jobs", Outside: true, Silent: true, Optional: true,
@@ -91,6 +106,7 @@ func slurmJobsRole(s *supervisor.Supervisor, config slurmJobsConfig) *supervisor
 			defer theirs.Close()
 			var fds linux.FDTable
 			fds.Add(fdLife, theirs)
+			fds.Add(fdLogs, logs)
 			command := exec.Command("/proc/self/exe", SlurmJobsArg)
 			command.Args[0] = "berth"
 			command.Dir = "/"
@@ -124,7 +140,7 @@ func SlurmJobsRole() int {
 // serveSlurmJobs serves objects until an error, which it returns.
 func serveSlurmJobs() error {
 	var config slurmJobsConfig
-	files, err := linux.ReceiveFiles(&config, fdLife)
+	files, err := linux.ReceiveFiles(&config, fdLife, fdLogs)
 	if err != nil {
 		return fmt.Errorf("read what to serve: %w", err)
 	}
@@ -135,6 +151,10 @@ func serveSlurmJobs() error {
 	client, err := clientcmd.RESTConfigFromKubeConfig(config.Kubeconfig)
 	if err != nil {
 		return fmt.Errorf("read kubeconfig: %w", err)
+	}
+	logs, err := podLogs(config, client.CAData, files[fdLogs])
+	if err != nil {
+		return err
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -147,11 +167,29 @@ func serveSlurmJobs() error {
 		// The pods of this cluster have only the user's own rights to folders of the hosts.
 		Results:        process.Results{Image: config.ResultsImage, Roots: roots, Volumes: process.VolumeTypes()},
 		S3:             process.S3{Endpoints: config.S3Endpoints, Region: os.Getenv("AWS_REGION")},
-		PartitionNodes: true,
-		Log:            slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		PartitionNodes: true, PodLogs: logs,
+		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err == nil {
 		err = errors.New("it ended without a reason")
 	}
 	return err
+}
+
+// podLogs returns the configuration of the server for logs, which answers only the cluster's API
+// server.
+func podLogs(config slurmJobsConfig, authority []byte, file *os.File) (*process.PodLogs, error) {
+	listener, err := net.FileListener(file)
+	if err != nil {
+		return nil, fmt.Errorf("take the listener for logs: %w", err)
+	}
+	file.Close()
+	certificate, err := tls.X509KeyPair(config.LogServer.Cert, config.LogServer.Key)
+	if err != nil {
+		return nil, fmt.Errorf("read the certificate for logs: %w", err)
+	}
+	return &process.PodLogs{
+		Listener: listener, Address: netip.AddrPortFrom(config.LogAddress, listener.Addr().(*net.TCPAddr).AddrPort().Port()),
+		Certificate: certificate, Authority: authority, Client: identity.KubeletClient,
+	}, nil
 }

@@ -27,7 +27,12 @@ func TestSlurmJobsNeedSlurm(t *testing.T) {
 func TestReasonOfSlurmJobsIsSaid(t *testing.T) {
 	said, log := io.Pipe()
 	s := supervisor.New(slog.New(slog.NewTextHandler(log, nil)), func(string) {}, func(err error) { t.Error(err) })
-	role := slurmJobsRole(s, slurmJobsConfig{Kubeconfig: []byte("{")})
+	listener, _, err := loopbackListener()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	role := slurmJobsRole(s, slurmJobsConfig{Kubeconfig: []byte("{")}, listener)
 	role.Log = filepath.Join(t.TempDir(), "log")
 	if err := s.Add(role); err != nil {
 		t.Fatal(err)

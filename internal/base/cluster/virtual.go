@@ -11,6 +11,16 @@ const (
 	VirtualValue = "virtual-kubelet"
 )
 
+// ManagedByLabel has the value SlurmJobsManager at Nodes of Slurm partitions, and at pods that show
+// Slurm jobs.
+const (
+	ManagedByLabel   = "app.kubernetes.io/managed-by"
+	SlurmJobsManager = "berth-slurm-jobs"
+)
+
 // IsVirtual reports whether a Node with these labels stands for something that runs no pods, such
 // as a Slurm partition.
 func IsVirtual(labels map[string]string) bool { return labels[VirtualLabel] == VirtualValue }
+
+// ShowsSlurmJob reports whether a pod with these labels runs no program, but shows a Slurm job.
+func ShowsSlurmJob(labels map[string]string) bool { return labels[ManagedByLabel] == SlurmJobsManager }

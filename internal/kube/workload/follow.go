@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/tools/cache"
 
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/kube/containerlog"
 )
 
@@ -343,7 +344,9 @@ func (f *follower) handle(ctx context.Context, object *unstructured.Unstructured
 		if !f.asked {
 			f.shown[pod.UID] = true
 		}
-		f.stuck.updatePod(pod, time.Now())
+		if !cluster.ShowsSlurmJob(pod.Labels) { // it needs no space, and may wait for days
+			f.stuck.updatePod(pod, time.Now())
+		}
 		f.handlePod(ctx, pod)
 	case "Job":
 		var job batchv1.Job

@@ -28,6 +28,9 @@ type Set struct {
 	Owns [][]byte
 	// Key is the memory file with the user's key.
 	Key *os.File
+	// JobLogs is the certificate of the server for the logs of Slurm jobs, which has the head's
+	// address. It has no rights in the cluster.
+	JobLogs pki.Pair
 }
 
 // Make creates all keys of the cluster. Each component of each node
@@ -63,6 +66,10 @@ func Make(plans []cluster.Plan, context string) (Set, error) {
 		}
 		made.Nodes = append(made.Nodes, m.files)
 	}
+	made.JobLogs, err = authority.Issue(pki.Identity{CommonName: "berth:job-logs", Addresses: []netip.Addr{plans[0].Addresses.Node}})
+	if err != nil {
+		return Set{}, err
+	}
 	pair, err := authority.Issue(admin)
 	if err != nil {
 		return Set{}, err
@@ -97,6 +104,9 @@ func makeAuthorities() (made authorities, err error) {
 
 // APIServerName is in the certificate of every API server.
 const APIServerName = "kubernetes.default.svc"
+
+// KubeletClient is the name of the API servers for the kubelets.
+const KubeletClient = "kube-apiserver-kubelet-client"
 
 // admin is the identity of the cluster's user.
 var admin = pki.Identity{CommonName: "berth:admin", Groups: []string{"system:masters"}}
@@ -152,7 +162,7 @@ func (m *maker) control(shared authorities) {
 		},
 		Addresses: []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), addresses.APIService, addresses.Node},
 	})
-	m.issue(m.authority, cluster.APIKubelet, pki.Identity{CommonName: "kube-apiserver-kubelet-client", Groups: []string{"system:masters"}})
+	m.issue(m.authority, cluster.APIKubelet, pki.Identity{CommonName: KubeletClient, Groups: []string{"system:masters"}})
 	m.client(cluster.UserControllerManager, pki.Identity{CommonName: "system:kube-controller-manager"})
 	m.client(cluster.UserScheduler, pki.Identity{CommonName: "system:kube-scheduler"})
 	m.client(cluster.UserAdmin, admin)

@@ -81,6 +81,9 @@ type Network struct {
 	Overlay *Overlay
 	// Listen is the address of the API server's listener.
 	Listen netip.AddrPort
+	// ListenOutside is the address of a listener for a program outside the sandbox, whose
+	// clients are inside. If it is invalid, there is none.
+	ListenOutside netip.AddrPort
 }
 
 // Overlay is a TUN device with one queue for each thread that will serve it. Packets

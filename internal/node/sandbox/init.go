@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -71,14 +72,9 @@ func setUp(config Config, control *net.UnixConn, outside int) error {
 	if err := setUpForwarding(config.Network); err != nil {
 		return err
 	}
-	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(config.Network.Listen))
+	listenerFile, err := listenTCP(config.Network.Listen)
 	if err != nil {
 		return fmt.Errorf("listen for the API server: %w", err)
-	}
-	defer listener.Close()
-	listenerFile, err := listener.File()
-	if err != nil {
-		return err
 	}
 	files := append([]*os.File{listenerFile}, open.overlay...)
 	if config.Socket != "" {
@@ -88,12 +84,29 @@ func setUp(config Config, control *net.UnixConn, outside int) error {
 		}
 		files = append(files, socket)
 	}
+	outsideToo := config.Network.ListenOutside.IsValid()
+	if outsideToo {
+		listenerFile, err := listenTCP(config.Network.ListenOutside)
+		if err != nil {
+			return fmt.Errorf("listen for a program outside: %w", err)
+		}
+		files = append(files, listenerFile)
+	}
 	if open.egress != nil {
 		files = append(files, open.egress)
 	}
-	err = linux.SendPacket(control, Event{Kind: Ready, PID: outside, Queues: len(open.overlay), Socket: config.Socket != ""}, files...)
+	err = linux.SendPacket(control, Event{Kind: Ready, PID: outside, Queues: len(open.overlay), Socket: config.Socket != "", Outside: outsideToo}, files...)
 	linux.CloseAll(files)
 	return err
+}
+
+func listenTCP(address netip.AddrPort) (*os.File, error) {
+	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(address))
+	if err != nil {
+		return nil, err
+	}
+	defer listener.Close()
+	return listener.File()
 }
 
 // listenAt listens on a unix socket that only root in the sandbox may use.

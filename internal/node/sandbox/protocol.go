@@ -26,13 +26,25 @@ type Event struct {
 	// outside for Ready.
 	PID int
 	// Queues is the number of overlay queues among the files sent with Ready. Socket
-	// is true if the file after them is the listener at Config.Socket.
-	Queues int
-	Socket bool
+	// is true if the file after them is the listener at Config.Socket, and Outside if the
+	// next one is the listener at Network.ListenOutside.
+	Queues          int
+	Socket, Outside bool
 	// Status is set with Exited.
 	Status Status
 	// Error is set with Failed.
 	Error string
+}
+
+// files returns the least number of files that come with Ready.
+func (e Event) files() int {
+	n := 1 + e.Queues
+	for _, more := range []bool{e.Socket, e.Outside} {
+		if more {
+			n++
+		}
+	}
+	return n
 }
 
 // EventKind is the kind of an Event.

@@ -28,6 +28,8 @@ type Sandbox struct {
 	Overlay []*os.File
 	// Socket is the listener at Config.Socket; nil if none is configured.
 	Socket *os.File
+	// Outside is the listener at Network.ListenOutside; nil if none is configured.
+	Outside *os.File
 
 	janitor  *exec.Cmd
 	lifeline *os.File
@@ -83,7 +85,7 @@ func Start(ctx context.Context, config Config, lock *os.File) (*Sandbox, error) 
 		err = fmt.Errorf("set up the sandbox: %w", err)
 	case event.Kind == Failed:
 		err = fmt.Errorf("set up the sandbox: %s", event.Error)
-	case event.Kind != Ready || len(files) < 1+event.Queues || event.Socket && len(files) < 2+event.Queues:
+	case event.Kind != Ready || len(files) < event.files():
 		err = fmt.Errorf("set up the sandbox: unexpected first event %q with %d files", event.Kind, len(files))
 	}
 	if err != nil {
@@ -93,6 +95,9 @@ func Start(ctx context.Context, config Config, lock *os.File) (*Sandbox, error) 
 	rest := files[1+event.Queues:]
 	if event.Socket {
 		s.Socket, rest = rest[0], rest[1:]
+	}
+	if event.Outside {
+		s.Outside, rest = rest[0], rest[1:]
 	}
 	if len(rest) > 0 {
 		s.TUN = rest[0]
@@ -254,6 +259,9 @@ func (s *Sandbox) Close() error {
 		linux.CloseAll(s.Overlay)
 		if s.Socket != nil {
 			s.Socket.Close()
+		}
+		if s.Outside != nil {
+			s.Outside.Close()
 		}
 		if s.TUN != nil {
 			s.TUN.Close()

@@ -68,6 +68,14 @@ type Options struct {
 	Allow func(ctx context.Context, object *unstructured.Unstructured) error
 	// Beside runs while this controller leads, until its context ends. It may be nil.
 	Beside func(ctx context.Context)
+	// Changed is called for each object when this controller begins to lead, and when the
+	// object changes. PodProblem returns the reason why an object has no pod, or "". Either may
+	// be nil.
+	Changed    func(kinds.Reference)
+	PodProblem func(kinds.Reference) string
+	// Seal returns a proof for the status that this controller wrote the path of an output. If
+	// it is nil, there is no proof.
+	Seal func(uid, path string) string
 	// Collect collects the results of an object whose job has ended, and returns a
 	// description of them. The controller calls it again after errors that do not wrap
 	// results.Final. If Collect is nil, no results are collected.
@@ -255,6 +263,9 @@ func (c *Controller) handler(kind kinds.Kind) cache.ResourceEventHandler {
 	add := func(object any) {
 		if object, ok := object.(*unstructured.Unstructured); ok {
 			c.queue.Add(targetOf(kind, object))
+			if c.Changed != nil {
+				c.Changed(kinds.Reference{Kind: kind, Namespace: object.GetNamespace(), Name: object.GetName()})
+			}
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{

@@ -59,8 +59,9 @@ func asEvent(object *unstructured.Unstructured, err error) (*corev1.Event, error
 	return event, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, event)
 }
 
-// recordChange records an event for the difference between two statuses, if there is one.
-func (c *Controller) recordChange(object *unstructured.Unstructured, was, next kinds.Status) {
+// recordChange records an event for the difference between two statuses, if there is one. reason is
+// the reason of an event that only has a message.
+func (c *Controller) recordChange(object *unstructured.Unstructured, was, next kinds.Status, reason string) {
 	switch {
 	case next.State == "COMPLETED" && was.State != next.State:
 		c.events.Eventf(object, corev1.EventTypeNormal, "Completed", "%s", next.Message)
@@ -77,6 +78,6 @@ func (c *Controller) recordChange(object *unstructured.Unstructured, was, next k
 		}
 		c.events.Eventf(object, corev1.EventTypeNormal, "Pending", "%s", text)
 	case next.Message != "" && was.Message != next.Message:
-		c.events.Eventf(object, corev1.EventTypeWarning, "SlurmUnavailable", "%s", next.Message)
+		c.events.Eventf(object, corev1.EventTypeWarning, reason, "%s", next.Message)
 	}
 }

@@ -225,6 +225,23 @@ func (p *fixture) awaitCancelled(object *unstructured.Unstructured) {
 	})
 }
 
+// awaitEvent waits for an event with a reason.
+func (p *fixture) awaitEvent(reason string) {
+	p.Helper()
+	await(p, "event "+reason, func() error {
+		events, err := p.client.Resource(eventsResource).Namespace(p.namespace).List(p.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, event := range events.Items {
+			if event.Object["reason"] == reason {
+				return nil
+			}
+		}
+		return fmt.Errorf("there are %d others", len(events.Items))
+	})
+}
+
 // awaitPolls waits until a controller has looked at Slurm some more times.
 func (p *fixture) awaitPolls(more int) {
 	p.Helper()

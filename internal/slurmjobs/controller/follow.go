@@ -29,9 +29,16 @@ func (c *Controller) follow(ctx context.Context, t target, object *unstructured.
 	next := status
 	if known && state.ID == status.JobID && state.State != "" {
 		next = statusOf(status, state)
+		if c.Seal != nil && state.Output != "" { // otherwise the path may be somebody else's
+			next.OutputSeal = c.Seal(string(object.GetUID()), state.Output)
+		}
 	}
 	if kinds.Ended(next.State) && c.Collect != nil && kinds.HasResults(object) {
 		next.Results = kinds.Collecting
+	}
+	reason := "SlurmUnavailable"
+	if message == "" && c.PodProblem != nil {
+		message, reason = c.PodProblem(kinds.Reference{Kind: t.kind, Namespace: t.namespace, Name: t.name}), "NoPod"
 	}
 	if message != "" && !kinds.Ended(next.State) {
 		next.Message = message
@@ -49,7 +56,7 @@ func (c *Controller) follow(ctx context.Context, t target, object *unstructured.
 	if err := c.writeStatus(ctx, t, object, status, next); err != nil {
 		return err
 	}
-	c.recordChange(object, status, next)
+	c.recordChange(object, status, next, reason)
 	return nil
 }
 

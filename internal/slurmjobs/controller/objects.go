@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
 
 	"berth.dev/berth/internal/slurmjobs/kinds"
 )
@@ -67,6 +68,28 @@ func Install(ctx context.Context, client dynamic.Interface) error {
 // resource returns the client for the objects of the target's kind and namespace.
 func (t target) resource(client dynamic.Interface) dynamic.ResourceInterface {
 	return client.Resource(t.kind.Resource()).Namespace(t.namespace)
+}
+
+// Object returns an object that the informers keep, without its spec. It returns nil if there is
+// none.
+func (c *Controller) Object(ref kinds.Reference) *unstructured.Unstructured {
+	item, exists, err := c.informer[ref.Kind].GetStore().GetByKey(cache.NewObjectName(ref.Namespace, ref.Name).String())
+	if err != nil || !exists {
+		return nil
+	}
+	return item.(*unstructured.Unstructured)
+}
+
+// References lists the objects that the informers keep.
+func (c *Controller) References() []kinds.Reference {
+	var all []kinds.Reference
+	for kind, informer := range c.informer {
+		for _, item := range informer.GetStore().List() {
+			object := item.(*unstructured.Unstructured)
+			all = append(all, kinds.Reference{Kind: kind, Namespace: object.GetNamespace(), Name: object.GetName()})
+		}
+	}
+	return all
 }
 
 func hasFinalizer(object *unstructured.Unstructured) bool {

@@ -34,6 +34,25 @@ func (k Kind) Resource() schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: k.Group, Version: Version, Resource: k.Plural}
 }
 
+// Reference identifies an object.
+type Reference struct {
+	Kind            Kind
+	Namespace, Name string
+}
+
+// PodName returns the name of the pod that shows the job of an object, as the object's operator
+// named it.
+func (r Reference) PodName() string {
+	switch r.Kind {
+	case BridgeJob:
+		return r.Name + "-bridge-pod"
+	case WlmJob:
+		return r.Name + "-wlm-job"
+	default:
+		return r.Name + "-job"
+	}
+}
+
 // Of returns the kind of an object, or an error if it is none of the three.
 func Of(object *unstructured.Unstructured) (Kind, error) {
 	for _, kind := range All() {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -44,6 +45,8 @@ type Status struct {
 	Results string `json:"results,omitempty"`
 	// Output is the path of the job's standard output on the hosts of the Slurm cluster.
 	Output string `json:"output,omitempty"`
+	// OutputSeal proves that the controller wrote Output.
+	OutputSeal string `json:"outputSeal,omitempty"`
 }
 
 // States of objects whose job Slurm does not run yet.
@@ -105,6 +108,15 @@ var outcomes = map[string]outcome{
 
 // Ended reports whether a job in a state has ended. Waiting and Rejected objects have not.
 func Ended(state string) bool { return outcomes[state].ended }
+
+// Phase returns the phase of a pod that stands for a job in a state.
+func Phase(state string) corev1.PodPhase {
+	words, known := outcomes[state]
+	if !known { // a state of a later Slurm
+		return corev1.PodRunning
+	}
+	return corev1.PodPhase(words.wlm)
+}
 
 // SetOperatorFields sets the fields of the kind's operator from the other fields.
 func (s *Status) SetOperatorFields(kind Kind) {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -46,8 +47,7 @@ var Taint = corev1.Taint{Key: "virtual-kubelet.io/provider", Value: "wlm", Effec
 var preferOthers = corev1.Taint{Key: "berth.dev/slurm-partition", Effect: corev1.TaintEffectPreferNoSchedule}
 
 const (
-	component       = "berth-slurm-jobs"
-	managedLabel    = "app.kubernetes.io/managed-by"
+	component       = cluster.SlurmJobsManager
 	ownerAnnotation = "berth.dev/slurm-jobs"
 	// maxPods is the number of pods that a Node admits. They use nothing.
 	maxPods = 1000
@@ -61,7 +61,7 @@ const (
 // newNode returns the Node of a partition. It has no label kubernetes.io/hostname, because pods
 // that are to spread over hosts would wait for it, and none for the operating system, so that
 // DaemonSets that select Linux stay away.
-func newNode(partition slurm.Partition, host, owner string) *corev1.Node {
+func newNode(partition slurm.Partition, host, owner string, logs netip.AddrPort) *corev1.Node {
 	nodes, wallTime := partition.MaxNodes, int64(unlimited)
 	if nodes < 0 || nodes > partition.Nodes {
 		nodes = partition.Nodes
@@ -71,7 +71,7 @@ func newNode(partition slurm.Partition, host, owner string) *corev1.Node {
 	}
 	labels := map[string]string{
 		cluster.VirtualLabel:             cluster.VirtualValue,
-		managedLabel:                     component,
+		cluster.ManagedByLabel:           component,
 		"kubernetes.io/role":             "agent",
 		corev1.LabelNodeExcludeBalancers: "true",
 		labelNodes:                       strconv.FormatInt(nodes, 10),
@@ -87,7 +87,7 @@ func newNode(partition slurm.Partition, host, owner string) *corev1.Node {
 		partition.FreeCPUs, partition.FreeMemoryMB = 0, 0
 		message += " starts no jobs now"
 	}
-	return &corev1.Node{
+	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: nodeName(host, partition.Name), Labels: labels, Annotations: map[string]string{ownerAnnotation: owner},
 		},
@@ -97,6 +97,11 @@ func newNode(partition slurm.Partition, host, owner string) *corev1.Node {
 			Conditions: []corev1.NodeCondition{ready(message)},
 		},
 	}
+	if logs.IsValid() {
+		node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: logs.Addr().String()}}
+		node.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(logs.Port())
+	}
+	return node
 }
 
 // ready returns the condition of a Node that is ready.
@@ -143,12 +148,12 @@ func nodeName(host, partition string) string {
 }
 
 // owns reports whether Run made a Node.
-func (s *server) owns(node *corev1.Node) bool {
-	return node.Labels[managedLabel] == component && node.Annotations[ownerAnnotation] == s.Owner
+func (s *Server) owns(node *corev1.Node) bool {
+	return node.Labels[cluster.ManagedByLabel] == component && node.Annotations[ownerAnnotation] == s.Owner
 }
 
 // put creates a Node or updates it where it differs. It returns nil for a Node that others own.
-func (s *server) put(ctx context.Context, present map[string]*corev1.Node, wanted *corev1.Node) (*corev1.Node, error) {
+func (s *Server) put(ctx context.Context, present map[string]*corev1.Node, wanted *corev1.Node) (*corev1.Node, error) {
 	node := present[wanted.Name]
 	if node == nil {
 		created, err := s.nodes.Create(ctx, wanted, metav1.CreateOptions{FieldManager: component})
@@ -177,22 +182,26 @@ func (s *server) put(ctx context.Context, present map[string]*corev1.Node, wante
 	if sameStatus(node, wanted) {
 		return node, nil
 	}
-	return node, s.patchStatus(ctx, node, map[string]any{"capacity": wanted.Status.Capacity, "allocatable": wanted.Status.Allocatable, "conditions": wanted.Status.Conditions})
+	return node, s.patchStatus(ctx, node, map[string]any{
+		"capacity": wanted.Status.Capacity, "allocatable": wanted.Status.Allocatable, "conditions": wanted.Status.Conditions,
+		"addresses": wanted.Status.Addresses, "daemonEndpoints": wanted.Status.DaemonEndpoints,
+	})
 }
 
 // sameStatus reports whether a Node needs no new status. Times do not count.
 func sameStatus(node, wanted *corev1.Node) bool {
 	has, want := readyOf(node), wanted.Status.Conditions[0]
 	return has != nil && has.Status == want.Status && has.Message == want.Message &&
+		slices.Equal(node.Status.Addresses, wanted.Status.Addresses) && node.Status.DaemonEndpoints == wanted.Status.DaemonEndpoints &&
 		equality.Semantic.DeepEqual(node.Status.Capacity, wanted.Status.Capacity) &&
 		equality.Semantic.DeepEqual(node.Status.Allocatable, wanted.Status.Allocatable)
 }
 
-func (s *server) patchStatus(ctx context.Context, node *corev1.Node, status map[string]any) error {
+func (s *Server) patchStatus(ctx context.Context, node *corev1.Node, status map[string]any) error {
 	return s.patch(ctx, node, map[string]any{"metadata": map[string]any{"uid": node.UID}, "status": status}, "status")
 }
 
-func (s *server) patch(ctx context.Context, node *corev1.Node, changes map[string]any, subresources ...string) error {
+func (s *Server) patch(ctx context.Context, node *corev1.Node, changes map[string]any, subresources ...string) error {
 	text, err := json.Marshal(changes)
 	if err != nil {
 		return err
@@ -205,7 +214,7 @@ func (s *server) patch(ctx context.Context, node *corev1.Node, changes map[strin
 }
 
 // renew renews a Node's lease. The node controller takes a Node without it for lost.
-func (s *server) renew(ctx context.Context, node *corev1.Node) error {
+func (s *Server) renew(ctx context.Context, node *corev1.Node) error {
 	now := metav1.NewMicroTime(time.Now())
 	text, err := json.Marshal(map[string]any{"spec": map[string]any{"renewTime": now}})
 	if err != nil {
@@ -225,7 +234,7 @@ func (s *server) renew(ctx context.Context, node *corev1.Node) error {
 }
 
 // remove removes a Node. The garbage collector removes its lease.
-func (s *server) remove(ctx context.Context, node *corev1.Node) error {
+func (s *Server) remove(ctx context.Context, node *corev1.Node) error {
 	err := s.nodes.Delete(ctx, node.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(node.UID))})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("remove node %s: %w", node.Name, err)

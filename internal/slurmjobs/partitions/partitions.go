@@ -1,7 +1,9 @@
 // Package partitions shows each Slurm partition as a Node of a Kubernetes cluster, with the name,
-// labels and taint that WLM-Operator gave such Nodes, and with the partition's free resources. No
-// kubelet serves these Nodes. So the package keeps them ready, and ends the pods that are bound to
-// them. Which objects become jobs, and when this process leads, belongs to package controller.
+// labels and taint that WLM-Operator gave such Nodes, and with the partition's free resources. It
+// shows each job of an object as a pod that is bound to the Node of the job's partition. No
+// kubelet serves these Nodes. So the package keeps them ready, and ends all other pods that are
+// bound to them. Which objects become jobs, and when this process leads, belongs to package
+// controller. The logs of pods belong to package joblog.
 package partitions
 
 import (
@@ -9,18 +11,24 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	core "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
 
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/slurmjobs/kinds"
 )
 
 // Options configures Run.
@@ -33,6 +41,11 @@ type Options struct {
 	Host string
 	// Owner marks the Nodes. Run changes and removes no other Nodes.
 	Owner string
+	// Logs is the address where a server for the logs of pods listens. If it is invalid, the
+	// Nodes have no address.
+	Logs netip.AddrPort
+	// Jobs gives access to the objects. If its functions are nil, no jobs are shown.
+	Jobs Jobs
 	// Ask runs sinfo.
 	Ask slurm.Ask
 	// Interval is the time between two calls of sinfo, and between two renewals of the
@@ -51,47 +64,124 @@ func Default() Options {
 	}
 }
 
-// server shows partitions as Nodes.
-type server struct {
+// Server shows partitions as Nodes, and jobs as pods.
+type Server struct {
 	Options
+	core   core.CoreV1Interface
 	nodes  core.NodeInterface
 	leases coordination.LeaseInterface
-	pods   *podEnder
+	pods   *podEnder // while Run runs
 	// foreign holds the names of Nodes that others own, which were reported.
 	foreign map[string]bool
+
+	mu sync.Mutex
+	// jobs is nil unless Run runs.
+	jobs *jobPods
 }
 
-// Run shows the partitions until ctx ends. The Nodes stay, because another process with the same
-// owner may serve them already. Run returns an error only for an invalid configuration; after
-// other errors it tries again.
-func Run(ctx context.Context, options Options) error {
+// New returns a server. It sends no requests.
+func New(options Options) (*Server, error) {
 	coreClient, err := core.NewForConfig(options.Config)
 	if err != nil {
-		return fmt.Errorf("make client: %w", err)
+		return nil, fmt.Errorf("make client: %w", err)
 	}
 	coordinationClient, err := coordination.NewForConfig(options.Config)
 	if err != nil {
-		return fmt.Errorf("make client: %w", err)
+		return nil, fmt.Errorf("make client: %w", err)
 	}
+	return &Server{
+		Options: options, core: coreClient, nodes: coreClient.Nodes(), leases: coordinationClient.Leases(corev1.NamespaceNodeLease), foreign: map[string]bool{},
+	}, nil
+}
+
+// Run shows the partitions and jobs until ctx ends. The Nodes and pods stay, because another
+// process with the same owner may serve them already. After errors it tries again. Run may be
+// called again once it has returned.
+func (s *Server) Run(ctx context.Context) {
 	events := record.NewBroadcaster()
 	defer events.Shutdown()
-	events.StartRecordingToSink(&core.EventSinkImpl{Interface: coreClient.Events("")})
-	s := &server{
-		Options: options, nodes: coreClient.Nodes(), leases: coordinationClient.Leases(corev1.NamespaceNodeLease), foreign: map[string]bool{},
-		pods: newPodEnder(coreClient, options, events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component})),
-	}
+	events.StartRecordingToSink(&core.EventSinkImpl{Interface: s.core.Events("")})
+	s.pods = newPodEnder(s.core, s.Options, events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component}))
 	var group sync.WaitGroup
+	if s.Jobs.All != nil {
+		jobs := s.newJobPods()
+		s.setJobs(jobs)
+		defer s.setJobs(nil)
+		group.Go(func() { jobs.run(ctx) })
+	}
 	group.Go(func() { s.pods.run(ctx) })
 	// Leases are renewed even while sinfo does not answer.
 	group.Go(func() { s.repeat(ctx, "keep the nodes of partitions ready", s.keepReady) })
 	s.repeat(ctx, "show partitions as nodes", s.sync)
 	group.Wait()
 	s.pods.running.Wait()
-	return nil
+}
+
+// newJobPods returns the pods of this call of Run.
+func (s *Server) newJobPods() *jobPods {
+	jobs := &jobPods{
+		Jobs: s.Jobs, interval: s.Interval, client: s.core, pods: s.pods, log: func(text string) { s.Log.Debug(text) },
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[kinds.Reference](s.Interval/10, 6*s.Interval)),
+		nodes: map[string]string{}, made: map[kinds.Reference]types.UID{}, problems: map[kinds.Reference]string{},
+	}
+	s.pods.changed = jobs.queue.Add
+	return jobs
+}
+
+func (s *Server) setJobs(jobs *jobPods) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.jobs = jobs
+}
+
+// running returns the pods of jobs, or nil unless Run runs.
+func (s *Server) running() *jobPods {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.jobs
+}
+
+// Changed updates the pod of an object that has changed.
+func (s *Server) Changed(ref kinds.Reference) {
+	if jobs := s.running(); jobs != nil { // otherwise Run lists the objects
+		jobs.queue.Add(ref)
+	}
+}
+
+// Problem returns the reason why an object has no pod, or "".
+func (s *Server) Problem(ref kinds.Reference) string {
+	jobs := s.running()
+	if jobs == nil {
+		return ""
+	}
+	jobs.mu.Lock()
+	defer jobs.mu.Unlock()
+	return jobs.problems[ref]
+}
+
+// Shown returns the object whose job a pod shows, or nil.
+func (s *Server) Shown(namespace, name string) *unstructured.Unstructured {
+	jobs := s.running()
+	if jobs == nil {
+		return nil
+	}
+	pod := jobs.pods.find(namespace, name)
+	if pod == nil {
+		return nil
+	}
+	ref, uid, ok := jobOf(pod)
+	if !ok {
+		return nil
+	}
+	object := jobs.Object(ref)
+	if object == nil || object.GetUID() != uid {
+		return nil
+	}
+	return object
 }
 
 // repeat calls do at the interval until ctx ends.
-func (s *server) repeat(ctx context.Context, what string, do func(context.Context) error) {
+func (s *Server) repeat(ctx context.Context, what string, do func(context.Context) error) {
 	tick := time.NewTicker(s.Interval)
 	defer tick.Stop()
 	for ctx.Err() == nil {
@@ -106,8 +196,8 @@ func (s *server) repeat(ctx context.Context, what string, do func(context.Contex
 }
 
 // list returns all Nodes for partitions by their names, also Nodes of other owners.
-func (s *server) list(ctx context.Context) (map[string]*corev1.Node, error) {
-	found, err := s.nodes.List(ctx, metav1.ListOptions{LabelSelector: managedLabel + "=" + component})
+func (s *Server) list(ctx context.Context) (map[string]*corev1.Node, error) {
+	found, err := s.nodes.List(ctx, metav1.ListOptions{LabelSelector: cluster.ManagedByLabel + "=" + component})
 	if err != nil {
 		return nil, fmt.Errorf("list nodes: %w", err)
 	}
@@ -120,18 +210,18 @@ func (s *server) list(ctx context.Context) (map[string]*corev1.Node, error) {
 
 // sync makes the Nodes match the partitions. If Slurm does not answer, it keeps the Nodes as they
 // are.
-func (s *server) sync(ctx context.Context) error {
+func (s *Server) sync(ctx context.Context) error {
 	present, err := s.list(ctx)
 	if err != nil {
 		return err
 	}
 	partitions, slurmErr := slurm.Partitions(ctx, s.Ask)
 	errs := []error{slurmErr}
-	served := map[string]*corev1.Node{}
+	served, names := map[string]*corev1.Node{}, map[string]string{}
 	for _, partition := range partitions {
-		node, err := s.put(ctx, present, newNode(partition, s.Host, s.Owner))
+		node, err := s.put(ctx, present, newNode(partition, s.Host, s.Owner, s.Logs))
 		if errs = append(errs, err); node != nil {
-			served[node.Name] = node
+			served[node.Name], names[partition.Name] = node, node.Name
 		}
 	}
 	for name, node := range present {
@@ -144,12 +234,15 @@ func (s *server) sync(ctx context.Context) error {
 		}
 	}
 	s.pods.watch(ctx, served)
+	if jobs := s.running(); jobs != nil && slurmErr == nil {
+		jobs.setNodes(names)
+	}
 	return errors.Join(errs...)
 }
 
 // keepReady renews the leases of the Nodes. It makes a Node ready again whose lease was not renewed
 // in time, because the node controller does not.
-func (s *server) keepReady(ctx context.Context) error {
+func (s *Server) keepReady(ctx context.Context) error {
 	nodes, err := s.list(ctx)
 	errs := []error{err}
 	for _, node := range nodes {

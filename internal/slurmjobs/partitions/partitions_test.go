@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -34,6 +35,9 @@ type fixture struct {
 	*testing.T
 	config *rest.Config
 	client kubernetes.Interface
+	jobs   Jobs
+	logs   netip.AddrPort
+	server *Server
 
 	mu     sync.Mutex
 	output string
@@ -78,14 +82,21 @@ func (f *fixture) run() (stop func()) {
 	options.Config, options.Host, options.Owner, options.Ask = f.config, "login1", "lab", f.ask
 	options.Interval = 20 * time.Millisecond
 	options.FirstDelay, options.MaxDelay = time.Hour, time.Hour
+	options.Jobs, options.Logs = f.jobs, f.logs
+	server, err := New(options)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.server = server
 	ctx, cancel := context.WithCancel(f.Context())
-	done := make(chan error, 1)
-	go func() { done <- Run(ctx, options) }()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		server.Run(ctx)
+	}()
 	stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil {
-			f.Error(err)
-		}
+		<-done
 	})
 	f.Cleanup(stop)
 	return stop

@@ -19,12 +19,13 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/slurmjobs/kinds"
 )
 
 // podName identifies a pod that is bound to a Node.
 type podName struct{ node, namespace, name string }
 
-// podEnder ends the pods that are bound to the Nodes of partitions. Pods that do not belong to a
+// podEnder ends the pods that are bound to the Nodes of partitions and show no job. Pods that do not belong to a
 // controller fail at once. A ReplicaSet replaces a failed pod at once, and the scheduler may bind
 // the next one to the same Node. So its other pods wait, each longer than the one before.
 type podEnder struct {
@@ -33,6 +34,9 @@ type podEnder struct {
 	events record.EventRecorder
 	queue  workqueue.TypedRateLimitingInterface[podName]
 	delays *flowcontrol.Backoff
+	// changed is called for the object of a pod that shows a job, when the pod has changed or
+	// is gone. If it is nil, such pods are ended, too.
+	changed func(kinds.Reference)
 
 	// running counts the watches that have not returned.
 	running sync.WaitGroup
@@ -43,8 +47,9 @@ type podEnder struct {
 
 // podWatch watches the pods of one Node.
 type podWatch struct {
-	store cache.Store
-	stop  context.CancelFunc
+	store  cache.Store
+	synced cache.InformerSynced
+	stop   context.CancelFunc
 }
 
 func newPodEnder(client core.CoreV1Interface, options Options, events record.EventRecorder) *podEnder {
@@ -74,25 +79,78 @@ func (e *podEnder) watch(ctx context.Context, nodes map[string]*corev1.Node) {
 				e.queue.Add(podName{name, pod.Namespace, pod.Name})
 			}
 		}
+		gone := func(object any) {
+			if missed, ok := object.(cache.DeletedFinalStateUnknown); ok {
+				object = missed.Obj
+			}
+			if pod, ok := object.(*corev1.Pod); ok {
+				if ref, _, shown := e.jobOf(pod); shown {
+					e.changed(ref)
+				}
+			}
+		}
 		store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
 			ListerWatcher: cache.NewListWatchFromClient(e.client.RESTClient(), "pods", e.Namespace, fields.OneTermEqualSelector("spec.nodeName", name)),
 			ObjectType:    &corev1.Pod{},
-			Handler:       cache.ResourceEventHandlerFuncs{AddFunc: add, UpdateFunc: func(_, object any) { add(object) }},
+			Handler:       cache.ResourceEventHandlerFuncs{AddFunc: add, UpdateFunc: func(_, object any) { add(object) }, DeleteFunc: gone},
 			Transform:     trim,
 		})
 		watching, stop := context.WithCancel(ctx)
-		e.watches[name] = podWatch{store, stop}
+		e.watches[name] = podWatch{store, controller.HasSynced, stop}
 		e.running.Go(func() { controller.RunWithContext(watching) })
 	}
 }
 
-// trim removes what podEnder does not need.
+// trim removes what the package does not need.
 func trim(object any) (any, error) {
 	if pod, ok := object.(*corev1.Pod); ok {
 		pod.ManagedFields, pod.Annotations, pod.Labels = nil, nil, nil
 		pod.Spec = corev1.PodSpec{NodeName: pod.Spec.NodeName}
+		if ended(pod) {
+			pod.Status = corev1.PodStatus{Phase: pod.Status.Phase, Reason: pod.Status.Reason}
+		}
 	}
 	return object, nil
+}
+
+// jobOf is like the function jobOf, but reports false if no jobs are shown.
+func (e *podEnder) jobOf(pod *corev1.Pod) (kinds.Reference, types.UID, bool) {
+	if e.changed == nil {
+		return kinds.Reference{}, "", false
+	}
+	return jobOf(pod)
+}
+
+// serves reports whether the pods of a Node are watched.
+func (e *podEnder) serves(node string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, watched := e.watches[node]
+	return watched
+}
+
+// synced reports whether the pods of all Nodes are known.
+func (e *podEnder) synced() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, watch := range e.watches {
+		if !watch.synced() {
+			return false
+		}
+	}
+	return true
+}
+
+// find returns a pod that is bound to one of the Nodes, or nil.
+func (e *podEnder) find(namespace, name string) *corev1.Pod {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, watch := range e.watches {
+		if item, exists, err := watch.store.GetByKey(cache.NewObjectName(namespace, name).String()); err == nil && exists {
+			return item.(*corev1.Pod)
+		}
+	}
+	return nil
 }
 
 // run ends pods until ctx ends.
@@ -130,12 +188,16 @@ func (e *podEnder) handle(ctx context.Context, name podName) (wait time.Duration
 		return 0, err
 	}
 	pod := item.(*corev1.Pod)
-	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-	deleted := pod.DeletionTimestamp != nil
-	if !ended && !deleted {
+	ended, deleted := ended(pod), pod.DeletionTimestamp != nil
+	ref, _, shown := e.jobOf(pod)
+	if !ended && !deleted && !shown {
 		wait = e.wait(pod)
 	}
 	switch {
+	case shown && !deleted:
+		e.changed(ref)
+		return 0, nil
+	case shown:
 	case ended && !deleted:
 		return 0, nil
 	case wait > 0 && pod.Status.Reason != cluster.NotASlurmJob:

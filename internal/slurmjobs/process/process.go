@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -26,7 +27,6 @@ import (
 	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/slurmjobs/controller"
-	"berth.dev/berth/internal/slurmjobs/partitions"
 	"berth.dev/berth/internal/slurmjobs/results"
 	"berth.dev/berth/internal/slurmjobs/trust"
 )
@@ -52,9 +52,10 @@ type Options struct {
 	Berth string
 	// PerMinute limits the submissions per minute. Zero means no limit.
 	PerMinute int
-	// PartitionNodes shows each partition as a Node. The user of Config must have the
-	// rights.
+	// PartitionNodes shows each partition as a Node, and each job as a pod. The user of Config
+	// must have the rights. PodLogs serves the logs of the pods. It may be nil.
 	PartitionNodes bool
+	PodLogs        *PodLogs
 	Results        Results
 	S3             S3
 	Log            *slog.Logger
@@ -155,22 +156,20 @@ func Run(ctx context.Context, o Options) error {
 		collector := collector{preparer: preparer, Collector: results.Default(o.Config, o.Results.Image), roots: o.Results.Roots}
 		options.Collect = collector.collect
 	}
-	if o.PartitionNodes {
-		shown := partitions.Default()
-		shown.Config, shown.Namespace, shown.Host, shown.Owner, shown.Log = o.Config, o.Namespace, short, options.LeaseNamespace, o.Log
-		shown.Ask = slurm.AskLongWith(queue.JobEnv(os.Environ()))
-		options.Beside = func(ctx context.Context) {
-			if err := partitions.Run(ctx, shown); err != nil {
-				o.Log.Warn("Slurm's partitions are not shown as nodes: " + err.Error())
-			}
-		}
+	shown, err := o.show(&options, short, os.Environ())
+	if err != nil {
+		return err
 	}
 	c, err := controller.New(options)
 	if err != nil {
 		return err
 	}
+	shown.connect(c)
 	go heap.Settle(ctx, settleTime)
-	return c.Run(ctx)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.Run(ctx) })
+	group.Go(func() error { return shown.serve(ctx) })
+	return group.Wait()
 }
 
 // definePoll is the time between two checks whether the API server serves new definitions.
