@@ -226,10 +226,13 @@ test_settings() {
 	expect 4 '*' as alice login srun sh -c 'exit 4'
 	eventually bash -c "'$bed' run --user alice login sacct -nXo ExitCode | grep 4:0"
 	down
-	PROC_OPTIONS=hidepid=2 HOME_OPTIONS=noexec LOCAL=tmpfs up 1 || return
+	PROC_OPTIONS=hidepid=2 HOME_OPTIONS=noexec LOCAL=tmpfs FOLDERS="nas scratch" up 1 || return
 	expect 1 "" as alice n1 test -e /proc/1
 	expect 126 '*Permission denied*' as alice n1 bash -c 'cp /bin/true .; ./true'
 	expect 0 tmpfs as alice n1 stat -f -c %T /tmp
+	expect 0 "" as alice login sh -c 'umask 022; echo shared >/nas/file'
+	expect 0 shared as bob n1 cat /nas/file
+	expect 1 '*Read-only file system*' bed run n1 mkdir /other /usr/other
 	down
 	PROGRAMS=few up 1 || return
 	expect 0 n1 as alice login srun hostname

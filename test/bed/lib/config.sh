@@ -6,6 +6,8 @@ write_config() {
 	chmod 755 "$state" "$state"/*
 	[[ $SHARED == off ]] || install -d -m 1777 "$state/shared"
 	local name
+	[[ -z $FOLDERS ]] || mkdir "$state/new-root"
+	for name in $FOLDERS; do install -d -m 1777 "$state/folders/$name"; done
 	for name in $(host_names); do
 		install -d "$state/log/$name" "$state/disk/$name"
 		install -d -m 1777 "$state/disk/$name/tmp" "$state/disk/$name/var-tmp"

@@ -45,6 +45,7 @@ connect_host() {
 mount_host() {
 	local name=$1 bind private=nosuid,nodev
 	cd /
+	[[ -z $FOLDERS ]] || add_folders
 	mount -t proc -o "$private,noexec${PROC_OPTIONS:+,$PROC_OPTIONS}" proc /proc
 	mount -t sysfs -o $private,noexec sysfs /sys
 	mount_cgroups
@@ -80,6 +81,28 @@ mount_host() {
 	[[ $name != n* || $PROGRAMS == all ]] || hide_programs
 	# This comes last, because a bind mount inherits the read-only flag.
 	mount -o remount,bind,ro /
+}
+
+# add_folders replaces the root of the host by one with folders that the machine does not have.
+# All hosts share them.
+add_folders() {
+	local new=$state/new-root path last=none
+	# Layers of an overlay must not be in each other.
+	mount -t tmpfs -o mode=755 tmpfs "$new"
+	(cd "$new" && mkdir $FOLDERS)
+	mount -t overlay -o "ro,lowerdir=$new:/" overlay "$new"
+	# An overlay does not show what is mounted below its layers.
+	while read -r path; do
+		[[ $path == / || $path == "$last"/* || $path == "$new" ]] || { mount --rbind "$path" "$new$path" && last=$path; }
+	done < <(awk '{ print $5 }' /proc/self/mountinfo | LC_ALL=C sort -u)
+	mount --bind "$state" "$new$state"
+	for path in $FOLDERS; do
+		mount --bind "$state/folders/$path" "$new/$path"
+	done
+	cd "$new"
+	pivot_root . .
+	umount --lazy .
+	cd /
 }
 
 # share_folder serves a folder of the bed with one process on each host. Like a file

@@ -11,7 +11,7 @@ die() {
 BED_NAME=${BED_NAME:-bed}
 state_root=/var/tmp/berth-bed
 state=$state_root/$BED_NAME
-settings=(NODES PROCTRACK TASK ACCT CPUS MEM IPV6 RESOLVER LOCAL SHARED GPUS PROC_OPTIONS HOME_OPTIONS TMP_OPTIONS
+settings=(NODES PROCTRACK TASK ACCT CPUS MEM IPV6 RESOLVER LOCAL SHARED FOLDERS GPUS PROC_OPTIONS HOME_OPTIONS TMP_OPTIONS
 	PROGRAMS NAMES MTUS CORES BED_BIND BED_LOGS BED_SLURM_CONF BED_PLUGSTACK BED_OCI number subnet first_user first_subordinate cgroup_kind cgroup_list)
 
 # How many beds may be up at once.
@@ -36,6 +36,7 @@ default_settings() {
 	RESOLVER=${RESOLVER:-ctl}
 	LOCAL=${LOCAL:-disk}
 	SHARED=${SHARED:-off}
+	FOLDERS=${FOLDERS:-}
 	GPUS=${GPUS:-0}
 	PROC_OPTIONS=${PROC_OPTIONS:-}
 	HOME_OPTIONS=${HOME_OPTIONS:-}
@@ -105,6 +106,7 @@ validate_settings() {
 		problems+=("CORES needs PROCTRACK=cgroup, which has cpusets, and TASK=none: Slurm would choose cores itself")
 	[[ $CPUS =~ ^[1-9][0-9]*$ ]] || problems+=("CPUS is \"$CPUS\": give a number of cores")
 	[[ $MEM =~ ^[1-9][0-9]*$ ]] || problems+=("MEM is \"$MEM\": give a number of megabytes")
+	[[ $FOLDERS =~ ^[a-z\ ]*$ ]] || problems+=("FOLDERS is \"$FOLDERS\": give names of lowercase letters")
 	local bind
 	for bind in $BED_BIND; do
 		[[ $bind == /*:/* && -d ${bind%%:*} ]] ||
