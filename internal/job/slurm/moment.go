@@ -17,6 +17,9 @@ type Moment struct {
 	// End is the end of the job's time, or of the step's if that is earlier, or zero
 	// if nothing limits them. Preemption with a grace time brings it forward.
 	End time.Time
+	// Limit is the end of the job's time limit, which is also known after the job has ended.
+	// It is zero if there is none. The time that a job was suspended does not count.
+	Limit time.Time
 	// OfStep reports whether End is the end of the step.
 	OfStep bool
 	// Returns is true if the job is preempted and will start again: it has a
@@ -89,7 +92,14 @@ func jobNow(ctx context.Context, job Job, ask Ask) (Moment, error) {
 	if moment.End, err = readEnd(job, said); err != nil {
 		return moment, err
 	}
-	value, _ := field(said, "PreemptTime")
+	value, _ := field(said, "StartTime")
+	limit, _ := field(said, "TimeLimit")
+	if start, err := ParseTime(value); err == nil && !start.IsZero() {
+		if span, ok := parseSpan(limit); ok {
+			moment.Limit = start.Add(span)
+		}
+	}
+	value, _ = field(said, "PreemptTime")
 	preempted, err := ParseTime(value)
 	if err != nil {
 		return moment, fmt.Errorf("read when job %s was preempted from scontrol: %w", job.ID, err)

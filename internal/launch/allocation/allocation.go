@@ -169,11 +169,15 @@ func (a *Allocation) GraceNow(ctx context.Context, signal syscall.Signal) time.D
 	if err != nil {
 		a.log.Debug("the state of the job is not fully known: " + err.Error())
 	}
+	a.mu.Lock()
 	if moment.Running && moment.Returns { // remember it: a later answer may omit it
-		a.mu.Lock()
 		a.preempted = true
-		a.mu.Unlock()
 	}
+	// The limit may have been raised since the run asked for the end.
+	if !a.end.IsZero() && moment.Limit.After(a.end) && !moment.OfStep {
+		a.end = moment.Limit
+	}
+	a.mu.Unlock()
 	left := max(0, over.Sub(a.now()))
 	switch {
 	case !moment.Running || err != nil && moment.End.IsZero():

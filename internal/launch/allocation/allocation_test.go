@@ -343,3 +343,17 @@ func TestTimeLimitIsNamed(t *testing.T) {
 		t.Error("another reason is changed")
 	}
 }
+
+// A signal after the end that the run knows is not the time limit's if the limit was raised.
+func TestRaisedTimeLimit(t *testing.T) {
+	said := "JobId=7 JobState=COMPLETING StartTime=2026-01-01T11:00:00 EndTime=2026-01-01T12:00:00 Partition=main TimeLimit="
+	for limit, want := range map[string]int{"01:00:00": exitcode.TimeLimit, "02:00:00": 143, "1-00:00:00": 143, "UNLIMITED": exitcode.TimeLimit} {
+		a := newAllocation("")
+		a.end = noon
+		a.Ask = func(context.Context, ...string) ([]byte, error) { return []byte(said + limit), nil }
+		a.GraceNow(t.Context(), syscall.SIGTERM)
+		if code := exitcode.Of(a.Reason(EndedBy(syscall.SIGTERM))); code != want {
+			t.Errorf("with the limit %s: exit code %d, want %d", limit, code, want)
+		}
+	}
+}
