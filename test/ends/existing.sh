@@ -67,3 +67,38 @@ existing_cluster() {
 	ends d 143 15 1 137
 	end_hosting
 }
+
+# owner_deadline JOB prints activeDeadlineSeconds of the Job that owns the objects of a run.
+owner_deadline() { kubectl get jobs -n guests -l "slurm.berth.dev/job=$1" -o 'jsonpath={.items[*].spec.activeDeadlineSeconds}'; }
+
+# deadline_beyond JOB SECONDS reports whether the owner may exist longer than that.
+deadline_beyond() { [[ $(owner_deadline "$1") -gt $2 ]]; }
+
+# If all processes of a run are killed, the cluster deletes everything 90 s after the time
+# limit of the job. The deadline follows a changed time limit. In this case, nothing needs the
+# processor for two minutes.
+existing_deadline() {
+	local killed longer
+	hosts=1 hosting
+	begin a alice login srun -N1 --time=1 --mem=100 --job-name=a berth run --kubeconfig guest.conf -f $here/loop.yaml -f $here/web.yaml
+	says a started
+	killed=$("$bed" run ctl squeue -h -n a -o %i)
+	# The cleaner could delete the owner before Slurm kills it.
+	node pkill -KILL -f '^berth cleaner-role'
+	"$bed" run --user alice login scancel --signal=KILL "$killed.0"
+	ends a 137
+	! deadline_beyond "$killed" 150 || fail "the deadline is $(owner_deadline "$killed") s after the start"
+	[[ $(kubectl get pod/loop daemonset/web service/web secret/sesame -n guests -o name | wc -l) == 4 ]] || fail 'objects are gone before the deadline'
+	begin b alice login srun -N1 --time=1 --mem=100 --job-name=b berth run --kubeconfig guest.conf -f $here/chatty.yaml
+	says b started
+	longer=$("$bed" run ctl squeue -h -n b -o %i)
+	! deadline_beyond "$longer" 150 || fail 'the deadline was later from the start'
+	"$bed" run ctl scontrol update JobId="$longer" TimeLimit=2
+	poll 110 deadline_beyond "$longer" 150 || fail "the deadline is still $(owner_deadline "$longer") s after the start"
+	! deadline_beyond "$longer" 210 || fail "the deadline is $(owner_deadline "$longer") s after the start"
+	# The first limit is over, so the exit code must not be that of a time limit.
+	"$bed" run --user alice login scancel "$longer"
+	ends b 143
+	poll 150 nothing_there || fail "left in the cluster: $(kubectl get all,secrets -n guests)"
+	end_hosting
+}
