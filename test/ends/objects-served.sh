@@ -65,7 +65,7 @@ is() { [[ $(field "$1" "$2") == "$3" ]]; }
 queued() { squeue --noheader --states=all --name="default.$1" --format='%i %r %k'; }
 
 berth slurm-jobs setup -n default --user admin --trust-namespace | kubectl apply -f -
-kubectl wait --for=condition=Established --timeout=60s crd/slurmjobs.wlm.sylabs.io
+kubectl wait --for=condition=Established --timeout=60s crd/slurmjobs.wlm.sylabs.io crd/bridgejobs.bridgejob.ibm.com
 
 # In another namespace, a policy lets only alice create objects. Its effect begins after a minute,
 # so the rest comes last. The controller has the rights that setup gave it.
@@ -94,6 +94,28 @@ killed
 is lost jobID "${job%% *}" || fail "another job than $job"
 serve
 await 120 is lost state COMPLETED
+
+# Partitions of another account and of another group, and the script of another user. Slurm accepts
+# the job for another account, and does not start it.
+for name in account group; do
+	manifest "$name" true | sed "s/--mem=10/& --partition=$name/" | kubectl create -f -
+done
+says_account() { [[ $(field account reason) == *'account not known, so it can'* ]]; }
+await 60 says_account
+is account state PENDING || fail 'a job of another account'
+kubectl delete slurmjob account
+await 60 is group state REJECTED
+[[ $(field group message) == 'Slurm rejected the job: '*"User's group not permitted"* ]] || fail 'a job of another group'
+kubectl create -f - <<'END'
+apiVersion: bridgejob.ibm.com/v1alpha1
+kind: BridgeJob
+metadata: {name: unreadable}
+spec: {jobdata: {scriptlocation: remote, jobscript: /var/tmp/unreadable.sh}}
+END
+unreadable() { kubectl get bridgejob unreadable -o jsonpath='{.status.state} {.status.message}'; }
+rejects() { [[ $(unreadable) == REJECTED' '* ]]; }
+await 60 rejects
+[[ $(unreadable) == *"the file belongs to root, who can run 'chmod a+r /var/tmp/unreadable.sh'"* ]] || fail "$(unreadable)"
 
 # slurmctld is away.
 echo 'stop slurmctld'

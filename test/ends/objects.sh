@@ -4,6 +4,10 @@
 # Each object has one job, which runs once, although the controller is killed at the moments
 # that matter and slurmctld is away and forgets jobs. A policy admits only objects of one user.
 slurm_objects() {
+	# The next start of slurmctld forgets these partitions.
+	"$bed" run ctl scontrol create partitionname=account nodes=ALL allowaccounts=physics || fail "no partition of another account"
+	"$bed" run ctl scontrol create partitionname=group nodes=ALL allowgroups=root || fail "no partition of another group"
+	node install -m 600 /dev/null /var/tmp/unreadable.sh || fail "no script of another user"
 	begin a alice n1 berth run -- bash $here/objects-served.sh
 	timeout=200 says a 'stop slurmctld'
 	"$bed" run ctl pkill -KILL -x slurmctld
@@ -14,6 +18,19 @@ slurm_objects() {
 	timeout=280 ends a 0
 	says a 'each job ran once'
 	"$bed" run --user alice n1 rm -rf objects
+	node rm /var/tmp/unreadable.sh
+}
+
+# Results of a job go to a disk that is full, and then has room.
+slurm_objects_full() {
+	local disk=/var/tmp/small
+	node sh -c "mkdir -p $disk && mount -t tmpfs -o size=2m,mode=1777 tmpfs $disk" || fail "no small disk"
+	begin a alice n1 berth run --slurm-jobs --results-image busybox:1.37 --image $image -- bash $here/objects-full.sh $disk
+	timeout=200 says a 'the disk is full'
+	timeout=200 ends a 0
+	says a 'the results are complete'
+	"$bed" run --user alice n1 rm -r full
+	node sh -c "umount $disk && rmdir $disk"
 }
 
 no_slurmctld() { ! "$bed" run ctl pgrep -x slurmctld >/dev/null; }
