@@ -103,13 +103,7 @@ func (c *incoming) takeParked(promised bool) (r *record) {
 // there is no listener. If the listener's queue is full, it returns another error, or 0
 // for a promised connection, whose bell then waits for a place.
 func connectBell(bell int, e ends, promised bool) unix.Errno {
-	address := sock.Raw(e.local, e.ipv6())
-	errno := sock.Connect(bell, address)
-	if errno == unix.EINPROGRESS {
-		// Inside one namespace, the handshake is over when connect returns, unless the
-		// listener's queue is full.
-		errno = sock.Connect(bell, address)
-	}
+	errno := sock.ConnectInside(bell, sock.Raw(e.local, e.ipv6()))
 	if errno == unix.EALREADY && promised {
 		errno = 0 // the kernel repeats the SYN until the queue has a place
 	}

@@ -168,7 +168,7 @@ func TestThousandsOfOpenConnectionsLeakNothing(t *testing.T) {
 			}
 		}
 		if switched < programs*each {
-			t.Errorf("host %d knows %d connections of %d", i, switched, programs*each)
+			t.Errorf("host %d knows %d connections of %d: %v", i, switched, programs*each, h.counters())
 		}
 	}
 	for _, program := range all {

@@ -36,6 +36,24 @@ func Connect(fd int, address []byte) unix.Errno {
 	return errno
 }
 
+// handshakeTries bounds the calls of ConnectInside. A call takes less than a microsecond,
+// and a deferred handshake usually ends within twenty of them.
+const handshakeTries = 100
+
+// ConnectInside connects a non-blocking socket to a listener in the same network namespace.
+// It returns EALREADY if the listener's queue is full. Such a handshake is usually over when
+// connect(2) returns. But the kernel may defer it: to ksoftirqd, or to another processor
+// (receive packet steering). Then further calls await it, because each one also processes
+// the packets that were deferred on its processor. A wait that sleeps would delay all
+// connections to a pod with a full queue.
+func ConnectInside(fd int, address []byte) unix.Errno {
+	errno := Connect(fd, address)
+	for try := 0; try < handshakeTries && (errno == unix.EINPROGRESS || errno == unix.EALREADY); try++ {
+		errno = Connect(fd, address)
+	}
+	return errno
+}
+
 // Raw returns a socket address for the kernel. An IPv4 address is mapped if
 // ipv6 is set.
 func Raw(a netip.AddrPort, ipv6 bool) []byte {
