@@ -443,3 +443,28 @@ func TestBadRequests(t *testing.T) {
 		t.Errorf("the API server was asked: %v", actions)
 	}
 }
+
+// TestLargeRequestIsRefused sends a request that does not end.
+func TestLargeRequestIsRefused(t *testing.T) {
+	s := start(t, newFinder())
+	read := &countedSpaces{}
+	recorder := httptest.NewRecorder()
+	s.Handler().ServeHTTP(recorder, httptest.NewRequest("POST", "/create", read))
+	if recorder.Code != http.StatusUnprocessableEntity || !strings.Contains(recorder.Body.String(), "request body too large") {
+		t.Errorf("%d %s", recorder.Code, recorder.Body)
+	}
+	if read.bytes > maxBody+1 {
+		t.Errorf("%d bytes were read", read.bytes)
+	}
+}
+
+// countedSpaces is a body of spaces without an end.
+type countedSpaces struct{ bytes int }
+
+func (c *countedSpaces) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = ' '
+	}
+	c.bytes += len(p)
+	return len(p), nil
+}
