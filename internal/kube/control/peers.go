@@ -14,6 +14,8 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/etcdhttp"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/rafthttp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"berth.dev/berth/internal/base/cluster"
 )
@@ -33,6 +35,7 @@ const (
 	// bootstrapTimeout bounds the request to each other member whether the cluster
 	// exists already. The other members may still be starting.
 	bootstrapTimeout = 200 * time.Millisecond
+	peerLogBurst     = 3
 	// peerReadLimit is the longest time to read a request, as in etcd.
 	peerReadLimit = 5 * time.Minute
 )
@@ -54,7 +57,16 @@ func replicate(c *config.ServerConfig, plan cluster.Plan) error {
 	c.InitialElectionTickAdvance = true
 	c.BootstrapTimeout = bootstrapTimeout
 	c.SnapshotCatchUpEntries = peerCatchUp
+	c.Logger = peerLog()
 	return nil
+}
+
+// peerLog returns a logger for etcd that also writes when members elect a leader, and when
+// heartbeats or requests are late: why the API of all nodes does not answer for seconds can
+// only be found there. On a busy machine, the same message comes for each request, so there
+// are at most peerLogBurst of it in a second.
+func peerLog() *zap.Logger {
+	return zap.New(zapcore.NewSamplerWithOptions(storeCore(zapcore.InfoLevel), time.Second, peerLogBurst, 0)).Named("etcd")
 }
 
 func peerURLs(address netip.Addr) types.URLs {

@@ -157,9 +157,10 @@ func (s *store) close() {
 
 // storeLog returns a logger for etcd that writes errors to stderr. It omits warnings,
 // because etcd logs some steps of a normal start as warnings.
-func storeLog() *zap.Logger {
+func storeLog() *zap.Logger { return zap.New(storeCore(zapcore.ErrorLevel)).Named("etcd") }
+
+func storeCore(level zapcore.Level) zapcore.Core {
 	encoding := zap.NewProductionEncoderConfig()
 	encoding.EncodeTime = zapcore.ISO8601TimeEncoder
-	return zap.New(zapcore.NewCore(
-		zapcore.NewConsoleEncoder(encoding), zapcore.Lock(os.Stderr), zapcore.ErrorLevel)).Named("etcd")
+	return zapcore.NewCore(zapcore.NewConsoleEncoder(encoding), zapcore.Lock(os.Stderr), level)
 }
