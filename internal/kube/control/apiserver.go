@@ -70,6 +70,9 @@ func parseAPIServerOptions(plan cluster.Plan, listener net.Listener) (*options.S
 		"--advertise-address=" + plan.Addresses.Node.String(),
 		"--service-cluster-ip-range=" + serviceRanges(plan),
 		"--etcd-servers=http://in-process", // must look like an address; see serveStorageFrom
+		// The history is in memory: 40 KB for each pod. Upstream keeps five to ten
+		// minutes of it. Watches do not need it, because they read the watch cache.
+		"--etcd-compaction-interval=1m",
 		"--tls-cert-file=" + pki(cluster.APIServer+".crt"),
 		"--tls-private-key-file=" + pki(cluster.APIServer+".key"),
 		"--client-ca-file=" + pki(cluster.CA+".crt"),
