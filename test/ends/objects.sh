@@ -33,4 +33,15 @@ slurm_objects_full() {
 	node sh -c "umount $disk && rmdir $disk"
 }
 
+# An unchanged BridgeJob gets its script from an S3 server, and another one uploads its files there,
+# although the server is away for a while.
+objects_s3() {
+	"$bed" run ctl sh -c 'scontrol create PartitionName=skylake Nodes=ALL State=UP && install -d -o alice /home/ec2-user /home/ec2-user/test' || fail "no partition and no folder for the job"
+	begin a alice n1 berth run -- bash $here/objects-s3.sh
+	timeout=200 ends a 0
+	says a 'nothing lost, nothing twice'
+	"$bed" run --user alice n1 rm -rf s3
+	"$bed" run ctl sh -c 'scontrol delete PartitionName=skylake && rm -r /home/ec2-user' || fail "the partition stays"
+}
+
 no_slurmctld() { ! "$bed" run ctl pgrep -x slurmctld >/dev/null; }
