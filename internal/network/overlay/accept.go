@@ -68,7 +68,7 @@ func (o *Overlay) takeStream(ctx context.Context, conn *net.TCPConn) {
 // isOfNode reports whether a connection comes from the host of another node.
 func (o *Overlay) isOfNode(conn net.Conn) bool {
 	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
-	return ok && slices.ContainsFunc(o.table.peers, func(p *peer) bool {
+	return ok && slices.ContainsFunc(o.table.Load().peers, func(p *peer) bool {
 		return p != nil && p.isAt(remote.AddrPort().Addr())
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -30,7 +31,7 @@ const maxRun = 1000
 // bytes must not change until flush.
 type coalescer struct {
 	out    device
-	table  *table
+	table  *atomic.Pointer[table]
 	counts *counts
 
 	// single reports whether the device accepts no UDP super-packets.
@@ -130,7 +131,7 @@ func (g *coalescer) whole(from *peer, frame []byte) error {
 // allowed reports whether packets with the headers of packet may be delivered for the
 // peer. If not, it counts the given number of packets under the reason.
 func (g *coalescer) allowed(from *peer, packet []byte, packets int) bool {
-	switch err := g.table.check(from, packet); {
+	switch err := g.table.Load().check(from, packet); {
 	case err == nil:
 		return true
 	case errors.Is(err, errSpoofed):

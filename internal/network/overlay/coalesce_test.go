@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -155,7 +156,7 @@ func agreed(t testing.TB, sender *table, limit int) *receiving {
 }
 
 func testSender(known *table) *udpSender {
-	return newUDPSender(&queue{table: known, counts: new(counts), log: slog.New(slog.DiscardHandler)})
+	return newUDPSender(&queue{table: held(known), counts: new(counts), log: slog.New(slog.DiscardHandler)})
 }
 
 // datagramsOf segments a frame as the sender does.
@@ -176,11 +177,18 @@ func datagramsOf(t testing.TB, known *table, frame []byte) [][]byte {
 	return datagrams
 }
 
+// held returns a pointer to a table, as an overlay has it.
+func held(t *table) *atomic.Pointer[table] {
+	var pointer atomic.Pointer[table]
+	pointer.Store(t)
+	return &pointer
+}
+
 func coalesced(t testing.TB, receiver *table, datagrams [][]byte) ([][]byte, *counts) {
 	t.Helper()
 	out, counts := new(shelf), new(counts)
 	g := newCoalescer(out, counts)
-	g.table = receiver
+	g.table = held(receiver)
 	from := &source{peer: receiver.peers[0]}
 	for _, datagram := range datagrams {
 		if len(datagram) < wireLen {
@@ -339,7 +347,7 @@ func TestPacketsAreNotAllocated(t *testing.T) {
 	}
 	datagrams := datagramsOf(t, sender, frame[headroom:])
 	g := newCoalescer(discard{}, new(counts))
-	g.table = receiver
+	g.table = held(receiver)
 	from := &source{peer: receiver.peers[0]}
 	if n := testing.AllocsPerRun(100, func() {
 		for i, datagram := range datagrams {

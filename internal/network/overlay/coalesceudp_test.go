@@ -33,7 +33,7 @@ func travelled(t *testing.T, single bool, frames ...[]byte) [][]byte {
 	sender, receiver := twoNodes(t)
 	out := new(shelf)
 	g := newCoalescer(out, new(counts))
-	g.table, g.single = receiver, single
+	g.table, g.single = held(receiver), single
 	from := &source{peer: receiver.peers[0]}
 	for i, frame := range frames {
 		for _, datagram := range datagramsOf(t, sender, slices.Clone(frame)) {

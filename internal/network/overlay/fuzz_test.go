@@ -26,10 +26,11 @@ func fuzzedNode(t testing.TB) (o *Overlay, sender *table) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(null) })
-	o = &Overlay{key: testKey, self: 1, table: receiver, log: slog.New(slog.DiscardHandler), counts: make([]counts, 1)}
+	o = &Overlay{key: testKey, self: 1, log: slog.New(slog.DiscardHandler), counts: make([]counts, 1)}
+	o.table.Store(receiver)
 	o.prober = newProber(o, carrierUDP, o.log)
 	o.queues = []*queue{{
-		log: o.log, counts: &o.counts[0], table: receiver, prober: o.prober, key: testKey, self: 1,
+		log: o.log, counts: &o.counts[0], table: &o.table, prober: o.prober, key: testKey, self: 1,
 		device: null, socket: null, end: -1,
 	}}
 	return o, sender
@@ -57,7 +58,7 @@ func FuzzControl(f *testing.F) {
 		if len(datagram) < wireLen || len(datagram) > maxUDPPayload {
 			return
 		}
-		to := o.table.peers[0]
+		to := o.table.Load().peers[0]
 		one := newPath(to, 0, false)
 		to.paths = []*path{one}
 		one.sequence = sequence
@@ -144,13 +145,13 @@ func FuzzStream(f *testing.F) {
 			sealFrames(r.session, data)
 		}
 		into := newCoalescer(new(shelf), new(counts))
-		into.table = o.table
+		into.table = &o.table
 		rest, err := unframe(data, from, r, into)
 		if err == nil && len(rest) > len(data) {
 			t.Errorf("%d bytes are left of %d", len(rest), len(data))
 		}
 		for _, delivered := range into.out.(*shelf).frames {
-			if err := into.table.check(from, delivered[linux.VnetHeaderLen:]); err != nil {
+			if err := into.table.Load().check(from, delivered[linux.VnetHeaderLen:]); err != nil {
 				t.Errorf("delivered: %v", err)
 			}
 		}

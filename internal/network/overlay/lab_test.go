@@ -84,6 +84,7 @@ type labConfig struct {
 	through    func(l *lab)
 	superBytes int
 	processes  bool // the overlays are processes, and each host has one core
+	seat       bool // the last two nodes have the same addresses, and the test starts them
 }
 
 func newLab(t testing.TB, config labConfig) *lab {
@@ -99,6 +100,9 @@ func newLab(t testing.TB, config labConfig) *lab {
 			carrier:  config.carrier,
 			rivals:   map[string]*namespace{},
 		})
+		if config.seat && i == len(config.mtus)-1 {
+			l.members[i].nodeAddr = l.members[i-1].nodeAddr
+		}
 		if config.ipv6 {
 			l.members[i].hostAddr = netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 7: byte(i), 15: 2})
 		}
@@ -166,6 +170,9 @@ func newLab(t testing.TB, config labConfig) *lab {
 		if l.views != nil {
 			nodes = l.views[i]
 		}
+		if config.seat && i >= len(l.members)-2 {
+			break
+		}
 		if config.processes {
 			m.pin(t, i)
 			m.carryElsewhere(t, i, nodes)
@@ -177,6 +184,9 @@ func newLab(t testing.TB, config labConfig) *lab {
 			}
 		}
 		m.start(t, i, nodes)
+	}
+	if config.seat {
+		return l
 	}
 	if !config.processes {
 		l.awaitPaths()

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
@@ -101,7 +102,9 @@ type Overlay struct {
 	queues  []*queue
 	counts  []counts
 	prober  *prober
-	table   *table
+	// table is replaced when a node changes, by one setter at a time.
+	table   atomic.Pointer[table]
+	setting sync.Mutex
 	ending  atomic.Bool
 }
 
@@ -145,11 +148,13 @@ func New(config Config) (_ *Overlay, err error) {
 	if o.self >= len(config.Nodes) {
 		return nil, fmt.Errorf("set nodes of the overlay: node %d is none of %d", o.self, len(config.Nodes))
 	}
-	if o.table, err = newTable(o.key, o.self, config.Nodes, o.ipv6, len(o.queues)); err != nil {
+	nodes, err := newTable(o.key, o.self, config.Nodes, o.ipv6, len(o.queues))
+	if err != nil {
 		return nil, fmt.Errorf("set nodes of the overlay: %w", err)
 	}
+	o.table.Store(nodes)
 	for _, q := range o.queues {
-		q.table = o.table
+		q.table = &o.table
 	}
 	for i := range config.Queues {
 		_ = config.Queues[i].Close()

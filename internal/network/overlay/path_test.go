@@ -248,7 +248,7 @@ type pathState struct {
 // paths returns the current state of the paths to the other nodes.
 func (o *Overlay) paths() []pathState {
 	var all []pathState
-	for _, to := range o.table.peers {
+	for _, to := range o.table.Load().peers {
 		if to == nil {
 			continue
 		}

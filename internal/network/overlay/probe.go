@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"log/slog"
+	"sync"
 	"time"
 )
 
@@ -86,6 +87,12 @@ type prober struct {
 	kicks   chan *peer
 	streams chan streamEvent
 	connect func(ctx context.Context, p *path, generation uint64)
+
+	mu sync.Mutex
+	// old holds the peers that were replaced and not yet forgotten. changes reports
+	// that there are some.
+	old     []*peer
+	changes chan struct{}
 }
 
 func newProber(o *Overlay, carrier Carrier, log *slog.Logger) *prober {
@@ -95,6 +102,7 @@ func newProber(o *Overlay, carrier Carrier, log *slog.Logger) *prober {
 		answers: make(chan answer, 256),
 		kicks:   make(chan *peer, 64),
 		streams: make(chan streamEvent, 64),
+		changes: make(chan struct{}, 1),
 	}
 }
 
@@ -112,6 +120,8 @@ func (p *prober) run(ctx context.Context) error {
 			p.kick(to)
 		case event := <-p.streams:
 			p.handleStreamEvent(event, time.Now())
+		case <-p.changes:
+			p.forget()
 		case <-timer.C:
 		}
 		now := time.Now()
@@ -129,7 +139,7 @@ func (p *prober) run(ctx context.Context) error {
 // paths returns the paths to all nodes.
 func (p *prober) paths() []*path {
 	var all []*path
-	for _, to := range p.overlay.table.peers {
+	for _, to := range p.overlay.table.Load().peers {
 		if to != nil {
 			all = append(all, to.paths...)
 		}

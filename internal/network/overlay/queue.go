@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -37,7 +38,7 @@ type queue struct {
 	name   string // the device's file name
 	log    *slog.Logger
 	counts *counts
-	table  *table // set before Run
+	table  *atomic.Pointer[table] // set before Run
 	prober *prober
 	key    []byte
 	self   int
@@ -217,7 +218,7 @@ func (q *queue) transmit() error {
 			continue
 		}
 		packet := start[headroom+linux.VnetHeaderLen : headroom+n]
-		to := q.table.route(packet)
+		to := q.table.Load().route(packet)
 		if to == nil {
 			if !isMulticast(packet) {
 				q.counts.unroutable.Add(1)

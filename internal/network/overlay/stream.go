@@ -87,6 +87,10 @@ func (p *prober) ensureStream(ctx context.Context, one *path, now time.Time) {
 func (p *prober) handleStreamEvent(event streamEvent, now time.Time) {
 	one := event.path
 	switch {
+	case !p.overlay.table.Load().has(one.peer):
+		if event.stream != nil {
+			event.stream.close() // it was being opened when the node was replaced
+		}
 	case event.ended:
 		if one.stream != event.stream {
 			return
@@ -322,12 +326,15 @@ func (o *Overlay) receiveStream(conn *net.TCPConn) error {
 	_ = conn.SetDeadline(time.Time{})
 	q := o.queues[queue%len(o.queues)]
 	into := newCoalescer(q, q.counts)
-	into.table, into.single = o.table, q.single
+	into.table, into.single = &o.table, q.single
 	buffer := make([]byte, 0, 4*maxPacket)
 	for {
 		n, err := conn.Read(buffer[len(buffer):cap(buffer)])
 		if err != nil {
 			return err
+		}
+		if !o.table.Load().has(from) {
+			return errReplaced
 		}
 		buffer = buffer[:len(buffer)+n]
 		rest, err := unframe(buffer, from, r, into)
@@ -373,7 +380,7 @@ func (o *Overlay) greet(conn net.Conn) (*peer, int, *receiving, error) {
 		return nil, 0, nil, fmt.Errorf("answer %s: %w", conn.RemoteAddr(), err)
 	}
 	hello, ok := decodeControl(message[:])
-	t := o.table
+	t := o.table.Load()
 	if !ok || hello.kind != kindStreamHello || int64(hello.from) >= int64(len(t.peers)) || t.peers[hello.from] == nil {
 		return nil, 0, nil, fmt.Errorf("answer %s: its hello is not from a node of this job", conn.RemoteAddr())
 	}

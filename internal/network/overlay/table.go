@@ -63,12 +63,8 @@ func newTable(key []byte, self int, nodes []Node, ipv6 bool, queues int) (*table
 			return nil, err
 		}
 		t.peers[i] = p
-		for _, endpoint := range node.Endpoints {
-			source := netip.AddrPortFrom(endpoint.Addr().Unmap(), endpoint.Port())
-			if other := t.bySource[source]; other != nil && other != p {
-				return nil, fmt.Errorf("node %s: endpoint %s belongs to %s", node.Name, endpoint, other.name)
-			}
-			t.bySource[source] = p
+		if err := t.addSources(p); err != nil {
+			return nil, err
 		}
 	}
 	t.arrange(owner)

@@ -3,6 +3,7 @@ package overlay
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"runtime"
 	"unsafe"
@@ -35,9 +36,11 @@ type udpReceiver struct {
 
 	// instance is the nonce that the receiver contributes to its sessions.
 	instance nonce
-	origins  map[netip.AddrPort]*origin
-	reply    [controlLen]byte
-	strange  map[uint32]bool // indexes of the nodes that explain has warned of
+	// origins holds the peers of nodes. It is checked when the table is another one.
+	origins map[netip.AddrPort]*origin
+	nodes   *table
+	reply   [controlLen]byte
+	strange map[uint32]bool // indexes of the nodes that explain has warned of
 }
 
 // origin is a peer's socket that sends to this one.
@@ -185,10 +188,15 @@ func (r *udpReceiver) take(from *origin, name *unix.RawSockaddrInet6, datagram [
 
 // origin returns the origin with the address, or nil if no peer has it.
 func (r *udpReceiver) origin(address netip.AddrPort) *origin {
+	if nodes := r.table.Load(); nodes != r.nodes {
+		r.nodes = nodes
+		maps.DeleteFunc(r.origins, func(_ netip.AddrPort, from *origin) bool { return !nodes.has(from.peer) })
+		clear(r.strange)
+	}
 	if from := r.origins[address]; from != nil {
 		return from
 	}
-	to := r.table.bySource[address]
+	to := r.nodes.bySource[address]
 	if to == nil {
 		return nil
 	}
@@ -245,10 +253,10 @@ func (r *udpReceiver) agree(from *origin, hello control) {
 // explain logs once that a node of the job sends from an unexpected address. Its
 // packets are dropped, because anybody could have relayed them.
 func (r *udpReceiver) explain(c control, name *unix.RawSockaddrInet6, datagram []byte) {
-	if int64(c.from) >= int64(len(r.table.peers)) || r.table.peers[c.from] == nil || r.strange[c.from] {
+	if int64(c.from) >= int64(len(r.nodes.peers)) || r.nodes.peers[c.from] == nil || r.strange[c.from] {
 		return
 	}
-	to := r.table.peers[c.from]
+	to := r.nodes.peers[c.from]
 	if !isProven(to.awaited, datagram) {
 		return
 	}

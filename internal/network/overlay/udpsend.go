@@ -67,8 +67,8 @@ func newUDPSender(q *queue) *udpSender {
 		controls: make([]segmentControl, maxMessages),
 		batches:  make([]gsoBatch, maxMessages),
 		single:   make([]linux.Message, 1),
-		uncut:    make([]int, len(q.table.peers)),
-		known:    make([]bool, len(q.table.peers)),
+		uncut:    make([]int, len(q.table.Load().peers)),
+		known:    make([]bool, len(q.table.Load().peers)),
 	}
 	for i := range s.controls {
 		c := &s.controls[i].header
