@@ -83,10 +83,12 @@ func (o *outbound) plan(t *trap, socket int, d destination) (*connecting, count)
 	if !d.outside {
 		// The bridge between pods of one node is as fast.
 		i := o.control.nodeOf(d.target.Addr())
-		if i < 0 || o.peers[i] == nil || i == o.config.Self && d.direct {
+		if i < 0 || i == o.config.Self && d.direct {
 			return nil, countElsewhere
 		}
-		node = o.peers[i]
+		if node = o.peers[i].Load(); node == nil {
+			return nil, countElsewhere
+		}
 		if o.habits.short(d.asked, time.Now()) {
 			return nil, countShort
 		}

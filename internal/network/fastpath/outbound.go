@@ -3,6 +3,7 @@ package fastpath
 import (
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -52,7 +53,7 @@ type outbound struct {
 	control  *control
 	pods     *pods
 	sockets  *sockets
-	peers    []*peer // by node; nil for those without a Switch
+	peers    []atomic.Pointer[peer] // by node; nil for those without a Switch
 	habits   habits
 	affinity *affinity
 	sweep    *alarm
@@ -77,7 +78,8 @@ func (o *outbound) unwatch(c *connecting) {
 
 // trim closes unused connections to other nodes, and reports whether any are left.
 func (o *outbound) trim() (left bool) {
-	for _, p := range o.peers {
+	for i := range o.peers {
+		p := o.peers[i].Load()
 		left = p != nil && p.trim() || left
 	}
 	return left

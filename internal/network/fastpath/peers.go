@@ -30,6 +30,8 @@ type peer struct {
 	// avoid is the time until which connections stay on the overlay, because the peer did
 	// not answer.
 	avoid time.Time
+	// retired is set when the node has left its place.
+	retired bool
 }
 
 const (
@@ -42,26 +44,63 @@ const (
 	maxLate = 2
 )
 
-func newPeers(c Config) ([]*peer, error) {
-	peers := make([]*peer, len(c.Nodes))
+func newPeers(c Config) ([]atomic.Pointer[peer], error) {
+	peers := make([]atomic.Pointer[peer], len(c.Nodes))
 	for i, n := range c.Nodes {
-		if len(n.Endpoints) == 0 {
-			continue
-		}
-		key, err := pairKey(c.Key, c.Self, i)
+		p, err := newPeer(c, i, n.Endpoints)
 		if err != nil {
-			return nil, fmt.Errorf("derive the key to node %d: %w", i, err)
+			return nil, err
 		}
-		peers[i] = &peer{node: i, endpoints: n.Endpoints, key: key}
+		peers[i].Store(p)
 	}
 	return peers, nil
+}
+
+// newPeer returns nil for a node without endpoints.
+func newPeer(c Config, node int, endpoints []netip.AddrPort) (*peer, error) {
+	if len(endpoints) == 0 {
+		return nil, nil
+	}
+	key, err := pairKey(c.Key, c.Self, node)
+	if err != nil {
+		return nil, fmt.Errorf("derive the key to node %d: %w", node, err)
+	}
+	return &peer{node: node, endpoints: endpoints, key: key}, nil
+}
+
+// ReplaceNode gives the place of another node to the node with these endpoints, or to a
+// node without a Switch. The place keeps its prefixes. Connections that exist are not
+// changed. It may be called while Run runs.
+func (s *Switch) ReplaceNode(node int, endpoints []netip.AddrPort) error {
+	if node < 0 || node >= len(s.outbound.peers) || node == s.config.Self {
+		return fmt.Errorf("replace node %d of the fast path: it is this node (%d), or none of %d", node, s.config.Self, len(s.outbound.peers))
+	}
+	p, err := newPeer(s.config, node, endpoints)
+	if err != nil {
+		return err
+	}
+	if old := s.outbound.peers[node].Swap(p); old != nil {
+		old.retire()
+	}
+	return nil
+}
+
+// retire closes the idle connections. A connect that has chosen the peer before gets no
+// further one.
+func (p *peer) retire() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, fd := range p.idle {
+		unix.Close(fd)
+	}
+	p.idle, p.want, p.retired = nil, 0, true
 }
 
 // take returns a connection and whether it is new. The challenge may not have arrived. take
 // returns EHOSTUNREACH while the peer is avoided.
 func (p *peer) take() (fd int, fresh bool, err error) {
 	p.mu.Lock()
-	if time.Now().Before(p.avoid) {
+	if p.retired || time.Now().Before(p.avoid) {
 		p.mu.Unlock()
 		return -1, false, unix.EHOSTUNREACH
 	}
@@ -133,7 +172,11 @@ func (p *peer) refill() {
 			return
 		}
 		p.mu.Lock()
-		p.idle = append(p.idle, fd)
+		if p.retired {
+			unix.Close(fd)
+		} else {
+			p.idle = append(p.idle, fd)
+		}
 		p.mu.Unlock()
 	}
 }

@@ -1,8 +1,11 @@
 package fastpath
 
 import (
+	"net/netip"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // One late answer is a lost packet, several in a row are a lost node.
@@ -31,5 +34,36 @@ func TestPeerThatIsLateOnceIsStillAsked(t *testing.T) {
 	p.timedOut()
 	if avoided(p) {
 		t.Error("a peer that answers again is left alone when it is late once")
+	}
+}
+
+func TestNodeTakesAPlaceAndLeavesIt(t *testing.T) {
+	l, client, server := pair(t, labConfig{})
+	endpoints := l.hosts[1].endpoints
+	for i, now := range []struct {
+		endpoints []netip.AddrPort
+		network   string
+	}{{endpoints, "switched"}, {nil, "overlay"}, {endpoints, "switched"}} {
+		if i > 0 {
+			l.hosts[0].replace(now.endpoints)
+		}
+		serving := server.serve("serve", "5000")
+		expect(t, client.run("ask", server.at(5000)), client.address, server.address, now.network)
+		serving.wait()
+	}
+}
+
+func TestRetiredPeerKeepsNoConnections(t *testing.T) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &peer{idle: []int{fd}, want: minIdle}
+	p.retire()
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != unix.EBADF {
+		t.Errorf("the idle connection to a node that has left is open: %v", err)
+	}
+	if _, _, err := p.take(); err != unix.EHOSTUNREACH {
+		t.Errorf("connect to a node that has left: %v", err)
 	}
 }

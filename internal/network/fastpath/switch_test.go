@@ -110,6 +110,12 @@ func runSwitch() error {
 				fmt.Println(n, err)
 				continue
 			}
+			if endpoints, ok := strings.CutPrefix(lines.Text(), "replace "); ok {
+				var other []netip.AddrPort
+				err := json.Unmarshal([]byte(endpoints), &other)
+				fmt.Println(errors.Join(err, s.ReplaceNode(1-config.Self, other)))
+				continue
+			}
 			json.NewEncoder(os.Stdout).Encode(s.Counters())
 		}
 	}()
@@ -274,6 +280,21 @@ func (h *host) deny(target string) string {
 		h.lab.Fatal(err)
 	}
 	return h.answer("deny " + target)
+}
+
+// replace puts a node with these endpoints into the place of the other host.
+func (h *host) replace(endpoints []netip.AddrPort) {
+	h.lab.Helper()
+	encoded, err := json.Marshal(endpoints)
+	if err == nil {
+		_, err = fmt.Fprintf(h.control, "replace %s\n", encoded)
+	}
+	if err != nil {
+		h.lab.Fatal(err)
+	}
+	if got := h.answer("replace"); got != "<nil>" {
+		h.lab.Fatalf("replace a node: %s", got)
+	}
 }
 
 // answer returns the next line of the Switch.
