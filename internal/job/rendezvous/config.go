@@ -19,10 +19,16 @@ type Step struct {
 	// Attempt counts the starts of a job that Slurm requeued
 	// (SLURM_RESTART_COUNT).
 	Attempt int `json:"attempt,omitempty"`
+	// Joining is set where nodes of other jobs join the step later. They meet the head at
+	// other ports, and no credential is valid for both.
+	Joining bool `json:"joining,omitempty"`
 }
 
 func (s Step) String() string {
 	text := fmt.Sprintf("%s.%d", s.Job, s.Step)
+	if s.Joining {
+		text += ", which nodes of other jobs may join"
+	}
 	if s.Attempt > 0 {
 		text += fmt.Sprintf(" (restart %d)", s.Attempt)
 	}
@@ -42,6 +48,11 @@ type Config struct {
 	// connection from any other address unread, and accepts a node only from the
 	// node's addresses. If Addresses is nil, only the credentials decide.
 	Addresses func(ctx context.Context, node string) ([]netip.Addr, error)
+
+	// Admit decides about a node whose name is not in Nodes and that has proved itself to
+	// the head. from is its address. An error refuses the node, which may try again
+	// unless the error is Final. If Admit is nil, the head refuses all such nodes.
+	Admit func(ctx context.Context, node string, from netip.Addr) error
 
 	// Ports and Candidates limit the ports that the head may listen on. The
 	// defaults are DefaultPorts and 8 candidates.

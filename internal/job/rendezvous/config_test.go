@@ -19,7 +19,7 @@ func TestCandidatesOfStep(t *testing.T) {
 	if want := []uint16{21925, 23747, 22069, 28928, 25309, 28047, 28266, 24790}; !slices.Equal(ports, want) {
 		t.Errorf("candidates %v, want %v", ports, want)
 	}
-	for _, other := range []Step{{"c", "12", 4, 0}, {"c", "13", 3, 0}, {"c", "12", 3, 1}, {"d", "12", 3, 0}, {"c", "1", 23, 0}} {
+	for _, other := range []Step{{"c", "12", 4, 0, false}, {"c", "13", 3, 0, false}, {"c", "12", 3, 1, false}, {"d", "12", 3, 0, false}, {"c", "1", 23, 0, false}, {"c", "12", 3, 0, true}} {
 		if slices.Equal(candidates(other, DefaultPorts(), 8), ports) {
 			t.Errorf("%v has the candidates of %v", other, step)
 		}

@@ -140,6 +140,14 @@ func (h *Head) accept() {
 	}
 }
 
+// finalError refuses a node for good.
+type finalError struct{ error }
+
+func (e *finalError) Unwrap() error { return e.error }
+
+// Final marks an error of Config.Admit: the node does not try again.
+func Final(err error) error { return &finalError{err} }
+
 // admit registers a pending connection. If its address already has a quarter of
 // MaxPending, admit evicts a random one of them. If there are MaxPending in all, it evicts
 // a random one of the address with the most. So a slow client cannot keep others out,
@@ -241,6 +249,13 @@ func (h *Head) serve(ctx context.Context, raw net.Conn, from netip.Addr) error {
 	want.Role, want.Node = RoleWorker, ""
 	if err := claim.check(want); err != nil {
 		return refuse(err, errors.Is(err, errProtocol))
+	}
+	if h.cfg.Admit != nil && !slices.Contains(h.cfg.Nodes, claim.Node) {
+		if err := h.cfg.Admit(ctx, claim.Node, from); err != nil {
+			h.addRefusal(claim.Node, err)
+			return refuse(err, errors.As(err, new(*finalError)))
+		}
+		return h.join(claim.Node, conn, stop, refuse)
 	}
 	if claim.Node == h.cfg.Node || !slices.Contains(h.cfg.Nodes, claim.Node) {
 		return refuse(fmt.Errorf("node %q is not one of the nodes of step %s: %v", claim.Node, h.cfg.Step, h.cfg.Nodes[1:]), true)

@@ -52,8 +52,12 @@ func candidates(step Step, ports PortRange, count int) []uint16 {
 	count = min(count, ports.size())
 	var found []uint16
 	for round := 0; len(found) < count; round++ {
-		sum := sha256.Sum256(fmt.Appendf(nil, "berth rendezvous port %q %q %d %d %d",
-			step.Cluster, step.Job, step.Step, step.Attempt, round))
+		purpose := "berth rendezvous port"
+		if step.Joining {
+			purpose = "berth joining port"
+		}
+		sum := sha256.Sum256(fmt.Appendf(nil, "%s %q %q %d %d %d",
+			purpose, step.Cluster, step.Job, step.Step, step.Attempt, round))
 		port := ports.First + uint16(binary.BigEndian.Uint64(sum[:])%uint64(ports.size()))
 		// If the port is already in the list, take the next one. So the loop ends
 		// even in a small range.
