@@ -66,68 +66,110 @@ var errNoAddresses = errors.New("the routes of the nodes cover every private ran
 // there are too many or too few nodes, or if no range of addresses is free on all
 // of them.
 func Design(spec Spec, offers []Offer) ([]Plan, error) {
-	if len(offers) > maxNodes {
-		return nil, fmt.Errorf("design a cluster of %d nodes: %d is the most", len(offers), maxNodes)
-	}
-	block, layout, err := chooseBlock(spec, offers)
+	d, err := newDesign(spec, offers)
 	if err != nil {
 		return nil, err
 	}
-	ula, withoutIPv6, err := chooseIPv6(spec, offers)
-	if err != nil {
-		return nil, err
-	}
-	controls := 1
-	if spec.HighlyAvailable {
-		controls = ControlNodes
-	}
-	if len(offers) < controls {
-		return nil, fmt.Errorf("design a cluster of %d nodes: %w", len(offers), ErrTooFewNodes)
-	}
-	registries, mtu := registriesOf(spec), podMTU(offers)
 	plans := make([]Plan, len(offers))
-	members := make([]Member, len(offers))
-	names := nodeNames(offers)
 	for i, offer := range offers {
-		offer.Node.Name = names[i]
-		offer.Node.MaxPods = min(offer.Node.MaxPods, layout.pods())
-		if spec.PodsPerNode > 0 {
-			offer.Node.MaxPods = min(offer.Node.MaxPods, spec.PodsPerNode)
-		}
-		addresses := layout.addresses(block, i)
-		addresses.HostAPIPort = offer.HostAPIPort
-		if controls > 1 {
-			addresses.APIBalancer = balancerAddress()
-		}
-		addresses.WithoutIPv6 = withoutIPv6
-		if ula.IsValid() {
-			addresses.IPv6 = ipv6In(ula, i)
-		}
-		members[i] = Member{Name: offer.Node.Name, Host: offer.Host, Address: addresses.Node, Prefixes: prefixesTo(addresses)}
-		plans[i] = Plan{
-			RunID:             offer.RunID,
-			KubernetesVersion: KubernetesVersion,
-			Node:              offer.Node,
-			Index:             i,
-			Members:           members,
-			Controls:          controls,
-			Addresses:         addresses,
-			Paths:             offer.Paths,
-			OneUID:            offer.OneUID,
-			CgroupsDelegated:  offer.CgroupsDelegated,
-			FastPath:          offer.FastPath,
-			Snapshotter:       offer.Snapshotter,
-			PodMTU:            mtu,
-			ImageCache:        imageCacheOf(spec, offer),
-			ImageBudget:       max(1, spec.ImageBudget),
-			LazyPull:          spec.LazyPull,
-			Registries:        registries,
-			SharedVolumes:     spec.SharedVolumes,
-			Mounts:            mountsOf(spec),
-			ForeignOwners:     spec.ForeignOwners,
-		}
+		plans[i] = d.plan(i, d.members[i].Name, offer)
 	}
 	return plans, nil
+}
+
+// design holds what the plans of a cluster have in common.
+type design struct {
+	spec        Spec
+	block, ula  netip.Prefix // ula is invalid if the cluster has only IPv4
+	layout      layout
+	withoutIPv6 string
+	controls    int
+	mtu         int
+	// members and seats are the places of the nodes and of nodes of other jobs.
+	members, seats []Member
+}
+
+func newDesign(spec Spec, offers []Offer) (d design, err error) {
+	d.spec, d.mtu, d.controls = spec, podMTU(offers), 1
+	places := len(offers) + spec.Seats
+	if places > maxNodes {
+		return d, fmt.Errorf("design a cluster of %d nodes: %d is the most", places, maxNodes)
+	}
+	if d.block, d.layout, err = chooseBlock(spec, offers); err != nil {
+		return d, err
+	}
+	if d.ula, d.withoutIPv6, err = chooseIPv6(spec, offers); err != nil {
+		return d, err
+	}
+	if spec.HighlyAvailable {
+		d.controls = ControlNodes
+	}
+	if len(offers) < d.controls {
+		return d, fmt.Errorf("design a cluster of %d nodes: %w", len(offers), ErrTooFewNodes)
+	}
+	names := nodeNames(offers)
+	for i, offer := range offers {
+		member := d.place(i)
+		member.Name, member.Host = names[i], offer.Host
+		d.members = append(d.members, member)
+	}
+	for i := range spec.Seats {
+		d.seats = append(d.seats, d.place(len(offers)+i))
+	}
+	return d, nil
+}
+
+// place returns the addresses of the node with an index as all others know it.
+func (d design) place(index int) Member {
+	addresses := d.addresses(index)
+	return Member{Address: addresses.Node, Prefixes: prefixesTo(addresses)}
+}
+
+func (d design) addresses(index int) Addresses {
+	addresses := d.layout.addresses(d.block, index)
+	if d.controls > 1 {
+		addresses.APIBalancer = balancerAddress()
+	}
+	addresses.WithoutIPv6 = d.withoutIPv6
+	if d.ula.IsValid() {
+		addresses.IPv6 = ipv6In(d.ula, index)
+	}
+	return addresses
+}
+
+// plan returns the plan of the node with an index.
+func (d design) plan(index int, name string, offer Offer) Plan {
+	node, spec := offer.Node, d.spec
+	node.Name = name
+	node.MaxPods = min(node.MaxPods, d.layout.pods())
+	if spec.PodsPerNode > 0 {
+		node.MaxPods = min(node.MaxPods, spec.PodsPerNode)
+	}
+	addresses := d.addresses(index)
+	addresses.HostAPIPort = offer.HostAPIPort
+	return Plan{
+		RunID:             offer.RunID,
+		KubernetesVersion: KubernetesVersion,
+		Node:              node,
+		Index:             index,
+		Members:           d.members,
+		Seats:             d.seats,
+		Controls:          d.controls,
+		Addresses:         addresses,
+		Paths:             offer.Paths,
+		OneUID:            offer.OneUID,
+		CgroupsDelegated:  offer.CgroupsDelegated,
+		FastPath:          offer.FastPath,
+		Snapshotter:       offer.Snapshotter,
+		PodMTU:            d.mtu,
+		ImageCache:        imageCacheOf(spec, offer),
+		ImageBudget:       max(1, spec.ImageBudget),
+		LazyPull:          spec.LazyPull,
+		Registries:        registriesOf(spec),
+		SharedVolumes:     spec.SharedVolumes,
+		Mounts:            mountsOf(spec),
+		ForeignOwners:     spec.ForeignOwners,
+	}
 }
 
 // UnlikeOwners returns a warning about the nodes whose subordinate ids differ from the
@@ -157,7 +199,7 @@ func chooseBlock(spec Spec, offers []Offer) (none netip.Prefix, _ layout, err er
 			return none, layout{}, err
 		}
 	}
-	l, err := layoutFor(len(offers), spec.PodsPerNode, named)
+	l, err := layoutFor(len(offers)+spec.Seats, spec.PodsPerNode, named)
 	if err != nil || named.IsValid() {
 		return named, l, err
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -21,7 +22,10 @@ type Plan struct {
 	// Members lists all nodes of the cluster, with this one at Index. The first is
 	// the head.
 	Members []Member
-	Index   int
+	// Seats lists the places for nodes of other jobs. A node in a seat has an Index
+	// after those of Members, and is not one of them.
+	Seats []Member
+	Index int
 	// Controls is the number of members that run a control plane, counted from
 	// the first: 1, or ControlNodes with --ha.
 	Controls  int
@@ -93,6 +97,13 @@ func (p Plan) Control() bool { return p.Index < max(1, p.Controls) }
 
 // Replicated reports whether several nodes run a control plane.
 func (p Plan) Replicated() bool { return p.Controls > 1 }
+
+// Several reports whether the cluster has, or may get, more than one node.
+func (p Plan) Several() bool { return len(p.Members)+len(p.Seats) > 1 }
+
+// Places returns the members and then the seats. The node with an index has the place at
+// that index.
+func (p Plan) Places() []Member { return slices.Concat(p.Members, p.Seats) }
 
 // Replicas returns the members that run a control plane.
 func (p Plan) Replicas() []Member { return p.Members[:p.Controls] }
@@ -178,10 +189,11 @@ func (p Plan) NodeAddresses(f Family) []netip.Addr {
 }
 
 // Peers returns the addresses (host:port) where the nodes serve layers to each
-// other, in the order of the members. It returns none if there is only one node.
+// other, in the order of the members. It returns none if there is only one node, or if
+// this node has a seat: the others do not know when it leaves.
 func (p Plan) Peers() []string {
 	var all []string
-	if len(p.Members) > 1 {
+	if len(p.Members) > 1 && p.Index < len(p.Members) {
 		for _, address := range p.NodeAddresses(p.Addresses.Family) {
 			all = append(all, netip.AddrPortFrom(address, peerPort).String())
 		}

@@ -76,6 +76,11 @@ type Spec struct {
 	// PodsPerNode limits the pods of each node, and so the addresses that a node takes;
 	// 0 means the default.
 	PodsPerNode int
+	// Join is the job whose cluster this node joins. If it is not empty, no cluster is
+	// started.
+	Join string
+	// Seats is the number of nodes of other jobs that may join the cluster.
+	Seats int
 	// NodeWait limits how long the nodes of a step wait for each other; 0 means
 	// the default.
 	NodeWait time.Duration
@@ -163,7 +168,7 @@ const (
 // Validate returns all errors in a Spec, joined, or nil if there are none.
 func (s Spec) Validate() error {
 	var problems []error
-	if len(s.Manifests) == 0 && len(s.Command) == 0 && !s.Stay {
+	if len(s.Manifests) == 0 && len(s.Command) == 0 && !s.Stay && s.Join == "" {
 		problems = append(problems, errors.New("nothing to run: give a manifest (-f FILE), a command (-- COMMAND), or both"))
 	}
 	stdin := 0
@@ -279,6 +284,7 @@ func (s Spec) checkNetwork() (problems []error) {
 	default:
 		problems = append(problems, fmt.Errorf("state secrets %q: give %s or %s", s.StateSecrets, encryptSecrets, OmitSecrets))
 	}
+	problems = append(problems, s.checkSeats()...)
 	if s.SlurmJobs && s.HighlyAvailable {
 		problems = append(problems, errors.New("--slurm-jobs and --ha: Slurm jobs are not served after the loss of the first node yet; use one of them"))
 	}

@@ -70,7 +70,7 @@ func fastPathEnv(plan cluster.Plan) string {
 		return ""
 	}
 	env := ", " + quote("BERTH_FAST_PATH="+plan.Paths.FastPath())
-	if len(plan.Members) == 1 {
+	if !plan.Several() {
 		env += ", " + quote("BERTH_FAST_PATH_ALONE=yes")
 	}
 	return env
