@@ -37,6 +37,9 @@ func OpenFolder(path string, step Step) (*Folder, error) {
 	}
 	f := &Folder{path: path, root: root,
 		below: fmt.Sprintf("berth-%s-%s.%d.%d", step.Cluster, step.Job, step.Step, step.Attempt)}
+	if step.Joining {
+		f.below += "-joining"
+	}
 	if err = f.private("."); err == nil {
 		err = root.Mkdir(f.below, 0o700)
 	}
@@ -97,16 +100,23 @@ func (f *Folder) Key(ctx context.Context, node string) (ed25519.PublicKey, error
 	}
 }
 
-func (f *Folder) read(node string) (ed25519.PublicKey, error) {
-	// Reading the directory makes an NFS client revalidate its cache. Otherwise the
-	// client may report for half a minute that a file does not exist.
+// refresh reads the directory, which makes an NFS client revalidate its cache. Otherwise
+// the client may report for half a minute that a file does not exist.
+func (f *Folder) refresh() error {
 	directory, err := f.root.Open(f.below)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	_, err = directory.Readdirnames(1)
 	directory.Close()
-	if err != nil && !errors.Is(err, io.EOF) {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+func (f *Folder) read(node string) (ed25519.PublicKey, error) {
+	if err := f.refresh(); err != nil {
 		return nil, err
 	}
 	name := f.file(node)

@@ -281,3 +281,36 @@ func parseSpan(text string) (time.Duration, bool) {
 	}
 	return span, true
 }
+
+// NamedStep is a step of a job, as the processes in it know it.
+type NamedStep struct {
+	// Job is the job's number, also for one element of an array. Restarts counts the
+	// starts of a job that Slurm requeued.
+	Job            string
+	Step, Restarts int
+	// Head is the step's first node.
+	Head string
+}
+
+// FindStep finds the step of a job with the given name. ok is false if there is none.
+func FindStep(ctx context.Context, job, name string, ask Ask) (found NamedStep, ok bool, err error) {
+	id, head, err := StepNamed(ctx, job, name, ask)
+	if err != nil || id == "" {
+		return NamedStep{}, false, err
+	}
+	_, step, _ := strings.Cut(id, ".")
+	if found.Step, err = strconv.Atoi(step); err != nil {
+		return NamedStep{}, false, fmt.Errorf("read the step %q of squeue: %w", id, err)
+	}
+	said, err := showJob(ctx, Job{ID: job}, ask)
+	if err != nil {
+		return NamedStep{}, false, err
+	}
+	found.Head = head
+	found.Job, _ = field(said, "JobId")
+	restarts, _ := field(said, "Restarts")
+	if found.Restarts, err = strconv.Atoi(restarts); err != nil || found.Job == "" {
+		return NamedStep{}, false, fmt.Errorf("read the number and the restarts of job %s from scontrol: JobId=%q Restarts=%q", job, found.Job, restarts)
+	}
+	return found, true, nil
+}

@@ -140,6 +140,19 @@ func (r *Reporter) lose(ctx context.Context, node, why string) error {
 	return nil // finalizers hold the other pods
 }
 
+// Retire is like Lose for a node that will not come back, and deletes it. The node may not
+// have registered.
+func (r *Reporter) Retire(ctx context.Context, node, why string) error {
+	err := r.Lose(ctx, node, why)
+	if err == nil {
+		err = outage.Outlast(ctx, func(bool) error { return r.nodes.Delete(ctx, node, metav1.DeleteOptions{}) })
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete node %s: %w", node, err)
+	}
+	return nil
+}
+
 // Regain puts a node back into service. Its kubelet reports by itself that it is
 // ready, and ends the pods that were removed.
 func (r *Reporter) Regain(ctx context.Context, node string) error {

@@ -115,6 +115,26 @@ func TestRequestsWithoutAnAnswerAreRepeated(t *testing.T) {
 	}
 }
 
+func TestNodeThatWillNotComeBackIsDeleted(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := corev1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	client := fake.NewSimpleDynamicClient(scheme, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}})
+	client.PrependReactor("patch", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		return action.GetSubresource() == "status", nil, nil
+	})
+	reporter := NewReporter(client)
+	for _, what := range []string{"a node", "a node that has not registered, or is gone"} {
+		if err := reporter.Retire(t.Context(), "n2", "its job has ended"); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if left, err := client.Resource(nodesResource).List(t.Context(), metav1.ListOptions{}); err != nil || len(left.Items) != 0 {
+			t.Errorf("%s: %d nodes are left, %v", what, len(left.Items), err)
+		}
+	}
+}
+
 func TestSchedulableNodes(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {

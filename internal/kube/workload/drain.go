@@ -38,10 +38,9 @@ type Drained struct{ Asked, Ended int }
 // unschedulable nodes, such as a DaemonSet's, are replaced at once, and their successors keep
 // running. A grace below a second counts as one second.
 func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error) {
-	var drained Drained
 	nodes, err := c.dynamic.Resource(nodeResource).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return drained, fmt.Errorf("list nodes: %w", err)
+		return Drained{}, fmt.Errorf("list nodes: %w", err)
 	}
 	virtual := map[string]bool{}
 	for _, node := range nodes.Items {
@@ -49,12 +48,33 @@ func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error
 			virtual[node.GetName()] = true
 			continue
 		}
-		patch := []byte(`{"spec":{"unschedulable":true}}`)
-		if _, err := c.dynamic.Resource(nodeResource).Patch(ctx, node.GetName(), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			return drained, fmt.Errorf("close node %s to new pods: %w", node.GetName(), err)
+		if err := c.close(ctx, node.GetName()); err != nil {
+			return Drained{}, err
 		}
 	}
-	asked, longest, err := c.deletePods(ctx, virtual, max(1, int64(grace/time.Second)))
+	return c.drain(ctx, func(node string) bool { return !virtual[node] }, grace)
+}
+
+// DrainNode is like Drain for one node and its pods.
+func (c *Client) DrainNode(ctx context.Context, name string, grace time.Duration) (Drained, error) {
+	if err := c.close(ctx, name); err != nil {
+		return Drained{}, err
+	}
+	return c.drain(ctx, func(node string) bool { return node == name }, grace)
+}
+
+// close makes a node unschedulable.
+func (c *Client) close(ctx context.Context, node string) error {
+	patch := []byte(`{"spec":{"unschedulable":true}}`)
+	if _, err := c.dynamic.Resource(nodeResource).Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("close node %s to new pods: %w", node, err)
+	}
+	return nil
+}
+
+// drain deletes the pods of the nodes that on selects, and waits for them.
+func (c *Client) drain(ctx context.Context, on func(node string) bool, grace time.Duration) (drained Drained, err error) {
+	asked, longest, err := c.deletePods(ctx, on, max(1, int64(grace/time.Second)))
 	if drained.Asked = len(asked); err != nil {
 		return drained, err
 	}
@@ -85,9 +105,9 @@ func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error
 	}
 }
 
-// deletePods deletes all running pods of other than virtual nodes, with a grace period of at
+// deletePods deletes all running pods of the nodes that on selects, with a grace period of at
 // most limit seconds. It returns their UIDs and their longest grace period.
-func (c *Client) deletePods(ctx context.Context, virtual map[string]bool, limit int64) (asked map[types.UID]bool, longest time.Duration, err error) {
+func (c *Client) deletePods(ctx context.Context, on func(node string) bool, limit int64) (asked map[types.UID]bool, longest time.Duration, err error) {
 	pods, err := c.runningPods(ctx)
 	if err != nil {
 		return nil, 0, err
@@ -96,7 +116,7 @@ func (c *Client) deletePods(ctx context.Context, virtual map[string]bool, limit 
 	deletes, ctx := errgroup.WithContext(ctx)
 	deletes.SetLimit(drainDeletes)
 	for _, pod := range pods {
-		if node, _, _ := unstructured.NestedString(pod.Object, "spec", "nodeName"); virtual[node] {
+		if node, _, _ := unstructured.NestedString(pod.Object, "spec", "nodeName"); !on(node) {
 			continue
 		}
 		seconds, set, _ := unstructured.NestedInt64(pod.Object, "spec", "terminationGracePeriodSeconds")

@@ -31,6 +31,15 @@ type Set struct {
 	// JobLogs is the certificate of the server for the logs of Slurm jobs, which has the head's
 	// address. It has no rights in the cluster.
 	JobLogs pki.Pair
+	// authority signs for nodes that join later. It is nil except where Make was called.
+	authority *pki.Authority
+}
+
+// Join creates the keys of a node that joins a cluster of Make later.
+func (s Set) Join(plan cluster.Plan) (map[string]sandbox.File, error) {
+	m := &maker{plan: plan, authority: s.authority, files: map[string]sandbox.File{}}
+	m.node()
+	return m.files, m.err
 }
 
 // Make creates all keys of the cluster. Each component of each node
@@ -48,7 +57,7 @@ func Make(plans []cluster.Plan, context string) (Set, error) {
 			return Set{}, err
 		}
 	}
-	var made Set
+	made := Set{authority: authority}
 	for _, plan := range plans {
 		m := &maker{plan: plan, authority: authority, files: map[string]sandbox.File{}}
 		m.node()
