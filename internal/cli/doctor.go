@@ -22,7 +22,7 @@ func newDoctorCommand() *cobra.Command {
 	output := "text"
 	doctor := &cobra.Command{
 		Use:   "doctor",
-		Short: "Show what this machine allows, what is missing, and how to fix it",
+		Short: "Show what this machine allows, and how to fix what is missing",
 		Long: `Tests everything that berth needs from this machine, as this user. Inside a job,
 the job's limits and devices count, so run it there, too:
 srun -N1 -n1 berth doctor. At the end it lists the settings that files and the

@@ -158,7 +158,7 @@ no daemon and no preparation by an administrator.`,
 		id       string
 		commands []*cobra.Command
 	}{
-		{groupRun, []*cobra.Command{newRunCommand(), newSubmitCommand(), newUpCommand(), newDownCommand(), newWorkloadCommand(), newSlurmJobsCommand()}},
+		{groupRun, []*cobra.Command{newRunCommand(), newSubmitCommand(), newUpCommand(), newJoinCommand(), newDownCommand(), newWorkloadCommand(), newSlurmJobsCommand()}},
 		{groupReach, []*cobra.Command{
 			newKubectlCommand(), newShellCommand(), newLogsCommand(), newForwardCommand(), newOpenCommand(),
 			newProxyCommand(), newKubeconfigCommand(), newServeCommand(),

@@ -30,13 +30,13 @@
 //   - commands: submit.go ('berth submit'), cleanup.go ('berth cleanup'), persistentparent.go
 //     (the process that keeps a cluster of 'berth up'), usejob.go ('berth run JOB')
 //   - the life of a cluster: run.go (the steps on the head, in their order), member.go (on the
-//     other nodes), endup.go ('berth down'), idle.go (further tasks of a node), failover.go
+//     other nodes), join.go (on nodes of other jobs), endup.go ('berth down'), idle.go (further tasks of a node), failover.go
 //     (another node continues a run)
 //   - where it runs: up.go ('berth up'), use.go (on a cluster that is up), step.go,
 //     ownstep.go and stepguard.go (in a step that berth starts), existing.go and
 //     existingcleanup.go (on a cluster that berth has not started)
 //   - the end: down.go, interrupt.go (the signals that end a run)
-//   - a cluster that stays: stay.go, takeimages.go
+//   - a cluster that stays: stay.go, takeimages.go, seats.go (nodes of other jobs)
 //   - runstate.go (what the steps of a run share), userworkload.go (the objects and the
 //     command), slurmjobs.go (Slurm jobs of objects), followprocess.go and followrole.go
 //     (output)

@@ -30,6 +30,13 @@ func (r *run) takePart(ctx context.Context) (code int, err error) {
 	defer cancel(nil)
 	stop := context.AfterFunc(signalled, func() {
 		cause := context.Cause(signalled)
+		if r.members.IsPilot() {
+			if joined.Load() {
+				r.leaveSeat(ctx, cause)
+			}
+			cancel(cause)
+			return
+		}
 		var reason *allocation.Interrupted
 		if !errors.As(cause, &reason) || !joined.Load() {
 			cancel(cause)
@@ -71,6 +78,10 @@ func (r *run) takePart(ctx context.Context) (code int, err error) {
 			return 0, nil // the head has reported the reason
 		}
 		if r.lostLease.Load() || !r.members.HasHead() {
+			return 0, err
+		}
+		if r.members.IsPilot() { // the user reads the output of this job, not of the head's
+			r.members.Leave(err.Error())
 			return 0, err
 		}
 		return r.members.Farewell(err)

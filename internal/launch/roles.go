@@ -29,7 +29,7 @@ func (n *node) startRoles(ctx context.Context) error {
 		return exitcode.Wrap(exitcode.Unavailable, errors.New("make connections of pods by the host: /dev/net/tun cannot be used inside; --fast-path off does without"))
 	}
 	if n.plan.FastPath {
-		if n.switching, err = netrole.Hold(n.plan, n.members.Overlay(), n.members.Sockets().Switches, n.box.Socket); err != nil {
+		if n.switching, err = netrole.Hold(n.plan, n.members.Places(), n.members.Sockets().Switches, n.box.Socket); err != nil {
 			return exitcode.Wrap(exitcode.Internal, err)
 		}
 	}
@@ -113,7 +113,7 @@ func (n *node) netRole() (*supervisor.Role, error) {
 	if n.box.TUN != nil {
 		return netrole.Parent{
 			Spec: n.Spec, Plan: n.plan, Box: n.box,
-			Overlay: n.members.Overlay(), Sockets: n.members.Sockets(),
+			Places: n.members.Places(), Sockets: n.members.Sockets(),
 			Published: n.published, Held: n.switching,
 		}.Role(n.supervisor)
 	}

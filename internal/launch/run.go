@@ -37,7 +37,13 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	if options.Existing != (Existing{}) {
 		return runExisting(ctx, options, job, inJob)
 	}
-	if !options.Spec.Stay && options.Spec.KSI == nil && !options.Own {
+	joins := options.Spec.Join != ""
+	if joins {
+		if err := checkJoin(options.Spec.Join, job, inJob); err != nil {
+			return 0, err
+		}
+	}
+	if !options.Spec.Stay && options.Spec.KSI == nil && !options.Own && !joins {
 		if used, code, err := usePersistent(ctx, options, job, inJob); used {
 			return code, err
 		}
@@ -70,7 +76,12 @@ func runNode(ctx context.Context, options Options, job slurm.Job, inJob bool, be
 	if err != nil {
 		return 0, err
 	}
-	all, err := members.New(ctx, job, members.Options{Spec: options.Spec, Getenv: options.Getenv, Log: options.Log}, &order)
+	var all *members.Members
+	if options.Spec.Join != "" {
+		all, err = meetCluster(ctx, &options, job)
+	} else {
+		all, err = members.New(ctx, job, members.Options{Spec: options.Spec, Getenv: options.Getenv, Log: options.Log}, &order)
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -99,7 +110,7 @@ func runNode(ctx context.Context, options Options, job slurm.Job, inJob bool, be
 		if err := r.allocation.Check(); err != nil {
 			return 0, err
 		}
-		if all.Leads() {
+		if all.Leads() || all.IsPilot() {
 			// A thousand nodes that ask at once would overload Slurm.
 			go r.allocation.Inquire(ctx, giveUp)
 		}
@@ -167,6 +178,7 @@ func (r *run) lead(ctx context.Context, giveUp context.CancelCauseFunc) (code in
 		// The workload may have objects of its kinds.
 		{name: "slurm jobs", do: r.serveSlurmJobs},
 		{name: "workload", do: r.applyObjects, stop: r.stopRenewal},
+		{name: "seats", do: r.openSeats, stop: r.closeSeats},
 	}
 	if err := r.start.run(ctx, r.Report); err != nil {
 		return 0, explain(ctx, r.allocation, err)
@@ -187,7 +199,7 @@ func (r *run) readInput(options Options) (err error) {
 	if err := checkKSI(options); err != nil {
 		return err
 	}
-	if err := checkSlurmJobs(options.Spec); err != nil {
+	if err := errors.Join(checkSlurmJobs(options.Spec), checkSeats(options.Spec, options.Getenv)); err != nil {
 		return err
 	}
 	if nodes := r.members.Size(); options.Spec.HighlyAvailable && nodes < cluster.ControlNodes {
@@ -213,11 +225,12 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 		return err
 	}
 	offers[0].OverlayMTU = mtu
+	r.offers = offers
 	plans, err := cluster.Design(r.Spec, offers)
 	if err != nil {
 		return exitcode.Wrap(exitcode.Unavailable, err)
 	}
-	if len(plans) > 1 {
+	if r.members.Several() {
 		for i := range plans {
 			plans[i].PodSuperPacket = overlay.MaxSuperPacket(plans[i].PodMTU)
 		}

@@ -154,6 +154,7 @@ func (n *node) closeSandbox() error {
 	n.noteCrash(lostCode)
 	<-n.watching
 	n.supervisor.EndOutside()
+	n.members.Places().Close()
 	n.switching.Close()
 	return err
 }

@@ -47,7 +47,7 @@ func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error)
 		return 0, err
 	}
 	options.Log.Debug("starting a step over all nodes of job " + job.ID)
-	key := severalNodes(job) && proof.GivesKey(ctx, job, options.Spec)
+	key := severalNodes(job) && options.Spec.Join == "" && proof.GivesKey(ctx, job, options.Spec)
 	name := ownStepName()
 	if options.Spec.Stay {
 		name = upStep

@@ -185,3 +185,15 @@ up_local() {
 	poll 20 no_up || fail "something outlives the supervisor: $(node ps -u alice -o args)"
 }
 no_up() { [[ -z $(node pgrep -u alice) ]]; }
+
+# Nodes of other jobs join the cluster, and leave it in every way.
+up_elastic() {
+	begin a alice login salloc -N1 --mem=1500 bash $here/elastic.sh $image
+	timeout=200 says a 'ready to lose one'
+	"$bed" run n3 pkill -KILL -f '^[^ ]*berth join ' || fail 'there is no berth on n3'
+	timeout=100 ends a 7
+	for said in 'on n1 n2-[0-9]* n3-[0-9]*$' 'listeners 6$' 'job first$' 'left: n1 n3-[0-9]*$' 'lost: n1 n2-[0-9]*$' 'no pod is elsewhere$'; do
+		grep -q "^$said" "$out/a" || fail "no '$said': $(cat "$out/a")"
+	done
+	swept n3
+}

@@ -23,7 +23,7 @@ type Plan struct {
 	// the head.
 	Members []Member
 	// Seats lists the places for nodes of other jobs. A node in a seat has an Index
-	// after those of Members, and is not one of them.
+	// after all Members, and is not in Members.
 	Seats []Member
 	Index int
 	// Controls is the number of members that run a control plane, counted from

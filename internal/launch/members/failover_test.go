@@ -29,7 +29,7 @@ func testMembers(node string, s *failover) *Members {
 		panic(err)
 	}
 	return &Members{
-		roster: roster{rendezvous.Config{
+		roster: roster{config: rendezvous.Config{
 			Step: rendezvous.Step{Job: "test-succession"}, Nodes: []string{"n1", "n2", "n3", "n4"}, Node: node,
 			Bind: loopback, Prover: prover,
 			Addresses: func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopback}, nil },

@@ -30,8 +30,10 @@ func (m *Members) Join(ctx context.Context, offer cluster.Offer, cpus int) (Welc
 	// as the head does.
 	limited, cancel := m.waiting(ctx)
 	defer cancel()
-	if err := m.connect(limited); err != nil {
-		return Welcome{}, exitcode.Wrap(exitcode.Unavailable, err)
+	if !m.HasHead() {
+		if err := m.connect(limited); err != nil {
+			return Welcome{}, exitcode.Wrap(exitcode.Unavailable, err)
+		}
 	}
 	head := hostnet.HostOf(m.head().RemoteAddr())
 	bound := m.data
@@ -54,7 +56,7 @@ func (m *Members) Join(ctx context.Context, offer cluster.Offer, cpus int) (Welc
 		Version: cluster.Version(), Offer: offer,
 		Address: m.data.Address, Ports: m.sockets.Ports,
 	})
-	m.overlay, m.failover, m.own = answer.Overlay, answer.Succession, answer.Own
+	m.places, m.failover, m.own = hostnet.NewPlaces(answer.Overlay), answer.Succession, answer.Own
 	return answer, exitcode.Wrap(exitcode.Unavailable, err)
 }
 
@@ -87,6 +89,15 @@ func oneFamily(addresses []netip.Addr) []netip.Addr {
 	return addresses
 }
 
+// applyChanges makes the changes of the network between the nodes that the head reports.
+func (m *Members) applyChanges(changes []hostnet.Change) {
+	for _, change := range changes {
+		if err := m.places.Apply(change); err != nil {
+			m.log.Debug(err.Error())
+		}
+	}
+}
+
 // Follow receives import requests from the head and calls do with each, which must not
 // block, and with the function that answers it. If the connection is lost, it
 // reconnects as the process with this run ID. It returns the error when the head
@@ -94,10 +105,11 @@ func oneFamily(addresses []netip.Addr) []netip.Addr {
 func (m *Members) Follow(ctx context.Context, runID string, do func(request ImportRequest, answer func(error))) error {
 	again := hello{Version: cluster.Version(), Offer: cluster.Offer{RunID: runID}, Returning: true}
 	for {
-		var request ImportRequest
-		err := m.head().Receive(ctx, &request)
+		var message headMessage
+		err := m.head().Receive(ctx, &message)
 		if lost, ok := errors.AsType[*rendezvous.LostError](err); ok {
-			if m.reconnect(ctx, again, lost) == nil {
+			// The head has given the seat of a pilot away.
+			if !m.pilot && m.reconnect(ctx, again, lost) == nil {
 				continue
 			}
 			settle(ctx)
@@ -108,8 +120,12 @@ func (m *Members) Follow(ctx context.Context, runID string, do func(request Impo
 		} else if err != nil {
 			return err
 		}
-		head := m.head()
-		do(request, func(err error) {
+		m.applyChanges(message.Changes)
+		request, head := message.Import, m.head()
+		if request == nil {
+			continue
+		}
+		do(*request, func(err error) {
 			answer := report{Number: request.Number}
 			if err != nil {
 				answer.Problem, answer.Code = err.Error(), exitcode.Of(err)
@@ -144,7 +160,9 @@ func (m *Members) reconnect(ctx context.Context, again hello, lost *rendezvous.L
 	}
 	err := m.connect(ctx)
 	if err == nil {
-		_, err = m.introduce(ctx, again)
+		var answer Welcome
+		answer, err = m.introduce(ctx, again)
+		m.applyChanges(answer.Changes)
 	}
 	if err != nil {
 		m.log.Debug("cannot return to the head: " + err.Error())

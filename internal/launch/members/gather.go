@@ -30,6 +30,9 @@ func (m *Members) Gather(ctx context.Context, cpus int) ([]cluster.Offer, error)
 	if !m.Several() {
 		return make([]cluster.Offer, 1), nil
 	}
+	if m.Size() == 1 {
+		return m.prepareAlone(ctx, cpus)
+	}
 	var err error
 	if m.listener, err = rendezvous.Listen(ctx, m.config); err != nil {
 		return nil, exitcode.Wrap(exitcode.Unavailable, err)
@@ -204,7 +207,7 @@ func (m *Members) rejectAll(why error) {
 
 // Awaited reports whether the other nodes wait for this one: for the plans of the
 // head, or for the offer of another node.
-func (m *Members) Awaited() bool { return m.Several() && !m.introduced }
+func (m *Members) Awaited() bool { return m.Size() > 1 && !m.introduced }
 
 // address returns the destination of packets for the node's pods.
 func (w *member) address() netip.Addr {
@@ -233,7 +236,8 @@ func (m *Members) SendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 	if err != nil {
 		return err
 	}
-	ends := m.lay(key, plans[0].Members, m.others)
+	m.served, m.source = archives, source
+	ends := m.lay(key, plans[0].Places(), m.others)
 	for i, w := range m.others {
 		w.node = plans[i+1].Node.Name
 		var mayLead []byte

@@ -62,7 +62,13 @@ type connection struct {
 	peer *rendezvous.Peer
 }
 
+// connections returns the connections to all other nodes.
 func (m *Members) connections() []connection {
+	return append(m.ofStep(), m.getSeats().connections()...)
+}
+
+// ofStep returns the connections to the nodes of the step.
+func (m *Members) ofStep() []connection {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var all []connection
@@ -112,7 +118,7 @@ func (m *Monitor) BringImages(ctx context.Context, archives []archive.Archive, h
 
 // ask sends a request to a node and waits for the answer.
 func (m *Monitor) ask(ctx context.Context, w connection, request ImportRequest, answer <-chan report) error {
-	if w.peer != nil && w.peer.Send(ctx, request) == nil {
+	if w.peer != nil && w.peer.Send(ctx, headMessage{Import: &request}) == nil {
 		select {
 		case said := <-answer:
 			if err := said.err(); err != nil {

@@ -38,11 +38,16 @@ type Members struct {
 	losses losses
 	wait   time.Duration
 	log    *slog.Logger
+	// pilot is set on a node of another job.
+	pilot bool
 
 	// Only the head uses listener, others and archives.
 	listener *rendezvous.Head
 	others   []*member
 	archives *archive.Server
+	// served are the archives that source serves since the start.
+	served []archive.Archive
+	source archive.Source
 	// failover holds what the nodes need so that another node can lead the run.
 	// It is nil if the run ends with the head.
 	failover *failover
@@ -55,6 +60,9 @@ type Members struct {
 	// folder exchanges the nodes' public keys. It is nil if they are exchanged in
 	// another way, or not needed.
 	folder *rendezvous.Folder
+	// seats holds the nodes of other jobs. It is nil if there are no seats, and except on
+	// the head.
+	seats *Seats
 	// introduced is set when no other node waits for this one to introduce
 	// itself: on the head when it sends the plans, on another node when it joins.
 	introduced bool
@@ -103,10 +111,19 @@ type Welcome struct {
 	// Archives are the head's archives, which Source serves.
 	Archives []archive.Archive
 	Source   archive.Source
+	// Changes holds what has changed in the network between the nodes since its start, for
+	// a node that returns.
+	Changes []hostnet.Change
 	// Succession is nil if the run ends with the head. Own is the kubeconfig of a
 	// node that may lead after the head.
 	Succession *failover
 	Own        []byte
+}
+
+// headMessage is a later message of the head to a node.
+type headMessage struct {
+	Import  *ImportRequest   `json:",omitempty"`
+	Changes []hostnet.Change `json:",omitempty"`
 }
 
 // statusMessage is a later message of a node to the head.
@@ -116,6 +133,9 @@ type statusMessage struct {
 	Ready bool
 	// Report is the result of an import request.
 	Report *report `json:",omitempty"`
+	// Leaving is set when a node of another job has to leave its seat. Its pods have that
+	// time to end.
+	Leaving *time.Duration `json:",omitempty"`
 }
 
 // Options holds the inputs of New from the command line and its environment.
@@ -151,11 +171,14 @@ func New(ctx context.Context, job slurm.Job, options Options, o *LocalConfig) (*
 			hostOf[name] = host
 		}
 	}
-	if len(names) < 2 {
-		return &Members{roster: roster{rendezvous.Config{Nodes: names, Node: own}}, log: options.Log}, nil
+	if len(names) < 2 && options.Spec.Seats == 0 {
+		return &Members{roster: roster{config: rendezvous.Config{Nodes: names, Node: own}}, log: options.Log}, nil
 	}
 	t := &Members{
-		roster:  roster{rendezvous.Config{Nodes: names, Node: memberName(own, o.Index), Ports: ports, Loss: lossLimit}},
+		roster: roster{
+			config:  rendezvous.Config{Nodes: names, Node: memberName(own, o.Index), Ports: ports, Loss: lossLimit},
+			elastic: options.Spec.Seats > 0,
+		},
 		network: newNetwork(ports, spec.Carrier),
 		wait:    cmp.Or(options.Spec.NodeWait, gatherLimit), log: options.Log,
 	}
@@ -166,6 +189,10 @@ func New(ctx context.Context, job slurm.Job, options Options, o *LocalConfig) (*
 		o.Step = stepOf(job, options.Getenv)
 	}
 	t.config.Step = o.Step
+	if len(names) < 2 {
+		t.config.Addresses, err = hostnet.AddressBook(job, options.Getenv)
+		return t, exitcode.Wrap(exitcode.Unavailable, err)
+	}
 	if len(hosts) > 1 {
 		find, err := hostnet.AddressBook(job, options.Getenv)
 		if err != nil {
@@ -254,9 +281,17 @@ func (m *Members) disconnect(end func(*rendezvous.Peer)) {
 			leaving.Go(func() { end(peer) })
 		}
 	}
+	leaving.Go(func() { m.getSeats().close(end) })
 	leaving.Wait()
 	m.sockets.Close()
 	m.forgetKeys()
+}
+
+// getSeats returns the seats, or nil if there are none.
+func (m *Members) getSeats() *Seats {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.seats
 }
 
 // Own returns the kubeconfig of a node that may lead after the head, or nil.

@@ -21,7 +21,7 @@ func TestSingleNodeRunHasOneMember(t *testing.T) {
 	if m.Several() || m.Size() != 1 || m.Name() != "n1" || m.First() != "n1" || !m.Leads() || !m.Controls(cluster.Spec{}) {
 		t.Errorf("the only node is not the head: %+v", m)
 	}
-	if m.Overlay() != nil || m.Sockets().Streams != nil || m.CanFailOver() || m.Own() != nil || m.HasHead() {
+	if m.Places() != nil || m.Sockets().Streams != nil || m.CanFailOver() || m.Own() != nil || m.HasHead() {
 		t.Error("the only node has a network to others, or a successor")
 	}
 	offers, err := m.Gather(t.Context(), 4)

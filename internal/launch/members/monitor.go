@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
 )
@@ -148,7 +147,7 @@ func (m *Monitor) handleLoss(ctx context.Context, w *member, err error) *rendezv
 			peer.Close("the run has ended")
 			return nil
 		}
-		if peer.Send(ctx, Welcome{Version: cluster.Version()}) != nil {
+		if m.getSeats().welcomeBack(ctx, peer) != nil {
 			continue // lost again
 		}
 		if begun {

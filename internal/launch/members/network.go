@@ -2,7 +2,6 @@ package members
 
 import (
 	"net/netip"
-	"slices"
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/job/rendezvous"
@@ -20,7 +19,7 @@ type network struct {
 	// sockets carry packets between the nodes. They outlive the process that
 	// serves them.
 	sockets hostnet.Sockets
-	overlay hostnet.Overlay
+	places  *hostnet.Places
 }
 
 func newNetwork(ports rendezvous.PortRange, carrier string) network {
@@ -39,44 +38,45 @@ func (n *network) UseInterface(name string) error {
 // HasSwitch reports whether this host has a Switch for connections to other nodes.
 func (n *network) HasSwitch() bool { return n.data.Fast }
 
-// Overlay returns the network between the nodes, or nil on a single node.
-func (n *network) Overlay() *hostnet.Overlay {
-	if !n.several {
-		return nil
-	}
-	return &n.overlay
-}
+// Places returns the network between the nodes, or nil on a single node and before the
+// nodes know each other.
+func (n *network) Places() *hostnet.Places { return n.places }
 
 // Sockets returns the sockets between the nodes. There are none on a single node.
 func (n *network) Sockets() hostnet.Sockets { return n.sockets }
 
-// lay sets up the head's end. It returns the ends of the other nodes, which have
-// the addresses in planned after the first.
-func (n *network) lay(key []byte, planned []cluster.Member, others []*member) []hostnet.Overlay {
-	nodes := make([]overlay.Node, len(planned))
-	switches := make([][]netip.AddrPort, len(planned))
-	for i, member := range planned {
-		nodes[i] = overlay.Node{Name: member.Name, Prefixes: member.Prefixes}
-		if i > 0 {
+// lay sets up the head's end. It returns the ends of the other nodes, which have the
+// places after the first. The places after theirs are empty.
+func (n *network) lay(key []byte, places []cluster.Member, others []*member) []hostnet.Overlay {
+	nodes := make([]overlay.Node, len(places))
+	switches := make([][]netip.AddrPort, len(places))
+	for i, place := range places {
+		nodes[i] = overlay.Node{Name: place.Name, Prefixes: place.Prefixes}
+		if i > 0 && i <= len(others) {
 			w := others[i-1]
 			nodes[i], switches[i] = w.hello.Ports.At(w.address(), nodes[i]), w.hello.Ports.SwitchesAt(w.address())
 		}
 	}
 	// The head's pods reach each other through Services by its Switch, too.
 	switches[0] = n.sockets.Ports.SwitchesAt(n.data.ReachesItself())
-	n.overlay = hostnet.Overlay{Key: key, Carrier: n.carrier, Nodes: nodes, Switches: switches}
+	n.places = hostnet.NewPlaces(hostnet.Overlay{Key: key, Carrier: n.carrier, Nodes: nodes, Switches: switches})
 	var ends []hostnet.Overlay
 	for i, w := range others {
-		own := n.data.Address
-		if !own.IsValid() {
-			// Each node has already connected to the head at this address.
-			own = hostnet.HostOf(w.peer.LocalAddr())
-		}
-		theirs := slices.Clone(nodes)
-		theirs[0] = n.sockets.Ports.At(own, theirs[0])
-		theirSwitches := slices.Clone(switches)
-		theirSwitches[0] = n.sockets.Ports.SwitchesAt(own)
-		ends = append(ends, hostnet.Overlay{Key: key, Carrier: n.carrier, Nodes: theirs, Switches: theirSwitches, Self: i + 1})
+		ends = append(ends, n.endOf(i+1, w.peer))
 	}
 	return ends
+}
+
+// endOf returns the end of another node, with all places as they are now.
+func (n *network) endOf(index int, peer *rendezvous.Peer) hostnet.Overlay {
+	own := n.data.Address
+	if !own.IsValid() {
+		// The node has already connected to the head at this address.
+		own = hostnet.HostOf(peer.LocalAddr())
+	}
+	end := n.places.Current()
+	end.Self = index
+	end.Nodes[0] = n.sockets.Ports.At(own, end.Nodes[0])
+	end.Switches[0] = n.sockets.Ports.SwitchesAt(own)
+	return end
 }

@@ -23,7 +23,7 @@ func TestNetworkOfThreeNodes(t *testing.T) {
 	if len(ends) != 2 || ends[0].Self != 1 || ends[1].Self != 2 {
 		t.Fatalf("ends of the other nodes: %+v", ends)
 	}
-	for i, end := range append([]hostnet.Overlay{*n.Overlay()}, ends...) {
+	for i, end := range append([]hostnet.Overlay{n.Places().Current()}, ends...) {
 		var streams, switches []string
 		for k, node := range end.Nodes {
 			streams = append(streams, node.Name+" "+node.Stream.String())
@@ -36,14 +36,14 @@ func TestNetworkOfThreeNodes(t *testing.T) {
 			t.Errorf("end %d has Switches at %v, want %v", i, switches, want)
 		}
 	}
-	if n.Overlay().Nodes[0].Stream.IsValid() {
+	if n.Places().Current().Nodes[0].Stream.IsValid() {
 		t.Error("the head has an address for itself")
 	}
 }
 
 func TestNoNetworkOnASingleNode(t *testing.T) {
 	var n network
-	if err := n.UseInterface("none"); err != nil || n.Overlay() != nil || n.HasSwitch() {
+	if err := n.UseInterface("none"); err != nil || n.Places() != nil || n.HasSwitch() {
 		t.Errorf("a single node has a network: %v", err)
 	}
 }

@@ -15,18 +15,23 @@ import (
 // any node connects to another, and does not change when the head does.
 type roster struct {
 	config rendezvous.Config
+	// elastic is set if nodes of other jobs may join the run.
+	elastic bool
 }
 
 // Size returns the number of nodes of the run.
 func (r *roster) Size() int { return max(1, len(r.config.Nodes)) }
 
-// Several reports whether the run has more than one node.
-func (r *roster) Several() bool { return r.Size() > 1 }
+// Several reports whether the run has, or may get, more than one node.
+func (r *roster) Several() bool { return r.elastic || r.Size() > 1 }
 
 // Name returns the name of this node in the rendezvous. First returns the name of
 // the first head.
 func (r *roster) Name() string  { return r.config.Node }
 func (r *roster) First() string { return r.config.Nodes[0] }
+
+// Step returns the identity of the run's job step.
+func (r *roster) Step() rendezvous.Step { return r.config.Step }
 
 // Ports returns the range of ports that the nodes use on their hosts.
 func (r *roster) Ports() rendezvous.PortRange { return r.config.Ports }

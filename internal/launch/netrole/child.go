@@ -13,6 +13,7 @@ import (
 
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/network/egress"
 	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
@@ -69,6 +70,10 @@ func runNet(notifier *notify.Notifier) error {
 	if err != nil {
 		return err
 	}
+	changes, err := takeChanges(fds)
+	if err != nil {
+		return err
+	}
 	if err := fds.CheckAllTaken(); err != nil {
 		return err
 	}
@@ -84,6 +89,10 @@ func runNet(notifier *notify.Notifier) error {
 	}
 	if sockets != nil {
 		group.Go(func() error { return sockets.run(groupCtx) })
+	}
+	if changes != nil {
+		context.AfterFunc(groupCtx, func() { changes.Close() })
+		group.Go(func() error { return applyChanges(groupCtx, changes, between, sockets) })
 	}
 	err = group.Wait()
 	if ctx.Err() != nil {
@@ -119,6 +128,36 @@ func openOverlay(given config, fds linux.PassedFDs, log *slog.Logger) (*overlay.
 	}
 	config.Listener = listener.(*net.TCPListener)
 	return overlay.New(config)
+}
+
+// takeChanges returns the pipe with changes of the network between the nodes, or nil on a
+// single node.
+func takeChanges(fds linux.PassedFDs) (*os.File, error) {
+	if !fds.Has(fdChanges) {
+		return nil, nil
+	}
+	return fds.Take(fdChanges)
+}
+
+// applyChanges makes each change of the network between the nodes. It returns an error when
+// the pipe ends: then this role may have missed a change, and another one starts with all.
+func applyChanges(ctx context.Context, from *os.File, between *overlay.Overlay, sockets *podSwitch) error {
+	err := hostnet.ReadChanges(from, func(change hostnet.Change) error {
+		if err := between.Replace(change.Index, change.Node()); err != nil {
+			return err
+		}
+		if sockets == nil {
+			return nil
+		}
+		return sockets.ReplaceNode(change.Index, change.Switches)
+	})
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err == nil {
+		err = errors.New("the pipe with changes of the network between the nodes has ended")
+	}
+	return err
 }
 
 // takePublished returns the published ports with the listeners that the role inherited.

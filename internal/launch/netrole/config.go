@@ -29,6 +29,7 @@ const (
 	fdState      = "state"       // the memory that outlives a Switch
 	fdLifeline   = "lifeline"    // breaks when the supervisor ends
 	fdServices   = "service map" // to the node role, for the service map
+	fdChanges    = "changes"     // the pipe with changes of the network between the nodes
 )
 
 // config is the configuration of the net role.

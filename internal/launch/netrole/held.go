@@ -36,26 +36,23 @@ type switchConfig struct {
 }
 
 // Hold prepares a Switch. listeners accept its connections from other nodes, and
-// containers is the listener for containers. On a single node, overlay is nil and
+// containers is the listener for containers. On a single node, places is nil and
 // there are no listeners.
-func Hold(plan cluster.Plan, overlay *hostnet.Overlay, listeners []*os.File, containers *os.File) (*Held, error) {
+func Hold(plan cluster.Plan, places *hostnet.Places, listeners []*os.File, containers *os.File) (*Held, error) {
 	h := &Held{listeners: listeners, containers: containers}
-	var nodes [][]netip.AddrPort
-	if overlay != nil {
-		nodes = overlay.Switches
-		h.config.Self, h.config.Key = overlay.Self, overlay.Key
+	if places != nil {
+		h.config.Self, h.config.Key = places.Self()
 	} else {
-		nodes = make([][]netip.AddrPort, 1)
 		h.config.Key = make([]byte, 32)
 		_, _ = rand.Read(h.config.Key)
 	}
 	for _, family := range plan.Addresses.Families() {
 		h.config.Pods = append(h.config.Pods, family.Pods)
 	}
-	for i, member := range plan.Members {
+	for _, place := range plan.Places() {
 		// Skip the nodes' own addresses, which are no pods' addresses.
-		pods := slices.DeleteFunc(slices.Clone(member.Prefixes), netip.Prefix.IsSingleIP)
-		h.config.Nodes = append(h.config.Nodes, fastpath.Node{Endpoints: nodes[i], Prefixes: pods})
+		pods := slices.DeleteFunc(slices.Clone(place.Prefixes), netip.Prefix.IsSingleIP)
+		h.config.Nodes = append(h.config.Nodes, fastpath.Node{Prefixes: pods})
 	}
 	var err error
 	for _, step := range []func() error{
@@ -70,6 +67,17 @@ func Hold(plan cluster.Plan, overlay *hostnet.Overlay, listeners []*os.File, con
 		}
 	}
 	return h, nil
+}
+
+// configOf returns the configuration of a Switch that begins when the Switches of the nodes
+// listen at these addresses.
+func (h *Held) configOf(switches [][]netip.AddrPort) *switchConfig {
+	config := h.config
+	config.Nodes = slices.Clone(config.Nodes)
+	for i, endpoints := range switches {
+		config.Nodes[i].Endpoints = endpoints
+	}
+	return &config
 }
 
 // addTo adds the files that the net role inherits.

@@ -20,9 +20,9 @@ type Parent struct {
 	Spec cluster.Spec
 	Plan cluster.Plan
 	Box  *sandbox.Sandbox
-	// Overlay and Sockets are for the network between the nodes. Overlay is nil on a
+	// Places and Sockets are for the network between the nodes. Places is nil on a
 	// single node.
-	Overlay   *hostnet.Overlay
+	Places    *hostnet.Places
 	Sockets   hostnet.Sockets
 	Published []Published
 	// Held is nil without a Switch.
@@ -44,21 +44,8 @@ func (p Parent) Role(s *supervisor.Supervisor) (*supervisor.Role, error) {
 	if config.Refuse, err = refusedByUser(p.Spec); err != nil {
 		return nil, err
 	}
-	var fds linux.FDTable
-	fds.Add(fdTUN, p.Box.TUN)
-	if p.Overlay != nil {
-		config.Overlay = *p.Overlay
-		fds.Add(fdQueue, p.Box.Overlay...)
-		fds.Add(fdPackets, p.Sockets.Packets...)
-		fds.Add(fdStreams, p.Sockets.Streams)
-	}
 	for _, port := range p.Published {
 		config.Published = append(config.Published, netip.AddrPortFrom(p.Plan.Addresses.Node, port.Node))
-		fds.Add(fdPublished, port.Listener)
-	}
-	if p.Held != nil {
-		config.Switch = &p.Held.config
-		p.Held.addTo(&fds)
 	}
 	var process *os.Process
 	return &supervisor.Role{
@@ -70,6 +57,13 @@ func (p Parent) Role(s *supervisor.Supervisor) (*supervisor.Role, error) {
 				return fmt.Errorf("open log: %w", err)
 			}
 			defer logFile.Close()
+			fds, changes, err := p.files(&config)
+			if err != nil {
+				return err
+			}
+			if changes != nil {
+				defer changes.Close()
+			}
 			command := exec.Command("/proc/self/exe", Arg)
 			command.Args[0] = "berth"
 			command.Env = []string{}
@@ -92,4 +86,28 @@ func (p Parent) Role(s *supervisor.Supervisor) (*supervisor.Role, error) {
 		Release: p.Held.release,
 		Resume:  func() bool { return linux.Resume(process.Pid) },
 	}, nil
+}
+
+// files returns the files that the role inherits, and sets what the configuration says of
+// the network between the nodes now. The role reads later changes from a pipe, which is nil
+// on a single node.
+func (p Parent) files(config *config) (fds linux.FDTable, changes *os.File, err error) {
+	fds.Add(fdTUN, p.Box.TUN)
+	if p.Places != nil {
+		if config.Overlay, changes, err = p.Places.Connect(); err != nil {
+			return fds, nil, err
+		}
+		fds.Add(fdQueue, p.Box.Overlay...)
+		fds.Add(fdPackets, p.Sockets.Packets...)
+		fds.Add(fdStreams, p.Sockets.Streams)
+		fds.Add(fdChanges, changes)
+	}
+	for _, port := range p.Published {
+		fds.Add(fdPublished, port.Listener)
+	}
+	if p.Held != nil {
+		config.Switch = p.Held.configOf(config.Overlay.Switches)
+		p.Held.addTo(&fds)
+	}
+	return fds, changes, nil
 }

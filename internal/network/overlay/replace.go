@@ -10,8 +10,8 @@ import (
 
 // Replace gives the place of another node to node, or to nobody if node has neither
 // endpoints nor a stream. The place keeps its prefixes. Sessions and streams with the
-// earlier node end; those with other nodes go on. Replace may be called before Run and
-// while it runs, in the network namespace of the sockets.
+// earlier node end, and all others go on. Replace may be called before Run and while it
+// runs, in the network namespace of the sockets.
 func (o *Overlay) Replace(index int, node Node) error {
 	o.setting.Lock()
 	defer o.setting.Unlock()

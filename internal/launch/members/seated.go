@@ -1,0 +1,172 @@
+package members
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/launch/hostnet"
+)
+
+// errLeft is the reason why a node of another job has left in order.
+var errLeft = errors.New("it has left the cluster")
+
+// follow handles messages of a node until it leaves or is lost, and returns why.
+func (s *Seats) follow(ctx context.Context, m *Monitor, n *seated) error {
+	for {
+		var status statusMessage
+		if err := n.peer.Receive(ctx, &status); err != nil {
+			return err
+		}
+		if status.Report != nil {
+			m.importRequests.deliver(n.name, *status.Report)
+		}
+		if status.Ready {
+			n.archives.Close()
+		}
+		if status.Leaving != nil {
+			s.drain(ctx, m, n, *status.Leaving)
+			return errLeft
+		}
+	}
+}
+
+// drain asks the pods of a node to end within grace, and waits for them while the node
+// lives.
+func (s *Seats) drain(ctx context.Context, m *Monitor, n *seated, grace time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	go func() {
+		select {
+		case <-n.peer.Done():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	if err := s.Reporter.Drain(ctx, n.node, grace); err != nil && ctx.Err() == nil {
+		m.log.Warn(fmt.Sprintf("the pods of node %s cannot be asked to end: %v", n.node, err))
+	}
+}
+
+// leave frees the seat of a node that has left or is lost. Its pods start elsewhere, and
+// its Node object is deleted.
+func (s *Seats) leave(ctx context.Context, n *seated, why error) {
+	n.archives.Close()
+	log := s.members.log
+	if n.known && ctx.Err() == nil {
+		if errors.As(why, new(*rendezvous.LostError)) {
+			log.Warn(fmt.Sprintf("%v; its pods start elsewhere", why))
+		} else {
+			log.Info(fmt.Sprintf("node %s has left the cluster", n.node))
+		}
+	}
+	if n.node != "" && ctx.Err() == nil {
+		if err := s.Reporter.Retire(ctx, n.node, why.Error()); err != nil && ctx.Err() == nil {
+			log.Warn(err.Error())
+		}
+	}
+	s.mu.Lock()
+	if n.known {
+		n.known = false
+		telling, cancel := context.WithTimeout(ctx, tellLimit)
+		s.tell(telling, n, hostnet.Change{Index: n.change.Index, Name: n.change.Name})
+		cancel()
+		n.change.Endpoints = nil
+	}
+	s.mu.Unlock()
+	n.peer.Close(errLeft.Error())
+	s.mu.Lock()
+	s.taken[n.seat] = nil
+	s.mu.Unlock()
+}
+
+// tell makes a change of a node's seat, and sends it to all other nodes. The caller holds mu.
+func (s *Seats) tell(ctx context.Context, n *seated, change hostnet.Change) {
+	n.change = change
+	s.members.applyChanges([]hostnet.Change{change})
+	ctx, cancel := context.WithTimeout(ctx, tellLimit)
+	defer cancel()
+	message := headMessage{Changes: []hostnet.Change{change}}
+	var telling sync.WaitGroup
+	for _, other := range append(s.members.ofStep(), s.seated()...) {
+		if other.peer != nil && other.peer != n.peer {
+			// A node that is lost meanwhile learns all when it returns.
+			telling.Go(func() { _ = other.peer.Send(ctx, message) })
+		}
+	}
+	telling.Wait()
+}
+
+// seated returns the connections to the nodes in seats that have their plans. The caller
+// holds mu.
+func (s *Seats) seated() (all []connection) {
+	for _, n := range s.taken {
+		if n != nil && n.known {
+			all = append(all, connection{n.name, n.peer})
+		}
+	}
+	return all
+}
+
+// connections is like seated for callers that do not hold mu. It may be called on nil.
+func (s *Seats) connections() []connection {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.seated()
+}
+
+// welcomeBack answers a node of the step that returns, with all seats. It may be called on
+// nil.
+func (s *Seats) welcomeBack(ctx context.Context, peer *rendezvous.Peer) error {
+	welcome := Welcome{Version: cluster.Version()}
+	if s == nil {
+		return peer.Send(ctx, welcome)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	welcome.Changes = s.members.emptySeats()
+	for _, n := range s.taken {
+		if n != nil && n.known {
+			welcome.Changes[n.seat] = n.change
+		}
+	}
+	return peer.Send(ctx, welcome)
+}
+
+// emptySeats returns a change for each seat, as if nobody had it.
+func (m *Members) emptySeats() []hostnet.Change {
+	var all []hostnet.Change
+	for i := len(m.config.Nodes); i < len(m.places.Current().Nodes); i++ {
+		all = append(all, hostnet.Change{Index: i})
+	}
+	return all
+}
+
+// close ends the seats and the connections to the nodes in them. It may be called on nil.
+func (s *Seats) close(end func(*rendezvous.Peer)) {
+	if s == nil {
+		return
+	}
+	s.end()
+	s.listener.Close()
+	s.mu.Lock()
+	var peers []*rendezvous.Peer
+	for _, n := range s.taken {
+		if n != nil {
+			peers = append(peers, n.peer)
+		}
+	}
+	s.mu.Unlock()
+	var leaving sync.WaitGroup
+	for _, peer := range peers {
+		leaving.Go(func() { end(peer) })
+	}
+	leaving.Wait()
+}

@@ -1,0 +1,278 @@
+package members
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/launch/archive"
+	"berth.dev/berth/internal/launch/hostnet"
+	"berth.dev/berth/internal/network/overlay"
+	"berth.dev/berth/internal/node/sandbox"
+)
+
+const (
+	// seatLimit bounds how long a node of another job may take to look at its host, once
+	// it has a seat.
+	seatLimit = time.Minute
+	// tellLimit bounds the time to send a change of a seat to a node. A node that takes
+	// longer counts as lost.
+	tellLimit = 10 * time.Second
+)
+
+// SeatReporter reports to the API server what becomes of nodes of other jobs.
+type SeatReporter interface {
+	// Drain closes a node to new pods, and asks its pods to end within grace.
+	Drain(ctx context.Context, node string, grace time.Duration) error
+	// Retire takes a node out of service and deletes it.
+	Retire(ctx context.Context, node, reason string) error
+}
+
+// SeatsConfig is the configuration of Seats.
+type SeatsConfig struct {
+	// Spec holds the options of the cluster, which nodes of other jobs receive.
+	Spec cluster.Spec
+	// Join identifies the cluster to them, and Prover proves them.
+	Join   rendezvous.Step
+	Prover rendezvous.Prover
+	// Plan makes the plan and the keys of a node in a seat.
+	Plan func(seat int, name string, offer cluster.Offer) (cluster.Plan, map[string]sandbox.File, error)
+	// Jobs returns the jobs of this user, and Addresses the addresses of a host.
+	Jobs      func(ctx context.Context) ([]slurm.Queued, error)
+	Addresses func(ctx context.Context, host string) ([]netip.Addr, error)
+	UID       int
+	Reporter  SeatReporter
+}
+
+// Seats lets nodes of other jobs join a cluster that runs. Only the head has Seats.
+type Seats struct {
+	members *Members
+	SeatsConfig
+	listener *rendezvous.Head
+	end      context.CancelFunc
+	queue    recentJobs
+
+	// mu is held while a change of a seat is sent to all nodes.
+	mu sync.Mutex
+	// taken holds the nodes in seats, and nil in free seats.
+	taken []*seated
+}
+
+// seated is a node of another job.
+type seated struct {
+	// name identifies the node in the rendezvous, node in Kubernetes.
+	name, node string
+	seat       int
+	peer       *rendezvous.Peer
+	// change holds what the other nodes know of the node. It is the zero value before.
+	change hostnet.Change
+	known  bool
+	// archives serves the images that the cluster was started with, until the node is ready.
+	archives *archive.Server
+}
+
+// greeting is the first message of the head to a node of another job.
+type greeting struct {
+	Version string
+	Spec    cluster.Spec
+}
+
+// OpenSeats lets nodes of other jobs join until ctx ends. It must be called after
+// SendPlans.
+func (m *Monitor) OpenSeats(ctx context.Context, config SeatsConfig) error {
+	s := &Seats{members: m.Members, SeatsConfig: config, taken: make([]*seated, config.Spec.Seats)}
+	s.queue.ask = config.Jobs
+	step := m.config
+	step.Nodes, step.Node = []string{m.config.Node}, m.config.Node
+	step.Step, step.Prover, step.Addresses, step.Admit = config.Join, config.Prover, nil, s.admit
+	var err error
+	if s.listener, err = rendezvous.Listen(ctx, step); err != nil {
+		return exitcode.Wrap(exitcode.Unavailable, err)
+	}
+	// Like the nodes of the step, nodes of other jobs are needed until this node leaves.
+	staying, end := context.WithCancel(context.WithoutCancel(ctx))
+	s.end = end
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.gone {
+		s.close((*rendezvous.Peer).Drop)
+		return nil
+	}
+	m.seats = s
+	go func() {
+		for {
+			peer, err := s.listener.Accept(ctx)
+			if err != nil {
+				return
+			}
+			go s.serve(staying, m, peer)
+		}
+	}()
+	return nil
+}
+
+// recentJobs keeps the answer of squeue for a moment, because many nodes may come at once.
+type recentJobs struct {
+	ask  func(ctx context.Context) ([]slurm.Queued, error)
+	mu   sync.Mutex
+	at   time.Time
+	jobs []slurm.Queued
+}
+
+// recentFor is the time that an answer of squeue is used again.
+const recentFor = time.Second
+
+// find returns a running job. It asks again if the last answer does not have it.
+func (r *recentJobs) find(ctx context.Context, id string) (slurm.Queued, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	found := func() int { return slices.IndexFunc(r.jobs, func(job slurm.Queued) bool { return job.ID == id }) }
+	if i := found(); i < 0 || r.jobs[i].State != slurm.Running || time.Since(r.at) > recentFor {
+		jobs, err := r.ask(ctx)
+		if err != nil {
+			return slurm.Queued{}, fmt.Errorf("ask Slurm for job %s: %w", id, err)
+		}
+		r.jobs, r.at = jobs, time.Now()
+	}
+	i := found()
+	if i < 0 {
+		return slurm.Queued{}, rendezvous.Final(fmt.Errorf("job %s is not in Slurm's queue, or is not yours", id))
+	}
+	return r.jobs[i], nil
+}
+
+// admit decides whether a node may come, which has proved that it is this user's. Its name
+// is HOST-JOB.
+func (s *Seats) admit(ctx context.Context, name string, from netip.Addr) error {
+	host, id, err := parseSeated(name)
+	if err != nil {
+		return rendezvous.Final(err)
+	}
+	job, err := s.queue.find(ctx, id)
+	switch {
+	case err != nil:
+		return err
+	case job.UID != s.UID:
+		return rendezvous.Final(fmt.Errorf("job %s belongs to user %d, want %d", id, job.UID, s.UID))
+	case job.State != slurm.Running:
+		return fmt.Errorf("job %s is %s, not %s", id, job.State, slurm.Running)
+	}
+	hosts, err := slurm.ExpandHosts(job.NodeList)
+	if err != nil {
+		return fmt.Errorf("read the nodes of job %s: %w", id, err)
+	}
+	if !slices.Contains(hosts, host) {
+		return rendezvous.Final(fmt.Errorf("job %s does not run on %s, but on %s", id, host, job.NodeList))
+	}
+	addresses, err := s.Addresses(ctx, host)
+	if err != nil {
+		return fmt.Errorf("find the addresses of %s: %w", host, err)
+	}
+	if !slices.ContainsFunc(addresses, func(a netip.Addr) bool { return a.Unmap().WithZone("") == from }) {
+		return fmt.Errorf("%s is not an address of %s, which has %v", from, host, addresses)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, err = s.free(name)
+	return err
+}
+
+// free returns a free seat for a node. The caller holds mu.
+func (s *Seats) free(name string) (int, error) {
+	if slices.ContainsFunc(s.taken, func(n *seated) bool { return n != nil && n.name == name }) {
+		return 0, fmt.Errorf("node %s has a seat already, or is leaving it", name)
+	}
+	if i := slices.Index(s.taken, nil); i >= 0 {
+		return i, nil
+	}
+	return 0, fmt.Errorf("all seats of the cluster are taken (%d): a larger number for --elastic of 'berth up' allows more", len(s.taken))
+}
+
+// parseSeated parses the name of a node of another job. The job's number has no dash.
+func parseSeated(name string) (host, job string, err error) {
+	i := strings.LastIndexByte(name, '-')
+	if i <= 0 || i == len(name)-1 || strings.Trim(name[i+1:], "0123456789") != "" {
+		return "", "", fmt.Errorf("the name %q of a node is not HOST-JOB", name)
+	}
+	return name[:i], name[i+1:], nil
+}
+
+// serve lets a node take a seat, and follows it until it has left.
+func (s *Seats) serve(ctx context.Context, m *Monitor, peer *rendezvous.Peer) {
+	n, err := s.take(peer)
+	if err != nil {
+		peer.Close(err.Error())
+		return
+	}
+	if err := s.seat(ctx, n); err != nil {
+		m.log.Warn(fmt.Sprintf("node %s cannot join: %v", n.name, err))
+		peer.Close(err.Error())
+		s.leave(ctx, n, err)
+		return
+	}
+	m.log.Info(fmt.Sprintf("node %s has joined", n.node))
+	s.leave(ctx, n, s.follow(ctx, m, n))
+}
+
+// take gives a node a seat.
+func (s *Seats) take(peer *rendezvous.Peer) (*seated, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seat, err := s.free(peer.Name())
+	if err != nil {
+		return nil, err
+	}
+	n := &seated{name: peer.Name(), seat: seat, peer: peer}
+	s.taken[seat] = n
+	return n, nil
+}
+
+// seat exchanges the first messages with a node, and introduces it to all others.
+func (s *Seats) seat(ctx context.Context, n *seated) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, seatLimit, fmt.Errorf("it was not ready within %s", seatLimit))
+	defer cancel()
+	if err := n.peer.Send(ctx, greeting{cluster.Version(), s.Spec}); err != nil {
+		return err
+	}
+	var said hello
+	if err := n.peer.Receive(ctx, &said); err != nil {
+		return err
+	}
+	if said.Version != cluster.Version() {
+		return fmt.Errorf("node %s has berth %s, this cluster %s: use the same one", n.name, said.Version, cluster.Version())
+	}
+	host, job, err := parseSeated(n.name)
+	if err != nil {
+		return err
+	}
+	n.node = cluster.SeatName(host, job)
+	plan, files, err := s.Plan(n.seat, n.node, said.Offer)
+	if err != nil {
+		return err
+	}
+	welcome := Welcome{Version: cluster.Version(), Plan: plan, Files: files, Archives: s.members.served}
+	if len(s.members.served) > 0 {
+		if n.archives, err = archive.Serve(s.members.served, s.members.config.Ports); err != nil {
+			return err
+		}
+		welcome.Source = n.archives.Source
+	}
+	w := member{hello: said, peer: n.peer}
+	node := said.Ports.At(w.address(), overlay.Node{Name: n.node})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tell(ctx, n, hostnet.Change{
+		Index: plan.Index, Name: node.Name, Endpoints: node.Endpoints, Stream: node.Stream, Switches: said.Ports.SwitchesAt(w.address()),
+	})
+	n.known = true
+	welcome.Overlay = s.members.endOf(plan.Index, n.peer)
+	return n.peer.Send(ctx, welcome)
+}

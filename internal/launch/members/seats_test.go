@@ -1,0 +1,298 @@
+package members
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/launch/hostnet"
+	"berth.dev/berth/internal/network/overlay"
+	"berth.dev/berth/internal/node/sandbox"
+	"berth.dev/berth/internal/testutil"
+)
+
+var loopbackOnly = netip.MustParseAddr("127.0.0.1")
+
+// seatTest is a head with two seats. Slurm's queue is a list, because the test has no Slurm.
+type seatTest struct {
+	*testing.T
+	head   *Members
+	config SeatsConfig
+
+	mu    sync.Mutex
+	queue []slurm.Queued
+	calls []string
+	asked int // questions about a node
+}
+
+func (s *seatTest) Drain(_ context.Context, node string, grace time.Duration) error {
+	return s.note("drain " + node + " " + grace.String())
+}
+
+func (s *seatTest) Retire(_ context.Context, node, _ string) error { return s.note("retire " + node) }
+
+func (s *seatTest) note(call string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = append(s.calls, call)
+	return nil
+}
+
+func (s *seatTest) called(call string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Contains(s.calls, call)
+}
+
+func newSeatTest(t *testing.T, queue ...slurm.Queued) *seatTest {
+	s := &seatTest{T: t, queue: queue}
+	step := rendezvous.Step{Job: rand.Text(), Step: 1}
+	s.head = &Members{
+		roster: roster{
+			config:  rendezvous.Config{Step: step, Nodes: []string{"n1"}, Node: "n1", Bind: loopbackOnly, Ports: rendezvous.DefaultPorts()},
+			elastic: true,
+		},
+		network: newNetwork(rendezvous.DefaultPorts(), ""), log: slog.New(slog.DiscardHandler),
+	}
+	s.head.data.Address = loopbackOnly
+	nodes := []overlay.Node{{Name: "n1"}, {Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24")}}, {Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}}}
+	s.head.places = hostnet.NewPlaces(hostnet.Overlay{Nodes: nodes, Switches: make([][]netip.AddrPort, 3)})
+	prover, err := rendezvous.NewPreShared([]byte(rand.Text() + rand.Text()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	join := step
+	join.Joining = true
+	s.config = SeatsConfig{
+		Spec: cluster.Spec{Seats: 2, ImageBudget: 7}, Join: join, Prover: prover, UID: 1000, Reporter: s,
+		Plan: func(seat int, name string, offer cluster.Offer) (cluster.Plan, map[string]sandbox.File, error) {
+			if offer.OneUID {
+				return cluster.Plan{}, nil, errors.New("no room for it")
+			}
+			return cluster.Plan{Index: 1 + seat, Node: cluster.Node{Name: name}}, map[string]sandbox.File{"key": {Content: []byte(name)}}, nil
+		},
+		Jobs: func(context.Context) ([]slurm.Queued, error) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.asked++
+			return slices.Clone(s.queue), nil
+		},
+		Addresses: func(_ context.Context, host string) ([]netip.Addr, error) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.asked++
+			if host == "elsewhere" {
+				return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil
+			}
+			return []netip.Addr{loopbackOnly}, nil
+		},
+	}
+	if err := s.head.newMonitor(MonitorConfig{}).OpenSeats(t.Context(), s.config); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.head.Leave("the test is over") })
+	return s
+}
+
+// pilot returns a node of another job, whose head has not seen it yet.
+func (s *seatTest) pilot(host, job string, wait time.Duration) *Members {
+	p := NewPilot(PilotConfig{
+		Join: s.config.Join, Head: "n1", Host: host, Job: job, Prover: s.config.Prover, Ports: rendezvous.DefaultPorts(),
+		Addresses: func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopbackOnly}, nil },
+		Wait:      wait, Log: slog.New(slog.DiscardHandler),
+	})
+	s.Cleanup(func() { p.Leave("the test is over") })
+	return p
+}
+
+// long bounds the wait for something that must happen, and brief that of a node that waits
+// in vain.
+const long, brief = 30 * time.Second, 5 * time.Second
+
+// refusal returns why a node gets no seat. Unless that is final, the node asks again, and
+// the test ends its attempts then.
+func (s *seatTest) refusal(host, job string) error {
+	s.Helper()
+	ctx, cancel := context.WithCancel(s.Context())
+	defer cancel()
+	count := func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.asked
+	}
+	first := count() + 2 // Jobs and Addresses
+	go func() {
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for ctx.Err() == nil && count() <= first {
+			<-tick.C
+		}
+		cancel()
+	}()
+	_, err := s.pilot(host, job, long).Meet(ctx)
+	return err
+}
+
+// join lets a node take a seat. ended receives the error that ends it.
+func (s *seatTest) join(host, job string) (p *Members, answer Welcome, ended chan error) {
+	s.Helper()
+	p = s.pilot(host, job, long)
+	spec, err := p.Meet(s.Context())
+	if err == nil {
+		answer, err = p.Join(s.Context(), cluster.Offer{Host: p.Name()}, 1)
+	}
+	if err != nil {
+		s.Fatal(err)
+	}
+	if spec.ImageBudget != 7 {
+		s.Errorf("the options of the cluster are %+v", spec)
+	}
+	ended = make(chan error, 1)
+	go func() { ended <- p.Follow(s.Context(), "", func(ImportRequest, func(error)) {}) }()
+	return p, answer, ended
+}
+
+// knows waits until a node knows a number of addresses of the node in a place.
+func (s *seatTest) knows(m *Members, place, endpoints int) {
+	s.Helper()
+	testutil.Eventually(s.T, "the node knows the place", func() bool {
+		return len(m.places.Current().Nodes[place].Endpoints) == endpoints
+	})
+}
+
+func running(id, hosts string) slurm.Queued {
+	return slurm.Queued{ID: id, UID: 1000, State: slurm.Running, NodeList: hosts}
+}
+
+func TestNodesOfOtherJobsTakeSeatsAndLeave(t *testing.T) {
+	s := newSeatTest(t, running("57", "N_2,n3"), running("58", "n2"))
+	first, answer, firstEnded := s.join("N_2", "57")
+	if answer.Plan.Node.Name != "n-2-57" || answer.Plan.Index != 1 || string(answer.Files["key"].Content) != "n-2-57" {
+		t.Errorf("the answer is for node %s in place %d", answer.Plan.Node.Name, answer.Plan.Index)
+	}
+	if end := answer.Overlay; end.Self != 1 || end.Nodes[0].Stream.Addr() != loopbackOnly || len(end.Nodes[1].Endpoints) != 1 || end.Nodes[1].Prefixes == nil {
+		t.Errorf("it knows the nodes %+v", end)
+	}
+	s.knows(s.head, 1, 1)
+	second, answer, _ := s.join("n2", "58")
+	if len(answer.Overlay.Nodes[1].Endpoints) != 1 {
+		t.Errorf("the second node does not know the first one: %+v", answer.Overlay)
+	}
+	s.knows(first, 2, 1)
+
+	wantText(t, s.refusal("n3", "57"), "all seats of the cluster are taken (2)")
+	wantText(t, s.refusal("n2", "58"), "has a seat already")
+
+	if err := first.RequestLeave(t.Context(), 5*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	wantText(t, <-firstEnded, "it has left the cluster")
+	if !s.called("drain n-2-57 5s") || !s.called("retire n-2-57") {
+		t.Errorf("calls of the API server: %v", s.calls)
+	}
+	s.knows(s.head, 1, 0)
+	s.knows(second, 1, 0)
+
+	// The seat can be taken again, and a node that dies leaves it.
+	third, answer, _ := s.join("n3", "57")
+	if answer.Plan.Index != 1 || answer.Plan.Node.Name != "n3-57" {
+		t.Errorf("the third node is %s in place %d", answer.Plan.Node.Name, answer.Plan.Index)
+	}
+	s.knows(second, 1, 1)
+	third.Drop()
+	s.knows(second, 1, 0)
+	testutil.Eventually(t, "the dead node is deleted", func() bool { return s.called("retire n3-57") })
+	if s.called("drain n3-57 5s") {
+		t.Error("a dead node is asked to end its pods")
+	}
+	s.join("n3", "57") // the same node again
+}
+
+func TestNodesWithoutRightGetNoSeat(t *testing.T) {
+	others := running("60", "n2")
+	others.UID = 1001
+	pending := running("61", "n2")
+	pending.State = slurm.Pending
+	s := newSeatTest(t, running("57", "n2,elsewhere"), others, pending)
+	for name, test := range map[string]struct{ host, job, words string }{
+		"a job that does not exist":    {"n2", "99", "job 99 is not in Slurm's queue"},
+		"another user's job":           {"n2", "60", "job 60 belongs to user 1001"},
+		"a job that waits":             {"n2", "61", "job 61 is PENDING"},
+		"a host that the job lacks":    {"n3", "57", "job 57 does not run on n3"},
+		"an address of another host":   {"elsewhere", "57", "127.0.0.1 is not an address of elsewhere"},
+		"a name that is not HOST-JOB":  {"n2", "x", "is not HOST-JOB"},
+		"the name of a node of a step": {"", "57", "is not HOST-JOB"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wantText(t, s.refusal(test.host, test.job), test.words)
+		})
+	}
+	t.Run("a pilot of an older cluster in the job", func(t *testing.T) {
+		p := s.pilot("n2", "57", brief)
+		p.config.Step.Step--
+		_, err := p.Meet(t.Context())
+		wantText(t, err, "nobody listens")
+	})
+	t.Run("without the key", func(t *testing.T) {
+		p := s.pilot("n2", "57", brief)
+		var err error
+		if p.config.Prover, err = rendezvous.NewPreShared([]byte(rand.Text() + rand.Text())); err != nil {
+			t.Fatal(err)
+		}
+		_, err = p.Meet(t.Context())
+		wantText(t, err, "it did not prove to be the head")
+	})
+	if len(s.calls) > 0 || slices.ContainsFunc(s.head.seats.taken, func(n *seated) bool { return n != nil }) {
+		t.Errorf("a refused node has a seat, or is in the API: %v", s.calls)
+	}
+}
+
+// A node whose offer does not fit leaves the seat again, with the reason.
+func TestNodeThatDoesNotFitLeavesTheSeat(t *testing.T) {
+	s := newSeatTest(t, running("57", "n2"))
+	p := s.pilot("n2", "57", long)
+	if _, err := p.Meet(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, err := p.Join(t.Context(), cluster.Offer{OneUID: true}, 1)
+	wantText(t, err, "no room for it")
+	testutil.Eventually(t, "the seat is free", func() bool {
+		s.head.seats.mu.Lock()
+		defer s.head.seats.mu.Unlock()
+		return s.head.seats.taken[0] == nil
+	})
+	s.knows(s.head, 1, 0)
+}
+
+// A node of the step that returns learns of all seats.
+func TestReturningNodeLearnsTheSeats(t *testing.T) {
+	s := newSeatTest(t, running("57", "n2"), running("58", "n3"))
+	s.join("n2", "57")
+	other, _, _ := s.join("n3", "58") // stands in for a node of the step
+	stale := hostnet.NewPlaces(s.head.places.Current())
+	if err := stale.Apply(hostnet.Change{Index: 1}); err != nil {
+		t.Fatal(err)
+	}
+	other.places = stale
+	if err := s.head.seats.welcomeBack(t.Context(), s.head.seats.taken[1].peer); err != nil {
+		t.Fatal(err)
+	}
+	s.knows(other, 1, 1)
+}
+
+func wantText(t *testing.T, err error, words string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), words) {
+		t.Errorf("error %v, want %q", err, words)
+	}
+}
