@@ -31,6 +31,7 @@ fill() {
 	sed "s|{{RESOURCE_URL}}|http://cluster:6820/|; s|{{RESOURCE_SECRET}}|mysecret|; s|{{JOBSCRIPT}}|mybucket:${2:-}|; s|{{S3_SECRET}}|mysecret-s3|
 		s|{{ENDPOINT}}|127.0.0.1:9000|; s|\[access_key\]|$ROOT_ACCESS_KEY|; s|\[secret_key\]|$ROOT_SECRET_KEY|" "$bridge/core/$1"
 }
+[[ -x /srv/ends/s3server ]] || { echo "FAILED: no S3 server: make -C test/s3server" && exit 1; }
 start_s3() {
 	/srv/ends/s3server 127.0.0.1:9000 store >s3.log &
 	s3=$!
