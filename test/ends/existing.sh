@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Runs on an existing Kubernetes cluster. In the bed, this is a second berth cluster, whose API
+# Runs on an existing Kubernetes cluster. In most cases, this is a second berth cluster, whose API
 # server listens on the loopback of n1.
 
 # hosting starts that cluster. It creates guest.conf in alice's home directory: the kubeconfig
@@ -101,4 +101,33 @@ existing_deadline() {
 	ends b 143
 	poll 150 nothing_there || fail "left in the cluster: $(kubectl get all,secrets -n guests)"
 	end_hosting
+}
+
+# Upstream's programs, which root has started without berth, are the existing cluster.
+existing_upstream() {
+	begin u root n1 sh -c 'until [ -e /run/upstream.end ]; do sleep 0.2; done | /srv/berth/test/bench/upstream/host serve /srv/berth/test/images/out/docker/busybox.tar'
+	says u ready
+	admin_conf=/run/berth-bench-upstream/run/admin.conf
+	"$bed" run n1 sh -c "cd /home/alice && PATH=/srv/ends/dist/libexec/berth:\$PATH KUBECONFIG=$admin_conf sh $here/hosting.sh && chown alice guest.conf" >"$out/hosting" || fail "no kubeconfig for guests: $(cat "$out/hosting")"
+	begin a alice login srun -N1 -w n1 --mem=100 berth run --kubeconfig guest.conf --pin -f $here/guest.yaml
+	ends a 7
+	says a 'guest on n1'
+	# The other jobs are on a host that is not in the cluster.
+	awaits_nothing
+	begin b alice login srun -N1 -w n2 --mem=100 --job-name=b berth run --kubeconfig guest.conf -f $here/loop.yaml
+	says b started
+	"$bed" run --user alice login scancel -n b
+	ends b 143 15 1 137
+	says b 'asked to end'
+	awaits_nothing
+	begin c alice login srun -N1 -w n2 --mem=100 --job-name=c sh -c "berth run --kubeconfig guest.conf -f $here/loop.yaml -f $here/web.yaml; echo code \$?; sleep 1000"
+	says c started
+	"$bed" run n2 pkill -KILL -f '^[^ ]*berth run --kubeconfig'
+	says c 'code 137'
+	awaits_nothing
+	"$bed" run --user alice login scancel -n c
+	ends c 143 15 1 137
+	"$bed" run n1 touch /run/upstream.end
+	ends u 0
+	"$bed" run n1 rm /run/upstream.end /home/alice/guest.conf
 }

@@ -5,8 +5,9 @@
 busy=0 known=' '
 declare -A places=() # what a group takes, of those that may run abreast
 # Settings of a group: the places that it takes, the mode of its runs (local, which is
-# outside of Slurm, or step), and the settings of its bed.
-takes=1 mode=step
+# outside of Slurm, or step), the folder that hosts see as /srv/berth, and the settings of its
+# bed.
+takes=1 mode=step checkout=''
 export PROCTRACK=cgroup TASK=cgroup CPUS=2 MEM=2000
 
 # group NAME NODES CASE... starts the wanted cases once there is a free place.
@@ -34,7 +35,7 @@ run_group() { # CASE...
 	export BED_NAME=$BED_NAME-$name
 	out+=/$name
 	mkdir "$out"
-	BED_BIND="$stage:/srv/ends${runtimes:+ $runtimes:/srv/runtimes}" "$bed" up "$nodes" || {
+	BED_BIND="$stage:/srv/ends${runtimes:+ $runtimes:/srv/runtimes}${checkout:+ $checkout:/srv/berth}" "$bed" up "$nodes" || {
 		mine=no
 		exit 1
 	}

@@ -5,8 +5,10 @@ kubectl create namespace guests
 kubectl create serviceaccount guest -n guests
 kubectl create rolebinding guest -n guests --clusterrole=edit --serviceaccount=guests:guest
 token=$(kubectl create token guest -n guests --duration=4h)
+umask 077
 cp "$KUBECONFIG" guest.conf
-chmod 600 guest.conf
 export KUBECONFIG=guest.conf
 kubectl config set-credentials guest --token="$token"
 kubectl config set-context --current --user=guest --namespace=guests
+kubectl config view --minify --flatten >guest.new
+mv guest.new guest.conf

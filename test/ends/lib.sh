@@ -132,8 +132,11 @@ signal() {
 # job prints the id of the only job.
 job() { "$bed" run ctl squeue -h -o %i | head -n 1; }
 
+# kubectl ARGS... uses the kubeconfig $admin_conf as root, or that of alice's cluster on n1.
 kubectl() {
-	"$bed" run --user alice n1 sh -c 'KUBECONFIG=$(ls /dev/shm/berth-*/*/kubeconfig) exec timeout 20 /srv/ends/dist/libexec/berth/kubectl "$@"' sh "$@"
+	local user=alice
+	[[ -z $admin_conf ]] || user=root
+	"$bed" run --user $user n1 sh -c 'KUBECONFIG=${0:-$(ls /dev/shm/berth-*/*/kubeconfig)} exec timeout 20 /srv/ends/dist/libexec/berth/kubectl "$@"' "$admin_conf" "$@"
 }
 
 # case_ NAME runs the function of that name, then checks that nothing is left. It
@@ -148,7 +151,7 @@ case_() {
 
 try() { # CASE
 	local left pid
-	failed=no memory='' limit='' timeout=''
+	failed=no memory='' limit='' timeout='' admin_conf=''
 	declare -gA pids=()
 	"$1"
 	for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null && wait "$pid"; done
