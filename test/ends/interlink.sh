@@ -35,3 +35,21 @@ interlink() {
 	on_login pkill -TERM -f '^berth serve'
 	ends s 0
 }
+
+# What 1,000 pods cost the plugin. Only "test/ends/run interlink_cost" runs it.
+interlink_cost() {
+	local socket=/tmp/interlink.sock pid
+	longest_run=1500 timeout=1500
+	begin a alice login srun -N1 --mem=1500 berth up --foreground --image /srv/ends/images/vktest.tar
+	says a 'is up'
+	begin s alice login berth serve interlink --socket "$socket"
+	says s 'pods go to the cluster'
+	pid=$("$bed" run --user alice login pgrep -f '^berth serve')
+	begin t alice login /srv/ends/interlink -socket "$socket" -cost 1000 -process "$pid"
+	ends t 0
+	cat "$out/t"
+	"$bed" run --user alice login scancel "$(job)"
+	ends a 143 15 1 0 69 137
+	on_login pkill -TERM -f '^berth serve'
+	ends s 0
+}

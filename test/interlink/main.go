@@ -3,11 +3,14 @@
 // conditions in the validation section of each template.
 //
 //	interlink -socket PATH [-without NAME,...] [-except REGEX] [-end] DIRECTORY
+//	interlink -socket PATH -cost PODS -process PID
 //
 // It prints a line for each template, and deletes the pods of templates that succeed. It
 // repeats requests until there is a reply. With -end, it then runs two more pods, prints
 // "waiting for the end", and succeeds when the pods have failed because their cluster
 // ended.
+//
+// With -cost, it measures the plugin, which is the process PID, with so many pods.
 package main
 
 import (
@@ -52,7 +55,14 @@ func run() error {
 	without := flag.String("without", "", "`names` of templates to omit, separated by commas")
 	except := flag.String("except", "", "omit checks of logs with this `regex`")
 	end := flag.Bool("end", false, "also check pods that fail with their cluster")
+	cost := flag.Int("cost", 0, "measure requests for this number of `pods`")
+	pid := flag.Int("process", 0, "the process `ID` of the plugin")
 	flag.Parse()
+	if *cost > 0 {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*limit)
+		defer cancel()
+		return newPlugin(*socket).measure(ctx, *cost, *pid)
+	}
 	paths, err := filepath.Glob(filepath.Join(flag.Arg(0), "*.yaml"))
 	if err != nil {
 		return fmt.Errorf("list templates: %w", err)
