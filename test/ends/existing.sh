@@ -5,7 +5,7 @@
 # hosting starts that cluster. It creates guest.conf in alice's home directory: the kubeconfig
 # of a user who may only edit the namespace guests.
 hosting() {
-	begin host alice login salloc -N"${hosts:-3}" --mem=1500 bash -c "berth up --image $image --image registry.local:31500/slurm-tensorflow:latest=$sif && echo hosting && until [ -e guest.end ]; do sleep 0.2; done"
+	begin host alice login salloc -N"${hosts:-3}" --mem=1500 bash -c "berth up --image $image ${images:-} && echo hosting && until [ -e guest.end ]; do sleep 0.2; done"
 	says host hosting
 	"$bed" run --user alice n1 sh -c 'PATH=/srv/ends/dist/libexec/berth:$PATH KUBECONFIG=$(ls /dev/shm/berth-*/*/kubeconfig) sh '$here/hosting.sh >"$out/hosting" || fail "no kubeconfig for guests: $(cat "$out/hosting")"
 }
@@ -31,13 +31,6 @@ existing_cluster() {
 		sbatch -W -N2 -w n1,n2 --mem=100 -o guest.out guest.sh; code=\$?; cat guest.out; rm guest.sh guest.out; exit \$code"
 	ends a 7
 	[[ $(grep -o 'guest on n[12]' "$out/a" | sort -u | wc -l) == 2 ]] || fail "not on the job's hosts: $(cat "$out/a")"
-	awaits_nothing
-	# An unchanged template of kube-slurm. The command line replaces its options --output and
-	# --gpus, which are for another site.
-	begin k alice login sh -c "cd /srv/ends/kube-slurm/templates && export KUBECONFIG=\$HOME/guest.conf &&
-		sbatch -W -w n1 --gpus=0 --output=\$HOME/k.out slurm-jupyter-job.sh; code=\$?; cat \$HOME/k.out; rm \$HOME/k.out; exit \$code"
-	ends k 0
-	says k 'hello from a sif'
 	awaits_nothing
 	# Runs that are refused, and one that succeeds.
 	begin b alice login srun -N1 -w n1 --mem=100 sh -c "berth run --kubeconfig guest.conf --image $image -f $here/exit.yaml; echo options \$?
@@ -100,6 +93,33 @@ existing_deadline() {
 	"$bed" run --user alice login scancel "$longer"
 	ends b 143
 	poll 150 nothing_there || fail "left in the cluster: $(kubectl get all,secrets -n guests)"
+	end_hosting
+}
+
+# template SCRIPT OUTPUT submits a template of kube-slurm, waits, and stores its output. This site
+# has no GPUs.
+template() {
+	begin "$1" alice login env HOME=/home/dgx sh -c 'cd /srv/ends/kube-slurm/templates && sbatch -W --gpus=0 "$1"; code=$?; cat "$2" && rm "$2"; exit $code' sh "$@"
+	ends "$1" 0
+}
+
+# Templates of kube-slurm, in the folders of their site, where alice is the user dgx. Stand-ins
+# replace their images, which need GPUs. The template for several hosts is missing: the API server
+# of this cluster is not reachable from the second one.
+kube_slurm() {
+	local dgx=/home/dgx logs=/nas/volumes/homes/dgx tests=/home/dgx/kube-slurm/containers/slurm-single-tf-job
+	hosts=1 images="--image /srv/ends/images/kubeslurm.tar --image registry.local:31500/slurm-tensorflow:latest=$sif" hosting
+	"$bed" run login install -d -o alice -g alice $dgx
+	"$bed" run --user alice login sh -c "umask 022 && mkdir -p $dgx/.kube $tests $logs && cp guest.conf $dgx/.kube/config &&
+		echo 'echo custom job in \$PWD as \$(id -u)' >$tests/test.sh"
+	template slurm-jupyter-job.sh $logs/slurm-jupyter-job.log
+	says slurm-jupyter-job.sh 'hello from a sif'
+	template slurm-single-job.sh $logs/slurm-single-job.log
+	says slurm-single-job.sh 'job with slurm-single-job.log'
+	template slurm-custom-image-job.sh $logs/slurm-single-job.log
+	says slurm-custom-image-job.sh "custom job in $dgx as $("$bed" run --user alice login id -u)"
+	awaits_nothing
+	"$bed" run login rm -r $dgx
 	end_hosting
 }
 
