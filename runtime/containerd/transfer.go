@@ -98,7 +98,7 @@ func (p *pulls) Transfer(ctx context.Context, from, to any, opts ...transfer.Opt
 		},
 	})
 	defer end()
-	return p.Transferrer.Transfer(ctx, from, checked{target, p}, opts...)
+	return p.Transferrer.Transfer(ctx, naming{source}, checked{target, p}, opts...)
 }
 
 type imageStore = image.Store

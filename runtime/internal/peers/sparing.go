@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/plugins/content/local"
@@ -60,14 +61,24 @@ func (s sparing) Writer(ctx context.Context, options ...content.WriterOpt) (cont
 		err = s.space.Room(rest)
 	}
 	if err != nil {
-		return nil, errors.Join(err, w.Close())
+		return nil, errors.Join(fmt.Errorf("store blob %s: %w", named(wanted), err), w.Close())
 	}
-	return sparingWriter{w, s.space.Packed().Writer(w)}, nil
+	return sparingWriter{w, s.space.Packed().Writer(w), named(wanted)}, nil
 }
 
 type sparingWriter struct {
 	content.Writer
 	guarded io.Writer
+	blob    string
+}
+
+// named returns a name of the blob for errors. containerd's metadata store omits the digest,
+// but the reference is NAMESPACE/NUMBER/layer-DIGEST.
+func named(wanted content.WriterOpts) string {
+	if wanted.Desc.Digest != "" {
+		return wanted.Desc.Digest.String()
+	}
+	return path.Base(wanted.Ref)
 }
 
 // Write writes content. If too little space would be left, it also frees what it has
@@ -78,7 +89,7 @@ type sparingWriter struct {
 func (w sparingWriter) Write(p []byte) (int, error) {
 	n, err := w.guarded.Write(p)
 	if errors.Is(err, freespace.ErrNoSpace) {
-		err = errors.Join(err, w.Truncate(0))
+		err = errors.Join(fmt.Errorf("store blob %s: %w", w.blob, err), w.Truncate(0))
 	}
 	return n, err
 }
