@@ -8,6 +8,8 @@
 // image, and -arch sets the architecture of each. With -tls the program makes a
 // certificate authority and writes its certificate to that file. It prints a line
 // for each request, and a line with the number of bytes sent.
+//
+// A repository lies/KIND/NAME lies about its image; lies.go has the kinds.
 package main
 
 import (
@@ -64,7 +66,7 @@ func run() error {
 		listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{pair}})
 	}
 	fmt.Println("registry on", listener.Addr())
-	return http.Serve(listener, logged(guarded(ranged(store), *user), *rate))
+	return http.Serve(listener, logged(guarded(ranged(lying(store)), *user), *rate))
 }
 
 func guarded(next http.Handler, user string) http.Handler {

@@ -96,7 +96,15 @@ func push(store http.Handler, image string, more int, size int64, arch string) e
 	if err != nil {
 		return err
 	}
-	return send(store, http.MethodPut, "/v2/"+repository+"/manifests/"+tag, string(kind), bytes.NewReader(manifest))
+	return putManifest(store, repository, tag, kind, manifest)
+}
+
+func putManifest(store http.Handler, repository, tag string, kind types.MediaType, text []byte) error {
+	text, err := altered(repository, text)
+	if err != nil {
+		return err
+	}
+	return send(store, http.MethodPut, "/v2/"+repository+"/manifests/"+tag, string(kind), bytes.NewReader(text))
 }
 
 // pushLayout puts the first image of an archive with an OCI layout there as it is;
@@ -135,7 +143,7 @@ func pushLayout(store http.Handler, repository, tag, archive string) (bool, erro
 		}
 	}
 	first := index.Manifests[0]
-	return true, send(store, http.MethodPut, "/v2/"+repository+"/manifests/"+tag, string(first.MediaType), bytes.NewReader(files["blobs/sha256/"+first.Digest.Hex]))
+	return true, putManifest(store, repository, tag, first.MediaType, files["blobs/sha256/"+first.Digest.Hex])
 }
 
 func putBlob(store http.Handler, repository string, digest v1.Hash, content io.ReadCloser) error {
