@@ -54,6 +54,9 @@ func (s Server) Serve(ctx context.Context, listener net.Listener) error {
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.serveLog)
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		refuse(w, http.StatusNotFound, errors.New("this pod shows a Slurm job: it has a log, but runs no programs"))
+	})
 	server := http.Server{
 		Handler: mux, ReadHeaderTimeout: headerTimeout, ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 		TLSConfig: &tls.Config{
@@ -131,17 +134,17 @@ func (s Server) serveLog(w http.ResponseWriter, r *http.Request) {
 	out := &limited{out: w, left: q.limit}
 	control := http.NewResponseController(w)
 	begun := false
-	fail := func(code int, err error) {
+	fail := func(err error) {
 		if begun || file.Found {
 			s.Log.Debug("stop following an output: " + err.Error())
 			panic(http.ErrAbortHandler) // the client must not take this for the end of the output
 		}
-		refuse(w, code, err)
+		refuse(w, http.StatusBadRequest, err) // kubectl omits the text of 404
 	}
 	for {
 		job, err := s.Job(r.PathValue("namespace"), r.PathValue("pod"), r.PathValue("container"))
 		if err != nil {
-			fail(http.StatusNotFound, err)
+			fail(err)
 			return
 		}
 		last := job.Ended || !q.follow
@@ -153,15 +156,15 @@ func (s Server) serveLog(w http.ResponseWriter, r *http.Request) {
 		case errors.Is(err, errLimit):
 			return
 		case err != nil:
-			fail(http.StatusBadRequest, fmt.Errorf("read the output of %s: %w", job.Name, err))
+			fail(fmt.Errorf("read the output of %s: %w", job.Name, err))
 			return
 		case last && begun:
 			return
 		case last && !file.Found && missing != nil:
-			fail(http.StatusBadRequest, fmt.Errorf("the output of %s is not there, its state is %s: %w", job.Name, job.State, missing))
+			fail(fmt.Errorf("the output of %s is not there, its state is %s: %w", job.Name, job.State, missing))
 			return
 		case last && !file.Found:
-			fail(http.StatusBadRequest, fmt.Errorf("%s has no output, its state is %s", job.Name, job.State))
+			fail(fmt.Errorf("%s has no output, its state is %s", job.Name, job.State))
 			return
 		case last:
 			return

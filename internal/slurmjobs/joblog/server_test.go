@@ -158,12 +158,12 @@ func TestServer(t *testing.T) {
 		{at(secret), cow, 400, "is outside the folders that objects may use"},
 		{at(link), cow, 400, "is outside the folders that objects may use"},
 		{at(dir + "/../" + filepath.Base(filepath.Dir(secret)) + "/secret"), cow, 400, ""},
-		{ended, "/containerLogs/other/cow-job/job", 404, "no such pod"},
-		{ended, "/containerLogs/lab/cow/job", 404, "no such pod"},
-		{ended, "/containerLogs/lab/cow-job/other", 404, "no such pod"},
-		{ended, "/containerLogs/lab/%2e%2e/job", 404, ""},
+		{ended, "/containerLogs/other/cow-job/job", 400, "no such pod"},
+		{ended, "/containerLogs/lab/cow/job", 400, "no such pod"},
+		{ended, "/containerLogs/lab/cow-job/other", 400, "no such pod"},
+		{ended, "/containerLogs/lab/%2e%2e/job", 400, "no such pod"},
 		{ended, "/containerLogs/lab/cow-job/job/../../../../../etc/passwd", 404, ""},
-		{ended, "/exec/lab/cow-job/job", 404, ""},
+		{ended, "/exec/lab/cow-job/job", 404, "runs no programs"},
 		{ended, "/metrics/resource", 404, ""},
 	} {
 		s.set(test.job)
@@ -173,7 +173,7 @@ func TestServer(t *testing.T) {
 		}
 	}
 	answer, err := s.client(s.pair("api")).Post(s.url+cow, "text/plain", strings.NewReader("text"))
-	if err != nil || answer.StatusCode != http.StatusMethodNotAllowed {
+	if err != nil || answer.StatusCode != http.StatusNotFound {
 		t.Errorf("POST: got %v, %v", answer, err)
 	} else {
 		answer.Body.Close()
