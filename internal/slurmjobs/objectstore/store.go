@@ -43,7 +43,7 @@ func New(urls []string, region string) (*Endpoints, error) {
 			strings.TrimSuffix(text, "/") != parsed.Scheme+"://"+parsed.Host {
 			return nil, fmt.Errorf("--s3-endpoint %s: give the URL of an S3 store, such as https://s3.example.org or http://minio:9000", text)
 		}
-		e.gates[strings.TrimSuffix(text, "/")] = &gate{pause: pause}
+		e.gates[strings.TrimSuffix(text, "/")] = &gate{pause: pause, reading: make(chan struct{}, 1)}
 	}
 	return e, nil
 }
@@ -53,6 +53,8 @@ type Store struct {
 	url    string
 	client *s3.Client
 	gate   *gate
+	// timeout limits the time of a request, in addition to the time for the file that it writes.
+	timeout time.Duration
 }
 
 // Open returns the store at an endpoint, which is a host name with an optional port, such as
@@ -87,7 +89,7 @@ func (e *Endpoints) Open(endpoint string, secure bool, key Key) (*Store, error) 
 		RequestChecksumCalculation: aws.RequestChecksumCalculationWhenRequired, ResponseChecksumValidation: aws.ResponseChecksumValidationWhenRequired,
 		DisableS3ExpressSessionAuth: aws.Bool(true), DisableMultiRegionAccessPoints: true,
 	})
-	return &Store{url: location, client: client, gate: gate}, nil
+	return &Store{url: location, client: client, gate: gate, timeout: requestTimeout}, nil
 }
 
 // URLs returns the permitted endpoints.
@@ -103,9 +105,14 @@ func (e *Endpoints) URLs() []string {
 // Times after which a store that does not answer counts as away.
 const (
 	connectTimeout = 5 * time.Second
+	requestTimeout = 20 * time.Second
 	// stallTimeout limits the time without progress of a request.
 	stallTimeout = time.Minute
-	readTimeout  = time.Minute // of an object that is read
+	// slowest is the lowest rate of a file that is written, in bytes per second.
+	slowest = 256 << 10
+	// turnTimeout limits the time that Get waits for another Get. It is long enough for the few
+	// callers of a store that answers, and short for callers of other stores.
+	turnTimeout = 100 * time.Millisecond
 )
 
 // MaxFile is the largest file in bytes that one request writes.
@@ -134,14 +141,23 @@ func check(bucket, key string) error {
 }
 
 // Get returns the content of an object of at most limit bytes. The error is a *Refused if another
-// call would give the same result, and an *Away if the store does not answer.
+// call would give the same result, an *Away if the store does not answer, and otherwise a *Failed.
+// A slow store holds up one caller: Get fails while another Get waits for the same store.
 func (s *Store) Get(ctx context.Context, bucket, key string, limit int64) ([]byte, error) {
 	if err := check(bucket, key); err != nil {
 		return nil, err
 	}
+	select {
+	case s.gate.reading <- struct{}{}:
+		defer func() { <-s.gate.reading }()
+	case <-time.After(turnTimeout):
+		return nil, &Failed{fmt.Errorf("the S3 store %s has not answered an earlier request yet; berth tries again", s.url)}
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 	var content []byte
 	err := s.gate.pass(ctx, func() error {
-		ctx, cancel := context.WithTimeout(ctx, readTimeout)
+		ctx, cancel := context.WithTimeout(ctx, s.timeout)
 		defer cancel()
 		output, err := s.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &bucket, Key: &key})
 		if err != nil {
@@ -150,7 +166,7 @@ func (s *Store) Get(ctx context.Context, bucket, key string, limit int64) ([]byt
 		defer output.Body.Close()
 		content, err = io.ReadAll(io.LimitReader(output.Body, limit+1))
 		if err != nil {
-			return &Away{s.url, err}
+			return s.explain(err, bucket, key)
 		}
 		if int64(len(content)) > limit {
 			return &Refused{fmt.Errorf("it is larger than %d bytes", limit)}
@@ -170,7 +186,13 @@ func (s *Store) Put(ctx context.Context, bucket, key string, content io.ReadSeek
 		return err
 	}
 	return s.gate.pass(ctx, func() error {
-		_, err := s.client.PutObject(ctx, &s3.PutObjectInput{Bucket: &bucket, Key: &key, Body: content, ContentLength: &size})
+		ctx, cancel := context.WithTimeout(ctx, s.timeout+time.Duration(size/slowest)*time.Second)
+		defer cancel()
+		body := &source{content: content, size: size}
+		_, err := s.client.PutObject(ctx, &s3.PutObjectInput{Bucket: &bucket, Key: &key, Body: body, ContentLength: &size})
+		if readErr := body.failed(); err != nil && readErr != nil {
+			return &Failed{fmt.Errorf("read the file: %w", readErr)}
+		}
 		if err != nil {
 			return s.explain(err, bucket, key)
 		}
@@ -183,6 +205,13 @@ type Refused struct{ error }
 
 // Unwrap returns the wrapped error.
 func (r *Refused) Unwrap() error { return r.error }
+
+// Failed wraps the error for a request that failed, which says nothing about the store's other
+// objects and users.
+type Failed struct{ error }
+
+// Unwrap returns the wrapped error.
+func (f *Failed) Unwrap() error { return f.error }
 
 // Away is the error for a store that does not answer, or answers that it is not available.
 type Away struct {

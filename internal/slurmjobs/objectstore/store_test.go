@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -174,7 +175,8 @@ func TestAnswers(t *testing.T) {
 		want   string
 	}{
 		{503, "<Error><Code>SlowDown</Code><Message>Please reduce</Message></Error>", true, `is away: HTTP status 503, "SlowDown": "Please reduce"`},
-		{502, "<html>", true, "is away: HTTP status 502"},
+		{500, "<Error><Code>InternalError</Code></Error>", false, `failed (HTTP status 500, "InternalError"`},
+		{502, "<html>", false, "failed (HTTP status 502"},
 		{429, "", true, "is away: HTTP status 429"},
 		{307, "", false, "refused the request"}, {302, "", false, "refused the request"}, {301, "", false, "refused the request"},
 		{404, "not XML", false, `has no object "o"`},
@@ -192,7 +194,7 @@ func TestAnswers(t *testing.T) {
 		_, getErr := store.Get(t.Context(), "bucket", "o", 100)
 		putErr := open(t, server.Listener.Addr().String(), testKey).Put(t.Context(), "bucket", "o", strings.NewReader("x"), 1)
 		for _, err := range []error{getErr, putErr} {
-			if err == nil || errors.As(err, new(*Away)) != test.away || errors.As(err, new(*Refused)) == test.away || !strings.Contains(err.Error(), test.want) || len(err.Error()) > 600 {
+			if err == nil || errors.As(err, new(*Away)) != test.away || errors.As(err, new(*Failed)) != (test.status/100 == 5 && !test.away) || errors.As(err, new(*Refused)) != (test.status/100 < 5 && !test.away) || !strings.Contains(err.Error(), test.want) || len(err.Error()) > 600 {
 				t.Errorf("%d: got %.700v", test.status, err)
 			}
 		}
@@ -208,8 +210,129 @@ func TestBrokenAnswer(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	content, err := open(t, server.Listener.Addr().String(), testKey).Get(t.Context(), "bucket", "o", 1000)
-	if content != nil || !errors.As(err, new(*Away)) {
+	if content != nil || !errors.As(err, new(*Failed)) {
 		t.Errorf("got %q, %v", content, err)
+	}
+}
+
+// TestOwnErrors: an error on this side concerns one request, and the store is not away for others.
+func TestOwnErrors(t *testing.T) {
+	server := testutil.NewS3Server(t)
+	server.Write("scripts", "run.sh", "#!/bin/sh\n")
+	store := open(t, server.Address, testKey)
+	broken := *store
+	broken.client = open(t, server.Address, Key{"a\nb", "c"}).client
+	_, err := broken.Get(t.Context(), "scripts", "run.sh", 100)
+	if !errors.As(err, new(*Failed)) || !strings.Contains(err.Error(), "invalid header field value") {
+		t.Error(err)
+	}
+	err = store.Put(t.Context(), "scripts", "short", strings.NewReader("short"), 100)
+	if !errors.As(err, new(*Failed)) || err.Error() != "read the file: it became shorter while it was uploaded" {
+		t.Error(err)
+	}
+	if _, err := store.Get(t.Context(), "scripts", "run.sh", 100); err != nil {
+		t.Error(err)
+	}
+	// It does not mean either that a store is back.
+	server.Kill()
+	store.gate.pause = time.Hour
+	if _, err := store.Get(t.Context(), "scripts", "run.sh", 100); !errors.As(err, new(*Away)) {
+		t.Error(err)
+	}
+	store.gate.until = time.Now()
+	if err := store.Put(t.Context(), "scripts", "short", strings.NewReader("short"), 100); !errors.As(err, new(*Failed)) {
+		t.Error(err)
+	}
+	if store.gate.away == nil || store.gate.trying {
+		t.Errorf("%+v", store.gate)
+	}
+	server.Start()
+}
+
+// TestTLSErrors: a store without a valid certificate, or without TLS, is away.
+func TestTLSErrors(t *testing.T) {
+	nothing := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	for name, server := range map[string]*httptest.Server{"certificate": httptest.NewUnstartedServer(nothing), "plain": httptest.NewUnstartedServer(nothing)} {
+		server.Config.ErrorLog = log.New(io.Discard, "", 0)
+		if name == "certificate" {
+			server.StartTLS()
+		} else {
+			server.Start()
+		}
+		t.Cleanup(server.Close)
+		address := server.Listener.Addr().String()
+		endpoints, err := New([]string{"https://" + address}, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		store, err := endpoints.Open(address, true, testKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := store.Get(t.Context(), "bucket", "o", 100); !errors.As(err, new(*Away)) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestEndlessAnswers: of an answer that is no object, only the start is read.
+func TestEndlessAnswers(t *testing.T) {
+	const all = 64 << 20 // far more than the kernel's buffers hold
+	for _, status := range []int{404, 500, 200} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			w.WriteHeader(status)
+			block := bytes.Repeat([]byte("x"), 64<<10)
+			sent := 0
+			for sent < all {
+				n, err := w.Write(block)
+				if sent += n; err != nil {
+					return
+				}
+			}
+			t.Errorf("%s, status %d: everything was read", r.Method, status)
+		}))
+		store := open(t, server.Listener.Addr().String(), testKey)
+		_, getErr := store.Get(t.Context(), "bucket", "o", 100)
+		putErr := store.Put(t.Context(), "bucket", "o", strings.NewReader("x"), 1)
+		if getErr == nil || (putErr == nil) != (status == 200) {
+			t.Errorf("status %d: %v, %v", status, getErr, putErr)
+		}
+		server.Close()
+	}
+}
+
+// TestSlowAnswers: an answer that makes progress ends, too. Only one Get waits for it.
+func TestSlowAnswers(t *testing.T) {
+	begun, release := make(chan struct{}, 2), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		begun <- struct{}{}
+		<-release
+	}))
+	t.Cleanup(server.Close)
+	store := open(t, server.Listener.Addr().String(), testKey)
+	first := make(chan error)
+	get := func() error {
+		_, err := store.Get(t.Context(), "bucket", "o", 100)
+		return err
+	}
+	go func() { first <- get() }()
+	<-begun
+	if err := get(); !errors.As(err, new(*Failed)) || !strings.Contains(err.Error(), "has not answered an earlier request yet") {
+		t.Error(err)
+	}
+	short := *store
+	short.timeout = 50 * time.Millisecond
+	if err := short.Put(t.Context(), "bucket", "o", strings.NewReader("x"), 1); !errors.As(err, new(*Away)) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	close(release)
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+	if err := get(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -2,10 +2,13 @@ package objectstore
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"sync"
 	"time"
 
@@ -27,16 +30,24 @@ func (s *Store) explain(err error, bucket, key string) error {
 	if errors.As(err, &answer) {
 		code, message = answer.ErrorCode(), answer.ErrorMessage()
 	}
-	if status == 0 { // no answer
+	if status == 0 { // no answer, or an incomplete one
+		if sent := new(url.Error); errors.As(err, &sent) {
+			err = sent.Err // url.Error itself is a net.Error
+		}
 		if inner := new(net.OpError); errors.As(err, &inner) {
 			err = inner
 		}
-		return &Away{s.url, err}
+		if unreachable(err) {
+			return &Away{s.url, err}
+		}
+		return s.failed(err.Error(), bucket, key)
 	}
 	text := fmt.Sprintf("HTTP status %d, %.60q: %.200q", status, code, message)
 	switch {
-	case status == http.StatusTooManyRequests || status >= http.StatusInternalServerError:
+	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable:
 		return &Away{s.url, errors.New(text)}
+	case status >= http.StatusInternalServerError: // perhaps for this bucket or object only
+		return s.failed(text, bucket, key)
 	case code == "NoSuchBucket":
 		return &Refused{fmt.Errorf("the S3 store %s has no bucket %s: create it", s.url, bucket)}
 	case code == "NoSuchKey" || code == "NotFound":
@@ -47,13 +58,27 @@ func (s *Store) explain(err error, bucket, key string) error {
 	return &Refused{fmt.Errorf("the S3 store %s refused the request for %q in bucket %s (%s)", s.url, key, bucket, text)}
 }
 
+// failed returns the error for a request after which other requests may succeed.
+func (s *Store) failed(text, bucket, key string) error {
+	return &Failed{fmt.Errorf("the request for %q in bucket %s of the S3 store %s failed (%.300s); berth tries again", key, bucket, s.url, text)}
+}
+
+// unreachable reports whether an error is one of the network or of TLS. It concerns all requests to
+// a store.
+func unreachable(err error) bool {
+	var network net.Error
+	return errors.As(err, &network) || errors.As(err, new(*tls.CertificateVerificationError)) || errors.As(err, new(tls.RecordHeaderError)) ||
+		errors.Is(err, http.ErrSchemeMismatch)
+}
+
 // pause is the time between two requests to a store that is away.
 const pause = 5 * time.Second
 
 // gate keeps callers from waiting for a store that is away. After a request that failed, it lets one
 // request through after each pause.
 type gate struct {
-	pause time.Duration
+	pause   time.Duration
+	reading chan struct{} // holds one element while a Get runs
 
 	mu     sync.Mutex
 	away   error // of the last request
@@ -84,6 +109,7 @@ func (g *gate) pass(ctx context.Context, send func() error) error {
 		return context.Cause(ctx)
 	case errors.As(err, &away):
 		g.away, g.until = away, time.Now().Add(g.pause)
+	case errors.As(err, new(*Failed)): // it may not have reached the store
 	default:
 		g.away = nil
 	}
@@ -100,7 +126,62 @@ func (p pinned) RoundTrip(request *http.Request) (*http.Response, error) {
 	if request.URL.Scheme+"://"+request.URL.Host != p.url {
 		return nil, errPinned
 	}
-	return p.RoundTripper.RoundTrip(request)
+	answer, err := p.RoundTripper.RoundTrip(request)
+	if err == nil && (request.Method != http.MethodGet || answer.StatusCode/100 != 2) {
+		// The library reads all of it, and keeps the text of an error in memory.
+		answer.Body = bounded{io.LimitReader(answer.Body, maxAnswer), answer.Body}
+	}
+	return answer, err
+}
+
+// maxAnswer is the largest size in bytes of an answer that is no object.
+const maxAnswer = 64 << 10
+
+// bounded is the start of an answer's body.
+type bounded struct {
+	io.Reader
+	io.Closer
+}
+
+// source is a file that is written. It remembers the first error of its reads.
+type source struct {
+	content io.ReadSeeker
+	size    int64
+
+	mu   sync.Mutex // the transport may read while a request that failed returns
+	read int64      // the position in the file
+	err  error
+}
+
+func (s *source) Read(buffer []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n, err := s.content.Read(buffer)
+	s.read += int64(n)
+	if err == io.EOF && s.read < s.size {
+		err = errors.New("it became shorter while it was uploaded")
+	}
+	if err != nil && err != io.EOF && s.err == nil {
+		s.err = err
+	}
+	return n, err
+}
+
+func (s *source) Seek(offset int64, whence int) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	position, err := s.content.Seek(offset, whence)
+	if err == nil {
+		s.read = position
+	}
+	return position, err
+}
+
+// failed returns the error of the first read that failed, or nil.
+func (s *source) failed() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
 }
 
 // newTransport returns a transport for one store. It keeps no idle connections.

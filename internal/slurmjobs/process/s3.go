@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -73,6 +74,9 @@ func (s storage) open(ctx context.Context, namespace string, storage kinds.S3Sto
 	key := objectstore.Key{ID: value(secret, "accesskey"), Secret: value(secret, "secretkey")}
 	if key.ID == "" || key.Secret == "" {
 		return nil, fmt.Errorf("the Secret %s lacks accesskey and secretkey, the credentials for S3: add them", storage.Secret)
+	}
+	if strings.ContainsFunc(key.ID+key.Secret, unicode.IsControl) {
+		return nil, fmt.Errorf("accesskey or secretkey of the Secret %s contains a line break or another control character: remove it", storage.Secret)
 	}
 	return s.endpoints.Open(storage.Endpoint, storage.Secure, key)
 }

@@ -39,6 +39,7 @@ func s3Fixture(t *testing.T, address string) (p preparer, home string) {
 	secrets := map[string]map[string]string{
 		"right": {"accesskey": testutil.S3AccessKey, "secretkey": testutil.S3SecretKey + "\n"},
 		"wrong": {"accesskey": testutil.S3AccessKey, "secretkey": "wrong"}, "empty": {},
+		"broken": {"accesskey": "a\nb", "secretkey": "s"},
 	}
 	return preparer{roots: []string{home}, state: filepath.Join(home, "state"), storage: storage{endpoints, func(_ context.Context, namespace, name string) (*unstructured.Unstructured, error) {
 		switch {
@@ -93,6 +94,7 @@ func TestScriptInS3(t *testing.T) {
 		{"scripts:run.sh", "right", "elsewhere:80", nil, false, "start berth with --s3-endpoint http://elsewhere:80"},
 		{"scripts:run.sh", "none", server.Address, nil, true, "namespace lab has no Secret none with the credentials for S3: create it, with accesskey and secretkey"},
 		{"scripts:run.sh", "empty", server.Address, nil, true, "the Secret empty lacks accesskey and secretkey"},
+		{"scripts:run.sh", "broken", server.Address, nil, true, "accesskey or secretkey of the Secret broken contains a line break"},
 		{"scripts:run.sh", "hidden", server.Address, nil, true, "'berth slurm-jobs setup --s3-secret hidden'"},
 		{"scripts:run.sh", "right", server.Address, map[string]any{"bucket": "b", "files": "a/out,b/out"}, false, "have the same name in S3: rename one of them"},
 	} {
