@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,7 +30,7 @@ const (
 // addCollection queues an object if its results are still to be collected, and reports whether they
 // are.
 func (c *Controller) addCollection(t target, object *unstructured.Unstructured, status kinds.Status) bool {
-	if status.Results != kinds.Collecting || c.Collect == nil {
+	if status.Results != kinds.Collecting {
 		return false
 	}
 	c.mu.Lock()
@@ -76,7 +77,7 @@ func (c *Controller) collect(ctx context.Context, t target) error {
 	if object.GetUID() != t.uid || object.GetDeletionTimestamp() != nil || status.Results != kinds.Collecting {
 		return nil
 	}
-	text, err := c.Collect(ctx, object)
+	text, err := c.callCollect(ctx, object)
 	if ctx.Err() != nil {
 		return err
 	}
@@ -107,6 +108,18 @@ func (c *Controller) collect(ctx context.Context, t target) error {
 		return nil
 	}
 	return err
+}
+
+// callCollect calls Collect. Its panics become errors: otherwise one object would end the controller
+// for all objects, again at each start.
+func (c *Controller) callCollect(ctx context.Context, object *unstructured.Unstructured) (text string, err error) {
+	defer func() {
+		if problem := recover(); problem != nil {
+			c.Log.Error("collect results: panic", "object", object.GetNamespace()+"/"+object.GetName(), "panic", problem, "stack", string(debug.Stack()))
+			err = results.NewFinal(fmt.Errorf("an error in berth (%v): report it with the controller's output", problem))
+		}
+	}()
+	return c.Collect(ctx, object)
 }
 
 // tryAgain reports whether results that were not collected may be collected later.

@@ -25,6 +25,9 @@ import (
 // jobWithResults is a SlurmJob without its name.
 const jobWithResults = `{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, metadata: {name: %s}, spec: {batch: "#!/bin/sh\n", results: {from: a, mount: {name: data, emptyDir: {}}}}}`
 
+// errPanic makes collections.collect panic.
+var errPanic = errors.New("nil")
+
 // collections answers calls of Collect with errors, in order, and then with success.
 type collections struct {
 	mu     sync.Mutex
@@ -48,6 +51,9 @@ func (c *collections) collect(ctx context.Context, object *unstructured.Unstruct
 	if len(c.errs) > 0 {
 		err := c.errs[0]
 		c.errs = c.errs[1:]
+		if err == errPanic {
+			panic(err)
+		}
 		return "", err
 	}
 	if from, _, _ := unstructured.NestedString(object.Object, "spec", "results", "from"); from != "a" {
@@ -173,13 +179,22 @@ func testNotCollected(p *fixture) {
 	p.delete(object)
 	p.awaitGone(object)
 	c.mu.Lock()
+	c.errs = []error{errPanic}
+	c.mu.Unlock()
+	panics := p.create(fmt.Sprintf(jobWithResults, "panics"))
+	p.end(panics, "COMPLETED")
+	status = p.awaitStatus(panics, func(s kinds.Status) bool { return s.Results == kinds.NotCollected })
+	if !strings.Contains(status.Message, "an error in berth (nil): report it") {
+		p.Errorf("got %+v", status)
+	}
+	c.mu.Lock()
 	c.blocks = make(chan struct{})
 	c.mu.Unlock()
 	defer close(c.blocks)
 	lasting := p.create(fmt.Sprintf(jobWithResults, "lasting"))
 	p.end(lasting, "COMPLETED")
 	await(p, "collect", func() error {
-		if c.count() != 2 {
+		if c.count() != 3 {
 			return fmt.Errorf("%d calls", c.count())
 		}
 		return nil

@@ -78,7 +78,7 @@ type Options struct {
 	Seal func(uid, path string) string
 	// Collect collects the results of an object whose job has ended, and returns a
 	// description of them. The controller calls it again after errors that do not wrap
-	// results.Final. If Collect is nil, no results are collected.
+	// results.Final. A panic of Collect counts as such an error.
 	Collect func(ctx context.Context, object *unstructured.Unstructured) (string, error)
 	// Interval is the time between two calls of Slurm.States.
 	Interval time.Duration

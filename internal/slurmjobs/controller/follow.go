@@ -33,7 +33,7 @@ func (c *Controller) follow(ctx context.Context, t target, object *unstructured.
 			next.OutputSeal = c.Seal(string(object.GetUID()), state.Output)
 		}
 	}
-	if kinds.Ended(next.State) && c.Collect != nil && kinds.HasResults(object) {
+	if kinds.Ended(next.State) && kinds.HasResults(object) {
 		next.Results = kinds.Collecting
 	}
 	reason := "SlurmUnavailable"

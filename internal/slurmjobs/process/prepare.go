@@ -20,7 +20,6 @@ import (
 	"berth.dev/berth/internal/slurmjobs/container"
 	"berth.dev/berth/internal/slurmjobs/joblog"
 	"berth.dev/berth/internal/slurmjobs/kinds"
-	"berth.dev/berth/internal/slurmjobs/results"
 	"berth.dev/berth/internal/slurmjobs/script"
 )
 
@@ -85,10 +84,7 @@ func (p preparer) prepare(ctx context.Context, object *unstructured.Unstructured
 		return queue.Job{}, err
 	}
 	if request.Results != nil {
-		if p.image == "" {
-			return queue.Job{}, errors.New("spec.results needs a pod that mounts the volume: start 'berth slurm-jobs', or 'berth run --slurm-jobs', with --results-image and the name of an image that contains tar")
-		}
-		if err := results.CheckVolume(request.Results.Volume, p.volumes); err != nil {
+		if err := p.checkResults(*request.Results); err != nil {
 			return queue.Job{}, err
 		}
 	}

@@ -142,7 +142,7 @@ func TestPrepareResults(t *testing.T) {
 // neither from a working directory outside the roots nor into a volume that is not permitted.
 func TestSourceOfResults(t *testing.T) {
 	home := t.TempDir()
-	c := collector{preparer: preparer{roots: []string{home}, volumes: []string{"persistentVolumeClaim"}}, roots: []string{"/scratch"}}
+	c := collector{preparer: preparer{roots: []string{home}, image: "busybox", volumes: []string{"persistentVolumeClaim"}}, roots: []string{"/scratch"}}
 	source := func(kind, volume string, spec map[string]any) (results.Source, error) {
 		spec["results"] = map[string]any{"from": "out", "mount": map[string]any{"name": "data", volume: map[string]any{}}}
 		request, err := kinds.Read(&unstructured.Unstructured{Object: map[string]any{

@@ -152,10 +152,8 @@ func Run(ctx context.Context, o Options) error {
 		storage: storage,
 	}
 	options.Prepare = preparer.prepare
-	if o.Results.Image != "" || len(o.S3.Endpoints) > 0 {
-		collector := collector{preparer: preparer, Collector: results.Default(o.Config, o.Results.Image), roots: o.Results.Roots}
-		options.Collect = collector.collect
-	}
+	collector := collector{preparer: preparer, Collector: results.Default(o.Config, o.Results.Image), roots: o.Results.Roots, find: jobs.Find}
+	options.Collect = collector.collect
 	shown, err := o.show(&options, short, os.Environ())
 	if err != nil {
 		return err

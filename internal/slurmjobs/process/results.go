@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -46,7 +47,12 @@ type collector struct {
 	preparer
 	results.Collector
 	roots []string
+	// find returns the number of the job of an object. It is the controller's Slurm.Find.
+	find func(ctx context.Context, uid string) (id string, found bool, err error)
 }
+
+// errNoResults is the error for an object that was edited after its job had ended.
+var errNoResults = results.NewFinal(errors.New("the object asks for no results any more; copy the files of the job by hand"))
 
 // collect collects the results of an object. It is the controller's Collect.
 func (c collector) collect(ctx context.Context, object *unstructured.Unstructured) (string, error) {
@@ -56,6 +62,9 @@ func (c collector) collect(ctx context.Context, object *unstructured.Unstructure
 	}
 	if request.Upload != nil {
 		return c.upload(ctx, object, request)
+	}
+	if request.Results == nil {
+		return "", errNoResults
 	}
 	source, volume, err := c.source(request)
 	if err != nil {
@@ -75,6 +84,9 @@ func (c collector) collect(ctx context.Context, object *unstructured.Unstructure
 // source returns the results of an object and the volume for them. Of the job it needs only the
 // working directory, because the job's image or binds may be gone.
 func (c collector) source(request kinds.Request) (results.Source, map[string]any, error) {
+	if err := c.checkResults(*request.Results); err != nil {
+		return results.Source{}, nil, err
+	}
 	dir, err := script.Dir(script.Description{Script: request.Script, Roots: c.preparer.roots, Dir: request.Dir})
 	if err != nil {
 		return results.Source{}, nil, err
@@ -83,5 +95,13 @@ func (c collector) source(request kinds.Request) (results.Source, map[string]any
 	if !filepath.IsAbs(source.Path) {
 		source.Path = filepath.Join(dir, source.Path)
 	}
-	return source, request.Results.Volume, results.CheckVolume(request.Results.Volume, c.volumes)
+	return source, request.Results.Volume, nil
+}
+
+// checkResults returns an error if the controller's options do not permit to collect results.
+func (p preparer) checkResults(wanted kinds.Results) error {
+	if p.image == "" {
+		return errors.New("spec.results needs a pod that mounts the volume: start 'berth slurm-jobs', or 'berth run --slurm-jobs', with --results-image and the name of an image that contains tar")
+	}
+	return results.CheckVolume(wanted.Volume, p.volumes)
 }

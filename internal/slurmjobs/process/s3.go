@@ -155,7 +155,8 @@ func (p preparer) uploads(object *unstructured.Unstructured, request kinds.Reque
 }
 
 // upload uploads the files of an object whose job has ended. It returns an error if one of them was
-// not uploaded, but uploads the others.
+// not uploaded, but uploads the others. The number of the job, which is part of file names, does not
+// come from the status: whoever may write statuses could name other files there.
 func (c collector) upload(ctx context.Context, object *unstructured.Unstructured, request kinds.Request) (string, error) {
 	status, err := kinds.StatusOf(object)
 	if err != nil {
@@ -169,7 +170,14 @@ func (c collector) upload(ctx context.Context, object *unstructured.Unstructured
 	if err != nil {
 		return "", fmt.Errorf("read the job's script: %w", err)
 	}
-	dir, files, err := c.uploads(object, request, text, status.JobID)
+	id, found, err := c.find(ctx, string(object.GetUID()))
+	if err != nil {
+		return "", err
+	}
+	if !found || strings.Trim(id, "0123456789") != "" {
+		return "", fmt.Errorf("the number of the job is not in --state-dir (found %q): start 'berth slurm-jobs' with the folder that it had before", id)
+	}
+	dir, files, err := c.uploads(object, request, text, id)
 	if err != nil {
 		return "", results.NewFinal(err)
 	}

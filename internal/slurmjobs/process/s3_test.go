@@ -56,6 +56,11 @@ func s3Fixture(t *testing.T, address string) (p preparer, home string) {
 	}}}, home
 }
 
+// foundJob returns a Slurm.Find that finds a job with a number. It finds none for an empty number.
+func foundJob(id string) func(context.Context, string) (string, bool, error) {
+	return func(context.Context, string) (string, bool, error) { return id, id != "", nil }
+}
+
 // TestScriptInS3 also checks which errors reject an object.
 func TestScriptInS3(t *testing.T) {
 	server := testutil.NewS3Server(t)
@@ -114,7 +119,7 @@ func TestUpload(t *testing.T) {
 	server := testutil.NewS3Server(t)
 	server.Write("results", "other", "")
 	p, home := s3Fixture(t, server.Address)
-	c := collector{preparer: p}
+	c := collector{preparer: p, find: foundJob("17")}
 	write := func(path, content string) {
 		path = filepath.Join(home, path)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
@@ -126,7 +131,8 @@ func TestUpload(t *testing.T) {
 	write("work/lab.train-17.err", "errors")
 	write("work/model/weights", "weights")
 	write("logs/data", "data")
-	ran := map[string]any{"started": "2026-11-28T17:21:03Z", "jobID": "17"}
+	// The number in the status is somebody's forgery.
+	ran := map[string]any{"started": "2026-11-28T17:21:03Z", "jobID": "../../1"}
 	collect := func(bucket, files string, status map[string]any) (string, error) {
 		return c.collect(t.Context(), bridgeJob(map[string]any{
 			"jobdata":  map[string]any{"jobscript": "gone:gone", "scriptlocation": "s3"},

@@ -15,10 +15,13 @@ import (
 
 // Files returns the working directory of a job with a number, and the paths of its standard output
 // and standard error. The paths are equal if the job writes both into one file. A path is empty if
-// the job writes no file.
+// the job writes no file. The error is a *Denied if the working directory is outside the roots.
 func (d Description) Files(id string) (dir, output, errors string, err error) {
 	options, err := d.options()
 	if err != nil {
+		return "", "", "", err
+	}
+	if dir, err = Dir(d); err != nil {
 		return "", "", "", err
 	}
 	if i := slices.IndexFunc(options, func(option batch.Option) bool { return option.Name == ":" }); i >= 0 {
@@ -27,8 +30,6 @@ func (d Description) Files(id string) (dir, output, errors string, err error) {
 	if _, array := last(options, "array"); array {
 		return "", "", "", fmt.Errorf("the elements of an array job write to different files")
 	}
-	d.Dir, _ = last(options, "chdir")
-	dir = d.dir()
 	name, _ := last(options, "job-name")
 	pattern, _ := last(options, "output")
 	if pattern == "" {

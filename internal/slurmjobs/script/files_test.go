@@ -21,6 +21,7 @@ func TestFiles(t *testing.T) {
 		{"--output=a --error=b", "c", "/dev/null", [3]string{"/home/u", "/home/u/c", ""}},
 		{`--output=a\\%j`, "", "", [3]string{"/home/u", "/home/u/a%j", "/home/u/a%j"}},
 		{"--output=a\n#SBATCH hetjob\n#SBATCH --output=b", "", "", [3]string{"/home/u", "/home/u/a", "/home/u/a"}},
+		{"--chdir=a\n#SBATCH hetjob\n#SBATCH --chdir=b", "", "", [3]string{"/home/u/b", "/home/u/b/slurm-17.out", "/home/u/b/slurm-17.out"}},
 	} {
 		d := Description{Object: "lab/cow", Roots: []string{"/home/u"}, Script: []byte("#!/bin/sh\n#SBATCH " + test.lines + "\n"), Output: test.output, Error: test.error}
 		dir, output, errors, err := d.Files("17")
@@ -30,8 +31,9 @@ func TestFiles(t *testing.T) {
 	}
 	for lines, want := range map[string]string{
 		"--output=%N.out": "has the placeholder %N, which is only known to Slurm: use %j, %x or %u", "--array=1-3": "the elements of an array job write to different files",
+		"--chdir=/etc": "--chdir: /etc is outside",
 	} {
-		d := Description{Script: []byte("#!/bin/sh\n#SBATCH " + lines + "\n")}
+		d := Description{Roots: []string{"/home/u"}, Script: []byte("#!/bin/sh\n#SBATCH " + lines + "\n")}
 		if _, _, _, err := d.Files("17"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v", lines, err)
 		}
