@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"berth.dev/berth/internal/testutil"
 )
 
 var loopback = netip.MustParseAddr("127.0.0.1")
@@ -86,15 +88,25 @@ func startWorker(t *testing.T, cfg Config) *Peer {
 	return peer
 }
 
-// refusedWorker returns the error of a worker that must not be accepted.
-func refusedWorker(t *testing.T, cfg Config, limit time.Duration) error {
+// refusedWorker returns the error of a worker that must not be accepted. The worker tries
+// until an attempt fails with the words, or a refusal is final.
+func refusedWorker(t *testing.T, cfg Config, words string) error {
 	t.Helper()
-	peer, err := Join(within(t, limit), cfg, []netip.Addr{loopback})
+	ctx, cancel := context.WithCancel(within(t, long))
+	defer cancel()
+	cfg.Log = testutil.OnError(words, cancel)
+	peer, err := Join(ctx, cfg, []netip.Addr{loopback})
 	if err == nil {
 		peer.Close("unexpected")
 		t.Fatalf("%s joined", cfg.Node)
 	}
 	return err
+}
+
+// wantRefused fails the test unless a worker is refused with these words.
+func wantRefused(t *testing.T, cfg Config, words string) {
+	t.Helper()
+	wantWords(t, refusedWorker(t, cfg, words), words)
 }
 
 func accepted(t *testing.T, head *Head) *Peer {

@@ -23,6 +23,10 @@ import (
 
 var loopbackOnly = netip.MustParseAddr("127.0.0.1")
 
+// headPorts holds as many ports as a head has candidates, so each node finds the head, also
+// one that looks for another cluster. No other test listens there.
+var headPorts = rendezvous.PortRange{First: 20992, Last: 20999}
+
 // seatTest is a head with two seats. Slurm's queue is a list, because the test has no Slurm.
 type seatTest struct {
 	*testing.T
@@ -59,7 +63,7 @@ func newSeatTest(t *testing.T, queue ...slurm.Queued) *seatTest {
 	step := rendezvous.Step{Job: rand.Text(), Step: 1}
 	s.head = &Members{
 		roster: roster{
-			config:  rendezvous.Config{Step: step, Nodes: []string{"n1"}, Node: "n1", Bind: loopbackOnly, Ports: rendezvous.DefaultPorts()},
+			config:  rendezvous.Config{Step: step, Nodes: []string{"n1"}, Node: "n1", Bind: loopbackOnly, Ports: headPorts},
 			elastic: true,
 		},
 		network: newNetwork(rendezvous.DefaultPorts(), ""), log: slog.New(slog.DiscardHandler),
@@ -111,13 +115,13 @@ func (s *seatTest) pilot(host, job string, wait time.Duration) *Members {
 		Addresses: func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopbackOnly}, nil },
 		Wait:      wait, Log: slog.New(slog.DiscardHandler),
 	})
+	p.config.Ports = headPorts
 	s.Cleanup(func() { p.Leave("the test is over") })
 	return p
 }
 
-// long bounds the wait for something that must happen, and brief that of a node that waits
-// in vain.
-const long, brief = 30 * time.Second, 5 * time.Second
+// long bounds the wait for something that must happen.
+const long = 30 * time.Second
 
 // refusal returns why a node gets no seat. Unless that is final, the node asks again, and
 // the test ends its attempts then.
@@ -237,20 +241,25 @@ func TestNodesWithoutRightGetNoSeat(t *testing.T) {
 			wantText(t, s.refusal(test.host, test.job), test.words)
 		})
 	}
+	// meet lets a node try until an attempt fails with the words.
+	meet := func(t *testing.T, words string, change func(*Members)) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		p := s.pilot("n2", "57", long)
+		p.config.Log = testutil.OnError(words, cancel)
+		change(p)
+		_, err := p.Meet(ctx)
+		wantText(t, err, words)
+	}
 	t.Run("a pilot of an older cluster in the job", func(t *testing.T) {
-		p := s.pilot("n2", "57", brief)
-		p.config.Step.Step--
-		_, err := p.Meet(t.Context())
-		wantText(t, err, "nobody listens")
+		meet(t, "belongs to step", func(p *Members) { p.config.Step.Step-- })
 	})
 	t.Run("without the key", func(t *testing.T) {
-		p := s.pilot("n2", "57", brief)
-		var err error
-		if p.config.Prover, err = rendezvous.NewPreShared([]byte(rand.Text() + rand.Text())); err != nil {
+		other, err := rendezvous.NewPreShared([]byte(rand.Text() + rand.Text()))
+		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = p.Meet(t.Context())
-		wantText(t, err, "it did not prove to be the head")
+		meet(t, "not made with the key", func(p *Members) { p.config.Prover = other })
 	})
 	if len(s.calls) > 0 || slices.ContainsFunc(s.head.seats.taken, func(n *seated) bool { return n != nil }) {
 		t.Errorf("a refused node has a seat, or is in the API: %v", s.calls)
