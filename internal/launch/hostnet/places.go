@@ -63,14 +63,57 @@ func (p *Places) current() Overlay {
 	return now
 }
 
-// Apply makes a change, which may have been made before. An error means that the process
-// that serves the network has not received it. Then the process reads the end of the pipe,
-// and another one begins with all changes.
+// Check returns an error if the nodes cannot reach the node of a change: its endpoints are
+// invalid, belong to another node, or have another address family than the other nodes.
+func (p *Places) Check(change Change) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.check(change)
+}
+
+func (p *Places) check(change Change) error {
+	if change.Index < 0 || change.Index >= len(p.overlay.Nodes) || change.Index == p.overlay.Self {
+		return fmt.Errorf("change place %d of the network between the nodes: it is this node's (%d), or none of %d", change.Index, p.overlay.Self, len(p.overlay.Nodes))
+	}
+	listening := slices.Concat(change.Endpoints, change.Switches)
+	if change.Stream != (netip.AddrPort{}) {
+		listening = append(listening, change.Stream)
+	}
+	for _, at := range listening {
+		if !at.IsValid() || at.Port() == 0 || at.Addr().IsUnspecified() {
+			return fmt.Errorf("node %s cannot be reached at %s: this is not an address with a port", change.Name, at)
+		}
+	}
+	for i, other := range p.overlay.Nodes {
+		if i == change.Index {
+			continue
+		}
+		for _, at := range other.Endpoints {
+			for _, own := range change.Endpoints {
+				if own.Addr().Unmap().Is4() != at.Addr().Unmap().Is4() {
+					return fmt.Errorf("node %s has the address %s and node %s %s: all nodes need IPv4 addresses, or all IPv6; choose the network with --interface", change.Name, own.Addr(), other.Name, at.Addr())
+				}
+				if unmapped(own) == unmapped(at) {
+					return fmt.Errorf("node %s cannot be reached at %s: this is an address of node %s", change.Name, own, other.Name)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func unmapped(at netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+}
+
+// Apply makes a change, which may have been made before, unless Check refuses it. Any other
+// error means that the process that serves the network has not received the change. Then the
+// process reads the end of the pipe, and another one begins with all changes.
 func (p *Places) Apply(change Change) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if change.Index < 0 || change.Index >= len(p.overlay.Nodes) || change.Index == p.overlay.Self {
-		return fmt.Errorf("change place %d of the network between the nodes: it is this node's (%d), or none of %d", change.Index, p.overlay.Self, len(p.overlay.Nodes))
+	if err := p.check(change); err != nil {
+		return err
 	}
 	node := change.Node()
 	node.Prefixes = p.overlay.Nodes[change.Index].Prefixes

@@ -4,6 +4,7 @@ import (
 	"io"
 	"net/netip"
 	"reflect"
+	"strings"
 	"testing"
 
 	"berth.dev/berth/internal/network/overlay"
@@ -63,6 +64,53 @@ func TestProcessesLearnOfChanges(t *testing.T) {
 	}
 	var none *Places
 	none.Close()
+}
+
+// An address that the nodes cannot use is neither kept nor passed on.
+func TestUnusableNodesTakeNoPlace(t *testing.T) {
+	at := func(addresses ...string) (all []netip.AddrPort) {
+		for _, a := range addresses {
+			all = append(all, netip.MustParseAddrPort(a))
+		}
+		return all
+	}
+	p := NewPlaces(Overlay{Nodes: []overlay.Node{{Name: "n1"}, {Name: "n2", Endpoints: at("192.0.2.2:1")}, {}}, Switches: make([][]netip.AddrPort, 3)})
+	_, pipe, err := p.Connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := Change{Index: 2, Name: "n3", Endpoints: at("192.0.2.3:1", "[::ffff:192.0.2.3]:2"), Stream: at("192.0.2.3:1")[0], Switches: at("192.0.2.3:5")}
+	for name, test := range map[string]struct {
+		change func(*Change)
+		words  string
+	}{
+		"another family":          {func(c *Change) { c.Endpoints = at("[fd00::1]:22000") }, "all nodes need IPv4 addresses, or all IPv6"},
+		"another node's address":  {func(c *Change) { c.Endpoints = at("192.0.2.3:1", "[::ffff:192.0.2.2]:1") }, "an address of node n2"},
+		"no port":                 {func(c *Change) { c.Endpoints = at("192.0.2.3:0") }, "not an address with a port"},
+		"no port for streams":     {func(c *Change) { c.Stream = at("192.0.2.3:0")[0] }, "not an address with a port"},
+		"no port of the Switch":   {func(c *Change) { c.Switches = at("192.0.2.3:0") }, "not an address with a port"},
+		"no address":              {func(c *Change) { c.Endpoints = make([]netip.AddrPort, 1) }, "not an address with a port"},
+		"the unspecified address": {func(c *Change) { c.Endpoints = at("0.0.0.0:1") }, "not an address with a port"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			change := good
+			test.change(&change)
+			if err := p.Apply(change); err == nil || !strings.Contains(err.Error(), test.words) {
+				t.Errorf("error %v, want %q", err, test.words)
+			}
+			if got := p.Current().Nodes[2]; len(got.Endpoints) > 0 {
+				t.Errorf("the place is kept: %+v", got)
+			}
+		})
+	}
+	if err := p.Apply(good); err != nil {
+		t.Fatal(err)
+	}
+	p.Close()
+	var got []Change
+	if err := ReadChanges(pipe, func(c Change) error { got = append(got, c); return nil }); err != nil || !reflect.DeepEqual(got, []Change{good}) {
+		t.Errorf("the process reads %+v, %v", got, err)
+	}
 }
 
 // A change that the process cannot receive is kept for the next one.

@@ -91,7 +91,14 @@ func oneFamily(addresses []netip.Addr) []netip.Addr {
 
 // applyChanges makes the changes of the network between the nodes that the head reports.
 func (m *Members) applyChanges(changes []hostnet.Change) {
+	var refused []hostnet.Change
 	for _, change := range changes {
+		if m.places.Apply(change) != nil {
+			refused = append(refused, change)
+		}
+	}
+	// A node may have moved to another place, and its earlier place is changed only now.
+	for _, change := range refused {
 		if err := m.places.Apply(change); err != nil {
 			m.log.Debug(err.Error())
 		}

@@ -1,6 +1,7 @@
 package members
 
 import (
+	"fmt"
 	"net/netip"
 
 	"berth.dev/berth/internal/base/cluster"
@@ -67,13 +68,31 @@ func (n *network) lay(key []byte, places []cluster.Member, others []*member) []h
 	return ends
 }
 
+// addressFor returns the head's address for another node.
+func (n *network) addressFor(peer *rendezvous.Peer) netip.Addr {
+	if n.data.Address.IsValid() {
+		return n.data.Address
+	}
+	// The node has already connected to the head at this address.
+	return hostnet.HostOf(peer.LocalAddr())
+}
+
+// checkSeat returns an error if a node that takes a seat could not reach all others, or they
+// could not reach it.
+func (n *network) checkSeat(change hostnet.Change, peer *rendezvous.Peer) error {
+	if len(change.Endpoints) == 0 {
+		return fmt.Errorf("node %s offers no port for the packets of pods", change.Name)
+	}
+	head, own := n.addressFor(peer), change.Endpoints[0].Addr()
+	if own.IsValid() && own.Unmap().Is4() != head.Unmap().Is4() {
+		return fmt.Errorf("node %s has the address %s and the head %s: all nodes need IPv4 addresses, or all IPv6; choose the network with --interface", change.Name, own, head)
+	}
+	return n.places.Check(change)
+}
+
 // endOf returns the end of another node, with all places as they are now.
 func (n *network) endOf(index int, peer *rendezvous.Peer) hostnet.Overlay {
-	own := n.data.Address
-	if !own.IsValid() {
-		// The node has already connected to the head at this address.
-		own = hostnet.HostOf(peer.LocalAddr())
-	}
+	own := n.addressFor(peer)
 	end := n.places.Current()
 	end.Self = index
 	end.Nodes[0] = n.sockets.Ports.At(own, end.Nodes[0])

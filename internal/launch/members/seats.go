@@ -267,11 +267,15 @@ func (s *Seats) seat(ctx context.Context, n *seated) error {
 	}
 	w := member{hello: said, peer: n.peer}
 	node := said.Ports.At(w.address(), overlay.Node{Name: n.node})
+	change := hostnet.Change{
+		Index: plan.Index, Name: node.Name, Endpoints: node.Endpoints, Stream: node.Stream, Switches: said.Ports.SwitchesAt(w.address()),
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tell(ctx, n, hostnet.Change{
-		Index: plan.Index, Name: node.Name, Endpoints: node.Endpoints, Stream: node.Stream, Switches: said.Ports.SwitchesAt(w.address()),
-	})
+	if err := s.members.checkSeat(change, n.peer); err != nil {
+		return err
+	}
+	s.tell(ctx, n, change)
 	n.known = true
 	welcome.Overlay = s.members.endOf(plan.Index, n.peer)
 	return n.peer.Send(ctx, welcome)

@@ -174,6 +174,12 @@ func (s *seatTest) knows(m *Members, place, endpoints int) {
 	})
 }
 
+func (s *seatTest) seatIsFree(seat int) bool {
+	s.head.seats.mu.Lock()
+	defer s.head.seats.mu.Unlock()
+	return s.head.seats.taken[seat] == nil
+}
+
 func running(id, hosts string) slurm.Queued {
 	return slurm.Queued{ID: id, UID: 1000, State: slurm.Running, NodeList: hosts}
 }
@@ -275,12 +281,38 @@ func TestNodeThatDoesNotFitLeavesTheSeat(t *testing.T) {
 	}
 	_, err := p.Join(t.Context(), cluster.Offer{OneUID: true}, 1)
 	wantText(t, err, "no room for it")
-	testutil.Eventually(t, "the seat is free", func() bool {
-		s.head.seats.mu.Lock()
-		defer s.head.seats.mu.Unlock()
-		return s.head.seats.taken[0] == nil
-	})
+	testutil.Eventually(t, "the seat is free", func() bool { return s.seatIsFree(0) })
 	s.knows(s.head, 1, 0)
+}
+
+// A node that the others cannot reach takes no seat. The others receive no change.
+func TestNodeWithUnusableAddressTakesNoSeat(t *testing.T) {
+	s := newSeatTest(t, running("57", "n2,n3"))
+	s.join("n2", "57")
+	for name, test := range map[string]struct {
+		change func(*hello)
+		words  string
+	}{
+		"another family": {func(h *hello) { h.Address = netip.MustParseAddr("fd00::1") }, "all nodes need IPv4 addresses"},
+		"no port":        {func(h *hello) { h.Ports.Packets = []uint16{0} }, "not an address with a port"},
+		"no ports":       {func(h *hello) { h.Ports.Packets = nil }, "offers no port"},
+		"a node's port": {func(h *hello) {
+			h.Ports.Packets = []uint16{s.head.places.Current().Nodes[1].Endpoints[0].Port()}
+		}, "an address of node n2-57"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := s.pilot("n3", "57", long)
+			if _, err := p.Meet(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			said := hello{Version: cluster.Version(), Ports: hostnet.Ports{Packets: []uint16{22000}, Streams: 22001}}
+			test.change(&said)
+			_, err := p.introduce(t.Context(), said)
+			wantText(t, err, test.words)
+			s.knows(s.head, 2, 0)
+			testutil.Eventually(t, "the seat is free", func() bool { return len(s.head.seats.connections()) == 1 && s.seatIsFree(1) })
+		})
+	}
 }
 
 // A node of the step that returns learns of all seats.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -92,7 +93,7 @@ func runNet(notifier *notify.Notifier) error {
 	}
 	if changes != nil {
 		context.AfterFunc(groupCtx, func() { changes.Close() })
-		group.Go(func() error { return applyChanges(groupCtx, changes, between, sockets) })
+		group.Go(func() error { return applyChanges(groupCtx, changes, between.Replace, sockets, config.Log) })
 	}
 	err = group.Wait()
 	if ctx.Err() != nil {
@@ -139,12 +140,15 @@ func takeChanges(fds linux.PassedFDs) (*os.File, error) {
 	return fds.Take(fdChanges)
 }
 
-// applyChanges makes each change of the network between the nodes. It returns an error when
-// the pipe ends: then this role may have missed a change, and another one starts with all.
-func applyChanges(ctx context.Context, from *os.File, between *overlay.Overlay, sockets *podSwitch) error {
+// applyChanges makes each change of the network between the nodes with replace, and skips
+// one that replace refuses: one node must not end the network of all. It returns an error
+// when the pipe ends: then this role may have missed a change, and another one starts with
+// all.
+func applyChanges(ctx context.Context, from io.Reader, replace func(index int, node overlay.Node) error, sockets *podSwitch, log *slog.Logger) error {
 	err := hostnet.ReadChanges(from, func(change hostnet.Change) error {
-		if err := between.Replace(change.Index, change.Node()); err != nil {
-			return err
+		if err := replace(change.Index, change.Node()); err != nil {
+			log.Warn("its pods cannot be reached from here: "+err.Error(), "node", change.Name)
+			return nil
 		}
 		if sockets == nil {
 			return nil
