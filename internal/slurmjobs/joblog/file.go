@@ -4,6 +4,7 @@ package joblog
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -40,8 +41,9 @@ const maxEnd = 256
 // Copy copies the bytes that were not read yet. A file that was replaced, has become shorter, or
 // has other bytes before the offset, as the output of a requeued job has, is read from its start.
 // missing is the error for a file that is not there. Copy opens the file at each call, because a
-// network file system fetches the writes of other hosts when a file is opened.
-func (f *File) Copy(out io.Writer) (missing, err error) {
+// network file system fetches the writes of other hosts when a file is opened. The search for the last
+// lines ends with ctx.
+func (f *File) Copy(ctx context.Context, out io.Writer) (missing, err error) {
 	file, err := OpenRegular(f.Path)
 	if errors.Is(err, os.ErrNotExist) {
 		f.info = nil
@@ -62,7 +64,7 @@ func (f *File) Copy(out io.Writer) (missing, err error) {
 		f.offset, f.end = 0, nil
 	}
 	if !f.Found && f.Tail != nil {
-		if err := f.skip(file, info.Size()); err != nil {
+		if err := f.skip(ctx, file, info.Size()); err != nil {
 			return nil, err
 		}
 	}
@@ -89,8 +91,8 @@ func (f *File) check(file *os.File) error {
 }
 
 // skip moves the offset to the start of the last lines.
-func (f *File) skip(file io.ReaderAt, size int64) (err error) {
-	if f.offset, err = startOfLast(file, size, *f.Tail); err != nil {
+func (f *File) skip(ctx context.Context, file io.ReaderAt, size int64) (err error) {
+	if f.offset, err = startOfLast(ctx, file, size, *f.Tail); err != nil {
 		return err
 	}
 	f.end = make([]byte, min(f.offset, maxEnd))
@@ -99,12 +101,15 @@ func (f *File) skip(file io.ReaderAt, size int64) (err error) {
 }
 
 // startOfLast returns the offset of the last lines of a file. The last line may lack its line feed.
-func startOfLast(file io.ReaderAt, size, lines int64) (int64, error) {
+func startOfLast(ctx context.Context, file io.ReaderAt, size, lines int64) (int64, error) {
 	if lines <= 0 {
 		return size, nil
 	}
 	block := make([]byte, 64<<10)
 	for end := size; end > 0; {
+		if ctx.Err() != nil {
+			return 0, context.Cause(ctx)
+		}
 		begin := max(0, end-int64(len(block)))
 		part := block[:end-begin]
 		if _, err := file.ReadAt(part, begin); err != nil && !errors.Is(err, io.EOF) {

@@ -55,7 +55,7 @@ func TestFile(t *testing.T) {
 	} {
 		step.change()
 		var got bytes.Buffer
-		missing, err := output.Copy(&got)
+		missing, err := output.Copy(t.Context(), &got)
 		if err != nil || got.String() != step.want || (missing != nil) != step.missing || missing != nil && !errors.Is(missing, os.ErrNotExist) {
 			t.Errorf("step %d: got %.40q, missing %v, %v", i, &got, missing, err)
 		}
@@ -67,7 +67,7 @@ func TestFile(t *testing.T) {
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := output.Copy(&bytes.Buffer{}); err == nil {
+	if _, err := output.Copy(t.Context(), &bytes.Buffer{}); err == nil {
 		t.Error("read a pipe")
 	}
 }

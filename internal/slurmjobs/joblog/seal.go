@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 )
 
 // Sealer seals the path of an output for an object. A path with its seal can be kept where others
@@ -22,10 +23,10 @@ const keySize = 32
 // NewSealer returns a sealer with the key in a file, which it creates if it is missing. Processes
 // with the same file accept the seals of each other.
 func NewSealer(path string) (Sealer, error) {
-	key, err := os.ReadFile(path)
+	key, err := readKey(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err = createKey(path); err == nil {
-			key, err = os.ReadFile(path)
+		if err = createKey(path, os.Link); err == nil {
+			key, err = readKey(path)
 		}
 	}
 	if err == nil && len(key) != keySize {
@@ -37,8 +38,22 @@ func NewSealer(path string) (Sealer, error) {
 	return Sealer{key}, nil
 }
 
-// createKey creates a file with a new key, unless another process creates it first.
-func createKey(path string) error {
+// writeTimeout limits the time for which readKey waits for the process that writes a key.
+const writeTimeout = time.Second
+
+// readKey reads a key. Without links, another process may not have written it yet.
+func readKey(path string) ([]byte, error) {
+	for end := time.Now().Add(writeTimeout); ; time.Sleep(10 * time.Millisecond) {
+		key, err := os.ReadFile(path)
+		if err != nil || len(key) >= keySize || time.Now().After(end) {
+			return key, err
+		}
+	}
+}
+
+// createKey creates a file with a new key, unless another process creates it first. link is os.Link,
+// which some file systems refuse.
+func createKey(path string, link func(from, to string) error) error {
 	key := make([]byte, keySize)
 	if _, err := rand.Read(key); err != nil {
 		return err
@@ -52,10 +67,27 @@ func createKey(path string) error {
 	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
 		return err
 	}
-	if err := os.Link(file.Name(), path); !errors.Is(err, fs.ErrExist) {
+	err = link(file.Name(), path)
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		err = writeKey(path, key)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
+}
+
+// writeKey writes a key into a new file.
+func writeKey(path string, key []byte) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
 		return err
 	}
-	return nil
+	_, err = file.Write(key)
+	if err = errors.Join(err, file.Sync(), file.Close()); err != nil {
+		os.Remove(path)
+	}
+	return err
 }
 
 // Seal returns the seal of a path for the object with a UID.

@@ -150,7 +150,7 @@ func (s Server) serveLog(w http.ResponseWriter, r *http.Request) {
 		last := job.Ended || !q.follow
 		var missing error
 		if file.Path = job.Output; file.Path != "" {
-			missing, err = file.Copy(out)
+			missing, err = file.Copy(r.Context(), out)
 		}
 		switch {
 		case errors.Is(err, errLimit):

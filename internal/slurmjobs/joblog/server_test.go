@@ -1,6 +1,7 @@
 package joblog
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -15,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -277,10 +279,56 @@ func TestStartOfLast(t *testing.T) {
 		{"", 3, ""}, {"a", 1, "a"}, {"a\n", 1, "a\n"}, {"a\nb", 1, "b"}, {"a\nb\n", 1, "b\n"}, {"a\n\n", 1, "\n"}, {"a\nb\nc\n", 2, "b\nc\n"}, {"a\nb\n", 9, "a\nb\n"},
 		{long, 150, long[50*1001:]},
 	} {
-		at, err := startOfLast(strings.NewReader(test.text), int64(len(test.text)), test.lines)
+		at, err := startOfLast(t.Context(), strings.NewReader(test.text), int64(len(test.text)), test.lines)
 		if err != nil || test.text[at:] != test.want {
 			t.Errorf("%.20q, %d: got %.20q, %v", test.text, test.lines, test.text[at:], err)
 		}
+	}
+	// The client has gone: the rest of a large file is not read.
+	ctx, cancel := context.WithCancel(t.Context())
+	reads := readFunc(func([]byte, int64) { cancel() })
+	if _, err := startOfLast(ctx, &reads, 1<<40, 1); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// readFunc is called for each read of a file of zeros. The second read fails.
+type readFunc func(part []byte, offset int64)
+
+func (f *readFunc) ReadAt(part []byte, offset int64) (int, error) {
+	if *f == nil {
+		return 0, errors.New("read again")
+	}
+	(*f)(part, offset)
+	*f = nil
+	return len(part), nil
+}
+
+// TestKeyWithoutLinks: a file system may refuse links. Then, too, all processes have one key.
+func TestKeyWithoutLinks(t *testing.T) {
+	refuse := func(string, string) error { return &os.LinkError{Op: "link", Err: syscall.EPERM} }
+	path := filepath.Join(t.TempDir(), "key")
+	var group sync.WaitGroup
+	keys := make([][]byte, 8)
+	for i := range keys {
+		group.Go(func() {
+			err := createKey(path, refuse)
+			if err == nil {
+				keys[i], err = readKey(path)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	for _, key := range keys {
+		if len(key) != keySize || !bytes.Equal(key, keys[0]) {
+			t.Errorf("got %x and %x", key, keys[0])
+		}
+	}
+	if entries, err := os.ReadDir(filepath.Dir(path)); err != nil || len(entries) != 1 {
+		t.Error(entries, err)
 	}
 }
 

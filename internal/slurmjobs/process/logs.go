@@ -45,7 +45,7 @@ func Logs(ctx context.Context, config *rest.Config, namespace, name string, foll
 		for range readsPerState {
 			if status.Output != "" {
 				output.Path = status.Output
-				missing, err := output.Copy(out)
+				missing, err := output.Copy(ctx, out)
 				if err == nil && !output.Found && (ended || !follow) {
 					err = missing
 				}
