@@ -219,9 +219,14 @@ func (s *Server) sync(ctx context.Context) error {
 	errs := []error{slurmErr}
 	served, names := map[string]*corev1.Node{}, map[string]string{}
 	for _, partition := range partitions {
-		node, err := s.put(ctx, present, newNode(partition, s.Host, s.Owner, s.Logs))
-		if errs = append(errs, err); node != nil {
+		wanted := newNode(partition, s.Host, s.Owner, s.Logs)
+		node, err := s.put(ctx, present, wanted)
+		errs = append(errs, err)
+		switch {
+		case node != nil:
 			served[node.Name], names[partition.Name] = node, node.Name
+		case err != nil && s.pods.serves(wanted.Name):
+			served[wanted.Name] = wanted // its pods are there, and the next call may create it again
 		}
 	}
 	for name, node := range present {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"os"
 	"strings"
@@ -43,6 +44,30 @@ type fixture struct {
 	output string
 	err    error
 	asked  int
+	// denied makes the API server refuse to create Nodes.
+	denied bool
+}
+
+// denying denies the server under test to create Nodes, while the fixture says so.
+type denying struct {
+	*fixture
+	http.RoundTripper
+}
+
+func (d denying) RoundTrip(request *http.Request) (*http.Response, error) {
+	d.mu.Lock()
+	denied := d.denied
+	d.mu.Unlock()
+	if denied && request.Method == http.MethodPost && request.URL.Path == "/api/v1/nodes" {
+		return nil, errors.New("denied")
+	}
+	return d.RoundTripper.RoundTrip(request)
+}
+
+func (f *fixture) deny(denied bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.denied = denied
 }
 
 func (f *fixture) ask(context.Context, ...string) ([]byte, error) {
@@ -142,10 +167,13 @@ func TestPartitions(t *testing.T) {
 	server := controltest.Start(t)
 	config := server.Config(t, "admin", "system:masters")
 	config.QPS = -1 // no limit
-	f := &fixture{T: t, config: config, client: kubernetes.NewForConfigOrDie(config)}
+	f := &fixture{T: t, client: kubernetes.NewForConfigOrDie(config)}
+	f.config = rest.CopyConfig(config)
+	f.config.Wrap(func(inner http.RoundTripper) http.RoundTripper { return denying{f, inner} })
 	f.set(nil, mainLine, smallLine)
 	stop := f.run()
 	f.testNodes()
+	f.testLostNode()
 	f.testPods()
 	f.testReplicas()
 	f.testSuccessor(stop)
@@ -221,6 +249,23 @@ func (f *fixture) testNodes() {
 	f.awaitNode(node.Name, func(node *corev1.Node) bool { return readyOf(node).Status == corev1.ConditionTrue })
 	f.set(nil, mainLine)
 	f.awaitGone(name)
+}
+
+// testLostNode deletes a Node that cannot be created again at once. Its pods stay watched.
+func (f *fixture) testLostNode() {
+	const name = "slurm-login1-main"
+	f.awaitNode(name, func(*corev1.Node) bool { return true })
+	f.awaitCalls(2)
+	f.deny(true)
+	if err := f.client.CoreV1().Nodes().Delete(f.Context(), name, metav1.DeleteOptions{}); err != nil {
+		f.Error(err)
+	}
+	f.awaitCalls(3)
+	if !f.server.pods.serves(name) {
+		f.Error("the pods of a node that cannot be created are not watched")
+	}
+	f.deny(false)
+	f.awaitNode(name, func(*corev1.Node) bool { return true })
 }
 
 // testSuccessor checks that a process that does not lead any more leaves the Nodes to its successor.
