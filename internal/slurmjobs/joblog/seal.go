@@ -38,7 +38,7 @@ func NewSealer(path string) (Sealer, error) {
 	return Sealer{key}, nil
 }
 
-// writeTimeout limits the time for which readKey waits for the process that writes a key.
+// writeTimeout limits the time that another process may take to write a key.
 const writeTimeout = time.Second
 
 // readKey reads a key. Without links, another process may not have written it yet.

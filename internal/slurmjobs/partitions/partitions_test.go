@@ -44,11 +44,11 @@ type fixture struct {
 	output string
 	err    error
 	asked  int
-	// denied makes the API server refuse to create Nodes.
+	// denied makes denying refuse to create Nodes.
 	denied bool
 }
 
-// denying denies the server under test to create Nodes, while the fixture says so.
+// denying refuses to create Nodes for the server under test while denied is set.
 type denying struct {
 	*fixture
 	http.RoundTripper
