@@ -28,29 +28,39 @@ type Folder struct {
 // OpenFolder creates a folder for the step within the user's folder, which must
 // exist.
 func OpenFolder(path string, step Step) (*Folder, error) {
-	wrong := func(err error) (*Folder, error) {
-		return nil, fmt.Errorf("use the folder %s for the rendezvous: %w", path, err)
-	}
-	root, err := os.OpenRoot(path)
+	f, err := findFolder(path, step)
 	if err != nil {
-		return wrong(err)
+		return nil, err
 	}
-	f := &Folder{path: path, root: root,
-		below: fmt.Sprintf("berth-%s-%s.%d.%d", step.Cluster, step.Job, step.Step, step.Attempt)}
-	if step.Joining {
-		f.below += "-joining"
-	}
-	if err = f.private("."); err == nil {
-		err = root.Mkdir(f.below, 0o700)
-	}
-	if err == nil || errors.Is(err, fs.ErrExist) {
+	if err = f.root.Mkdir(f.below, 0o700); err == nil || errors.Is(err, fs.ErrExist) {
 		err = f.private(f.below)
 	}
 	if err != nil {
-		root.Close()
-		return wrong(err)
+		f.Close()
+		return nil, f.wrong(err)
 	}
 	return f, nil
+}
+
+// findFolder opens the user's folder and changes nothing in it.
+func findFolder(path string, step Step) (*Folder, error) {
+	f := &Folder{path: path, below: fmt.Sprintf("berth-%s-%s.%d.%d", step.Cluster, step.Job, step.Step, step.Attempt)}
+	if step.Joining {
+		f.below += "-joining"
+	}
+	var err error
+	if f.root, err = os.OpenRoot(path); err != nil {
+		return nil, f.wrong(err)
+	}
+	if err := f.private("."); err != nil {
+		f.Close()
+		return nil, f.wrong(err)
+	}
+	return f, nil
+}
+
+func (f *Folder) wrong(err error) error {
+	return fmt.Errorf("use the folder %s for the rendezvous: %w", f.path, err)
 }
 
 // private returns an error unless only the user can write to a file or folder.
@@ -100,10 +110,10 @@ func (f *Folder) Key(ctx context.Context, node string) (ed25519.PublicKey, error
 	}
 }
 
-// refresh reads the directory, which makes an NFS client revalidate its cache. Otherwise
+// refresh reads a directory, which makes an NFS client revalidate its cache. Otherwise
 // the client may report for half a minute that a file does not exist.
-func (f *Folder) refresh() error {
-	directory, err := f.root.Open(f.below)
+func (f *Folder) refresh(name string) error {
+	directory, err := f.root.Open(name)
 	if err != nil {
 		return err
 	}
@@ -116,7 +126,7 @@ func (f *Folder) refresh() error {
 }
 
 func (f *Folder) read(node string) (ed25519.PublicKey, error) {
-	if err := f.refresh(); err != nil {
+	if err := f.refresh(f.below); err != nil {
 		return nil, err
 	}
 	name := f.file(node)

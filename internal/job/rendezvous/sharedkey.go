@@ -42,9 +42,10 @@ func WriteKey(folder string, step Step) (key []byte, remove func(), err error) {
 }
 
 // ReadKey waits for the key that WriteKey stores, until ctx ends. It refuses a file that
-// others may read or write.
+// others may read or write, and changes nothing in the folder, which belongs to the head: a
+// node that gives up must not remove a key that the head has just stored.
 func ReadKey(ctx context.Context, folder string, step Step) ([]byte, error) {
-	f, err := OpenFolder(folder, step)
+	f, err := findFolder(folder, step)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +58,6 @@ func ReadKey(ctx context.Context, folder string, step Step) ([]byte, error) {
 		select {
 		case <-time.After(folderPoll):
 		case <-ctx.Done():
-			f.Withdraw(sharedKey)
 			return nil, fmt.Errorf("wait for the key of the cluster in %s: %w; give 'berth up' the same folder (--rendezvous-dir)", folder, context.Cause(ctx))
 		}
 	}
@@ -65,8 +65,13 @@ func ReadKey(ctx context.Context, folder string, step Step) ([]byte, error) {
 
 func (f *Folder) readShared() ([]byte, error) {
 	name := f.file(sharedKey)
-	if err := f.refresh(); err != nil {
-		return nil, err
+	for _, directory := range []string{".", f.below} {
+		if err := f.refresh(directory); err != nil {
+			return nil, err
+		}
+		if err := f.private(directory); err != nil {
+			return nil, err
+		}
 	}
 	if err := f.private(name); err != nil {
 		return nil, err

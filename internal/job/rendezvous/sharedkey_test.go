@@ -47,3 +47,26 @@ func TestSharedKey(t *testing.T) {
 		t.Errorf("left: %v, %v", left, err)
 	}
 }
+
+// A node that gives up, at whatever moment, leaves the folder to the head.
+func TestNodeThatGivesUpLeavesFolder(t *testing.T) {
+	folder := t.TempDir()
+	step := Step{Cluster: "c", Job: "12", Joining: true}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	giveUp := func(want int) {
+		t.Helper()
+		_, err := ReadKey(ended, folder, step)
+		wantWords(t, err, "wait for the key of the cluster")
+		if left, err := os.ReadDir(folder); err != nil || len(left) != want {
+			t.Errorf("the folder has %v, %v, want %d entries", left, err, want)
+		}
+	}
+	giveUp(0)
+	head, err := OpenFolder(folder, step) // and the key follows
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer head.Close()
+	giveUp(1)
+}
