@@ -153,9 +153,9 @@ func resolvePaths(options *Options, all *members.Members) error {
 	return nil
 }
 
-// lead runs the head.
-func (r *run) lead(ctx context.Context, giveUp context.CancelCauseFunc) (code int, err error) {
-	r.start.list = []step{
+// leadSteps returns the steps of the start of the head.
+func (r *run) leadSteps(giveUp context.CancelCauseFunc) []step {
+	return []step{
 		// The other nodes of this host end at the same time as this one.
 		{name: "host", do: r.inspectHost, stop: func() { r.localMembers.End() }},
 		// Only the net role then holds the listeners. It ends with the sandbox, and
@@ -166,6 +166,8 @@ func (r *run) lead(ctx context.Context, giveUp context.CancelCauseFunc) (code in
 		{name: "state", do: r.openState, undo: func() error { return r.saver.close() }},
 		// A cluster that ends accepts no more requests to end.
 		{name: "control socket", do: func(ctx context.Context) error { return r.listenForDown(ctx, giveUp) }, stop: func() { r.control.Close() }},
+		// A cluster that cannot prove itself to nodes of other jobs ends before it starts.
+		{name: "proof for seats", do: r.proveSeats, stop: r.closeSeats},
 		// The other nodes begin to end at once, and the API server's clients are
 		// refused when the control plane has ended.
 		{name: "plan", do: r.makePlan, stop: r.leaveMembers, undo: r.dropPlan},
@@ -178,8 +180,13 @@ func (r *run) lead(ctx context.Context, giveUp context.CancelCauseFunc) (code in
 		// The workload may have objects of its kinds.
 		{name: "slurm jobs", do: r.serveSlurmJobs},
 		{name: "workload", do: r.applyObjects, stop: r.stopRenewal},
-		{name: "seats", do: r.openSeats, stop: r.closeSeats},
+		{name: "seats", do: r.openSeats},
 	}
+}
+
+// lead runs the head.
+func (r *run) lead(ctx context.Context, giveUp context.CancelCauseFunc) (code int, err error) {
+	r.start.list = r.leadSteps(giveUp)
 	if err := r.start.run(ctx, r.Report); err != nil {
 		return 0, explain(ctx, r.allocation, err)
 	}

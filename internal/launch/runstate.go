@@ -6,6 +6,7 @@ import (
 
 	"berth.dev/berth/internal/access/persistent"
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/kube/lease"
 	"berth.dev/berth/internal/launch/members"
 )
@@ -17,9 +18,10 @@ type run struct {
 	work    userWorkload
 	monitor *members.Monitor
 	control *persistent.ControlSocket // of a persistent cluster
-	// offers holds the offers of the nodes of the step. forgetSeatKey removes the key for nodes of
-	// other jobs; nil where there is none.
+	// offers holds the offers of the nodes of the step. seatProver proves the cluster to nodes of
+	// other jobs, and forgetSeatKey removes its key; nil where there is none.
 	offers        []cluster.Offer
+	seatProver    rendezvous.Prover
 	forgetSeatKey func()
 	// lease is set if another node may lead the run after this one. lostLease is set when
 	// this node has lost the lease, so that another node may lead the run.

@@ -9,6 +9,7 @@ import (
 	"berth.dev/berth/internal/access/persistent"
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/nodeloss"
 	"berth.dev/berth/internal/kube/workload"
@@ -26,15 +27,29 @@ func checkSeats(spec cluster.Spec, getenv func(string) string) error {
 	return nil
 }
 
+// proveSeats finds the proof of the cluster for nodes of other jobs, if it has seats.
+func (r *run) proveSeats(ctx context.Context) (err error) {
+	if r.Spec.Seats == 0 {
+		return nil
+	}
+	r.seatProver, r.forgetSeatKey, err = proof.OfCluster(ctx, r.Spec.Network.Folder, r.joinStep())
+	return err
+}
+
+// joinStep identifies this cluster to nodes of other jobs.
+func (r *run) joinStep() rendezvous.Step {
+	own := r.members.Step()
+	return joinStep(own.Cluster, own.Job, own.Step, own.Attempt)
+}
+
 // openSeats lets nodes of other jobs join, if the cluster has seats.
 func (r *run) openSeats(ctx context.Context) error {
 	if r.Spec.Seats == 0 {
 		return nil
 	}
 	job := r.allocation.Job
-	own := r.members.Step()
 	config := members.SeatsConfig{
-		Spec: specForPilots(r.Spec), UID: os.Getuid(), Join: joinStep(own.Cluster, own.Job, own.Step, own.Attempt),
+		Spec: specForPilots(r.Spec), UID: os.Getuid(), Join: r.joinStep(), Prover: r.seatProver,
 		Plan: func(seat int, name string, offer cluster.Offer) (cluster.Plan, map[string]sandbox.File, error) {
 			plan, err := cluster.DesignSeat(r.Spec, r.offers, seat, name, offer)
 			if err != nil {
@@ -50,9 +65,6 @@ func (r *run) openSeats(ctx context.Context) error {
 	var err error
 	if config.Addresses, err = hostnet.AddressBook(job, r.Getenv); err != nil {
 		return exitcode.Wrap(exitcode.Unavailable, err)
-	}
-	if config.Prover, r.forgetSeatKey, err = proof.OfCluster(ctx, r.Spec.Network.Folder, config.Join); err != nil {
-		return err
 	}
 	return r.monitor.OpenSeats(ctx, config)
 }
