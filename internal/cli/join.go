@@ -26,8 +26,8 @@ A node leaves when its job ends, or --grace before the time limit of the job: it
 gets no new pods, its pods are asked to end, and their controllers start others
 on the remaining nodes. All nodes leave when the cluster ends.`,
 		Example: `  berth up --elastic          # in job 4711
-  sbatch --wrap 'berth join 4711'
-  sbatch -N4 --time=1:00:00 --wrap 'berth join 4711 --grace 2m'`,
+  sbatch --wrap 'exec berth join 4711'
+  sbatch -N4 --time=1:00:00 --wrap 'exec berth join 4711 --grace 2m'`,
 		Args: func(command *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return &usageError{errors.New("no job: give the number of the job whose cluster to join")}

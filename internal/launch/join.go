@@ -29,7 +29,7 @@ const joinWait = time.Minute
 func checkJoin(target string, job slurm.Job, inJob bool) error {
 	switch {
 	case !inJob:
-		return exitcode.Wrap(exitcode.Config, fmt.Errorf("join the cluster of job %s: this process is in no job; submit one: sbatch --wrap 'berth join %[1]s'", target))
+		return exitcode.Wrap(exitcode.Config, fmt.Errorf("join the cluster of job %s: this process is in no job; submit one: sbatch --wrap 'exec berth join %[1]s'", target))
 	case target == job.ID:
 		return exitcode.Wrap(exitcode.Usage, fmt.Errorf("join the cluster of job %s: this is the same job, whose nodes belong to the cluster already", target))
 	}
