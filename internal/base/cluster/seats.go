@@ -9,6 +9,10 @@ import (
 // DefaultSeats is the number of seats of a cluster with --elastic without a number.
 const DefaultSeats = 64
 
+// maxSeats bounds the seats. A node of another job receives all places in one message, which
+// has 917 kB with 3,000 seats; the rendezvous allows 1 MiB.
+const maxSeats = 2000
+
 // DesignSeat makes the plan of a node of another job, which has a name of SeatName and takes
 // the seat with an index from 0 in a cluster that Design made from offers. The nodes of the cluster have plans
 // already, so an offer that does not fit is an error.
@@ -49,8 +53,8 @@ func (s Spec) checkSeats() (problems []error) {
 	if s.Seats == 0 {
 		return nil
 	}
-	if s.Seats < 0 || s.Seats >= maxNodes {
-		problems = append(problems, fmt.Errorf("--elastic %d: give the number of nodes of other jobs, 1 to %d", s.Seats, maxNodes-1))
+	if s.Seats < 0 || s.Seats > maxSeats {
+		problems = append(problems, fmt.Errorf("--elastic %d: give the number of nodes of other jobs, 1 to %d", s.Seats, maxSeats))
 	}
 	if s.HighlyAvailable {
 		problems = append(problems, errors.New("--elastic with --ha: a node that takes the cluster over would not know the nodes of other jobs yet; give one of them"))

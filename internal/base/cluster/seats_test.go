@@ -76,7 +76,7 @@ func TestNamesOfSeats(t *testing.T) {
 func TestOptionsOfElasticClusters(t *testing.T) {
 	for words, spec := range map[string]Spec{
 		"--elastic -1":           {Seats: -1, NodesPerHost: 1},
-		"--elastic 4096":         {Seats: 4096, NodesPerHost: 1},
+		"--elastic 2001":         {Seats: 2001, NodesPerHost: 1},
 		"with --ha":              {Seats: 1, NodesPerHost: 1, HighlyAvailable: true},
 		"with --nodes-per-host:": {Seats: 1, NodesPerHost: 2},
 	} {
