@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"berth.dev/berth/internal/job/slurm"
 )
@@ -40,10 +41,40 @@ func LocalAddresses() ([]netip.Addr, error) {
 	return local, nil
 }
 
+// reachable returns the addresses of this host for other hosts. Its name resolves to a
+// loopback address here, as Debian configures it. reachable takes the other addresses of the
+// name, the source addresses of the default routes, or the addresses of the interfaces.
+func reachable(found, routed, local []netip.Addr) []netip.Addr {
+	for _, addresses := range [][]netip.Addr{found, routed, local} {
+		usable := slices.DeleteFunc(slices.Clone(addresses), func(a netip.Addr) bool { return a.IsLoopback() || a.IsLinkLocalUnicast() })
+		if len(usable) > 0 {
+			return usable
+		}
+	}
+	return found
+}
+
+// routed returns the source addresses of this host's default routes. It sends no packet.
+func routed() (all []netip.Addr) {
+	for _, documentation := range []string{"192.0.2.1", "2001:db8::1"} { // RFC 5737 and 3849
+		conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(documentation), 9)))
+		if err != nil {
+			continue
+		}
+		all = append(all, conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap())
+		conn.Close()
+	}
+	return all
+}
+
 // addressesOf resolves the name of a host. If the name is unknown, it resolves
 // the address that Slurm has configured for the node, as Slurm does.
 func addressesOf(ctx context.Context, host string) ([]netip.Addr, error) {
 	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if slices.ContainsFunc(addresses, netip.Addr.IsLoopback) {
+		local, err := LocalAddresses()
+		return reachable(addresses, routed(), local), err
+	}
 	if !errors.As(err, new(*net.DNSError)) {
 		return addresses, err
 	}
