@@ -6,6 +6,7 @@ import (
 
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/launch/command"
+	"berth.dev/berth/internal/launch/members"
 )
 
 // The functions in this file undo the steps of the start, the last one first. Each
@@ -48,7 +49,7 @@ func (r *run) leaveMembers() {
 	case r.lostLease.Load():
 		r.members.Drop()
 	case !r.members.Awaited():
-		r.members.Leave("the run has ended")
+		r.members.Leave(members.RunEnded)
 	}
 	if r.apiListener != nil {
 		r.apiListener.Close()

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/pki"
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/launch/allocation"
@@ -47,15 +48,16 @@ func (r *run) takePart(ctx context.Context) (code int, err error) {
 	defer stop()
 	staying, lead := context.WithCancelCause(ctx)
 	defer lead(nil)
+	added := make(chan struct{}) // closed when the supervisor has the roles
 	// Comments in lead give the reasons for the order of the end.
 	r.start.list = []step{
 		{name: "host", do: r.inspectHost, stop: func() { r.localMembers.End() }},
 		{name: "directories", do: r.makeDirectories, undo: func() error { return r.dirs.leave(r.box != nil) }},
 		{name: "plan", do: r.join, stop: r.leaveMembers, undo: r.dropPlan},
-		{name: "head", do: func(context.Context) error { joined.Store(true); go r.stay(staying, cancel); return nil }},
+		{name: "head", do: func(context.Context) error { joined.Store(true); go r.stay(staying, added, cancel); return nil }},
 		{name: "ports", do: r.publish, stop: r.closePorts},
 		{name: "sandbox", do: r.startSandbox, undo: r.closeSandbox},
-		{name: "roles", do: r.startRoles, stop: r.stopRoles},
+		{name: "roles", do: func(ctx context.Context) error { defer close(added); return r.startRoles(ctx) }, stop: r.stopRoles},
 		{name: "images", do: r.importImages},
 		{name: "late node", do: r.startLateNode},
 		{name: "ready", do: r.reportReady},
@@ -72,16 +74,16 @@ func (r *run) takePart(ctx context.Context) (code int, err error) {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
+		if r.members.IsPilot() { // the user reads the output of this job, not of the head's
+			r.members.Leave(err.Error())
+			return 0, r.resultOfPilot(err, joined.Load())
+		}
 		var closed *rendezvous.ClosedError
 		if errors.Is(err, members.ErrFirstEnded) || errors.As(err, &closed) && !closed.Here {
 			r.Log.Debug("ending: " + err.Error())
 			return 0, nil // the head has reported the reason
 		}
 		if r.lostLease.Load() || !r.members.HasHead() {
-			return 0, err
-		}
-		if r.members.IsPilot() { // the user reads the output of this job, not of the head's
-			r.members.Leave(err.Error())
 			return 0, err
 		}
 		return r.members.Farewell(err)
@@ -137,17 +139,46 @@ func (r *run) reportReady(ctx context.Context) error {
 }
 
 // stay follows the head once this node has its plan. It ends the run when the
-// head ends it or is gone.
-func (r *run) stay(ctx context.Context, end context.CancelCauseFunc) {
+// head ends it or is gone. It imports images once added is closed.
+func (r *run) stay(ctx context.Context, added <-chan struct{}, end context.CancelCauseFunc) {
 	r.members.Moved = func(head string) {
 		if err := r.dirs.noteHead(head); err != nil {
 			r.Log.Warn(err.Error())
 		}
 	}
-	do := func(request members.ImportRequest, answer func(error)) {
-		go func() { answer(r.importArchives(ctx, request.Archives, request.Source)) }()
-	}
+	do := importer(ctx, added, func(request members.ImportRequest) error {
+		return r.importArchives(ctx, request.Archives, request.Source)
+	})
 	if err := r.members.Follow(ctx, r.plan.RunID, do); !errors.Is(context.Cause(ctx), errLeads) {
 		end(err)
 	}
+}
+
+// importer returns a function that answers requests of the head to import images. A node of
+// another job may receive a request while it starts, so the function waits until added is
+// closed.
+func importer(ctx context.Context, added <-chan struct{}, do func(members.ImportRequest) error) func(members.ImportRequest, func(error)) {
+	return func(request members.ImportRequest, answer func(error)) {
+		go func() {
+			select {
+			case <-added:
+				answer(do(request))
+			case <-ctx.Done():
+				answer(context.Cause(ctx))
+			}
+		}()
+	}
+}
+
+// resultOfPilot returns the error that a node of another job reports at its end. joined is set
+// if it had received its plan.
+func (r *run) resultOfPilot(err error, joined bool) error {
+	if joined && members.EndsInOrder(err) {
+		r.Log.Debug("ending: " + err.Error())
+		return nil
+	}
+	if errors.As(err, new(*rendezvous.ClosedError)) {
+		return exitcode.Wrap(exitcode.Unavailable, err)
+	}
+	return err
 }

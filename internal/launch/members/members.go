@@ -249,6 +249,9 @@ func (m *Members) forgetKeys() {
 	m.folder.Close()
 }
 
+// RunEnded is the head's reason to leave the other nodes at the end of the run.
+const RunEnded = "the run has ended"
+
 // Leave closes all connections with a reason. The other nodes end then.
 func (m *Members) Leave(reason string) {
 	m.disconnect(func(peer *rendezvous.Peer) { peer.Close(reason) })

@@ -3,6 +3,7 @@ package members
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -72,6 +73,13 @@ func (m *Members) Meet(ctx context.Context) (cluster.Spec, error) {
 		m.log.Debug("connections of pods are not made by the hosts: " + err.Error())
 	}
 	return said.Spec, nil
+}
+
+// EndsInOrder reports whether the head closed the connection to a node of another job because
+// the node had left, or because the cluster ended.
+func EndsInOrder(err error) bool {
+	closed, ok := errors.AsType[*rendezvous.ClosedError](err)
+	return ok && !closed.Here && (closed.Reason == errLeft.Error() || closed.Reason == RunEnded)
 }
 
 // RequestLeave asks the head to let this node leave. Its pods have grace to end. The head

@@ -237,12 +237,15 @@ func (s *Supervisor) listen(r *Role, life int, reader *os.File) {
 	})
 }
 
-// Await waits until a role, which must have been added, is ready for the first
-// time. It returns nil then, or the cause of ctx if that ends earlier.
+// Await waits until a role is ready for the first time. It returns nil then, or the cause
+// of ctx if that ends earlier. A role that was not added is an error.
 func (s *Supervisor) Await(ctx context.Context, name string) error {
 	s.mu.Lock()
 	r := s.roles[name]
 	s.mu.Unlock()
+	if r == nil {
+		return fmt.Errorf("wait for %s: it was not started", name)
+	}
 	select {
 	case <-r.ready:
 		return nil

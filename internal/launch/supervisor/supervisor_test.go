@@ -94,6 +94,13 @@ func TestRoleThatDiesIsStartedAgain(t *testing.T) {
 	}
 }
 
+func TestUnknownRoleIsNotAwaited(t *testing.T) {
+	s := newStage(t)
+	if err := s.Await(t.Context(), "containerd"); err == nil || !strings.Contains(err.Error(), "containerd") {
+		t.Errorf("the wait for a role that was not added ends with %v", err)
+	}
+}
+
 func TestRoleThatFailsToComeUpEndsTheRun(t *testing.T) {
 	s := newStage(t)
 	s.play(t, &Role{Name: "control"})
