@@ -15,11 +15,19 @@ import (
 // errLeft is the reason why a node of another job has left in order.
 var errLeft = errors.New("it has left the cluster")
 
-// follow handles messages of a node until it leaves or is lost, and returns why.
+// follow handles messages of a node until it has left or is lost, and returns why.
 func (s *Seats) follow(ctx context.Context, m *Monitor, n *seated) error {
+	var draining sync.WaitGroup
+	defer draining.Wait()
+	following, end := context.WithCancel(ctx)
+	defer end()
+	leaving := false
 	for {
 		var status statusMessage
-		if err := n.peer.Receive(ctx, &status); err != nil {
+		if err := n.peer.Receive(following, &status); err != nil {
+			if leaving && ctx.Err() == nil {
+				return errLeft
+			}
 			return err
 		}
 		if status.Report != nil {
@@ -28,25 +36,20 @@ func (s *Seats) follow(ctx context.Context, m *Monitor, n *seated) error {
 		if status.Ready {
 			n.archives.Close()
 		}
-		if status.Leaving != nil {
-			s.drain(ctx, m, n, *status.Leaving)
-			return errLeft
+		if status.Leaving != nil && !leaving {
+			leaving = true
+			draining.Go(func() {
+				defer end()
+				s.drain(following, m, n, *status.Leaving)
+			})
 		}
 	}
 }
 
-// drain asks the pods of a node to end within grace, and waits for them while the node
-// lives.
+// drain asks the pods of a node to end within grace, and waits for them until ctx ends.
 func (s *Seats) drain(ctx context.Context, m *Monitor, n *seated, grace time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
-	go func() {
-		select {
-		case <-n.peer.Done():
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
 	if err := s.Reporter.Drain(ctx, n.node, grace); err != nil && ctx.Err() == nil {
 		m.log.Warn(fmt.Sprintf("the pods of node %s cannot be asked to end: %v", n.node, err))
 	}
@@ -64,11 +67,7 @@ func (s *Seats) leave(ctx context.Context, n *seated, why error) {
 			log.Info(fmt.Sprintf("node %s has left the cluster", n.node))
 		}
 	}
-	if n.node != "" && ctx.Err() == nil {
-		if err := s.Reporter.Retire(ctx, n.node, why.Error()); err != nil && ctx.Err() == nil {
-			log.Warn(err.Error())
-		}
-	}
+	s.retire(ctx, n, why)
 	s.mu.Lock()
 	if n.known {
 		n.known = false
@@ -78,10 +77,25 @@ func (s *Seats) leave(ctx context.Context, n *seated, why error) {
 		n.change.Endpoints = nil
 	}
 	s.mu.Unlock()
-	n.peer.Close(errLeft.Error())
+	reason := why.Error()
+	if ctx.Err() != nil {
+		reason = RunEnded
+	}
+	n.peer.Close(reason)
+	s.retire(ctx, n, why) // the kubelet may have registered the node meanwhile
 	s.mu.Lock()
 	s.taken[n.seat] = nil
 	s.mu.Unlock()
+}
+
+// retire deletes a node from the API, if it has a name there.
+func (s *Seats) retire(ctx context.Context, n *seated, why error) {
+	if n.node == "" || ctx.Err() != nil {
+		return
+	}
+	if err := s.Reporter.Retire(ctx, n.node, why.Error()); err != nil && ctx.Err() == nil {
+		s.members.log.Warn(err.Error())
+	}
 }
 
 // tell makes a change of a node's seat, and sends it to all other nodes. The caller holds mu.

@@ -235,6 +235,25 @@ func (s *Seats) take(peer *rendezvous.Peer) (*seated, error) {
 	return n, nil
 }
 
+// giveName sets the name of a node in Kubernetes, which no other node may have: the names of
+// hosts are not always names of nodes, and a host of the cluster may be named HOST-JOB.
+func (s *Seats) giveName(n *seated) error {
+	host, job, err := parseSeated(n.name)
+	if err != nil {
+		return err
+	}
+	name := cluster.SeatName(host, job)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of := s.members.places.Current().Nodes[:s.members.Size()]
+	if slices.ContainsFunc(s.taken, func(other *seated) bool { return other != nil && other.node == name }) ||
+		slices.ContainsFunc(of, func(other overlay.Node) bool { return other.Name == name }) {
+		return fmt.Errorf("name host %s of job %s: the cluster has another node %s; let the job run on other hosts", host, job, name)
+	}
+	n.node = name
+	return nil
+}
+
 // seat exchanges the first messages with a node, and introduces it to all others.
 func (s *Seats) seat(ctx context.Context, n *seated) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, seatLimit, fmt.Errorf("it was not ready within %s", seatLimit))
@@ -249,11 +268,9 @@ func (s *Seats) seat(ctx context.Context, n *seated) error {
 	if said.Version != cluster.Version() {
 		return fmt.Errorf("node %s has berth %s, this cluster %s: use the same one", n.name, said.Version, cluster.Version())
 	}
-	host, job, err := parseSeated(n.name)
-	if err != nil {
+	if err := s.giveName(n); err != nil {
 		return err
 	}
-	n.node = cluster.SeatName(host, job)
 	plan, files, err := s.Plan(n.seat, n.node, said.Offer)
 	if err != nil {
 		return err

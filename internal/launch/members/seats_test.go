@@ -30,20 +30,38 @@ var headPorts = rendezvous.PortRange{First: 20992, Last: 20999}
 // seatTest is a head with two seats. Slurm's queue is a list, because the test has no Slurm.
 type seatTest struct {
 	*testing.T
-	head   *Members
-	config SeatsConfig
+	head    *Members
+	monitor *Monitor
+	config  SeatsConfig
 
 	mu    sync.Mutex
 	queue []slurm.Queued
 	calls []string
 	asked int // questions about a node
+	// drained delays Drain until it is closed, if it is set.
+	drained chan struct{}
 }
 
-func (s *seatTest) Drain(_ context.Context, node string, grace time.Duration) error {
+func (s *seatTest) Drain(ctx context.Context, node string, grace time.Duration) error {
+	if s.drained != nil {
+		select {
+		case <-s.drained:
+		case <-ctx.Done():
+		}
+	}
 	return s.note("drain " + node + " " + grace.String())
 }
 
-func (s *seatTest) Retire(_ context.Context, node, _ string) error { return s.note("retire " + node) }
+func (s *seatTest) Retire(_ context.Context, node, _ string) error {
+	seats := s.head.seats
+	seats.mu.Lock()
+	ended := slices.ContainsFunc(seats.taken, func(n *seated) bool { return n != nil && n.node == node && n.peer.Err() != nil })
+	seats.mu.Unlock()
+	if ended {
+		_ = s.note("retire disconnected " + node)
+	}
+	return s.note("retire " + node)
+}
 
 func (s *seatTest) note(call string) error {
 	s.mu.Lock()
@@ -101,7 +119,8 @@ func newSeatTest(t *testing.T, queue ...slurm.Queued) *seatTest {
 			return []netip.Addr{loopbackOnly}, nil
 		},
 	}
-	if err := s.head.newMonitor(MonitorConfig{}).OpenSeats(t.Context(), s.config); err != nil {
+	s.monitor = s.head.newMonitor(MonitorConfig{})
+	if err := s.monitor.OpenSeats(t.Context(), s.config); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.head.Leave("the test is over") })
@@ -206,10 +225,13 @@ func TestNodesOfOtherJobsTakeSeatsAndLeave(t *testing.T) {
 	if err := first.RequestLeave(t.Context(), 5*time.Second); err != nil {
 		t.Fatal(err)
 	}
-	wantText(t, <-firstEnded, "it has left the cluster")
+	if err := <-firstEnded; !EndsInOrder(err) {
+		t.Errorf("the node that leaves ends with %v", err)
+	}
 	if !s.called("drain n-2-57 5s") || !s.called("retire n-2-57") {
 		t.Errorf("calls of the API server: %v", s.calls)
 	}
+	testutil.Eventually(t, "the node is deleted again, without a connection", func() bool { return s.called("retire disconnected n-2-57") })
 	s.knows(s.head, 1, 0)
 	s.knows(second, 1, 0)
 
@@ -281,8 +303,59 @@ func TestNodeThatDoesNotFitLeavesTheSeat(t *testing.T) {
 	}
 	_, err := p.Join(t.Context(), cluster.Offer{OneUID: true}, 1)
 	wantText(t, err, "no room for it")
+	if EndsInOrder(err) {
+		t.Error("a refused node ends in order")
+	}
 	testutil.Eventually(t, "the seat is free", func() bool { return s.seatIsFree(0) })
 	s.knows(s.head, 1, 0)
+}
+
+// Two nodes never have one name in Kubernetes: the end of one would delete the other.
+func TestNameInUseIsRefused(t *testing.T) {
+	s := newSeatTest(t, running("57", "N_2,n-2,n1"))
+	places := s.head.places.Current()
+	places.Nodes[0].Name = "n1-57" // a host of the step
+	s.head.places = hostnet.NewPlaces(places)
+	first, _, _ := s.join("N_2", "57")
+	for _, host := range []string{"n-2", "n1"} {
+		p := s.pilot(host, "57", long)
+		if _, err := p.Meet(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		_, err := p.Join(t.Context(), cluster.Offer{}, 1)
+		wantText(t, err, "the cluster has another node "+cluster.SeatName(host, "57"))
+		testutil.Eventually(t, "the seat is free", func() bool { return s.seatIsFree(1) })
+	}
+	if s.called("retire n-2-57") || s.called("retire n1-57") || first.head().Err() != nil {
+		t.Errorf("a node that lives is deleted: %v", s.calls)
+	}
+}
+
+// A run that brings images does not wait until a node that leaves has no pods.
+func TestNodeThatLeavesReportsImports(t *testing.T) {
+	s := newSeatTest(t, running("57", "n2"))
+	s.drained = make(chan struct{})
+	p, _, ended := s.join("n2", "57")
+	if err := p.RequestLeave(t.Context(), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	m := s.monitor
+	answer := make(chan report, 1)
+	m.importRequests.mu.Lock()
+	m.importRequests.open = map[string]chan report{"n2-57": answer}
+	m.importRequests.mu.Unlock()
+	if err := p.head().Send(t.Context(), statusMessage{Report: &report{}}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-answer:
+	case <-time.After(long):
+		t.Error("a report is not read while the pods of the node end")
+	}
+	close(s.drained)
+	if err := <-ended; !EndsInOrder(err) {
+		t.Errorf("the node ends with %v", err)
+	}
 }
 
 // A node that the others cannot reach takes no seat. The others receive no change.
