@@ -6,17 +6,21 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 
 	"berth.dev/berth/internal/slurmjobs/kinds"
 	"berth.dev/berth/internal/slurmjobs/results"
 )
 
-// collectors is the number of objects whose results are collected at the same time.
-const collectors = 2
+// copiers is the number of objects whose results are collected at the same time, and of those whose
+// inputs are copied.
+const copiers = 2
 
 // Times after the end of a job. An attempt that fails later than that is the last one.
 const (
@@ -27,43 +31,54 @@ const (
 	visible = 2 * time.Minute
 )
 
-// addCollection queues an object if its results are still to be collected, and reports whether they
-// are.
-func (c *Controller) addCollection(t target, object *unstructured.Unstructured, status kinds.Status) bool {
-	if status.Results != kinds.Collecting {
-		return false
-	}
-	c.mu.Lock()
-	known := c.collecting[object.GetUID()]
-	c.collecting[object.GetUID()] = true
-	c.mu.Unlock()
-	if !known {
-		t.uid = object.GetUID()
-		c.collections.Add(t)
-	}
-	return true
+// transfers queues objects whose files are to be copied.
+type transfers struct {
+	queue workqueue.TypedRateLimitingInterface[target]
+
+	mu sync.Mutex
+	// known holds the objects that are queued or wait for another attempt.
+	known map[types.UID]bool
 }
 
-// collectNext collects the results of the next object. It returns false when serve ends. It does
-// not reserve the object, because a deleted object is not to wait for its results.
-func (c *Controller) collectNext(ctx context.Context) bool {
-	t, stop := c.collections.Get()
+// newTransfers returns an empty queue.
+func (c *Controller) newTransfers() *transfers {
+	return &transfers{queue: c.newQueue(), known: map[types.UID]bool{}}
+}
+
+// add queues an object, unless it is known.
+func (q *transfers) add(t target, object *unstructured.Unstructured) {
+	t.uid = object.GetUID()
+	q.mu.Lock()
+	known := q.known[t.uid]
+	q.known[t.uid] = true
+	q.mu.Unlock()
+	if !known {
+		q.queue.Add(t)
+	}
+}
+
+// transferNext copies the files of the next object. It returns false when serve ends. It does not
+// reserve the object, because a deleted object is not to wait for its files.
+func (c *Controller) transferNext(ctx context.Context, q *transfers, what string, transfer func(context.Context, target) error) bool {
+	t, stop := q.queue.Get()
 	if stop {
 		return false
 	}
-	defer c.collections.Done(t)
+	defer q.queue.Done(t)
 	if ctx.Err() != nil {
 		return false
 	}
-	if err := c.collect(ctx, t); err != nil {
-		c.report(fmt.Sprintf("results of %s %s/%s", t.kind.Name, t.namespace, t.name), err)
-		c.collections.AddRateLimited(t)
+	if err := transfer(ctx, t); err != nil {
+		c.report(fmt.Sprintf("%s of %s %s/%s", what, t.kind.Name, t.namespace, t.name), err)
+		q.queue.AddRateLimited(t)
 		return true
 	}
-	c.collections.Forget(t)
-	c.mu.Lock()
-	delete(c.collecting, t.uid)
-	c.mu.Unlock()
+	q.queue.Forget(t)
+	q.mu.Lock()
+	delete(q.known, t.uid)
+	q.mu.Unlock()
+	t.uid = ""
+	c.queue.Add(t) // it may have changed meanwhile
 	return true
 }
 

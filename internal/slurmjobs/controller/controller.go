@@ -76,6 +76,10 @@ type Options struct {
 	// Seal returns a proof for the status that this controller wrote the path of an output. If
 	// it is nil, there is no proof.
 	Seal func(uid, path string) string
+	// Fetch copies the inputs of an object, before its job is submitted. It returns a
+	// description of them. The controller calls it again after errors that do not wrap
+	// results.Final. If Fetch is nil, Prepare returns an error for objects with inputs.
+	Fetch func(ctx context.Context, object *unstructured.Unstructured, request kinds.Request, job queue.Job) (string, error)
 	// Collect collects the results of an object whose job has ended, and returns a
 	// description of them. The controller calls it again after errors that do not wrap
 	// results.Final. A panic of Collect counts as such an error.
@@ -105,8 +109,8 @@ type target struct {
 	namespace, name string
 	// gone is the UID of an object that no longer exists, whose job is to be cancelled.
 	gone types.UID
-	// uid is the UID of an object in collections. A later object of the same name is
-	// another target.
+	// uid is the UID of an object in inputs or collections. A later object of the same name
+	// is another target.
 	uid types.UID
 }
 
@@ -118,16 +122,16 @@ type Controller struct {
 	// queue holds objects to reconcile. submissions holds objects without a released job,
 	// so that submissions, which wait for each other, do not delay other objects.
 	queue, submissions workqueue.TypedRateLimitingInterface[target]
-	// collections holds objects whose results are to be collected.
-	collections workqueue.TypedRateLimitingInterface[target]
-	events      record.EventRecorder
+	// inputs holds objects whose inputs are to be copied, and collections those whose results
+	// are to be collected.
+	inputs, collections *transfers
+	events              record.EventRecorder
 
 	mu         sync.Mutex
 	busy       map[target]bool        // objects that a worker of either queue handles
 	states     map[string]queue.State // result of the last poll that succeeded, by UID
 	slurmError string                 // error of the last poll, or ""
 	warned     bool                   // about missing rights
-	collecting map[types.UID]bool     // objects in collections, or waiting for another attempt
 	killed     map[types.UID]bool     // killed objects whose jobs were cancelled and have not ended
 }
 
@@ -166,6 +170,9 @@ func trim(object any) (any, error) {
 	full.SetManagedFields(nil)
 	full.SetAnnotations(nil)
 	spec := map[string]any{"kill": kinds.Killed(full)}
+	if kinds.HasInputs(full) {
+		spec["prepare"] = true
+	}
 	if kinds.HasResults(full) {
 		spec["results"] = true
 	}
@@ -203,14 +210,17 @@ func (c *Controller) Run(ctx context.Context) error {
 // serve reconciles objects until ctx ends. c.lead calls it while this controller leads.
 func (c *Controller) serve(ctx context.Context) {
 	c.mu.Lock()
-	c.states, c.slurmError, c.collecting = nil, "", map[types.UID]bool{} // of an earlier lease
+	c.states, c.slurmError = nil, "" // of an earlier lease
 	c.mu.Unlock()
 	stopEvents := c.startEvents()
 	defer stopEvents()
-	for _, queue := range []*workqueue.TypedRateLimitingInterface[target]{&c.queue, &c.submissions, &c.collections} {
-		*queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[target](c.Interval/5, 12*c.Interval))
-		defer (*queue).ShutDown()
+	c.queue, c.submissions, c.inputs, c.collections = c.newQueue(), c.newQueue(), c.newTransfers(), c.newTransfers()
+	shutDown := func() {
+		for _, queue := range []workqueue.TypedRateLimitingInterface[target]{c.queue, c.submissions, c.inputs.queue, c.collections.queue} {
+			queue.ShutDown()
+		}
 	}
+	defer shutDown()
 	synced := []cache.InformerSynced{}
 	for kind, informer := range c.informer {
 		handler, err := informer.AddEventHandler(c.handler(kind))
@@ -237,9 +247,13 @@ func (c *Controller) serve(ctx context.Context) {
 			}
 		})
 	}
-	for range collectors {
+	for range copiers {
 		group.Go(func() {
-			for c.collectNext(ctx) {
+			for c.transferNext(ctx, c.inputs, "inputs", c.fetch) {
+			}
+		})
+		group.Go(func() {
+			for c.transferNext(ctx, c.collections, "results", c.collect) {
 			}
 		})
 	}
@@ -252,10 +266,13 @@ func (c *Controller) serve(ctx context.Context) {
 		case <-ctx.Done():
 		}
 	}
-	c.queue.ShutDown()
-	c.submissions.ShutDown()
-	c.collections.ShutDown()
+	shutDown()
 	group.Wait()
+}
+
+// newQueue returns a queue whose objects wait longer after each error.
+func (c *Controller) newQueue() workqueue.TypedRateLimitingInterface[target] {
+	return workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[target](c.Interval/5, 12*c.Interval))
 }
 
 // handler returns a handler that queues the objects of a kind when they change.

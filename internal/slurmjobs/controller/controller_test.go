@@ -36,7 +36,7 @@ func TestController(t *testing.T) {
 	for name, test := range map[string]func(*fixture){
 		"lifecycle": testLifecycle, "kill": testKill, "delete": testDelete, "rejected": testRejected, "refused": testRefused,
 		"unavailable": testUnavailable, "edit": testEdit, "crashes": testCrashes, "leaders": testLeaders, "large": testLargeScript,
-		"schema": testSchema, "collect": testCollect, "notcollected": testNotCollected, "upload": testUpload, "storeaway": testStoreAway, "collector": testCollector, "trust": testTrust, "forged": testForgedNumber,
+		"schema": testSchema, "collect": testCollect, "inputs": testInputs, "noinputs": testNoInputs, "notcollected": testNotCollected, "upload": testUpload, "storeaway": testStoreAway, "collector": testCollector, "trust": testTrust, "forged": testForgedNumber,
 		"lost": testLost, "busy": testBusy, "temporary": testTemporary, "gone": testFileGone, "lease": testAnotherLease, "vanished": testVanished, "stored": testVanishedBeforeStored, "away": testServerAway, "wlmjob": testWlmJob, "shown": testShown,
 	} {
 		t.Run(name, func(t *testing.T) {

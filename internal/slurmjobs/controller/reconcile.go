@@ -43,10 +43,14 @@ func (c *Controller) reconcile(ctx context.Context, t target) error {
 	case seen.GetDeletionTimestamp() != nil:
 		return c.cancelDeleted(ctx, t, seen)
 	case kinds.Ended(status.State):
-		if c.addCollection(t, seen, status) {
+		if status.Results == kinds.Collecting {
+			c.collections.add(t, seen)
 			return nil // the collection needs the records
 		}
 		return c.finalize(ctx, t, seen)
+	case c.lacksInputs(seen, status):
+		c.inputs.add(t, seen)
+		return nil
 	case !status.Released:
 		c.submissions.Add(t)
 		return nil
@@ -65,8 +69,7 @@ func (c *Controller) submitAndRelease(ctx context.Context, t target) error {
 	if object == nil || err != nil {
 		return err
 	}
-	if object.GetDeletionTimestamp() != nil || status.Released ||
-		status.State == kinds.Rejected && status.ObservedGeneration == object.GetGeneration() {
+	if object.GetDeletionTimestamp() != nil || status.Released || isRejected(object, status) || c.lacksInputs(object, status) {
 		return nil // the informer will soon report this version
 	}
 	if status.JobID == "" {
@@ -102,26 +105,16 @@ func (c *Controller) read(ctx context.Context, t target) (*unstructured.Unstruct
 // number. It returns the stored object and its status. An object that needs no job has no
 // number in its status.
 func (c *Controller) submit(ctx context.Context, t target, object *unstructured.Unstructured, status kinds.Status) (*unstructured.Unstructured, kinds.Status, error) {
-	if c.Allow != nil {
-		if err := c.Allow(ctx, object); errors.Is(err, trust.ErrForbidden) {
-			return object, status, &rejection{err}
-		} else if err != nil {
-			return object, status, err
-		}
-	}
-	request, err := kinds.Read(object)
+	request, err := c.permitted(ctx, object)
 	if err != nil {
-		return object, status, &rejection{err}
+		return object, status, err
 	}
 	if request.Kill {
 		return object, status, c.endWithoutJob(ctx, t, object, status)
 	}
 	version := strconv.FormatInt(object.GetGeneration(), 10)
 	id, err := c.Slurm.Submit(ctx, string(object.GetUID()), version, func() (queue.Job, error) {
-		job, err := c.Prepare(ctx, object, request)
-		if err != nil && !temporary(err) {
-			err = &rejection{err}
-		}
+		job, err := c.job(ctx, object, request)
 		if err == nil {
 			object, err = c.addFinalizer(ctx, t, object)
 		}
@@ -147,6 +140,36 @@ func (c *Controller) submit(ctx context.Context, t target, object *unstructured.
 		c.events.Eventf(stored, corev1.EventTypeWarning, "Differs", "%s", warning)
 	}
 	return stored, next, nil
+}
+
+// permitted returns the request of an object, or a rejection if the object gets no job.
+func (c *Controller) permitted(ctx context.Context, object *unstructured.Unstructured) (kinds.Request, error) {
+	if c.Allow != nil {
+		if err := c.Allow(ctx, object); errors.Is(err, trust.ErrForbidden) {
+			return kinds.Request{}, &rejection{err}
+		} else if err != nil {
+			return kinds.Request{}, err
+		}
+	}
+	request, err := kinds.Read(object)
+	if err != nil {
+		return request, &rejection{err}
+	}
+	return request, nil
+}
+
+// job returns the job of an object. Its errors are rejections, unless they are temporary.
+func (c *Controller) job(ctx context.Context, object *unstructured.Unstructured, request kinds.Request) (queue.Job, error) {
+	job, err := c.Prepare(ctx, object, request)
+	if err != nil && !temporary(err) {
+		err = &rejection{err}
+	}
+	return job, err
+}
+
+// isRejected reports whether this version of an object was rejected.
+func isRejected(object *unstructured.Unstructured, status kinds.Status) bool {
+	return status.State == kinds.Rejected && status.ObservedGeneration == object.GetGeneration()
 }
 
 // storeJob stores the number of a held job in its object, unless the object has changed since it

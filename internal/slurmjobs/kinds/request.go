@@ -33,7 +33,9 @@ type Request struct {
 	// Path and LibraryPath become PATH and LD_LIBRARY_PATH of the job.
 	Path, LibraryPath string
 
-	// Results describes the files to collect after the job's end, if there are any.
+	// Inputs describes the files to copy before the job is submitted, and Results the files to
+	// collect after its end, if there are any.
+	Inputs  *Inputs
 	Results *Results
 	// Upload describes the files to write into S3 after the job's end, if there are any.
 	Upload *Upload
@@ -49,6 +51,15 @@ type Request struct {
 	// Warnings lists the fields that have another effect than with the kind's operator, each
 	// with the difference.
 	Warnings []string
+}
+
+// Inputs describes the files of a volume that are copied for a job.
+type Inputs struct {
+	// To is a folder on the controller's host. A relative path begins in the job's working
+	// directory.
+	To string
+	// Volume is a volume as in the spec of a pod.
+	Volume map[string]any
 }
 
 // Results describes the files of a job that are collected into a volume.
@@ -115,6 +126,12 @@ func HasResults(object *unstructured.Unstructured) bool {
 	results, found, _ := unstructured.NestedFieldNoCopy(object.Object, "spec", "results")
 	bucket, _, _ := unstructured.NestedString(object.Object, "spec", "s3upload", "bucket")
 	return found && results != nil || bucket != ""
+}
+
+// HasInputs reports whether files are to be copied before an object's job is submitted.
+func HasInputs(object *unstructured.Unstructured) bool {
+	inputs, found, _ := unstructured.NestedFieldNoCopy(object.Object, "spec", "prepare")
+	return found && inputs != nil
 }
 
 // problems collects the errors of a spec. Its methods check a value and return it; they add an

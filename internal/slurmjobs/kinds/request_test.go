@@ -97,6 +97,14 @@ func TestExamplesOfWLMOperator(t *testing.T) {
 	}
 }
 
+func TestInputs(t *testing.T) {
+	request, err := Read(object(t, `{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, spec: {batch: "#!/bin/sh\n", prepare: {to: ., mount: {name: inputs, hostPath: {path: /in}}}}}`))
+	want := &Inputs{".", map[string]any{"name": "inputs", "hostPath": map[string]any{"path": "/in"}}}
+	if err != nil || !reflect.DeepEqual(request.Inputs, want) {
+		t.Errorf("got %+v, %v", request.Inputs, err)
+	}
+}
+
 // TestReadNamesEveryProblem: each problem has one line, which names the field.
 func TestReadNamesEveryProblem(t *testing.T) {
 	for name, test := range map[string]struct{ object, want string }{
@@ -124,6 +132,11 @@ func TestReadNamesEveryProblem(t *testing.T) {
 				`spec.nodeSelector: wlm.sylabs.io/gpu: feature "gpu-a|b": use letters, digits, dots, - and _` + "\n" +
 				"spec.nodeSelector: wlm.sylabs.io/nodes: give the job's size with #SBATCH lines in spec.batch\n" +
 				`spec.nodeSelector: wlm.sylabs.io/partition "-x": give one word without spaces and commas`,
+		},
+		"volumes": {
+			"{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, spec: {batch: '#!/bin/sh', prepare: {to: ' ', mount: {name: a}}, results: {from: a}}}",
+			"spec.results.mount: give a name and one volume, as in a pod, such as persistentVolumeClaim: {claimName: data}\n" +
+				"spec.prepare.to is empty: give a path",
 		},
 		"no kind": {"{apiVersion: v1, kind: Pod}", "v1 Pod is no Slurm job"},
 	} {

@@ -21,6 +21,8 @@ type Status struct {
 	// ObservedGeneration is the generation of the object that JobID was submitted for, or
 	// that was rejected.
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// Prepared is the generation of the object whose inputs were copied.
+	Prepared int64 `json:"prepared,omitempty"`
 	// State is a state of Slurm, Waiting or Rejected.
 	State string `json:"state,omitempty"`
 	// JobID is the number of the Slurm job. It is stored before the job may start.

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// slurmJobSpec is the spec of a SlurmJob. Prepare is not supported, so it is not decoded further.
+// slurmJobSpec is the spec of a SlurmJob.
 type slurmJobSpec struct {
 	Batch        string         `json:"batch"`
 	NodeSelector map[string]any `json:"nodeSelector"`
@@ -30,26 +30,32 @@ func readSlurmJob(text []byte, p *problems) Request {
 	request.selectNodes(spec.NodeSelector, "#SBATCH lines in spec.batch", p)
 	request.readResults(spec.Results, p)
 	if spec.Prepare != nil {
-		p.add("spec.prepare is not supported yet: remove it, and have the script fetch its files")
+		to, volume := p.transfer("spec.prepare", "to", spec.Prepare)
+		request.Inputs = &Inputs{To: to, Volume: volume}
 	}
 	return request
 }
 
 // readResults decodes spec.results, and adds what is wrong with it to p.
 func (r *Request) readResults(results map[string]any, p *problems) {
-	if results == nil {
-		return
+	if results != nil {
+		from, volume := p.transfer("spec.results", "from", results)
+		r.Results = &Results{From: from, Volume: volume}
 	}
-	from, _ := results["from"].(string)
-	volume, _ := results["mount"].(map[string]any)
+}
+
+// transfer decodes a field with a path of the job and a volume.
+func (p *problems) transfer(field, path string, values map[string]any) (string, map[string]any) {
+	file, _ := values[path].(string)
+	volume, _ := values["mount"].(map[string]any)
 	name, _ := volume["name"].(string)
 	switch {
-	case strings.TrimSpace(from) == "":
-		p.add("spec.results.from is empty: give a file or a folder of the job")
+	case strings.TrimSpace(file) == "":
+		p.add("%s.%s is empty: give a path", field, path)
 	case name == "" || len(volume) != 2:
-		p.add("spec.results.mount: give a name and one volume, as in a pod, such as persistentVolumeClaim: {claimName: data}")
+		p.add("%s.mount: give a name and one volume, as in a pod, such as persistentVolumeClaim: {claimName: data}", field)
 	}
-	r.Results = &Results{From: p.file("spec.results.from", from), Volume: volume}
+	return p.file(field+"."+path, file), volume
 }
 
 // selectNodes maps a nodeSelector to a partition and to features of nodes. A label

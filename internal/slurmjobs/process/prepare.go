@@ -20,6 +20,7 @@ import (
 	"berth.dev/berth/internal/slurmjobs/container"
 	"berth.dev/berth/internal/slurmjobs/joblog"
 	"berth.dev/berth/internal/slurmjobs/kinds"
+	"berth.dev/berth/internal/slurmjobs/results"
 	"berth.dev/berth/internal/slurmjobs/script"
 )
 
@@ -57,8 +58,8 @@ type preparer struct {
 	roots []string
 	state string
 	berth string
-	// image is the image of the pods that collect results, and volumes holds the types of
-	// volumes that they may mount.
+	// image is the image of the pods that copy files, and volumes holds the types of volumes
+	// that they may mount.
 	image   string
 	volumes []string
 	storage storage
@@ -84,7 +85,7 @@ func (p preparer) prepare(ctx context.Context, object *unstructured.Unstructured
 		return queue.Job{}, err
 	}
 	if request.Results != nil {
-		if err := p.checkResults(*request.Results); err != nil {
+		if err := p.checkVolume("spec.results", request.Results.Volume); err != nil {
 			return queue.Job{}, err
 		}
 	}
@@ -93,7 +94,15 @@ func (p preparer) prepare(ctx context.Context, object *unstructured.Unstructured
 			return queue.Job{}, err
 		}
 	}
-	return script.Build(p.describe(object, request, text))
+	job, err := script.Build(p.describe(object, request, text))
+	if err != nil || request.Inputs == nil {
+		return job, err
+	}
+	if err := p.checkVolume("spec.prepare", request.Inputs.Volume); err != nil {
+		return queue.Job{}, err
+	}
+	_, err = p.destination(request, job)
+	return job, err
 }
 
 // describe returns the description of the job of an object.
@@ -103,6 +112,14 @@ func (p preparer) describe(object *unstructured.Unstructured, request kinds.Requ
 		JobName: request.JobName, Partition: request.Partition, Nodes: request.Nodes, Tasks: request.Tasks, TimeLimit: request.TimeLimit,
 		Features: request.Features, Dir: request.Dir, Output: request.Output, Error: request.Error, Path: request.Path, LibraryPath: request.LibraryPath,
 	}
+}
+
+// checkVolume returns an error if no pod can mount the volume of a field.
+func (p preparer) checkVolume(field string, volume map[string]any) error {
+	if p.image == "" {
+		return fmt.Errorf("%s needs a pod that mounts the volume: start 'berth slurm-jobs', or 'berth run --slurm-jobs', with --results-image and the name of an image that contains tar", field)
+	}
+	return results.CheckVolume(field, volume, p.volumes)
 }
 
 // readScript reads a script on this host. A relative path begins in folder.

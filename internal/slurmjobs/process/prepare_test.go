@@ -171,6 +171,28 @@ func TestSourceOfResults(t *testing.T) {
 	}
 }
 
+func TestPrepareInputs(t *testing.T) {
+	home := t.TempDir()
+	if err := os.Symlink("/etc", filepath.Join(home, "link")); err != nil {
+		t.Fatal(err)
+	}
+	object := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"uid": "u1", "namespace": "lab", "name": "cow"}}}
+	p := preparer{roots: []string{home}, state: filepath.Join(home, "state"), volumes: []string{"hostPath"}}
+	for _, test := range []struct{ image, to, volume, want string }{
+		{"", "in", "hostPath", "spec.prepare needs a pod that mounts the volume: start"},
+		{"busybox", "in", "secret", "spec.prepare.mount: a volume of type secret is not permitted here"},
+		{"busybox", "link/in", "hostPath", "spec.prepare.to: /etc/in is outside the folders that objects may use"},
+		{"busybox", "..", "hostPath", "is outside the folders that objects may use"},
+		{"busybox", ".", "hostPath", ""}, {"busybox", "a/b", "hostPath", ""}, {"busybox", home + "/a", "hostPath", ""},
+	} {
+		p.image = test.image
+		_, err := p.prepare(t.Context(), object, kinds.Request{Script: []byte("#!/bin/sh\ntrue\n"), Inputs: &kinds.Inputs{To: test.to, Volume: map[string]any{"name": "data", test.volume: map[string]any{}}}})
+		if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+			t.Errorf("%+v: %v", test, err)
+		}
+	}
+}
+
 func TestNamed(t *testing.T) {
 	for name, want := range map[string]bool{"cow": true, "slurmjob/cow": true, "SlurmJob/cow": true, "slurmjobs/cow": true, "bridgejob/cow": false, "fox": false} {
 		if got := named(kinds.SlurmJob, "cow", []string{name}); got != want {

@@ -153,7 +153,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	options.Prepare = preparer.prepare
 	collector := collector{preparer: preparer, Collector: results.Default(o.Config, o.Results.Image), roots: o.Results.Roots, find: jobs.Find}
-	options.Collect = collector.collect
+	options.Fetch, options.Collect = collector.fetch, collector.collect
 	shown, err := o.show(&options, short, os.Environ())
 	if err != nil {
 		return err

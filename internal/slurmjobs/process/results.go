@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/slurmjobs/kinds"
 	"berth.dev/berth/internal/slurmjobs/results"
 	"berth.dev/berth/internal/slurmjobs/script"
@@ -18,7 +19,7 @@ import (
 // Results configures how results of jobs are collected.
 type Results struct {
 	// Image is the image of the pods that mount the volumes. It contains tar. If it is empty,
-	// objects with results are rejected.
+	// objects with inputs or results are rejected.
 	Image string
 	// Roots lists the folders that may hold results, besides the working directory of a job.
 	Roots []string
@@ -84,7 +85,7 @@ func (c collector) collect(ctx context.Context, object *unstructured.Unstructure
 // source returns the results of an object and the volume for them. Of the job it needs only the
 // working directory, because the job's image or binds may be gone.
 func (c collector) source(request kinds.Request) (results.Source, map[string]any, error) {
-	if err := c.checkResults(*request.Results); err != nil {
+	if err := c.checkVolume("spec.results", request.Results.Volume); err != nil {
 		return results.Source{}, nil, err
 	}
 	dir, err := script.Dir(script.Description{Script: request.Script, Roots: c.preparer.roots, Dir: request.Dir})
@@ -98,10 +99,33 @@ func (c collector) source(request kinds.Request) (results.Source, map[string]any
 	return source, request.Results.Volume, nil
 }
 
-// checkResults returns an error if the controller's options do not permit to collect results.
-func (p preparer) checkResults(wanted kinds.Results) error {
-	if p.image == "" {
-		return errors.New("spec.results needs a pod that mounts the volume: start 'berth slurm-jobs', or 'berth run --slurm-jobs', with --results-image and the name of an image that contains tar")
+// fetch copies the inputs of an object. It is the controller's Fetch.
+func (c collector) fetch(ctx context.Context, object *unstructured.Unstructured, request kinds.Request, job queue.Job) (string, error) {
+	destination, err := c.destination(request, job)
+	if err != nil {
+		return "", err
 	}
-	return results.CheckVolume(wanted.Volume, p.volumes)
+	summary, err := c.Fetch(ctx, object, request.Inputs.Volume, destination)
+	if err != nil {
+		return "", err
+	}
+	name := request.Inputs.Volume["name"]
+	text := fmt.Sprintf("volume %v is in %s/%v: %d files and folders, %d bytes", name, filepath.Join(destination.Root, destination.Path), name, summary.Files, summary.Bytes)
+	if summary.LeftOut > 0 {
+		text += fmt.Sprintf("; %d links and special files were left out", summary.LeftOut)
+	}
+	return text, nil
+}
+
+// destination returns the folder for the inputs of an object.
+func (p preparer) destination(request kinds.Request, job queue.Job) (results.Destination, error) {
+	to := request.Inputs.To
+	if !filepath.IsAbs(to) {
+		to = filepath.Join(job.Dir, to)
+	}
+	root, path, err := script.Below(to, p.roots)
+	if err != nil {
+		return results.Destination{}, fmt.Errorf("spec.prepare.to: %w", err)
+	}
+	return results.Destination{Root: root, Path: path, Limits: results.DefaultLimits()}, nil
 }

@@ -1,7 +1,7 @@
-// Package results collects the files of a job that has ended into a volume of a Kubernetes
-// cluster. It reads the files on this host, and sends them through the API server to a pod that
-// mounts the volume. When objects are collected, and what their statuses say, belongs to package
-// controller.
+// Package results copies files between this host and volumes of a Kubernetes cluster: the results
+// of a job that has ended into a volume, and inputs of a job from a volume. They go through the API
+// server to or from a pod that mounts the volume. When files are copied, and what the statuses of
+// objects say, belongs to package controller.
 package results
 
 import (

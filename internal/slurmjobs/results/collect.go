@@ -66,28 +66,39 @@ const (
 // belongs to the object, so that it is deleted with the object. Collect deletes the pod when it has
 // ended. If it returns an error, part of the files may be in the volume.
 func (c Collector) Collect(ctx context.Context, object *unstructured.Unstructured, volume map[string]any, source Source) (Summary, error) {
-	client, err := dynamic.NewForConfig(c.Config)
-	if err != nil {
-		return Summary{}, fmt.Errorf("make client: %w", err)
-	}
 	// Errors of the path are found before there is a pod.
 	if file, err := source.open(); err != nil {
 		return Summary{}, err
 	} else {
 		file.Close()
 	}
+	// -o: the files get the pod's user.
+	pod := c.pod(object, PodSuffix, volume, mountPath, "tar", "-x", "-o", "-f", "-", "-C", mountPath)
+	var summary Summary
+	err := c.withPod(ctx, object, pod, func(pods dynamic.ResourceInterface, pod *unstructured.Unstructured) (err error) {
+		summary, err = c.send(ctx, pods, pod, source)
+		return err
+	})
+	return summary, err
+}
+
+// withPod creates a pod, calls use when its container runs, and deletes it.
+func (c Collector) withPod(ctx context.Context, object, pod *unstructured.Unstructured, use func(dynamic.ResourceInterface, *unstructured.Unstructured) error) error {
+	client, err := dynamic.NewForConfig(c.Config)
+	if err != nil {
+		return fmt.Errorf("make client: %w", err)
+	}
 	pods := client.Resource(podsResource).Namespace(object.GetNamespace())
-	pod := c.pod(object, volume)
 	created, err := pods.Create(ctx, pod, metav1.CreateOptions{})
 	switch {
 	case apierrors.IsAlreadyExists(err):
-		return Summary{}, replaceOld(ctx, pods, object, pod.GetName())
+		return replaceOld(ctx, pods, object, pod.GetName())
 	case apierrors.IsForbidden(err):
-		return Summary{}, fmt.Errorf("create pod %s, which mounts the volume: %w: have the cluster's administrator apply the output of 'berth slurm-jobs setup --results'", pod.GetName(), err)
+		return fmt.Errorf("create pod %s, which mounts the volume: %w: have the cluster's administrator apply the output of 'berth slurm-jobs setup --results'", pod.GetName(), err)
 	case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
-		return Summary{}, &Final{fmt.Errorf("create pod %s, which mounts the volume: %w", pod.GetName(), err)}
+		return &Final{fmt.Errorf("create pod %s, which mounts the volume: %w", pod.GetName(), err)}
 	case err != nil:
-		return Summary{}, fmt.Errorf("create pod %s, which mounts the volume: %w", pod.GetName(), err)
+		return fmt.Errorf("create pod %s, which mounts the volume: %w", pod.GetName(), err)
 	}
 	defer func() {
 		// The context may have ended, and the pod would stay until the object is deleted.
@@ -96,13 +107,13 @@ func (c Collector) Collect(ctx context.Context, object *unstructured.Unstructure
 		_ = deletePod(ctx, pods, created)
 	}()
 	if err := c.awaitStart(ctx, client, pods, created); err != nil {
-		return Summary{}, err
+		return err
 	}
-	return c.send(ctx, pods, created, source)
+	return use(pods, created)
 }
 
-// pod returns the pod that mounts the volume and unpacks an archive from its standard input there.
-func (c Collector) pod(object *unstructured.Unstructured, volume map[string]any) *unstructured.Unstructured {
+// pod returns a pod that mounts a volume and runs a command, which can read its standard input.
+func (c Collector) pod(object *unstructured.Unstructured, suffix string, volume map[string]any, path string, command ...any) *unstructured.Unstructured {
 	pod := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": "Pod",
 		"spec": map[string]any{
@@ -111,15 +122,14 @@ func (c Collector) pod(object *unstructured.Unstructured, volume map[string]any)
 			"volumes":               []any{volume},
 			"containers": []any{map[string]any{
 				"name": container, "image": c.Image, "imagePullPolicy": "IfNotPresent", "stdin": true, "stdinOnce": true,
-				// -o: the files get the pod's user.
-				"command":         []any{"tar", "-x", "-o", "-f", "-", "-C", mountPath},
+				"command":         command,
 				"resources":       map[string]any{"requests": map[string]any{"cpu": "10m", "memory": "16Mi"}},
 				"securityContext": map[string]any{"allowPrivilegeEscalation": false},
-				"volumeMounts":    []any{map[string]any{"name": volume["name"], "mountPath": mountPath}},
+				"volumeMounts":    []any{map[string]any{"name": volume["name"], "mountPath": path}},
 			}},
 		},
 	}}
-	pod.SetName(object.GetName() + PodSuffix)
+	pod.SetName(object.GetName() + suffix)
 	pod.SetNamespace(object.GetNamespace())
 	pod.SetOwnerReferences([]metav1.OwnerReference{{
 		APIVersion: object.GetAPIVersion(), Kind: object.GetKind(), Name: object.GetName(), UID: object.GetUID(), Controller: ptr.To(true),
@@ -179,7 +189,7 @@ func (c Collector) awaitStart(ctx context.Context, client dynamic.Interface, pod
 		case corev1.PodRunning:
 			return nil
 		case corev1.PodSucceeded, corev1.PodFailed:
-			return fmt.Errorf("pod %s ended before it got the results: %s", pod.GetName(), describe(now))
+			return fmt.Errorf("pod %s ended before its files were copied: %s", pod.GetName(), describe(now))
 		}
 		select {
 		case <-time.After(c.Poll):
@@ -229,7 +239,7 @@ func (c Collector) why(ctx context.Context, client dynamic.Interface, pod *corev
 
 // send sends the source to a running pod, and waits for its end.
 func (c Collector) send(ctx context.Context, pods dynamic.ResourceInterface, pod *unstructured.Unstructured, source Source) (Summary, error) {
-	executor, err := c.attach(pod)
+	executor, err := c.stream(pod, "attach", url.Values{"stdin": {"true"}})
 	if err != nil {
 		return Summary{}, fmt.Errorf("attach to pod %s: %w", pod.GetName(), err)
 	}
@@ -267,14 +277,18 @@ func (c Collector) send(ctx context.Context, pods dynamic.ResourceInterface, pod
 
 var errStreamEnded = errors.New("the connection to the pod ended")
 
-// attach returns an executor that attaches to a pod, as kubectl does.
-func (c Collector) attach(pod *unstructured.Unstructured) (remotecommand.Executor, error) {
+// stream returns an executor for a subresource of a pod that has streams, as kubectl uses them.
+func (c Collector) stream(pod *unstructured.Unstructured, subresource string, query url.Values) (remotecommand.Executor, error) {
 	base, _, err := rest.DefaultServerUrlFor(c.Config)
 	if err != nil {
 		return nil, err
 	}
-	target := base.JoinPath("api/v1/namespaces", pod.GetNamespace(), "pods", pod.GetName(), "attach")
-	target.RawQuery = url.Values{"container": {container}, "stdin": {"true"}, "stdout": {"true"}, "stderr": {"true"}}.Encode()
+	target := base.JoinPath("api/v1/namespaces", pod.GetNamespace(), "pods", pod.GetName(), subresource)
+	for _, name := range []string{"stdout", "stderr"} {
+		query.Set(name, "true")
+	}
+	query.Set("container", container)
+	target.RawQuery = query.Encode()
 	spdy, err := remotecommand.NewSPDYExecutor(c.Config, http.MethodPost, target)
 	if err != nil {
 		return nil, err
@@ -326,23 +340,23 @@ func (t *tail) Write(text []byte) (int, error) {
 	return n, err
 }
 
-// CheckVolume returns an error if a volume, as in the spec of a pod, is not of one of the types. The
-// API server would take a volume of an unknown type for an emptyDir.
-func CheckVolume(volume map[string]any, types []string) error {
+// CheckVolume returns an error if the volume of a field, as in the spec of a pod, is not of one of
+// the types. The API server would take a volume of an unknown type for an emptyDir.
+func CheckVolume(field string, volume map[string]any, types []string) error {
 	text, err := json.Marshal(volume)
 	if err != nil {
 		return err
 	}
 	var typed corev1.Volume
 	if err := json.Unmarshal(text, &typed); err != nil {
-		return fmt.Errorf("spec.results.mount is no volume: %w", err)
+		return fmt.Errorf("%s.mount is no volume: %w", field, err)
 	}
 	for kind := range volume {
 		if kind == "name" || slices.Contains(types, kind) {
 			continue
 		}
-		return fmt.Errorf("spec.results.mount: a volume of type %s is not permitted here: use %s, or start 'berth slurm-jobs' with --results-volume %s if everybody who may create objects may also mount such volumes",
-			kind, strings.Join(types, ", "), kind)
+		return fmt.Errorf("%s.mount: a volume of type %s is not permitted here: use %s, or start 'berth slurm-jobs' with --results-volume %s if everybody who may create objects may also mount such volumes",
+			field, kind, strings.Join(types, ", "), kind)
 	}
 	return nil
 }

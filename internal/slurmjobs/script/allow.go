@@ -147,17 +147,26 @@ func (d Description) checkPath(option, path string) error {
 // Within returns an error if an absolute path is outside the roots. It resolves symbolic links
 // as far as the path exists.
 func Within(path string, roots []string) error {
+	_, _, err := Below(path, roots)
+	return err
+}
+
+// Below returns the root that an absolute path is in, and the path below the root, both without
+// symbolic links. It returns an error if the path is outside the roots.
+func Below(path string, roots []string) (root, rest string, err error) {
 	real, err := resolve(path)
 	if err != nil {
-		return err
+		return "", "", err
 	}
 	for _, root := range roots {
-		root, err := resolve(root)
-		if err == nil && (real == root || strings.HasPrefix(real, strings.TrimSuffix(root, "/")+"/")) {
-			return nil
+		if root, err = resolve(root); err != nil {
+			continue
+		}
+		if rest, err := filepath.Rel(root, real); err == nil && filepath.IsLocal(rest) {
+			return root, rest, nil
 		}
 	}
-	return fmt.Errorf("%s is outside the folders that objects may use: %s", real, strings.Join(roots, ", "))
+	return "", "", fmt.Errorf("%s is outside the folders that objects may use: %s", real, strings.Join(roots, ", "))
 }
 
 // resolve resolves the symbolic links in a path whose end need not exist. It returns an error

@@ -182,7 +182,7 @@ func (t Trust) objects() []object {
 	if t.Results {
 		rules = append(rules,
 			rule("", list("pods"), "get", "create", "delete"),
-			rule("", list("pods/attach"), "get", "create"),
+			rule("", list("pods/attach", "pods/exec"), "get", "create"),
 			rule("", list("events"), "list"))
 	}
 	if len(t.Secrets) > 0 {
