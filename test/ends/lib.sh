@@ -196,7 +196,8 @@ machine_is_clean() {
 	left=$(
 		ps -e -o pid=,uid=,stat=,args= | cut -c1-200 | awk -v user="$user" -v subordinate="$subordinate" '
 			$2 >= user && $2 < user + 100 || $2 >= subordinate && $2 < subordinate + 1000000 { print "process", $0 }'
-		grep -sE "bed-$BED_NAME([/ ]|\$)|$state([/ ]|\$)" /proc/[0-9]*/{cgroup,mountinfo} | sed 's/^/process or mount /'
+		# Only a zombie, which the machine's init has not reaped yet, is in a cgroup that is removed.
+		grep -sE "bed-$BED_NAME([/ ]|\$)|$state([/ ]|\$)" /proc/[0-9]*/{cgroup,mountinfo} | sed '/cgroup:.* (deleted)$/d; s/^/process or mount /'
 		find /sys/fs/cgroup -name "bed-$BED_NAME" | sed 's/^/cgroup /'
 		find /tmp /var/tmp /dev/shm /run -xdev -ignore_readdir_race \( -uid "+$((user - 1))" -uid "-$((user + 100))" \
 			-o -uid "+$((subordinate - 1))" -uid "-$((subordinate + 1000000))" \) -printf 'file %p (uid %U)\n' 2>/dev/null
