@@ -44,4 +44,31 @@ objects_s3() {
 	"$bed" run ctl sh -c 'scontrol delete PartitionName=skylake && rm -r /home/ec2-user' || fail "the partition stays"
 }
 
+# A workflow engine runs pods and SlurmJobs in turn, pods stay off the Nodes of partitions, and
+# WlmJobs run on two nodes.
+slurm_pipeline() {
+	begin a alice n1 sh -c "mkdir objects && cd objects &&
+		BERTH_IMAGE_CACHE=\$PWD/cache exec berth run --slurm-jobs --results-image busybox:1.37 --image $image -- bash $here/objects-pipeline.sh /srv/ends/pipeline"
+	timeout=280 ends a 0
+	says a 'pipelines and WlmJobs ended as they should'
+	"$bed" run --user alice n1 rm -rf objects .config
+}
+
+# Objects follow their jobs over the loss of a node, over preemption, and when only the
+# accounting knows the end.
+slurm_lost() {
+	begin a alice n1 sh -c "mkdir objects && cd objects && exec berth run --slurm-jobs -- bash $here/objects-lost.sh"
+	timeout=200 says a 'lose n3'
+	"$bed" lose n3
+	timeout=200 says a 'start n3'
+	"$bed" start n3
+	timeout=200 says a 'clear slurmctld'
+	"$bed" run ctl pkill -KILL -x slurmctld
+	poll 20 no_slurmctld || fail "slurmctld does not end"
+	"$bed" run ctl slurmctld -c || fail "slurmctld does not start"
+	timeout=200 ends a 0
+	says a 'each object has one job'
+	"$bed" run --user alice n1 rm -rf objects
+}
+
 no_slurmctld() { ! "$bed" run ctl pgrep -x slurmctld >/dev/null; }
