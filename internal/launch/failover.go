@@ -105,6 +105,9 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 	if err := r.listenForDown(ctx, requestEnd); err != nil {
 		return 0, err
 	}
+	if err := r.serveSlurmJobs(); err != nil {
+		return 0, err
+	}
 	code, err := r.runWorkload(signalled, ctx)
 	r.awaitNodes(ctx, signalled)
 	return code, err

@@ -178,7 +178,7 @@ func (r *run) leadSteps(giveUp context.CancelCauseFunc) []step {
 		{name: "late node", do: r.startLateNode},
 		{name: "cluster", do: r.awaitCluster},
 		// The workload may have objects of its kinds.
-		{name: "slurm jobs", do: r.serveSlurmJobs},
+		{name: "slurm jobs", do: r.defineSlurmJobs},
 		{name: "workload", do: r.applyObjects, stop: r.stopRenewal},
 		{name: "seats", do: r.openSeats},
 	}

@@ -47,7 +47,7 @@ func (n *node) startSandbox(ctx context.Context) error {
 		remove = append(remove, folder)
 	}
 	network := sandboxNetwork(n.plan, queues)
-	if n.Spec.SlurmJobs && n.plan.Head() {
+	if n.Spec.SlurmJobs && n.plan.Control() {
 		network.ListenOutside = netip.AddrPortFrom(n.plan.Addresses.Node, 0)
 	}
 	n.noteCrash(lostCluster)

@@ -61,24 +61,36 @@ func checkSlurmJobs(spec cluster.Spec) error {
 	return nil
 }
 
-// serveSlurmJobs defines the kinds of Slurm jobs in the cluster, and starts the role that
-// serves them. The role runs in the namespaces of the host, because it calls Slurm's
-// commands.
-func (r *run) serveSlurmJobs(ctx context.Context) error {
+// defineSlurmJobs defines the kinds of Slurm jobs in the cluster, and starts the role that
+// serves them.
+func (r *run) defineSlurmJobs(ctx context.Context) error {
 	if !r.Spec.SlurmJobs {
 		return nil
 	}
-	config := slurmJobsConfig{
-		Kubeconfig: r.identities.Kubeconfig, ResultsImage: r.Spec.ResultsImage, S3Endpoints: r.Spec.S3Endpoints,
-		LogAddress: r.plan.Addresses.Node, LogServer: r.identities.JobLogs,
-	}
-	client, err := clientcmd.RESTConfigFromKubeConfig(config.Kubeconfig)
+	client, err := clientcmd.RESTConfigFromKubeConfig(r.identities.Kubeconfig)
 	if err != nil {
 		return exitcode.Wrap(exitcode.Internal, err)
 	}
 	if err := process.Define(ctx, client); err != nil {
 		return exitcode.Wrap(exitcode.Internal, err)
 	}
+	return r.serveSlurmJobs()
+}
+
+// serveSlurmJobs starts the role that serves Slurm jobs, if the run has it. The role runs in
+// the namespaces of the host, because it calls Slurm's commands.
+func (r *run) serveSlurmJobs() error {
+	if !r.Spec.SlurmJobs {
+		return nil
+	}
+	secret := func(ending string) []byte {
+		return r.identities.Nodes[0][r.plan.Paths.PKI(cluster.JobLogs+ending)].Content
+	}
+	config := slurmJobsConfig{
+		Kubeconfig: r.identities.Kubeconfig, ResultsImage: r.Spec.ResultsImage, S3Endpoints: r.Spec.S3Endpoints,
+		LogAddress: r.plan.Addresses.Node, LogServer: pki.Pair{Cert: secret(".crt"), Key: secret(".key")},
+	}
+	var err error
 	if config.Home, err = os.UserHomeDir(); err != nil {
 		return exitcode.Wrap(exitcode.Config, fmt.Errorf("--slurm-jobs: %w", err))
 	}

@@ -126,10 +126,15 @@ up_starts() {
 # With three control planes the cluster outlives its first node, and runs continue on
 # the node that takes over.
 up_lose_head() {
-	begin a alice login salloc --no-kill -N3 --mem=1500 bash -c "berth up --ha || exit 90
+	begin a alice login salloc --no-kill -N3 --mem=1500 bash -c "berth up --ha --slurm-jobs || exit 90
+		job() { berth kubectl wait --timeout=60s --for=jsonpath={.status.state}=\$2 slurmjob/\$1; }
+		berth kubectl create -f $here/kept.yaml && job kept RUNNING || exit 95
 		berth run -- hostname
 		until [ \"\$(squeue -h -j \$SLURM_JOB_ID -o %N)\" = 'n[2-3]' ]; do sleep 0.2; done
 		berth run -- hostname || exit 94
+		touch lost; job kept COMPLETED || exit 96
+		sed 's/kept/next/' $here/kept.yaml | berth kubectl create -f - && job next COMPLETED && berth kubectl wait --timeout=60s --for=jsonpath={.status.phase}=Succeeded pod/next-job || exit 97
+		[ \"\$(cat ran)\" = \$'default.kept\ndefault.next' ] && rm lost ran || exit 98
 		berth run -f $here/exit.yaml --image $image || exit 91
 		berth down || exit 92
 		! squeue --noheader --steps -o %20j | grep berth-up || exit 93

@@ -329,6 +329,7 @@ const (
 	EtcdCA        = "etcd-ca"          // signs EtcdPeer of each member
 	EtcdPeer      = "etcd-peer"
 	KubeletServer = "kubelet-server"
+	JobLogs       = "job-logs" // the server for the logs of Slurm jobs, which has no rights
 	PeersCA       = "peers-ca" // signs Peers, which all nodes have
 	Peers         = "peers"
 )

@@ -285,9 +285,6 @@ func (s Spec) checkNetwork() (problems []error) {
 		problems = append(problems, fmt.Errorf("state secrets %q: give %s or %s", s.StateSecrets, encryptSecrets, OmitSecrets))
 	}
 	problems = append(problems, s.checkSeats()...)
-	if s.SlurmJobs && s.HighlyAvailable {
-		problems = append(problems, errors.New("--slurm-jobs and --ha: Slurm jobs are not served after the loss of the first node yet; use one of them"))
-	}
 	if s.ResultsImage != "" && !s.SlurmJobs {
 		problems = append(problems, errors.New("--results-image: it is for results of Slurm jobs: give --slurm-jobs, too"))
 	}

@@ -28,9 +28,6 @@ type Set struct {
 	Owns [][]byte
 	// Key is the memory file with the user's key.
 	Key *os.File
-	// JobLogs is the certificate of the server for the logs of Slurm jobs, which has the head's
-	// address. It has no rights in the cluster.
-	JobLogs pki.Pair
 	// authority signs for nodes that join later. It is nil except where Make was called.
 	authority *pki.Authority
 }
@@ -74,10 +71,6 @@ func Make(plans []cluster.Plan, context string) (Set, error) {
 			return Set{}, m.err
 		}
 		made.Nodes = append(made.Nodes, m.files)
-	}
-	made.JobLogs, err = authority.Issue(pki.Identity{CommonName: "berth:job-logs", Addresses: []netip.Addr{plans[0].Addresses.Node}})
-	if err != nil {
-		return Set{}, err
 	}
 	pair, err := authority.Issue(admin)
 	if err != nil {
@@ -171,6 +164,7 @@ func (m *maker) control(shared authorities) {
 		},
 		Addresses: []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), addresses.APIService, addresses.Node},
 	})
+	m.issue(m.authority, cluster.JobLogs, pki.Identity{CommonName: "berth:job-logs", Addresses: []netip.Addr{addresses.Node}})
 	m.issue(m.authority, cluster.APIKubelet, pki.Identity{CommonName: KubeletClient, Groups: []string{"system:masters"}})
 	m.client(cluster.UserControllerManager, pki.Identity{CommonName: "system:kube-controller-manager"})
 	m.client(cluster.UserScheduler, pki.Identity{CommonName: "system:kube-scheduler"})
