@@ -22,7 +22,8 @@ import (
 // inputs are copied.
 const copiers = 2
 
-// Times after the end of a job. An attempt that fails later than that is the last one.
+// Times after the first attempt of this process. An attempt that fails later than that is the last
+// one. The end of the job does not count: the controller may have been away since.
 const (
 	// patience limits the wait for a volume.
 	patience = 24 * time.Hour
@@ -36,25 +37,38 @@ type transfers struct {
 	queue workqueue.TypedRateLimitingInterface[target]
 
 	mu sync.Mutex
-	// known holds the objects that are queued or wait for another attempt.
-	known map[types.UID]bool
+	// known holds the objects that are queued or wait for another attempt, with the time of the
+	// first attempt, or zero.
+	known map[types.UID]time.Time
 }
 
 // newTransfers returns an empty queue.
 func (c *Controller) newTransfers() *transfers {
-	return &transfers{queue: c.newQueue(), known: map[types.UID]bool{}}
+	return &transfers{queue: c.newQueue(), known: map[types.UID]time.Time{}}
 }
 
 // add queues an object, unless it is known.
 func (q *transfers) add(t target, object *unstructured.Unstructured) {
 	t.uid = object.GetUID()
 	q.mu.Lock()
-	known := q.known[t.uid]
-	q.known[t.uid] = true
+	_, known := q.known[t.uid]
+	if !known {
+		q.known[t.uid] = time.Time{}
+	}
 	q.mu.Unlock()
 	if !known {
 		q.queue.Add(t)
 	}
+}
+
+// begun returns the time of the first attempt for an object, which is now if there was none.
+func (q *transfers) begun(uid types.UID) time.Time {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.known[uid].IsZero() {
+		q.known[uid] = time.Now()
+	}
+	return q.known[uid]
 }
 
 // transferNext copies the files of the next object. It returns false when serve ends. It does not
@@ -92,6 +106,7 @@ func (c *Controller) collect(ctx context.Context, t target) error {
 	if object.GetUID() != t.uid || object.GetDeletionTimestamp() != nil || status.Results != kinds.Collecting {
 		return nil
 	}
+	begun := c.collections.begun(t.uid)
 	text, err := c.callCollect(ctx, object)
 	if ctx.Err() != nil {
 		return err
@@ -102,7 +117,7 @@ func (c *Controller) collect(ctx context.Context, t target) error {
 	case err == nil:
 		next.Results = kinds.Collected
 		next.Message += text
-	case !tryAgain(err, status):
+	case !tryAgain(err, begun):
 		next.Results = kinds.NotCollected
 		next.Message += "the results were not collected: " + err.Error()
 	default:
@@ -137,18 +152,15 @@ func (c *Controller) callCollect(ctx context.Context, object *unstructured.Unstr
 	return c.Collect(ctx, object)
 }
 
-// tryAgain reports whether results that were not collected may be collected later.
-func tryAgain(err error, status kinds.Status) bool {
+// tryAgain reports whether results that were not collected may be collected later. begun is the time of
+// the first attempt.
+func tryAgain(err error, begun time.Time) bool {
 	final := new(results.Final)
 	if errors.As(err, &final) {
 		return false
 	}
-	ended, parseErr := time.Parse(time.RFC3339, status.Ended)
-	if parseErr != nil {
-		return false
-	}
 	if errors.Is(err, os.ErrNotExist) {
-		return time.Since(ended) < visible
+		return time.Since(begun) < visible
 	}
-	return time.Since(ended) < patience
+	return time.Since(begun) < patience
 }

@@ -89,7 +89,11 @@ func testCollect(p *fixture) {
 	c := &collections{errs: []error{errors.New("volume data is away")}, blocks: make(chan struct{})}
 	stop := p.collecting(c)
 	object := p.create(fmt.Sprintf(jobWithResults, "collected"))
-	p.end(object, "FAILED")
+	p.awaitStatus(object, state("RUNNING"))
+	// The job ended long ago: the controller was away for longer than its patience.
+	p.slurm.set(string(object.GetUID()), func(job *fakeJob) {
+		job.State.State, job.End = "FAILED", time.Now().Add(-2*patience)
+	})
 	p.awaitStatus(object, func(s kinds.Status) bool {
 		return s.State == "FAILED" && s.Status == "Running" && s.Results == kinds.Collecting && c.count() == 1
 	})
@@ -263,7 +267,7 @@ func TestTryAgain(t *testing.T) {
 		{errors.New("away"), time.Hour, true}, {errors.New("away"), 2 * patience, false},
 		{missing, 0, true}, {missing, time.Hour, false}, {finalError(), 0, false},
 	} {
-		if got := tryAgain(test.err, kinds.Status{Ended: kinds.Time(time.Now().Add(-test.ago))}); got != test.want {
+		if got := tryAgain(test.err, time.Now().Add(-test.ago)); got != test.want {
 			t.Errorf("%v after %s: %t", test.err, test.ago, got)
 		}
 	}

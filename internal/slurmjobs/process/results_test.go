@@ -2,6 +2,7 @@ package process
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -110,6 +111,31 @@ func TestUploadChecksItsInput(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := c.collect(t.Context(), object); !errors.As(err, new(*results.Final)) || !strings.Contains(err.Error(), "--chdir") {
+		t.Error(err)
+	}
+}
+
+// TestUploadTooLarge: an upload that would occupy a collector for long fails before the first request.
+func TestUploadTooLarge(t *testing.T) {
+	c := collectFixture(t, "#!/bin/sh\n")
+	home := c.preparer.roots[0]
+	var names []string
+	for i := range 21 { // files of 5 GiB without content
+		names = append(names, fmt.Sprint("f", i))
+		path := filepath.Join(home, names[i])
+		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, objectstore.MaxFile)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	collect := func(names []string) error {
+		upload := map[string]any{"bucket": "b", "files": strings.Join(names, ",")}
+		_, err := c.collect(t.Context(), bridgeJob(map[string]any{"jobdata": inline, "s3storage": someStorage, "s3upload": upload}, ran))
+		return err
+	}
+	if err := collect(names); !errors.As(err, new(*results.Final)) || !strings.Contains(err.Error(), "are larger than 107374182400 bytes together") {
+		t.Error(err)
+	}
+	if err := collect(names[1:]); err == nil || strings.Contains(err.Error(), "larger") {
 		t.Error(err)
 	}
 }

@@ -181,6 +181,10 @@ func (c collector) upload(ctx context.Context, object *unstructured.Unstructured
 	if err != nil {
 		return "", results.NewFinal(err)
 	}
+	roots := slices.Concat([]string{dir}, c.preparer.roots, c.roots)
+	if err := checkTotal(files, roots, results.DefaultLimits().Bytes); err != nil {
+		return "", err
+	}
 	bucket := request.Upload.Bucket
 	store, err := c.storage.open(ctx, object.GetNamespace(), request.S3)
 	if err != nil {
@@ -189,7 +193,7 @@ func (c collector) upload(ctx context.Context, object *unstructured.Unstructured
 	var unread []error
 	done := 0
 	for _, file := range files {
-		source := results.Source{Path: file.path, Roots: slices.Concat([]string{dir}, c.preparer.roots, c.roots)}
+		source := results.Source{Path: file.path, Roots: roots}
 		content, size, err := source.Open()
 		if err != nil {
 			unread = append(unread, err)
@@ -214,4 +218,21 @@ func (c collector) upload(ctx context.Context, object *unstructured.Unstructured
 		return "", fmt.Errorf("%d of %d files are in bucket %s: %w", done, len(files), bucket, err)
 	}
 	return fmt.Sprintf("%d files are in bucket %s below %s/", done, bucket, object.GetName()), nil
+}
+
+// checkTotal returns an error if the files are larger than a limit together. Files that cannot be
+// read do not count.
+func checkTotal(files []upload, roots []string, limit int64) error {
+	total := int64(0)
+	for _, file := range files {
+		content, size, err := results.Source{Path: file.path, Roots: roots}.Open()
+		if err != nil {
+			continue
+		}
+		content.Close()
+		if total += size; total > limit {
+			return results.NewFinal(fmt.Errorf("the files of spec.s3upload are larger than %d bytes together: name fewer files, or upload them by hand", limit))
+		}
+	}
+	return nil
 }
