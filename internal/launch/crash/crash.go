@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // Note describes the consequences of a crash from now on. The report is "Process has
@@ -43,6 +44,9 @@ type Reporter struct {
 	stderr  *os.File
 	notes   *os.File
 	process *exec.Cmd
+	// gone ends KeepRunning. A reporter that a SIGSTOP has stopped would outlive a run that is
+	// killed.
+	gone    chan struct{}
 	closing sync.Once
 	closed  error
 }
@@ -82,7 +86,7 @@ func Start(program string, note Note) (*Reporter, error) {
 	var fds linux.FDTable
 	fds.Add(fdOutput, ends[0])
 	fds.Add(fdNotes, ends[2])
-	r := &Reporter{stderr: os.Stderr, notes: ends[3], process: exec.Command(program, Arg)}
+	r := &Reporter{stderr: os.Stderr, notes: ends[3], process: exec.Command(program, Arg), gone: make(chan struct{})}
 	r.process.Args[0] = "berth"
 	r.process.Dir = "/"
 	r.process.Env = []string{}
@@ -93,6 +97,7 @@ func Start(program string, note Note) (*Reporter, error) {
 		return nil, fmt.Errorf("start the process that reports crashes: %w", err)
 	}
 	ends[3] = nil // Close closes it
+	go sandbox.KeepRunning(r.PID(), r.gone)
 	if err := unix.Dup3(int(output.Fd()), 2, 0); err != nil {
 		output.Close()
 		return nil, errors.Join(fmt.Errorf("catch panics: %w", err), r.Close())
@@ -126,7 +131,8 @@ func (r *Reporter) Close() error {
 	r.closing.Do(func() {
 		debug.SetTraceback("single")
 		r.closed = errors.Join(unix.Dup3(int(r.stderr.Fd()), 2, 0), r.notes.Close())
-		linux.Resume(r.process.Process.Pid)
+		close(r.gone)
+		linux.Resume(r.PID())
 		_ = r.process.Wait() // an error means that it was killed, and so has ended
 	})
 	return r.closed

@@ -11,6 +11,10 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
 )
 
 // TestMain also runs the test program as the reporter, and as a process that panics in a
@@ -37,6 +41,19 @@ func TestMain(m *testing.M) {
 		}
 		_, _ = os.NewFile(2, "stderr").WriteString("descriptor 2 is back\n")
 		os.Exit(3)
+	case "stopped":
+		if err := unix.Kill(reporter.PID(), unix.SIGSTOP); err != nil {
+			panic(err)
+		}
+		for linux.ProcessState(reporter.PID()) != linux.ProcessStopped {
+			time.Sleep(time.Millisecond)
+		}
+		for deadline := time.Now().Add(time.Minute); linux.ProcessState(reporter.PID()) == linux.ProcessStopped; {
+			if time.Now().After(deadline) {
+				os.Exit(4)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
 	}
 	go panic("out of order")
 	select {}
@@ -78,6 +95,14 @@ func TestPanicIsReportedInOneSentence(t *testing.T) {
 	}
 	if kept, err := os.ReadFile(keep); err != nil || !strings.Contains(string(kept), "crash.TestMain") {
 		t.Errorf("kept %q, %v", kept, err)
+	}
+}
+
+// TestStoppedReporterIsContinued: otherwise a panic would wait for the reporter forever, and the
+// reporter would stay on the host after the process was killed.
+func TestStoppedReporterIsContinued(t *testing.T) {
+	if stderr, ended := crashed(t, "stopped", ""); !strings.HasPrefix(ended, "signal: aborted") || !strings.HasPrefix(stderr, "berth: berth has crashed") {
+		t.Errorf("got %q, %s", stderr, ended)
 	}
 }
 
