@@ -22,6 +22,7 @@ const (
 	KindAlive  = "alive"  // heartbeat
 	KindNotice = "notice" // Name is something that the user should know
 	KindFatal  = "fatal"  // the role is about to exit; Error is the reason
+	KindYield  = "yield"  // like fatal, but nothing is wrong with the role, which can be started again
 )
 
 // period is the time between two heartbeats. A parent should allow several
@@ -73,6 +74,9 @@ func (n *Notifier) Notice(text string) { n.send(Event{Event: KindNotice, Name: t
 
 // Fatal reports the error that ends the role. It does not end it.
 func (n *Notifier) Fatal(err error) { n.send(Event{Event: KindFatal, Error: err.Error()}) }
+
+// Yield reports why the role ends although nothing is wrong with it. It does not end it.
+func (n *Notifier) Yield(err error) { n.send(Event{Event: KindYield, Error: err.Error()}) }
 
 // Alive sends a heartbeat each period until ctx ends. A heartbeat must prove more than that
 // the runtime schedules goroutines. So Alive calls probe before each heartbeat, with a

@@ -28,6 +28,7 @@ func TestEventsArriveInOrder(t *testing.T) {
 	n.Phase("etcd")
 	n.Ready()
 	n.Fatal(errors.New("bind port 6443: address in use\nsecond line"))
+	n.Yield(errors.New("lease lost"))
 	flags, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_GETFD, 0)
 	if errno != 0 || flags&syscall.FD_CLOEXEC == 0 {
 		t.Errorf("descriptor would be inherited by children: flags %#x, %v", flags, errno)
@@ -42,6 +43,7 @@ func TestEventsArriveInOrder(t *testing.T) {
 		{Event: KindPhase, Name: "etcd"},
 		{Event: KindReady},
 		{Event: KindFatal, Error: "bind port 6443: address in use\nsecond line"},
+		{Event: KindYield, Error: "lease lost"},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)

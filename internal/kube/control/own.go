@@ -115,7 +115,11 @@ func logProblems(ctx context.Context, role string, notifier *notify.Notifier) {
 		if ctx.Err() != nil {
 			os.Exit(0) // a hook that was interrupted because the role should stop
 		}
-		notifier.Fatal(watcher.endOf(role))
+		if watcher.lost.Load() {
+			notifier.Yield(errLostLease)
+		} else {
+			notifier.Fatal(watcher.endOf(role))
+		}
 		os.Exit(code)
 	}
 }
@@ -141,11 +145,12 @@ func (w *endWatcher) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
+// errLostLease is the reason why controllers end that have lost their lease. They are started
+// again as often as that happens, because it is the API server that is slow.
+var errLostLease = fmt.Errorf("their lease was not renewed for %s, and the controllers of another node may take over", renewDeadline)
+
 // endOf returns the reason why a component ended the role.
 func (w *endWatcher) endOf(role string) error {
-	if w.lost.Load() {
-		return fmt.Errorf("their lease was not renewed for %s, and the controllers of another node may take over", renewDeadline)
-	}
 	if fatal := w.fatal.Load(); fatal != nil {
 		return errors.New(*fatal)
 	}

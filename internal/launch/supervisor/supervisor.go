@@ -97,6 +97,9 @@ type Role struct {
 	started   time.Time
 	lastAlive time.Time
 	fatal     string
+	// yields is set when the role ends although nothing is wrong with it. Such an end counts
+	// neither as a failure nor as a restart.
+	yields bool
 	// replaced is set when the supervisor has killed this life of the role.
 	replaced bool
 	// counts holds the counters that the role reported last, counted the sum of
@@ -166,7 +169,7 @@ func (s *Supervisor) start(r *Role) error {
 	r.life++
 	r.counted = sumCounts(r.counted, r.counts)
 	r.counts = nil
-	r.fatal, r.replaced = "", false
+	r.fatal, r.yields, r.replaced = "", false, false
 	r.started = s.now()
 	r.lastAlive = r.started
 	files := r.passedFiles()
@@ -233,6 +236,8 @@ func (s *Supervisor) listen(r *Role, life int, reader *os.File) {
 			s.log.Warn(event.Name)
 		case notify.KindFatal:
 			r.fatal = event.Error
+		case notify.KindYield:
+			r.fatal, r.yields = event.Error, true
 		}
 	})
 }
@@ -280,6 +285,7 @@ func (s *Supervisor) Ended(name string, status sandbox.Status) {
 	now := s.now()
 	r.restarts = slices.DeleteFunc(r.restarts, func(at time.Time) bool { return now.Sub(at) > restartWindow })
 	switch {
+	case r.yields:
 	case !r.Silent && !r.isReady && status.Signal == 0 && !s.disturbed(r):
 		// A role that ends before it was ever ready would end again.
 		s.failRole(r, what)
@@ -288,7 +294,9 @@ func (s *Supervisor) Ended(name string, status sandbox.Status) {
 		s.failRole(r, fmt.Sprintf("%s, after %d restarts within %s", what, maxRestarts, restartWindow))
 		return
 	}
-	r.restarts = append(r.restarts, now)
+	if !r.yields {
+		r.restarts = append(r.restarts, now)
+	}
 	short, why := !r.replaced && s.shortOfMemory(status), ""
 	if short {
 		why = " (the kernel has just killed processes for lack of memory, of this job or of another one)"

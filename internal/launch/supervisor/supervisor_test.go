@@ -198,6 +198,20 @@ func TestRestartsAreBounded(t *testing.T) {
 	}
 }
 
+// TestYieldingRoleIsStartedAgain: controllers that lose their lease again and again on a busy
+// machine do not end the run.
+func TestYieldingRoleIsStartedAgain(t *testing.T) {
+	s := newStage(t)
+	r := s.play(t, &Role{Name: "controllers"})
+	for range 3 * maxRestarts {
+		r.yields, r.fatal = true, "their lease was not renewed"
+		s.Ended("controllers", sandbox.Status{Code: 1})
+	}
+	if s.lost != nil || s.starts != 1+3*maxRestarts {
+		t.Errorf("%d starts, given up: %v", s.starts, s.lost)
+	}
+}
+
 func TestRestartsAreForgottenOverTime(t *testing.T) {
 	s := newStage(t)
 	s.play(t, &Role{Name: "dns", Silent: true})
