@@ -29,7 +29,7 @@ kubectl apply -f "$here/elastic.yaml"
 echo "on $(everyone_answers)"
 kubectl logs -l app=web --tail=-1 | grep -c 'listens' | sed 's/^/listeners /'
 kubectl get node "n2-$first" -o jsonpath='job {.metadata.labels.slurm\.berth\.dev/job}{"\n"}' | sed "s/$first/first/"
-# A third one finds no seat, and a job does not join itself.
+# A job does not join itself.
 berth join "$SLURM_JOB_ID" --node-wait 1s && exit 91 || [[ $? == 64 ]]
 scancel "$first"
 until_nodes n1 "n3-$second"
