@@ -16,8 +16,7 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// preferencesIn writes the two files, and returns an environment that leads to
-// them.
+// preferencesIn writes the two files, and returns an environment that names them.
 func preferencesIn(t *testing.T, site, user string, more ...string) func(string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -168,7 +167,8 @@ func TestAllMistakes(t *testing.T) {
 	}
 }
 
-// TestSiteForbidsOptions: a user's file can neither forbid nor permit again.
+// TestSiteForbidsOptions checks that a user's file can neither forbid an option nor
+// permit it again.
 func TestSiteForbidsOptions(t *testing.T) {
 	p, err := readPreferences(preferencesIn(t, "options:\n  # here: true\nforbid:\n- here\n", "options: {here: true}\n"))
 	if err != nil {
@@ -199,8 +199,8 @@ func TestEnvironmentIsChecked(t *testing.T) {
 	}
 }
 
-// TestStateDirOfEnvironment is one place to look at among others, also where a file
-// names one.
+// TestStateDirOfEnvironment checks that BERTH_STATE_DIR does not set the option, even if
+// a file does: the directory is only one of the candidates that berth checks.
 func TestStateDirOfEnvironment(t *testing.T) {
 	p, err := readPreferences(preferencesIn(t, "options: {state-dir: /local}", "", "BERTH_STATE_DIR", "/fast"))
 	if err != nil {
@@ -249,8 +249,8 @@ func TestSettingsDocumentation(t *testing.T) {
 	t.Errorf("docs/settings.md has other tables than these (-update writes them):\n%s", table.String())
 }
 
-// TestSiteExample: what the package installs is right, with and without the
-// marks of comments.
+// TestSiteExample checks that the file that the package installs is valid, as it is and
+// with its comments turned into settings.
 func TestSiteExample(t *testing.T) {
 	content, err := os.ReadFile("../../packaging/config.yaml")
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 // workload.
 const helperName = "helper"
 
-// helper is the workload: sleep, print text, allocate memory, start children.
+// helper runs a command of the workload, such as sleep, and returns its exit code.
 func helper(args []string) int {
 	if len(args) == 0 {
 		return 2

@@ -17,7 +17,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// busybox is a small image where the host has the program, else this test's.
+// busybox returns a program for an image, and its name there: the host's busybox if
+// there is one, because it is small, or else this test program.
 func busybox() (path, name string) {
 	if path, err := exec.LookPath("busybox"); err == nil {
 		return path, "busybox"
@@ -148,7 +149,7 @@ func TestBadArchives(t *testing.T) {
 	}
 }
 
-// Of an archive whose layers others have converted, the layers are not even read.
+// The layers of an archive are not even read if they were converted for another image.
 func TestImportLayersOfOtherImages(t *testing.T) {
 	if os.Getenv(snapshotterVariable) != "erofs" {
 		t.Skip("layers are shared by the snapshotter erofs alone")

@@ -27,8 +27,8 @@ import (
 	"berth.dev/berth/runtime/internal/corpus"
 )
 
-// layersRole is the program that serves images, and what keeps its descriptors,
-// as the supervisor of a node does.
+// layersRole runs the program that serves images, and keeps its descriptors, as the
+// supervisor of a node does.
 type layersRole struct {
 	t       *testing.T
 	program string
@@ -39,7 +39,7 @@ type layersRole struct {
 	mu   sync.Mutex
 	cmd  *exec.Cmd
 	kept map[string]keptMount
-	// keeping ends with what one life says.
+	// keeping is closed when the present life can send no more messages.
 	keeping chan struct{}
 }
 
@@ -222,8 +222,8 @@ func (n *node) corpusImage() {
 	n.importImage(testImage + "=" + archive)
 }
 
-// A container sees the same, whether layers were unpacked by containerd or are
-// one file each.
+// A container sees the same files, whether containerd has unpacked the layers or each
+// layer is a single file.
 func TestContainersSeeSameFiles(t *testing.T) {
 	if os.Getenv(snapshotterVariable) != "erofs" {
 		t.Skip("compares the other way with erofs, once")
@@ -255,8 +255,8 @@ func TestContainersSeeSameFiles(t *testing.T) {
 	}
 }
 
-// Processes that read and execute go on while what serves them is killed, again
-// and again, and see nothing wrong.
+// Processes that read and execute files go on without an error while the program that
+// serves the files is killed again and again.
 func TestKillLayersUnderLoad(t *testing.T) {
 	n := erofsNode(t)
 	n.corpusImage()
@@ -282,7 +282,7 @@ func TestKillLayersUnderLoad(t *testing.T) {
 	t.Logf("killed %d times", killed)
 }
 
-// Content that storage has changed is an error, never something else.
+// A read of content that storage has changed fails, and never returns other content.
 func TestDamagedLayer(t *testing.T) {
 	n := erofsNode(t)
 	n.corpusImage()
@@ -337,8 +337,8 @@ func damage(t *testing.T, path string) {
 // soaking is soak's message when it knows the files to read.
 const soaking = "soaking"
 
-// soak reads all files again and again, in several processes that are executed
-// from the image, without what the kernel has kept of it; and compares.
+// soak reads all files again and again, partly without the kernel's cache, and compares
+// their digests. It also starts processes from the image that do the same.
 func soak(times string, stop <-chan os.Signal) int {
 	rounds, err := strconv.Atoi(times)
 	if err != nil {
@@ -397,8 +397,8 @@ func soak(times string, stop <-chan os.Signal) int {
 	return code
 }
 
-// digests is one over all that the image holds, in an order that is never the
-// same.
+// digests returns one digest of all regular files of the image. The order of the files
+// does not change it. It drops some files from the kernel's cache before it reads them.
 func digests() ([32]byte, error) {
 	var sum [32]byte
 	err := filepath.WalkDir("/", func(path string, e fs.DirEntry, err error) error {

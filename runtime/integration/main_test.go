@@ -52,8 +52,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// outside runs this program again in new namespaces, for each way to keep
-// images: with all subordinate ids, and then what is about a single one.
+// outside runs this program again in new namespaces, for each snapshotter: first all
+// tests with all subordinate ids, and then the test for a single id.
 func outside() int {
 	if reason := missing(); reason != "" {
 		if os.Getenv(tiersVariable) != "" {
@@ -107,8 +107,8 @@ func inNamespaces(args, env []string, mapping ...string) int {
 	return 0
 }
 
-// initialize is PID 1: it reaps orphans, like a node's init. If the tests reaped,
-// they would also take the exits of the children they wait for.
+// initialize runs the tests as a child, and reaps orphans as PID 1, like a node's init. If
+// the tests reaped orphans, they would also reap the children that they wait for.
 func initialize() int {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), insideVariable+"=tests")

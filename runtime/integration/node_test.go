@@ -54,7 +54,7 @@ func startNodeWith(t *testing.T, snapshotter string, env ...string) *node {
 	return startNodeShared(t, snapshotter, "", env...)
 }
 
-// startNodeShared starts one that has a folder of layers which nodes share.
+// startNodeShared starts a node with a folder of layers that several nodes share.
 func startNodeShared(t *testing.T, snapshotter, cache string, env ...string) *node {
 	t.Helper()
 	dir, err := filepath.Abs(libexec())
@@ -188,7 +188,7 @@ func (n *node) stop() {
 	}
 }
 
-// noLeftovers fails the test if a process or mount of a container is there.
+// noLeftovers fails the test if a process or mount of a container is left.
 func (n *node) noLeftovers() {
 	n.t.Helper()
 	var processes, mounts []string
@@ -269,7 +269,7 @@ func saveArchive(t *testing.T, path, tag, program, name string) {
 	saveLayers(t, path, tag, name, programLayer(t, program, name))
 }
 
-// programLayer is the archive of a layer with one program in it.
+// programLayer returns the archive of a layer with one program in it.
 func programLayer(t *testing.T, program, name string) []byte {
 	t.Helper()
 	text, err := os.ReadFile(program)

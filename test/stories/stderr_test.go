@@ -44,8 +44,8 @@ func (t storyT) Log(args ...any) {
 	}
 }
 
-// onlyBerth is a command of stories: only-berth fails the story if any of its programs
-// writes a line to standard error that is not berth's.
+// onlyBerth runs the step only-berth of a story, which only checks its arguments. Its
+// presence makes strayLines look at all programs of the story, not only at berth.
 func onlyBerth(ts *testscript.TestScript, negated bool, args []string) {
 	if negated || len(args) != 0 {
 		ts.Fatalf("usage: only-berth")

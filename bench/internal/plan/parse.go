@@ -239,7 +239,7 @@ func (r *reader) against(p *Plan) {
 		}
 		under := "the same link"
 		if slices.Contains(c.Systems, p.Reference) {
-			under += ", or another one alone,"
+			under += ", or only with another link,"
 			if found == nil {
 				found = elsewhere // the reference with this link, compared with another link
 			}

@@ -13,7 +13,7 @@ import (
 )
 
 // passed duplicates the files of a table into this process, as if it were the
-// other one, and returns their descriptors.
+// receiving process, and returns their descriptors.
 func passed(t *testing.T, table *FDTable) PassedFDs {
 	t.Helper()
 	numbers := table.Numbers(0)
@@ -83,13 +83,15 @@ func TestNamesOnOneSideOnlyAreErrors(t *testing.T) {
 	}
 }
 
-// receiver makes this program the other process. Its value is the number of ExtraFiles.
+// receiver names the variable that makes this program the receiving process. Its value
+// is the number of ExtraFiles.
 const receiver = "FDTABLE_RECEIVER"
 
-// received is the configuration for that process, and its report.
+// received holds the configuration that the receiving process gets.
 type received struct{ Text string }
 
-// TestReceiver is the other process of the tests below.
+// TestReceiver runs as the receiving process, which the tests below start. It writes what
+// it has received to the file out.
 func TestReceiver(t *testing.T) {
 	var config received
 	var files map[string]*os.File

@@ -147,7 +147,7 @@ func delegationRemedy(h *Host, c Cgroup) Remedy {
 	case c.Layout == "v2":
 		return Remedy{User: "systemd-run --user --scope -p Delegate=yes berth run ...", Admin: dropIn("user@.service", "Delegate=cpu cpuset io memory pids")}
 	default:
-		return Remedy{Admin: "grubby --update-kernel=ALL --args=systemd.unified_cgroup_hierarchy=1 && reboot   # cgroup v2 alone"}
+		return Remedy{Admin: "grubby --update-kernel=ALL --args=systemd.unified_cgroup_hierarchy=1 && reboot   # cgroup v2 only"}
 	}
 }
 

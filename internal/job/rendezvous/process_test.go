@@ -22,8 +22,8 @@ const (
 	taskLoss = 600 * time.Millisecond
 )
 
-// TestTask is not a test. It is a task of a step, and the tests below start it. It
-// reads the key from its standard input, as tasks under berth's own srun do.
+// TestTask runs a task of a step, which the tests below start; it tests nothing itself.
+// It reads the key from its standard input, as tasks under berth's own srun do.
 func TestTask(t *testing.T) {
 	node := os.Getenv(taskNode)
 	if node == "" {

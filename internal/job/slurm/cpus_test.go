@@ -10,8 +10,9 @@ import (
 	"testing"
 )
 
-// fakeTopology is a machine of two sockets with two cores of two threads, whose
-// CPUs the firmware numbers by thread, then core, then socket in turn.
+// fakeTopology returns a folder like /sys/devices/system/cpu, for two sockets with two
+// cores each and two threads per core. The socket varies fastest in the numbers of the
+// CPUs, then the core, then the thread.
 func fakeTopology(t *testing.T) string {
 	t.Helper()
 	sys := t.TempDir()

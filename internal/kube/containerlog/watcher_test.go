@@ -127,7 +127,7 @@ func connect(t *testing.T, server *httptest.Server, from Position, final bool) *
 	return connectKnowing(t, server, from, 0, final)
 }
 
-// connectKnowing is connect for a client that knows of unwritten output.
+// connectKnowing connects a client that knows of unwritten output.
 func connectKnowing(t *testing.T, server *httptest.Server, from Position, unwritten int64, final bool) *client {
 	t.Helper()
 	position, err := json.Marshal(from)

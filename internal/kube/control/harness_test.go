@@ -130,7 +130,8 @@ func newTestCluster(t testing.TB) *testCluster {
 
 func port(l net.Listener) uint16 { return uint16(l.Addr().(*net.TCPAddr).Port) }
 
-// config is the client configuration of a kubeconfig's user.
+// config returns the client configuration from a user's kubeconfig, without a rate
+// limit.
 func (c *testCluster) config(t testing.TB, user string) *rest.Config {
 	t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", c.plan.Paths.Kubeconfig(user))

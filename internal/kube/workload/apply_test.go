@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// killedServer is an API server that breaks off the answer to each first request to
-// create an object of a name, after it has created the object.
+// killedServer returns a client of an API server that dies while it creates an object:
+// the first request to create it breaks off, and the next one finds that it exists.
 func killedServer(t *testing.T) *Client {
 	t.Helper()
 	created := map[string]bool{}

@@ -15,13 +15,13 @@ import (
 	"testing"
 )
 
-// moduleDir returns the folder of a module in the version that go.mod pins.
+// moduleDir returns the folder of a module in the version that berth's go.mod pins.
 func moduleDir(t *testing.T, module string) string {
 	t.Helper()
 	return dirOf(t, ".", module)
 }
 
-// dirOf is moduleDir for the go.mod of another folder.
+// dirOf returns the folder of a module in the version that the go.mod of a folder pins.
 func dirOf(t *testing.T, folder, module string) string {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", module)

@@ -12,11 +12,12 @@ import (
 
 const timeout = 20 * time.Second
 
-// fakes are servers that greet with their names, as long as they are up.
+// fakes holds servers that greet with their names, as long as they are up.
 type fakes struct {
 	t  *testing.T
 	mu sync.Mutex
-	// up by name; one that is down neither answers nor takes connections.
+	// up holds true for the name of each server that is up. Other servers neither answer
+	// nor accept connections.
 	up    map[string]bool
 	conns map[string][]net.Conn
 }
@@ -92,8 +93,8 @@ func (f *fakes) startWith(cfg Config) (connect func() net.Conn) {
 	}
 }
 
-// greeting is the name of the server at the other end, empty where the
-// connection has been ended instead.
+// greeting returns the name of the server at the other end, or "" if the connection
+// ends without one.
 func greeting(conn net.Conn) string {
 	name := make([]byte, 1)
 	if _, err := io.ReadFull(conn, name); err != nil {

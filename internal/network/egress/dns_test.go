@@ -20,7 +20,7 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// query is a DNS message with a header only; its id is its name here.
+// query returns a DNS message with the id. Its question is not a valid one.
 func query(id uint16) []byte {
 	message := make([]byte, dnsHeader, dnsHeader+8)
 	binary.BigEndian.PutUint16(message, id)

@@ -14,7 +14,8 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// cpu is the processor time of this process, or of its children, so far.
+// cpu returns the processor time so far of this process (RUSAGE_SELF) or of its ended
+// children (RUSAGE_CHILDREN).
 func cpu(who int) time.Duration {
 	var usage unix.Rusage
 	unix.Getrusage(who, &usage)

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// foreignConnect is connect(2) by way of i386's socketcall.
+// foreignConnect connects a socket with i386's system call socketcall.
 func foreignConnect(fd int, address []byte) error {
 	// Code and arguments must have addresses of 32 bits. The code is called as
 	// a function value is: with its own address in DX.

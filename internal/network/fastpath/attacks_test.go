@@ -17,16 +17,15 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// attacks are programs that want what a pod must not have: a socket of the
-// host's network to use as they like. They print what the first call that stops
-// them returns, or what they have got.
+// attacks holds programs that try to use a socket of the host's network as they like. A
+// pod must not be able to do that. They print the error of the first call that stops
+// them, or what they have reached.
 var attacks = map[string]func([]string) error{
 	"disconnect": attackDisconnect, "listen": attackListen, "fastopen": attackFastOpen, "i386": attackForeign,
 	"rings": attackRings, "bellport": bellPort, "hijack": attackHijack, "slurp": slurp,
 }
 
-// secretOf prints what a service on the host's loopback says to whoever reaches
-// it.
+// secretOf prints what the server at the other end of a socket sends.
 func secretOf(fd int) error {
 	b := make([]byte, 64)
 	n, err := unix.Read(fd, b)
@@ -37,7 +36,7 @@ func secretOf(fd int) error {
 	return nil
 }
 
-// switchedSocket is one that is connected to a pod.
+// switchedSocket returns a socket whose connection to a pod is switched.
 func switchedSocket(address string) (int, error) {
 	fd, err := newSocket(familyOf(address), 0)
 	if err != nil {
@@ -61,7 +60,7 @@ func rawConnectTo(fd int, address []byte) error {
 	return nil
 }
 
-// rawInet is a socket address in a buffer of at least some length.
+// rawInet returns a socket address in a buffer of at least the given length.
 func rawInet(to string, length int) []byte {
 	raw := sock.Raw(netip.MustParseAddrPort(to), familyOf(to) == unix.AF_INET6)
 	b := make([]byte, max(length, len(raw)))
@@ -91,8 +90,7 @@ func attackDisconnect(args []string) error {
 	return secretOf(fd)
 }
 
-// attackListen POD: makes a socket of the host's that takes connections, and
-// prints its port.
+// attackListen POD: listens on a switched socket, which belongs to the host's network.
 func attackListen(args []string) error {
 	fd, err := switchedSocket(args[0])
 	if err != nil {
@@ -163,7 +161,7 @@ func attackRings(args []string) error {
 	return secretOf(fd)
 }
 
-// ring is the least of io_uring that connects.
+// ring holds an io_uring, with only what it needs to connect.
 type ring struct {
 	fd                  int
 	submissions, events []byte

@@ -141,7 +141,7 @@ func forked(args []string) error {
 	return inChild(fd)
 }
 
-// withArgs is the environment of a child that runs another program.
+// withArgs returns the environment for a child that runs the program args[0].
 func withArgs(args ...string) []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "ARGS=") })
 	return append(env, "ARGS="+strings.Join(args, "\x1f"))

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// pair is a lab with a pod on each host.
+// pair returns a lab with a pod on each host.
 func pair(t *testing.T, config labConfig) (l *lab, client, server *labPod) {
 	t.Helper()
 	l = newLab(t, config)

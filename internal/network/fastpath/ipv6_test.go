@@ -14,8 +14,8 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// TestAllClientsAndServersAreSwitchedByIPv6 is for pods that use IPv6, and
-// for hosts that do.
+// TestAllClientsAndServersAreSwitchedByIPv6 connects pods by IPv6, on hosts that
+// reach each other by IPv4 and on hosts that do so by IPv6.
 func TestAllClientsAndServersAreSwitchedByIPv6(t *testing.T) {
 	for _, hosts6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("hosts6=%v", hosts6), func(t *testing.T) { testKinds(t, hosts6) })
@@ -150,7 +150,8 @@ func TestRefusedAndUsedAgainByIPv6(t *testing.T) {
 	}
 }
 
-// TestOneListenerHasBothFamilies rings for one listener by both.
+// TestOneListenerHasBothFamilies connects to one listener by IPv4 and IPv6 at the same
+// time.
 func TestOneListenerHasBothFamilies(t *testing.T) {
 	_, client, server := pair(t, labConfig{})
 	const n = 60
@@ -163,7 +164,7 @@ func TestOneListenerHasBothFamilies(t *testing.T) {
 	server.counts(t, countAccepted, 2*n)
 }
 
-// TestIPv6OptionsAreKnown has programs that set them before and after a
+// TestIPv6OptionsAreKnown runs programs that set options of IPv6 before and after a
 // connect or accept.
 func TestIPv6OptionsAreKnown(t *testing.T) {
 	_, client, server := pair(t, labConfig{})
@@ -359,8 +360,8 @@ func TestOutsideIsReachedByHostByIPv6(t *testing.T) {
 	cut.wait()
 }
 
-// TestAttacksOfPodsByIPv6 has sockets of IPv6, between hosts that talk IPv4 and
-// ones that talk IPv6, and goes for all that a host has for itself.
+// TestAttacksOfPodsByIPv6 attacks the addresses that a host has for itself, with sockets
+// of IPv6, on hosts that reach each other by IPv4 and by IPv6.
 func TestAttacksOfPodsByIPv6(t *testing.T) {
 	const secret, stopped = "a secret", "disconnect: operation not supported"
 	unchecked := without{Disconnect: true, Reconnect: true}
@@ -435,7 +436,8 @@ func TestPodCannotTakeForeignConnectionByIPv6(t *testing.T) {
 	}
 }
 
-// TestNodeMayOnlySendFromItsPodsByIPv6 also has one that mixes families.
+// TestNodeMayOnlySendFromItsPodsByIPv6 also tries sources and targets of different
+// families.
 func TestNodeMayOnlySendFromItsPodsByIPv6(t *testing.T) {
 	key := []byte("a key for tests that no job has.")
 	four, ipv6, target := netip.MustParseAddrPort("10.42.0.10:4711"), netip.MustParseAddrPort("[fd42::10]:4711"), netip.MustParseAddrPort("[fd42:0:0:1::20]:5000")

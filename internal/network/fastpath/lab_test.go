@@ -177,7 +177,8 @@ func (c labConfig) hostAddress(index int) netip.Addr {
 	return netip.AddrFrom4([4]byte{192, 0, 2, byte(index + 1)})
 }
 
-// prefixesOfHost are its address and that of its link.
+// prefixesOfHost returns the address and the link-local address of a host, with the
+// lengths of their prefixes.
 func (h *host) prefixesOfHost() []netip.Prefix {
 	return []netip.Prefix{
 		netip.PrefixFrom(h.address, h.address.BitLen()*3/4),
@@ -185,7 +186,7 @@ func (h *host) prefixesOfHost() []netip.Prefix {
 	}
 }
 
-// prefixes are the addresses of a host's pods, of IPv4 and of IPv6.
+// prefixes returns the prefixes of the addresses of a host's pods, IPv4 and then IPv6.
 func (h *host) prefixes() [2]netip.Prefix {
 	return [2]netip.Prefix{
 		netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 42, byte(h.index), 0}), 24),
@@ -193,9 +194,9 @@ func (h *host) prefixes() [2]netip.Prefix {
 	}
 }
 
-// trustAddresses has interfaces that are made later in this namespace use their
-// IPv6 addresses at once, not some seconds later: until then no neighbour is found
-// for packets of others.
+// trustAddresses switches off the detection of duplicate IPv6 addresses for interfaces
+// that are made later in this namespace. With the detection an address is unusable for
+// some seconds, and a forwarded packet finds no neighbour.
 func trustAddresses() error {
 	return errors.Join(
 		os.WriteFile("/proc/sys/net/ipv6/conf/all/accept_dad", []byte("0"), 0),
@@ -230,8 +231,9 @@ func (l *lab) wire(name string, a, b *namespace, atA, atB []netip.Prefix) {
 	l.introduce(name, b, a, atA)
 }
 
-// introduce shows a namespace where its neighbour on a wire is: for a second after
-// that has got its IPv6 addresses it does not hear who asks for them.
+// introduce enters the IPv6 addresses of a neighbour on a wire in a namespace's neighbour
+// table. For a second after it has got the addresses, the neighbour does not answer
+// solicitations.
 func (l *lab) introduce(name string, to, neighbour *namespace, addresses []netip.Prefix) {
 	l.Helper()
 	var there net.HardwareAddr
@@ -339,7 +341,7 @@ func (h *host) startAgent() *namespace {
 	return n
 }
 
-// prepareSwitch makes what outlives a Switch.
+// prepareSwitch creates the listeners and files that the Switches of a host inherit.
 func (h *host) prepareSwitch() {
 	t := h.lab
 	t.Helper()
@@ -397,7 +399,7 @@ type namespace struct {
 
 func newNamespace(t testing.TB) *namespace { return enterNamespace(t, nil) }
 
-// enterNamespace makes a thread for a namespace, a new one where file is nil.
+// enterNamespace starts a thread in a namespace, which is new if file is nil.
 func enterNamespace(t testing.TB, file *os.File) *namespace {
 	t.Helper()
 	n := &namespace{work: make(chan func()), file: file}
@@ -436,7 +438,7 @@ func (n *namespace) try(t testing.TB, f func() error) {
 	}
 }
 
-// pin has what starts on this thread run on one core.
+// pin restricts this thread, and what starts on it, to one core.
 func pin(core int) error {
 	var set unix.CPUSet
 	set.Set(core % runtime.NumCPU())

@@ -200,7 +200,8 @@ func roundTrips(b *testing.B, client, server place) map[string]float64 {
 	return times
 }
 
-// cycles are a connect, a byte there and back, and the end, by so many threads.
+// cycles returns a measurement of connections by the given number of threads. On each
+// connection a byte is sent, comes back, and the connection ends.
 func cycles(threads int) func(b *testing.B, client, server place) map[string]float64 {
 	return func(b *testing.B, client, server place) map[string]float64 {
 		// A host has 28,000 ports for connections to one port, each taken for a
@@ -231,7 +232,7 @@ func execProgram(args []string) error {
 	return unix.Exec(path, args, os.Environ())
 }
 
-// inThreads runs f on so many threads.
+// inThreads runs f on n threads at the same time.
 func inThreads(n int, f func() error) error {
 	done := make(chan error)
 	for range n {

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// echoOutside is a server on the second host, which is outside for the pods of the
-// first one. It reports who connects.
+// echoOutside starts a server on the second host, which is outside the cluster for the
+// pods of the first one. The channel receives the address of each client.
 func (l *lab) echoOutside(t *testing.T) (address string, from chan netip.Addr) {
 	t.Helper()
 	var listener net.Listener
@@ -132,8 +132,9 @@ func TestOutsidePolicyDenies(t *testing.T) {
 	client.counts(t, countPolicy, 1)
 }
 
-// TestOutsideConnectSucceedsWithDeadSwitch: there is no overlay to the outside in
-// the lab, so each of them has to go on.
+// TestOutsideConnectSucceedsWithDeadSwitch checks that connections to the outside go on
+// while their Switch dies and starts again. The lab's overlay does not lead outside, so
+// it cannot carry them.
 func TestOutsideConnectSucceedsWithDeadSwitch(t *testing.T) {
 	l := newLab(t, labConfig{})
 	address, _ := l.echoOutside(t)

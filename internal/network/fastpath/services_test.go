@@ -28,7 +28,7 @@ func TestServiceIsResolvedOnConnect(t *testing.T) {
 	_ = l
 }
 
-// route is one to any of the targets.
+// route returns a Route to the targets.
 func route(sticky time.Duration, targets ...string) Route {
 	r := Route{Sticky: sticky}
 	for _, target := range targets {

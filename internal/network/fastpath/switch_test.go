@@ -31,7 +31,8 @@ func (d labServiceMap) Resolve(to netip.AddrPort) (Route, bool) {
 	return d[to.String()], !d.Outside(to)
 }
 
-// Outside are the hosts themselves: the lab has nobody else.
+// Outside reports whether the address is a host's: nothing else is outside the lab's
+// cluster.
 func (d labServiceMap) Outside(to netip.AddrPort) bool {
 	return netip.MustParsePrefix("192.0.2.0/24").Contains(to.Addr()) || netip.MustParsePrefix("2001:db8::/64").Contains(to.Addr())
 }
@@ -57,7 +58,7 @@ func (p *labPolicy) deny(target string) {
 	p.denied = append(p.denied, target)
 }
 
-// runSwitch is the process of a Switch.
+// runSwitch runs a Switch, as the main function of its process.
 func runSwitch() error {
 	var config switchConfig
 	if err := json.Unmarshal([]byte(os.Getenv("CONFIG")), &config); err != nil {
@@ -140,8 +141,9 @@ func confineSwitch(old bool) error {
 	return unix.Exec("/proc/self/exe", os.Args, append(os.Environ(), "CONFINED=1"))
 }
 
-// dropCapabilities makes the thread what a user's is: it owns the user namespaces of
-// nodes, and has no say in its own. Root would receive capabilities by execve again.
+// dropCapabilities gives the thread the rights of a user: it owns the user namespaces of
+// nodes, and has no capabilities in its own. Root would receive capabilities by execve
+// again.
 func dropCapabilities() error {
 	const noRoot, noRootLocked = 1, 2 // SECBIT_NOROOT, SECBIT_NOROOT_LOCKED
 	if err := unix.Prctl(unix.PR_SET_SECUREBITS, noRoot|noRootLocked, 0, 0, 0); err != nil {
@@ -272,8 +274,8 @@ func (h *host) counters() map[string]uint64 {
 	return counters
 }
 
-// deny has the policy of the host's Switch forbid a target, and returns what the
-// Switch says about it.
+// deny makes the policy of the host's Switch forbid a target, and returns the answer of
+// the Switch.
 func (h *host) deny(target string) string {
 	h.lab.Helper()
 	if _, err := io.WriteString(h.control, "deny "+target+"\n"); err != nil {
@@ -282,7 +284,7 @@ func (h *host) deny(target string) string {
 	return h.answer("deny " + target)
 }
 
-// replace puts a node with these endpoints into the place of the other host.
+// replace replaces the other host's node by one with these endpoints.
 func (h *host) replace(endpoints []netip.AddrPort) {
 	h.lab.Helper()
 	encoded, err := json.Marshal(endpoints)

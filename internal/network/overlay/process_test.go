@@ -37,7 +37,7 @@ const (
 	firstExtra = 3
 )
 
-// runRole is main of such a process.
+// runRole runs the role, as the main function of its process.
 func runRole(role string) error {
 	switch role {
 	case carrying:

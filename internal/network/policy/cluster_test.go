@@ -43,7 +43,7 @@ func withPorts(p *corev1.Pod, ports ...corev1.ContainerPort) *corev1.Pod {
 	return p
 }
 
-// testCluster is the cluster with the policies of a YAML stream.
+// testCluster returns the tests' cluster with the policies of a YAML stream.
 func testCluster(t *testing.T, policies string) objects {
 	t.Helper()
 	onNode, ended := podOf("x", "hosted", hosted), podOf("x", "a", finished)
@@ -77,7 +77,7 @@ func testCluster(t *testing.T, policies string) objects {
 	return o
 }
 
-// policyOf reads a policy, of the namespace x where it says nothing else.
+// policyOf parses a policy. Its namespace is x by default.
 func policyOf(t testing.TB, text string) *networkingv1.NetworkPolicy {
 	t.Helper()
 	policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "x"}}

@@ -30,7 +30,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// nft is the program that comes along, or Debian's where it was not built.
+// nft runs a script with the nft that berth contains, or with the host's if berth's was
+// not built, and returns its output.
 func nft(t testing.TB, script string) string {
 	t.Helper()
 	program := "../../../libexec/berth/nft"

@@ -8,9 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// BenchmarkChange is the work that a change of a pod costs a node of a cluster
-// with 1,000 pods in 10 namespaces, 10 policies in each: the new State, its
-// rules, and nft loading them.
+// BenchmarkChange measures the work of a node when a pod changes: the new State, its
+// rules, and nft loading them. The cluster has 1,000 pods in 10 namespaces with 10
+// policies each. It also measures a look-up in the State.
 func BenchmarkChange(b *testing.B) {
 	o := objects{}
 	for n := range 10 {

@@ -15,8 +15,8 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// The machines of these tests are folders. Their device files are named pipes
-// and their drivers empty files: no GPU was asked.
+// The machines of these tests are folders, where device files are named pipes and drivers
+// are empty files. The tests need no GPU.
 
 type fake struct {
 	t    *testing.T
@@ -69,7 +69,7 @@ func (f fake) spec(found Found, name string) cdi.Spec {
 	return spec
 }
 
-// units are the ids of a resource's units.
+// units returns the ids of a resource's units.
 func units(found Found, resource string) []string {
 	var ids []string
 	for _, r := range found.Resources {
@@ -86,8 +86,8 @@ func env(values map[string]string) func(string) string {
 	return func(name string) string { return values[name] }
 }
 
-// nvidia is a machine with four GPUs, which are on the bus in another order than
-// the numbers of their files, and a driver as Debian installs it.
+// nvidia returns a machine with four GPUs and a driver as Debian installs it. The order
+// of the GPUs on the bus differs from the numbers of their device files.
 func nvidia(t *testing.T) fake {
 	f := newFake(t)
 	f.devices("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2", "/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-uvm")

@@ -16,8 +16,8 @@ var update = flag.Bool("update", false, "write the golden files again")
 
 func ptr[T any](v T) *T { return &v }
 
-// burstable is a container as CRI asks for it, with something of everything
-// that a node may have to change.
+// burstable returns a container as CRI requests it, with an example of each setting that
+// a node may have to change.
 func burstable() *specs.Spec {
 	return &specs.Spec{
 		Version: specs.Version,

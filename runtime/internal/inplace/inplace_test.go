@@ -25,7 +25,7 @@ import (
 	"berth.dev/berth/runtime/internal/tree"
 )
 
-// sifOf is a SIF file of what an archive holds.
+// sifOf makes a SIF file with the content of an archive, and returns its path.
 func sifOf(t testing.TB, archive []byte, arguments ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "image.sif")
@@ -67,7 +67,7 @@ func open(t testing.TB, made string, changed func(error)) (*File, *erofs.Image) 
 	return f, image
 }
 
-// lines describes all that a layer's image has.
+// lines describes all files of a layer's image.
 func lines(image *erofs.Image) (all []string, err error) {
 	var walk func(number uint64, name string) error
 	walk = func(number uint64, name string) error {

@@ -58,7 +58,7 @@ func take(t *testing.T, c *Cache, d digest.Digest) string {
 	return path
 }
 
-// parts are the files in the cache that nobody has finished.
+// parts returns the unfinished files in the cache.
 func parts(t *testing.T, c *Cache) (all []string) {
 	t.Helper()
 	for _, pattern := range []string{filepath.Join(c.unfinished(), "*"), filepath.Join(filepath.Dir(c.job), "*", "*"+partExtension)} {

@@ -34,7 +34,7 @@ type lost struct{ content.Writer }
 
 func (lost) Write(p []byte) (int, error) { return len(p), nil }
 
-// fuzzedGroup is node 0 of three, with one layer.
+// fuzzedGroup returns node 0 of three, which holds one layer, and the layer's digest.
 func fuzzedGroup(f *testing.F) (*group, digest.Digest) {
 	f.Helper()
 	store, err := newStore(f.TempDir())
@@ -52,7 +52,7 @@ func fuzzedGroup(f *testing.F) (*group, digest.Digest) {
 	return &group{nodes: []string{"a:1", "b:1", "c:1"}, store: store, counts: new(Counts), client: &http.Client{}, silence: time.Minute, dead: map[int]time.Time{}}, dgst
 }
 
-// FuzzAnswer asks another node who has a layer, and takes a layer from it.
+// FuzzAnswer asks another node who has a layer, and downloads a layer from it.
 func FuzzAnswer(f *testing.F) {
 	f.Add(uint16(http.StatusOK), []byte("1"), uint16(1), uint16(0))
 	f.Add(uint16(http.StatusOK), []byte("-1"), uint16(10), uint16(3))
@@ -75,7 +75,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// FuzzQuestion answers any path and query of another node.
+// FuzzQuestion requests any path and query from a node.
 func FuzzQuestion(f *testing.F) {
 	g, dgst := fuzzedGroup(f)
 	f.Add("giver/"+dgst.String(), "node=1&again=true&without=2&without=0")

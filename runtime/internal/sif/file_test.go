@@ -47,7 +47,8 @@ func file(t *testing.T, files map[string]string) []byte {
 	return around(content)
 }
 
-// around is a SIF file with one object, besides one that is not used.
+// around returns a SIF file with one object, which holds the content. The descriptor
+// before it is unused.
 func around(content []byte) []byte {
 	start := headerSize + 2*descriptorSize
 	all := make([]byte, start, start+len(content))

@@ -14,7 +14,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// tiny is a shape that takes no time.
+// tiny returns a shape whose images are made quickly.
 func tiny(t *testing.T) Shape {
 	t.Helper()
 	python := filepath.Join(t.TempDir(), "python")
@@ -34,7 +34,7 @@ func tiny(t *testing.T) Shape {
 	}
 }
 
-// packed is a converter that changes nothing: it makes an archive of the folder.
+// packed stands for a converter of images: it only makes an archive of the folder.
 func packed(layout, archive string) (err error) {
 	file, err := os.Create(archive)
 	if err != nil {
@@ -106,7 +106,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// TestSame: the same shape gives the same bytes, another seed others.
+// TestSame checks that a shape always gives the same bytes, and another seed others.
 func TestSame(t *testing.T) {
 	s := tiny(t)
 	s.Tiers, s.Size = nil, 0
