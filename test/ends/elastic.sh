@@ -2,12 +2,14 @@
 # In the shell of an allocation of one node. Nodes of other jobs join its cluster and leave
 # it: one when its job is cancelled, one when its berth is killed, and one with the cluster.
 set -euo pipefail
+shopt -s inherit_errexit
 image=$1 here=${0%/*}
 export PATH=$PATH:/srv/ends/dist/libexec/berth
 berth up --elastic=2 --image "$image"
 eval "$(berth up --env 2>/dev/null)"
 join() { sbatch --parsable -N1 --mem=1500 -o "$HOME/join-%j" --wrap "exec berth join $SLURM_JOB_ID"; }
-nodes() { kubectl get nodes --no-headers | awk '$2 == "Ready" {print $1}' | sort | xargs; }
+# nodes prints the nodes. Those that are not ready, or leave, have another state behind a colon.
+nodes() { kubectl get nodes --no-headers | awk '{print $1 ($2 == "Ready" ? "" : ":" $2)}' | sort | xargs; }
 until_nodes() { until [[ $(nodes) == "$*" ]]; do sleep 0.2; done; }
 # Every pod answers to every other one, at its address and by the Service.
 everyone_answers() {

@@ -71,7 +71,7 @@ deadline_beyond() { [[ $(owner_deadline "$1") -gt $2 ]]; }
 # limit of the job. The deadline follows a changed time limit. In this case, nothing needs the
 # processor for two minutes.
 existing_deadline() {
-	local killed longer
+	local killed longer longest_run=600
 	hosts=1 hosting
 	begin a alice login srun -N1 --time=1 --mem=100 --job-name=a berth run --kubeconfig guest.conf -f $here/loop.yaml -f $here/web.yaml
 	says a started
@@ -91,7 +91,7 @@ existing_deadline() {
 	! deadline_beyond "$longer" 210 || fail "the deadline is $(owner_deadline "$longer") s after the start"
 	# The first limit is over, so the exit code must not be that of a time limit.
 	"$bed" run --user alice login scancel "$longer"
-	ends b 143
+	ends b 143 15 1 137
 	poll 150 nothing_there || fail "left in the cluster: $(kubectl get all,secrets -n guests)"
 	end_hosting
 }

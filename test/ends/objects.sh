@@ -4,6 +4,7 @@
 # Each object has one job, which runs once, although the controller is killed at the moments
 # that matter and slurmctld is away and forgets jobs. A policy admits only objects of one user.
 slurm_objects() {
+	local longest_run=600
 	# The next start of slurmctld forgets these partitions.
 	"$bed" run ctl scontrol create partitionname=account nodes=ALL allowaccounts=physics || fail "no partition of another account"
 	"$bed" run ctl scontrol create partitionname=group nodes=ALL allowgroups=root || fail "no partition of another group"
@@ -23,7 +24,7 @@ slurm_objects() {
 
 # Results of a job go to a disk that is full, and then has room.
 slurm_objects_full() {
-	local disk=/var/tmp/small
+	local disk=/var/tmp/small longest_run=600
 	node sh -c "mkdir -p $disk && mount -t tmpfs -o size=2m,mode=1777 tmpfs $disk" || fail "no small disk"
 	begin a alice n1 berth run --slurm-jobs --results-image busybox:1.37 --image $image -- bash $here/objects-full.sh $disk
 	timeout=200 says a 'the disk is full'
@@ -36,6 +37,7 @@ slurm_objects_full() {
 # An unchanged BridgeJob gets its script from an S3 server, and another one uploads its files there,
 # although the server is away for a while.
 objects_s3() {
+	local longest_run=600
 	"$bed" run ctl sh -c 'scontrol create PartitionName=skylake Nodes=ALL State=UP && install -d -o alice /home/ec2-user /home/ec2-user/test' || fail "no partition and no folder for the job"
 	begin a alice n1 berth run -- bash $here/objects-s3.sh
 	timeout=200 ends a 0

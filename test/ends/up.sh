@@ -133,7 +133,7 @@ up_lose_head() {
 		until [ \"\$(squeue -h -j \$SLURM_JOB_ID -o %N)\" = 'n[2-3]' ]; do sleep 0.2; done
 		berth run -- hostname || exit 94
 		touch lost; job kept COMPLETED || exit 96
-		sed 's/kept/next/' $here/kept.yaml | berth kubectl create -f - && job next COMPLETED && berth kubectl wait --timeout=60s --for=jsonpath={.status.phase}=Succeeded pod/next-job || exit 97
+		sed 's/kept/next/' $here/kept.yaml | berth kubectl create -f - && job next COMPLETED && berth kubectl wait --timeout=60s --for=create pod/next-job && berth kubectl wait --timeout=60s --for=jsonpath={.status.phase}=Succeeded pod/next-job || exit 97
 		[ \"\$(cat ran)\" = \$'default.kept\ndefault.next' ] && rm lost ran || exit 98
 		berth run -f $here/exit.yaml --image $image || exit 91
 		berth down || exit 92
@@ -141,7 +141,7 @@ up_lose_head() {
 		exit 7"
 	says a n1
 	"$bed" run ctl scontrol update nodename=n1 state=down reason=ends
-	timeout=110 ends a 7
+	timeout=200 ends a 7
 	says a 'which led the run, is lost'
 	says a 'waiting until another one leads it'
 	"$bed" run ctl scontrol update nodename=n1 state=resume 2>/dev/null
@@ -193,10 +193,11 @@ no_up() { [[ -z $(node pgrep -u alice) ]]; }
 
 # Nodes of other jobs join the cluster, and leave it in every way.
 up_elastic() {
+	local longest_run=600
 	begin a alice login salloc -N1 --mem=1500 bash $here/elastic.sh $image
-	timeout=200 says a 'ready to lose one'
+	timeout=300 says a 'ready to lose one'
 	"$bed" run n3 pkill -KILL -f '^[^ ]*berth join ' || fail 'there is no berth on n3'
-	timeout=100 ends a 7
+	timeout=200 ends a 7
 	for said in 'on n1 n2-[0-9]* n3-[0-9]*$' 'listeners 6$' 'job first$' 'left: n1 n3-[0-9]*$' 'lost: n1 n2-[0-9]*$' 'no pod is elsewhere$'; do
 		grep -q "^$said" "$out/a" || fail "no '$said': $(cat "$out/a")"
 	done
