@@ -126,7 +126,7 @@ func (d *delivery) before() []string {
 	if len(d.place.Before) == 0 {
 		return nil
 	}
-	return d.place.step(d.hosts(), d.place.Before)
+	return d.place.stepWithoutInput(d.hosts(), d.place.Before)
 }
 
 func (d *delivery) hosts() []string {
@@ -182,7 +182,7 @@ func (b *berth) cluster(ctx context.Context, d *delivery, names []string) (Outpu
 	inside := filepath.Join(deliver.Inside, filepath.Base(out))
 	spec := deliver.Spec{
 		Folder: out, Inside: inside, Registry: "http://" + d.address, Work: d.images.Work, Nodes: d.images.Nodes, MemoryMB: d.images.WorkerMB,
-		Usage: d.place.step(d.hosts(), []string{d.place.Self, step.UsageArg}), Before: d.before(),
+		Usage: d.place.stepWithoutInput(d.hosts(), []string{d.place.Self, step.UsageArg}), Before: d.before(),
 		// The delivery must time out before the trial, so that it can report the cluster's
 		// events.
 		Timeout: d.place.Timeout * 9 / 10,

@@ -67,6 +67,18 @@ func (p Place) step(hosts []string, argv []string) []string {
 	}, argv...)
 }
 
+// stepWithoutInput is like step for a program that reads no standard input. Otherwise, once all hosts
+// are connected, srun sends the end of its input (step_io.c, _file_readable). If a short program on
+// one host has ended by then, its slurmstepd closes the connection with that message unread. srun
+// may then see "Connection reset by peer", and kill the step.
+func (p Place) stepWithoutInput(hosts, argv []string) []string {
+	argv = p.step(hosts, argv)
+	if p.inSlurm() {
+		argv = slices.Insert(argv, 1, "--input=none")
+	}
+	return argv
+}
+
 // measured returns the command for a program on hosts, inside a step that
 // reports its usage.
 func (p Place) measured(hosts, argv []string) []string {
