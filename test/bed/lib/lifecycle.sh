@@ -204,8 +204,15 @@ alive() {
 }
 
 # ended PID COMMAND reports whether the process has ended, or its pid belongs to another
-# command. A zombie has ended: it has no command line.
-ended() { ! tr '\0' ' ' 2>/dev/null <"/proc/$1/cmdline" | grep -q " $2 "; }
+# command. The command line is empty after the end (a zombie), and for a moment while the
+# process executes a program.
+ended() {
+	local command stat
+	command=$(tr '\0' ' ' 2>/dev/null <"/proc/$1/cmdline") || true
+	[[ -z $command ]] || { [[ $command != *" $2 "* ]]; return; }
+	read -r stat 2>/dev/null <"/proc/$1/stat" || return 0
+	[[ ${stat##*) } == [ZX]* ]]
+}
 
 bed_status() {
 	need_root status
