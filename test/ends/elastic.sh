@@ -8,7 +8,8 @@ export PATH=$PATH:/srv/ends/dist/libexec/berth
 berth up --elastic=2 --image "$image"
 eval "$(berth up --env 2>/dev/null)"
 join() { sbatch --parsable -N1 --mem=1500 -o "$HOME/join-%j" --wrap "exec berth join $SLURM_JOB_ID"; }
-# nodes prints the nodes. Those that are not ready, or leave, have another state behind a colon.
+# nodes prints the names of the nodes. A colon and the state follow the name of a node that is not
+# ready, or takes no pods.
 nodes() { kubectl get nodes --no-headers | awk '{print $1 ($2 == "Ready" ? "" : ":" $2)}' | sort | xargs; }
 until_nodes() { until [[ $(nodes) == "$*" ]]; do sleep 0.2; done; }
 # Every pod answers to every other one, at its address and by the Service.

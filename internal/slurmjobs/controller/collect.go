@@ -152,8 +152,8 @@ func (c *Controller) callCollect(ctx context.Context, object *unstructured.Unstr
 	return c.Collect(ctx, object)
 }
 
-// tryAgain reports whether results that were not collected may be collected later. begun is the time of
-// the first attempt.
+// tryAgain reports whether results that were not collected may be collected later. begun is the
+// time of the first attempt.
 func tryAgain(err error, begun time.Time) bool {
 	final := new(results.Final)
 	if errors.As(err, &final) {

@@ -25,9 +25,10 @@ import (
 // podName identifies a pod that is bound to a Node.
 type podName struct{ node, namespace, name string }
 
-// podEnder ends the pods that are bound to the Nodes of partitions and show no job. Pods that do not belong to a
-// controller fail at once. A ReplicaSet replaces a failed pod at once, and the scheduler may bind
-// the next one to the same Node. So its other pods wait, each longer than the one before.
+// podEnder ends the pods that are bound to the Nodes of partitions and show no job. Pods that do
+// not belong to a controller fail at once. A ReplicaSet replaces a failed pod at once, and the
+// scheduler may bind the next one to the same Node. So its other pods wait, each longer than the
+// one before.
 type podEnder struct {
 	Options
 	client core.CoreV1Interface
