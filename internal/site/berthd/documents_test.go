@@ -2,11 +2,37 @@ package berthd
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/internal/site/siteconf"
 )
+
+// An administrator copies the example of the page.
+func TestExampleOfPageIsValid(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/site-network.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	example := regexp.MustCompile("(?s)\n   ```yaml\n(.*?)\n   ```\n").FindSubmatch(page)
+	if example == nil {
+		t.Fatal("docs/site-network.md has no example of site.yaml")
+	}
+	path := filepath.Join(t.TempDir(), "site.yaml")
+	if err := os.WriteFile(path, []byte(strings.ReplaceAll("\n"+string(example[1]), "\n   ", "\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config, err := siteconf.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if config.Cluster != "alps" || len(config.Policy.Users) == 0 {
+		t.Errorf("the example is read as %+v", config)
+	}
+}
 
 // docs/pcocc.md names the test of each sentence of the paper, and marks the tests
 // that `make test` does not run.
