@@ -345,6 +345,16 @@ operated() {
 	(configuration; echo 'tunnel: {port: 300}') | on n1 sh -c 'cat >/run/port.yaml'
 	seen=$(on n1 /srv/site/berthd doctor --config /run/port.yaml 2>&1) && fail "the others have another port, and the doctor says: $seen"
 	[[ $seen == *"WRONG all hosts use one port for tunnels: it is 300 here and 289 on ctl,login,n1,n2,"* ]] || fail "the others have another port, and the doctor says: $seen"
+	for host in "${hosts[@]}"; do
+		seen=$(on "$host" /srv/site/berthd check 2>&1) || fail "the configuration on $host: $seen"
+	done
+	# Only LDAP knows dave.
+	configuration | sed "s|ca.crt|absent.crt|; s|carol, dave|carol, nobody0, dave|; s|on: .ctl, login.|on: [ctl, gw0]|; /^policy:/,\$d" |
+		on n1 sh -c 'cat >/run/wrong.yaml'
+	seen=$(on n1 /srv/site/berthd check --config /run/wrong.yaml 2>&1) && fail "nothing is wrong: $seen"
+	for lines in "absent.crt: no such file" "groups.lab: there is no user nobody0" "gateways.on: no host gw0:" "policy.egress: Slurm's commands in jobs do not reach slurmctld on ctl:" "policy.ingress: slurmctld on ctl does not reach srun"; do
+		[[ $seen == *"$lines"* && $seen != *dave* ]] || fail "'$lines' is not in: $seen"
+	done
 	job alice -J "audited"
 	seen=$(on n1 curl -sf http://127.0.0.1:9418/metrics)
 	[[ $seen == *'berthd_pods{kind="job"} 1'* && $seen == *"berthd_etcd_up 1"* && $seen == *'berthd_attach_seconds_bucket{le="+Inf"} '[1-9]* ]] || fail "metrics: $seen"

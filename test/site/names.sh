@@ -34,6 +34,11 @@ names() {
 	[[ $seen == "$first, $pod1" ]] || fail "another job, and its pod1: $seen, want $first, $pod1"
 	seen=$(resolves alice n1 pod0)
 	[[ $seen == "$(pod_of alice n1)" ]] || fail "pod0 is $seen"
+	# A job must not take the place of a host, nor of the asker.
+	seen=$(as alice login srun -N1 -n1 --mem=100 -J ctl sh -c 'getent ahostsv4 pod0.ctl.alice.bed; getent ahostsv4 "pod0.$SLURM_JOB_ID.alice.bed" | grep -c STREAM')
+	[[ $seen == 1 ]] || fail "a job named like a host: $seen"
+	seen=$(as alice login srun -N1 -n1 --mem=100 -J localhost sh -c 'getent ahostsv4 localhost.alice.bed; hostname')
+	[[ $seen == n[12] ]] || fail "a job named localhost: $seen"
 	on ctl scancel -n db
 	poll 20 unknown alice n2 db || fail "the name of a job that is over: $(resolves alice n2 db)"
 }

@@ -21,7 +21,7 @@ const usage = `berthd is the daemon of the site network of berth. It runs as roo
 
   berthd run [--node NAME]          run the daemon of this node
   berthd etcd --host ADDRESS ...    run a member of etcd, if the site has no etcd
-  berthd check                      check the configuration
+  berthd check                      check the configuration, and what it names
   berthd status                     list the pods of this node
   berthd name [--job JOB] [NAME...] set the names of your job, below the job's own name;
                                     names of 'berth run --publish NAME=PORT' stay
@@ -141,11 +141,10 @@ func checkCommand(ctx context.Context, flags *flag.FlagSet, args []string) error
 	if err != nil {
 		return err
 	}
-	if config.ByCNI() {
-		return openCNI(ctx, config)
+	if !config.ByCNI() {
+		warnOfPorts(config)
 	}
-	warnOfPorts(config)
-	return nil
+	return doctor(ctx, os.Stdout, siteChecks(config))
 }
 
 // warnOfPorts prints a warning if users can open the ports of tunnels. It is no error,

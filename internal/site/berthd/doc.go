@@ -11,8 +11,8 @@
 //
 // Files use only files that are listed below them:
 //
-//   - commands: command.go; doctor.go and plugstack.go find what is wrong on a node, and the
-//     package etcd runs a member of etcd.
+//   - commands: command.go; doctor.go finds what is wrong on a node, check.go what is wrong in
+//     the configuration, and plugstack.go asks Slurm; the package etcd runs a member of etcd.
 //   - daemon: run.go lists everything that runs. agree.go reacts to changes in etcd.
 //     questions.go dispatches requests, which login.go, naming.go and attach.go execute.
 //     register.go registers this node, and daemon.go has the order of mutexes.

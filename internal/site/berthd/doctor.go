@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net"
 	"os"
@@ -14,58 +13,23 @@ import (
 	"strings"
 
 	"berth.dev/berth/internal/site/berthd/store"
-	"berth.dev/berth/internal/site/podcni"
 	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/site/vxlan"
 )
-
-// check is one requirement of a node. Its error names the remedy.
-type check struct {
-	name string
-	look func(context.Context) error
-}
-
-// errDoctor reports that problems were found. They have been printed already.
-var errDoctor = errors.New("something is missing: see above")
-
-// doctor runs all checks and prints their results. It returns errDoctor if one has failed.
-func doctor(ctx context.Context, w io.Writer, checks []check) error {
-	bad := false
-	for _, c := range checks {
-		line := "ok    " + c.name
-		if err := c.look(ctx); err != nil {
-			bad = true
-			line = fmt.Sprintf("WRONG %s: %v", c.name, err)
-		}
-		if _, err := fmt.Fprintln(w, line); err != nil {
-			return err
-		}
-	}
-	if bad {
-		return errDoctor
-	}
-	return nil
-}
 
 // nodeChecks returns the checks of a node, whether a daemon runs there or not.
 func nodeChecks(config siteconf.Config, node string) []check {
 	checks := []check{{"kernel and nft make networks", func(ctx context.Context) error { return vxlan.Probe(ctx, config.NFT, config.ByRoutes(), config.IPv6) }}}
 	if config.ByCNI() {
-		checks = []check{
-			{"CNI plugins are there", func(ctx context.Context) error { return openCNI(ctx, config) }},
-			{"nft removes rules of networks without CNI", func(ctx context.Context) error { return vxlan.ProbeClear(ctx, config.NFT) }},
-		}
+		checks = []check{{"nft removes rules of networks without CNI", func(ctx context.Context) error { return vxlan.ProbeClear(ctx, config.NFT) }}}
 	} else if !config.ByRoutes() || len(config.Gateways.On) > 0 {
 		checks = append(checks, check{"only root can use the ports of tunnels", func(context.Context) error { return portsOfRoot(unprivileged, config.Tunnel.Port) }},
 			check{"all hosts use one port for tunnels", func(ctx context.Context) error { return onePort(ctx, config) }})
 	}
+	checks = append(checks, siteChecks(config)...)
 	checks = append(checks, []check{
 		{"this host has one address in hosts", func(context.Context) error {
 			_, err := hostAddress(config.Hosts)
-			return err
-		}},
-		{"policy.daemons are users", func(context.Context) error {
-			_, err := numbers(config.Policy.Daemons)
 			return err
 		}},
 		{"berth-pod", program("pod", config.Pod)},
@@ -143,11 +107,6 @@ func hasPlaces(s siteconf.Sessions) error {
 		}
 	}
 	return nil
-}
-
-func openCNI(ctx context.Context, config siteconf.Config) error {
-	_, err := podcni.Open(ctx, config.CNI.List, config.CNI.Plugins, config.CNI.State, func() {})
-	return err
 }
 
 // unprivileged is the file with the first port that any user can open.

@@ -1,8 +1,6 @@
 package berthd
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -39,22 +37,6 @@ func TestSessionImageHasMountpoints(t *testing.T) {
 	sessions.Image += "/none"
 	if err := hasPlaces(sessions); err == nil || !strings.Contains(err.Error(), "sessions.image") {
 		t.Errorf("without an image: %v", err)
-	}
-}
-
-func TestDoctorReportsAllProblems(t *testing.T) {
-	good := check{"a", func(context.Context) error { return nil }}
-	bad := check{"b", func(context.Context) error { return errors.New("missing: install it") }}
-	var said strings.Builder
-	if err := doctor(t.Context(), &said, []check{bad, good, bad}); !errors.Is(err, errDoctor) {
-		t.Errorf("%v", err)
-	}
-	want := "WRONG b: missing: install it\nok    a\nWRONG b: missing: install it\n"
-	if said.String() != want {
-		t.Errorf("%s, want %s", said.String(), want)
-	}
-	if err := doctor(t.Context(), &said, []check{good}); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -8,10 +8,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/user"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -43,7 +44,7 @@ func run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	if err != nil {
 		return err
 	}
-	daemons, err := numbers(config.Policy.Daemons)
+	daemons, err := numbers(ctx, config.Policy.Daemons)
 	if err != nil {
 		return err
 	}
@@ -216,21 +217,38 @@ func hostAddress(hosts netip.Prefix) (netip.Addr, error) {
 }
 
 // numbers returns the IDs of the users with these login names.
-func numbers(names []string) ([]uint32, error) {
+func numbers(ctx context.Context, names []string) ([]uint32, error) {
 	var all []uint32
 	var problems []error
 	for _, name := range names {
-		u, err := user.Lookup(name)
+		uid, err := userID(ctx, name)
 		if err != nil {
 			problems = append(problems, fmt.Errorf("look up policy.daemons: %w", err))
-			continue
 		}
-		uid, err := strconv.ParseUint(u.Uid, 10, 32)
-		if err != nil {
-			problems = append(problems, fmt.Errorf("read number of user %s: %w", name, err))
-			continue
-		}
-		all = append(all, uint32(uid))
+		all = append(all, uid)
 	}
 	return all, errors.Join(problems...)
+}
+
+// userID returns the ID of the user with a login name. It asks getent, because without cgo the
+// package os/user reads only /etc/passwd, and not what sssd or LDAP know.
+func userID(ctx context.Context, name string) (uint32, error) {
+	const unknown = 2 // getent(1)
+	out, err := exec.CommandContext(ctx, "getent", "passwd", "--", name).Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() == unknown {
+		return 0, fmt.Errorf("there is no user %s on this host: correct the name in the configuration", name)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("ask getent for user %s: %w", name, err)
+	}
+	fields := strings.Split(string(out), ":")
+	if len(fields) < 3 {
+		return 0, fmt.Errorf("ask getent for user %s: it printed %q", name, out)
+	}
+	uid, err := strconv.ParseUint(fields[2], 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("read number of user %s: %w", name, err)
+	}
+	return uint32(uid), nil
 }

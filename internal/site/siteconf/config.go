@@ -303,6 +303,17 @@ func (p Port) String() string {
 	return fmt.Sprintf("%s/%d-%d", p.Protocol, p.First, p.Last)
 }
 
+// Allows reports whether one of the rules allows connections with an address to all of these
+// ports.
+func Allows(rules []Rule, address netip.Addr, ports Port) bool {
+	return slices.ContainsFunc(rules, func(r Rule) bool {
+		return slices.ContainsFunc(r.Addresses, func(p netip.Prefix) bool { return p.Contains(address) }) &&
+			(len(r.Ports) == 0 || slices.ContainsFunc(r.Ports, func(p Port) bool {
+				return p.Protocol == ports.Protocol && p.First <= ports.First && p.Last >= ports.Last
+			}))
+	})
+}
+
 // Default returns the default configuration, which a site's file overrides.
 func Default() Config {
 	return Config{

@@ -26,14 +26,28 @@ func label(text string) string {
 	return strings.Trim(clean[:min(len(clean), maxLabel)], "-")
 }
 
+// localhost leads to the asker itself (RFC 6761), and no job or service can have that name.
+const localhost = "localhost"
+
 // JobLabel returns the label of a job, or of the host of sessions.
 func (a Allocation) JobLabel() string {
-	for _, text := range []string{a.Login, a.Name} {
-		if l := label(text); l != "" {
+	name := a.Name
+	if a.Reserved {
+		name = ""
+	}
+	for _, text := range []string{a.Login, name} {
+		if l := label(text); l != "" && l != localhost {
 			return l
 		}
 	}
 	return strconv.FormatUint(uint64(a.Job), 10)
+}
+
+// SameLabel reports whether the name of a job has the same label as the first part of the name of
+// a host. Programs in the user's jobs that look for the host would find the job.
+func SameLabel(job, host string) bool {
+	host, _, _ = strings.Cut(host, ".")
+	return label(job) != "" && label(job) == label(host)
 }
 
 // UserLabel returns the label of the allocation's user. If the name cannot be a label, the user's
@@ -102,6 +116,9 @@ func checkName(name string) error {
 		if l == "" || label(l) != l {
 			return fmt.Errorf("name %.80q: write each part with lowercase letters, digits, and dashes between them, %d at most", name, maxLabel)
 		}
+	}
+	if name == localhost {
+		return fmt.Errorf("name %q: every host has that name", name)
 	}
 	if rest, found := strings.CutPrefix(labels[0], "pod"); found && len(labels) == 1 && rest != "" && strings.Trim(rest, "0123456789") == "" {
 		return fmt.Errorf("name %q: a pod has that name", name)

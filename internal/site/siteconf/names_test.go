@@ -33,6 +33,25 @@ func TestLabels(t *testing.T) {
 	}
 }
 
+// In the DNS a job must not take the place of the asker or of a host.
+func TestReservedNames(t *testing.T) {
+	for _, a := range []Allocation{{Job: 42, Name: "localhost"}, {Job: 42, Name: "LocalHost"}, {Job: 42, Name: "ctl", Reserved: true}} {
+		if got := a.JobLabel(); got != "42" {
+			t.Errorf("%+v: label %q, want 42", a, got)
+		}
+	}
+	for _, test := range []struct {
+		job, host string
+		want      bool
+	}{
+		{"ctl", "ctl", true}, {"CTL", "ctl.example.org", true}, {"n1", "n10", false}, {"", "ctl", false}, {"ctl.example.org", "ctl.example.org", false}, {"..", "-", false},
+	} {
+		if got := SameLabel(test.job, test.host); got != test.want {
+			t.Errorf("job %q and host %q: %t, want %t", test.job, test.host, got, test.want)
+		}
+	}
+}
+
 func TestJobIsSearchedFirst(t *testing.T) {
 	a := Allocation{Job: 42, UID: 1001, User: "alice", Name: "db"}
 	want := []string{"db.alice.alps", "alice.alps", "example.org"}
@@ -58,7 +77,7 @@ func TestUserChosenNames(t *testing.T) {
 		"": "", "web": "web", "web.default,api,web": "api+web+web.default", "pod": "pod", "podium": "podium", "pod0.default": "pod0.default",
 		long: long, strings.Join(many[1:], ","): "64 of them",
 		"Web": "error", "-web": "error", "web-": "error", "w_b": "error", "a.b.c": "error", "web.": "error", ".web": "error", "*": "error", "ä": "error",
-		"pod0": "error", "pod12": "error", long + "a": "error", strings.Join(many, ","): "error", "a b": "error", "a\nb": "error",
+		"localhost": "error", "pod0": "error", "pod12": "error", long + "a": "error", strings.Join(many, ","): "error", "a b": "error", "a\nb": "error",
 	} {
 		names, err := ParseNames(text)
 		got := strings.Join(names, "+")

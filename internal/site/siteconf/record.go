@@ -44,8 +44,10 @@ type Allocation struct {
 	Group string `json:"group,omitempty"`
 	// Name is the job's name in Slurm.
 	Name string `json:"name"`
-	VNI  uint32 `json:"vni"`
-	Pods []Pod  `json:"pods"`
+	// Reserved reports that Name is the name of a host. In the DNS the job has only its number.
+	Reserved bool   `json:"reserved,omitempty"`
+	VNI      uint32 `json:"vni"`
+	Pods     []Pod  `json:"pods"`
 	// After is etcd's revision at the previous allocation, after which this one was made. No two allocations
 	// have the same ID and After.
 	After int64 `json:"after"`

@@ -2,6 +2,7 @@ package vxlan
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os/exec"
@@ -80,4 +81,39 @@ func probe(ctx context.Context, nft string, routed bool, ipv6 siteconf.IPv6) err
 		s.Routed, s.uplink = &Routed{}, "lo"
 	}
 	return try(ctx, nft, s.rules(nil))
+}
+
+// CheckRanges returns an error if this host has addresses of pods in another network: on an
+// interface, or behind a router. A route to all of the range, and to more, is harmless, because
+// berthd's routes to pods are narrower. With routed pods, the site's routers may have taught this
+// host the subnets of nodes.
+func CheckRanges(routed bool, pods ...netip.Prefix) error {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("list interfaces: %w", err)
+	}
+	names := map[int]string{}
+	for _, link := range links {
+		names[link.Attrs().Index] = link.Attrs().Name
+	}
+	routes, err := routesOf([]int{netlink.FAMILY_V4, netlink.FAMILY_V6}, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return err
+	}
+	var problems []error
+	for _, route := range routes {
+		if route.Dst == nil || route.Protocol == protocol || ours(names[route.LinkIndex]) {
+			continue
+		}
+		to, _ := netip.AddrFromSlice(route.Dst.IP)
+		bits, _ := route.Dst.Mask.Size()
+		network := netip.PrefixFrom(to.Unmap(), bits)
+		onLink := route.Gw == nil && route.Via == nil && len(route.MultiPath) == 0
+		for _, p := range pods {
+			if p.IsValid() && network.Bits() > 0 && p.Overlaps(network) && (onLink || !routed && network.Bits() > p.Bits()) {
+				problems = append(problems, fmt.Errorf("pods %s overlap network %s, which this host reaches by %s: choose a range that the site does not use", p, network, names[route.LinkIndex]))
+			}
+		}
+	}
+	return errors.Join(problems...)
 }

@@ -52,6 +52,7 @@ func (s *Store) Allocate(ctx context.Context, request Request) (siteconf.Allocat
 		}
 		a := request.Allocation()
 		a.After = known.guard
+		a.Reserved = known.isHost(a.Name)
 		a.VNI = known.network(a.Owner(), s.config.Tunnel.FirstVNI)
 		if a.Pods, err = s.choose(known, request.Nodes); err != nil {
 			return fail(err)
@@ -136,7 +137,7 @@ type knowledge struct {
 }
 
 func (s *Store) read(ctx context.Context) (knowledge, error) {
-	k := knowledge{jobs: map[string]siteconf.Allocation{}, users: map[string]uint32{}, nodes: map[string]netip.Addr{}}
+	k := knowledge{jobs: map[string]siteconf.Allocation{}, users: map[string]uint32{}}
 	seen, err := s.client.Txn(ctx).Then(
 		clientv3.OpGet(guardKey), clientv3.OpGet(networksKey, clientv3.WithPrefix()),
 		clientv3.OpGet(usersKey, clientv3.WithPrefix()), clientv3.OpGet(NodesKey, clientv3.WithPrefix()), clientv3.OpGet(youngKey),
@@ -167,13 +168,8 @@ func (s *Store) read(ctx context.Context) (knowledge, error) {
 	for _, kv := range values(4) {
 		k.young = clientv3.LeaseID(kv.Lease)
 	}
-	for _, kv := range values(3) {
-		node := path.Base(string(kv.Key))
-		if k.nodes[node], err = netip.ParseAddr(string(kv.Value)); err != nil {
-			return k, fmt.Errorf("read address of node %s: %w", node, err)
-		}
-	}
-	return k, nil
+	k.nodes, err = addressesOf(values(3))
+	return k, err
 }
 
 // write commits the operations only if nobody has allocated since k was read, and reports
@@ -198,6 +194,16 @@ func (k knowledge) taken() map[netip.Addr]bool {
 		}
 	}
 	return taken
+}
+
+// isHost reports whether the name of a job is that of a host with berthd.
+func (k knowledge) isHost(job string) bool {
+	for host := range k.nodes {
+		if siteconf.SameLabel(job, host) {
+			return true
+		}
+	}
+	return false
 }
 
 // network returns the network identifier of an owner, or one above all that are in use.

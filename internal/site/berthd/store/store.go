@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"berth.dev/berth/internal/site/siteconf"
@@ -64,6 +65,31 @@ func (s *Store) Register(ctx context.Context, node string, address netip.Addr) (
 		return fail(err)
 	}
 	return put.Header.Revision, nil
+}
+
+// Nodes returns the address of each node that has registered.
+func (s *Store) Nodes(ctx context.Context) (map[string]netip.Addr, error) {
+	ctx, cancel := Limited(ctx)
+	defer cancel()
+	got, err := s.client.Get(ctx, NodesKey, clientv3.WithPrefix())
+	if err != nil {
+		return nil, fmt.Errorf("ask etcd for nodes: %w", errors.Join(err, context.Cause(ctx)))
+	}
+	return addressesOf(got.Kvs)
+}
+
+// addressesOf parses the keys of nodes.
+func addressesOf(kvs []*mvccpb.KeyValue) (map[string]netip.Addr, error) {
+	nodes := map[string]netip.Addr{}
+	for _, kv := range kvs {
+		node := path.Base(string(kv.Key))
+		address, err := netip.ParseAddr(string(kv.Value))
+		if err != nil {
+			return nil, fmt.Errorf("read address of node %s: %w", node, err)
+		}
+		nodes[node] = address
+	}
+	return nodes, nil
 }
 
 // TunnelPorts returns the tunnel port of each node that has registered one.

@@ -132,6 +132,25 @@ func TestReusedJobNumberFreesNothing(t *testing.T) {
 	}
 }
 
+// A program in a job that asks for a host must not find a job of that name.
+func TestJobNamedLikeHostHasOnlyItsNumber(t *testing.T) {
+	s := newStore(t, "10.128.0.0/24")
+	for job, want := range map[string]string{"n2": "7", "n5": "n5"} {
+		r := request(7, 1000)
+		r.Name = job
+		a, err := s.Allocate(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a.JobLabel() != want || a.Name != job {
+			t.Errorf("job %q has the label %q, want %q", job, a.JobLabel(), want)
+		}
+		if err := s.Free(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestKeysLostByEtcdAreRestored(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	mine, err := s.Allocate(t.Context(), request(1, 1000))
