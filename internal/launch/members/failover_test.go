@@ -77,6 +77,64 @@ func TestNodesFindSuccessorOfHead(t *testing.T) {
 	}
 }
 
+// A node was cut off, and reaches the head again when it is about to end. The node then
+// returns to the successor.
+func TestNodeReturnsToSuccessorOfHeadThatEnds(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := newFailover([]cluster.Offer{{RunID: "a"}, {RunID: "b"}, {RunID: "c"}, {RunID: "d"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, successor, node := testMembers("n1", s), testMembers("n3", s), testMembers("n2", s)
+	node.Moved = func(string) {}
+	first, err := rendezvous.Listen(ctx, head.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	if err := node.connect(ctx); err != nil {
+		t.Fatal(err)
+	}
+	returned := make(chan error, 1)
+	go func() {
+		returned <- node.reconnect(ctx, hello{Returning: true}, &rendezvous.LostError{Node: "n1", Cause: io.EOF})
+	}()
+	// The connection that breaks, and two attempts that this head ends.
+	for attempt := range 3 {
+		peer, err := first.Accept(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if attempt < 2 {
+			peer.Drop()
+		} else {
+			peer.Close("the run has ended")
+		}
+	}
+	first.Close()
+	config, err := s.config(successor.config, "n3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := rendezvous.Listen(ctx, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	peer, err := second.Accept(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Drop()
+	if err := peer.Send(ctx, Welcome{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-returned; err != nil || node.head().Name() != "n3" {
+		t.Errorf("the node follows %s: %v", node.head().Name(), err)
+	}
+}
+
 func TestRunEndsWithControlPlaneMajority(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)

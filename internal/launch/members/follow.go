@@ -60,6 +60,9 @@ func (m *Members) Join(ctx context.Context, offer cluster.Offer, cpus int) (Welc
 	return answer, exitcode.Wrap(exitcode.Unavailable, err)
 }
 
+// errNodeLeft is the error of connections after this node has left the run.
+var errNodeLeft = errors.New("this node has left")
+
 // connect finds the head and stores the connection.
 func (m *Members) connect(ctx context.Context) error {
 	head, err := m.findHead(ctx)
@@ -68,7 +71,7 @@ func (m *Members) connect(ctx context.Context) error {
 	}
 	if !m.setHead(head) {
 		head.Close("this node has left")
-		return errors.New("this node has left")
+		return errNodeLeft
 	}
 	return nil
 }
@@ -165,11 +168,15 @@ func (m *Members) reconnect(ctx context.Context, again hello, lost *rendezvous.L
 			cancel()
 		}()
 	}
-	err := m.connect(ctx)
-	if err == nil {
-		var answer Welcome
-		answer, err = m.introduce(ctx, again)
-		m.applyChanges(answer.Changes)
+	err := m.returnTo(ctx, again)
+	// A head that ends still lets nodes in, and its successor may not listen yet.
+	for err != nil && m.failover != nil && ctx.Err() == nil && !errors.Is(err, errNodeLeft) {
+		m.log.Debug("this head does not take the node back: " + err.Error())
+		select {
+		case <-time.After(betweenKnocks):
+		case <-ctx.Done():
+		}
+		err = m.returnTo(ctx, again)
 	}
 	if err != nil {
 		m.log.Debug("cannot return to the head: " + err.Error())
@@ -178,6 +185,16 @@ func (m *Members) reconnect(ctx context.Context, again hello, lost *rendezvous.L
 	m.Moved(m.head().Name())
 	m.reportReady(ctx)
 	return nil
+}
+
+// returnTo connects to a head, and receives what has changed meanwhile.
+func (m *Members) returnTo(ctx context.Context, again hello) error {
+	if err := m.connect(ctx); err != nil {
+		return err
+	}
+	answer, err := m.introduce(ctx, again)
+	m.applyChanges(answer.Changes)
+	return err
 }
 
 // refused reports whether a host refuses connections to an address.
