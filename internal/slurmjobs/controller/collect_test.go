@@ -51,7 +51,7 @@ func (c *collections) collect(ctx context.Context, object *unstructured.Unstruct
 	if len(c.errs) > 0 {
 		err := c.errs[0]
 		c.errs = c.errs[1:]
-		if err == errPanic {
+		if errors.Is(err, errPanic) {
 			panic(err)
 		}
 		return "", err

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -137,7 +137,7 @@ func TestServerAway(t *testing.T) {
 func TestGate(t *testing.T) {
 	g := &gate{}
 	away := &Away{"u", errors.New("away")}
-	if err := g.pass(t.Context(), func() error { return away }); err != away {
+	if err := g.pass(t.Context(), func() error { return away }); !errors.Is(err, away) {
 		t.Error(err)
 	}
 	trying, answer, done := make(chan bool), make(chan error), make(chan error)
@@ -253,7 +253,7 @@ func TestOwnErrors(t *testing.T) {
 func TestTLSErrors(t *testing.T) {
 	nothing := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	for name, server := range map[string]*httptest.Server{"certificate": httptest.NewUnstartedServer(nothing), "plain": httptest.NewUnstartedServer(nothing)} {
-		server.Config.ErrorLog = log.New(io.Discard, "", 0)
+		server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 		if name == "certificate" {
 			server.StartTLS()
 		} else {

@@ -158,10 +158,10 @@ func (s *source) Read(buffer []byte) (int, error) {
 	defer s.mu.Unlock()
 	n, err := s.content.Read(buffer)
 	s.read += int64(n)
-	if err == io.EOF && s.read < s.size {
+	if errors.Is(err, io.EOF) && s.read < s.size {
 		err = errors.New("it became shorter while it was uploaded")
 	}
-	if err != nil && err != io.EOF && s.err == nil {
+	if err != nil && !errors.Is(err, io.EOF) && s.err == nil {
 		s.err = err
 	}
 	return n, err
