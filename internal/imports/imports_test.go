@@ -29,6 +29,7 @@ var groups = map[string][]string{
 	"site":      {"base", "job"},
 	"access":    {"base", "job"},
 	"slurmjobs": {"base", "job"},
+	"elastic":   {"base", "job"},
 	"launch":    {"base", "job", "node", "network", "kube", "site", "access", "slurmjobs"},
 	"cli":       {"base", "job", "access", "launch", "slurmjobs"},
 	"testutil":  {"base"},
@@ -51,8 +52,9 @@ var layers = map[string][]string{
 	"internal/base/heap":  {"internal/base/linux"},
 	"internal/base/probe": {"internal/base/linux"},
 
-	"internal/job/batch": {"internal/base/exitcode", "internal/job/slurm"},
-	"internal/job/queue": {"internal/job/batch", "internal/job/slurm"},
+	"internal/job/batch":  {"internal/base/exitcode", "internal/job/slurm"},
+	"internal/job/permit": {"internal/job/batch"},
+	"internal/job/queue":  {"internal/job/batch", "internal/job/slurm"},
 	// The result of a check, which berth doctor prints.
 	"internal/job/slurm": {"internal/base/probe"},
 
@@ -86,6 +88,8 @@ var layers = map[string][]string{
 
 	"internal/kube/control/controltest": {"internal/base/cluster", "internal/base/notify", "internal/base/pki"},
 
+	"internal/elastic/wishes": {"internal/job/batch", "internal/job/permit"},
+
 	"internal/slurmjobs/process": {
 		"internal/base/heap", "internal/job/queue", "internal/job/slurm", "internal/slurmjobs/container", "internal/slurmjobs/controller", "internal/slurmjobs/joblog", "internal/slurmjobs/kinds",
 		"internal/slurmjobs/objectstore", "internal/slurmjobs/partitions", "internal/slurmjobs/results", "internal/slurmjobs/script", "internal/slurmjobs/trust",
@@ -96,7 +100,7 @@ var layers = map[string][]string{
 	// Outputs of jobs must be in the folders that scripts may name.
 	"internal/slurmjobs/joblog":     {"internal/slurmjobs/script"},
 	"internal/slurmjobs/controller": {"internal/job/queue", "internal/slurmjobs/kinds", "internal/slurmjobs/results", "internal/slurmjobs/trust"},
-	"internal/slurmjobs/script":     {"internal/job/batch", "internal/job/queue", "internal/job/slurm"},
+	"internal/slurmjobs/script":     {"internal/job/batch", "internal/job/permit", "internal/job/queue", "internal/job/slurm"},
 	"internal/slurmjobs/trust":      {"internal/slurmjobs/kinds"},
 
 	"internal/site/berthd": {

@@ -7,28 +7,16 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"unicode"
 
 	"berth.dev/berth/internal/job/batch"
+	"berth.dev/berth/internal/job/permit"
 )
 
-// Denied reports an option of sbatch that an object may not use.
-type Denied struct{ Option, Why string }
-
-func (d *Denied) Error() string { return fmt.Sprintf("sbatch option --%s: %s", d.Option, d.Why) }
-
-// allowed lists the options that an object may use with any value that fits on one line. They
-// choose resources, place and time, and notifications. Other options act on other users or
-// clusters, on files outside the roots, or on limits of the site, or are unknown.
-const allowed = " account array begin cluster-constraint comment constraint contiguous cores-per-socket cpu-freq cpus-per-gpu cpus-per-task " +
-	"deadline dependency distribution exclusive extra-node-info gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task " +
-	"gres gres-flags hint kill-on-invalid-dep licenses mail-type mail-user mem mem-bind mem-per-cpu mem-per-gpu mincpus nice no-kill " +
-	"no-requeue nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres oom-kill-step " +
-	"open-mode overcommit oversubscribe partition prefer qos requeue reservation signal sockets-per-node spread-job switches " +
-	"tasks-per-node threads-per-core time time-min tmp tres-bind tres-per-task use-min-nodes wait-all-nodes wckey get-user-env umask "
-
-// ignored lists options that only change what sbatch prints or waits for.
-const ignored = " parsable quiet verbose wait ignore-pbs "
+// allowed lists the options that an object may use with any value that permit.Check permits: those
+// of package permit, and options of a batch script.
+const allowed = permit.Placement + permit.Resources +
+	" array comment distribution gpu-bind mem-bind no-kill no-requeue oom-kill-step open-mode overcommit requeue signal tres-bind " +
+	"wait-all-nodes get-user-env umask "
 
 // reasons holds the reason for each denied option that users may expect to work.
 var reasons = map[string]string{
@@ -42,8 +30,8 @@ var reasons = map[string]string{
 	"test-only":   "it submits no job",
 }
 
-// check returns the options as words for sbatch, or a *Denied. Each word has the long name and
-// the value of one option, so that sbatch cannot parse it in another way than check.
+// check returns the options as words for sbatch, or a *permit.Denied. Each word has the long name
+// and the value of one option, so that sbatch cannot parse it in another way than check.
 func (d Description) check(options []batch.Option) ([]string, error) {
 	var words []string
 	for _, option := range options {
@@ -53,27 +41,18 @@ func (d Description) check(options []batch.Option) ([]string, error) {
 		case name == ":":
 			words = append(words, ":")
 			continue
-		case strings.Contains(ignored, " "+name+" "):
+		case permit.In(permit.Ignored, name):
 			continue
-		case strings.ContainsFunc(value, unicode.IsControl):
-			return nil, &Denied{name, "its value has control characters"}
 		}
-		var err error
-		switch name {
-		case "job-name":
-			err = checkName(value)
-		case "output", "error", "input", "chdir":
+		err := permit.Check(option)
+		switch {
+		case err != nil:
+		case name == "output", name == "error", name == "input", name == "chdir":
 			err = d.checkPath(name, value)
-		case "nodelist", "exclude":
-			if strings.Contains(value, "/") {
-				err = &Denied{name, "list the nodes instead of a file"}
-			}
-		case "export":
+		case name == "export":
 			err = checkExport(value)
-		default:
-			if !strings.Contains(allowed, " "+name+" ") {
-				err = denied(name)
-			}
+		case !permit.In(allowed, name):
+			err = denied(name)
 		}
 		if err != nil {
 			return nil, err
@@ -88,20 +67,11 @@ func (d Description) check(options []batch.Option) ([]string, error) {
 }
 
 // denied returns the error for an option that objects may not use.
-func denied(name string) error {
-	if why := reasons[name]; why != "" {
-		return &Denied{name, why}
+func denied(option string) error {
+	if why := reasons[option]; why != "" {
+		return &permit.Denied{Option: option, Why: why}
 	}
-	return &Denied{name, "objects may not use it: delete it"}
-}
-
-// checkName refuses a job name that would change the folder of an output file with %x in its
-// path.
-func checkName(name string) error {
-	if strings.Contains(name, "/") || name == ".." || name == "." {
-		return &Denied{"job-name", fmt.Sprintf("the name %q may not be a path", name)}
-	}
-	return nil
+	return &permit.Denied{Option: option, Why: "objects may not use it: delete it"}
 }
 
 var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
@@ -113,10 +83,10 @@ func checkExport(value string) error {
 	for _, word := range strings.Split(value, ",") {
 		name, _, hasValue := strings.Cut(word, "=")
 		if hasValue && !variable.MatchString(name) {
-			return &Denied{"export", fmt.Sprintf("%q is not NAME or NAME=VALUE", word)}
+			return &permit.Denied{Option: "export", Why: fmt.Sprintf("%q is not NAME or NAME=VALUE", word)}
 		}
 		if strings.HasPrefix(name, "SLURM_") || strings.HasPrefix(name, "SBATCH_") {
-			return &Denied{"export", fmt.Sprintf("%s belongs to Slurm", name)}
+			return &permit.Denied{Option: "export", Why: fmt.Sprintf("%s belongs to Slurm", name)}
 		}
 	}
 	return nil
@@ -126,7 +96,7 @@ func checkExport(value string) error {
 // a slash.
 func (d Description) checkPath(option, path string) error {
 	if path == "" {
-		return &Denied{option, "the path is empty"}
+		return &permit.Denied{Option: option, Why: "the path is empty"}
 	}
 	if option != "chdir" && path == os.DevNull {
 		return nil
@@ -136,10 +106,10 @@ func (d Description) checkPath(option, path string) error {
 		full = filepath.Join(d.dir(), full)
 	}
 	if slices.Contains(strings.Split(path, "/"), "..") {
-		return &Denied{option, fmt.Sprintf("the path %s contains '..'", path)}
+		return &permit.Denied{Option: option, Why: fmt.Sprintf("the path %s contains '..'", path)}
 	}
 	if err := Within(full, d.Roots); err != nil {
-		return &Denied{option, err.Error()}
+		return &permit.Denied{Option: option, Why: err.Error()}
 	}
 	return nil
 }

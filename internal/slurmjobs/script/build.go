@@ -41,7 +41,7 @@ type Description struct {
 //go:embed guard.sh
 var guard string
 
-// Build returns the job of an object. The error is a *Denied if objects may not use an option.
+// Build returns the job of an object. The error is a *permit.Denied if objects may not use an option.
 func Build(d Description) (queue.Job, error) {
 	interpreter, err := interpreter(d.Script)
 	if err != nil {

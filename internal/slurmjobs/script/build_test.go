@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"berth.dev/berth/internal/job/permit"
 )
 
 // describe returns the description of an object whose script has the given #SBATCH lines.
@@ -82,7 +84,7 @@ func TestDeniedPathSaysWhichFoldersAreAllowed(t *testing.T) {
 	d := describe(t)
 	d.Output = "/etc/x"
 	_, err := Build(d)
-	denied := new(Denied)
+	denied := new(permit.Denied)
 	if !errors.As(err, &denied) || denied.Option != "output" || !strings.Contains(err.Error(), d.Roots[0]) {
 		t.Errorf("%v", err)
 	}

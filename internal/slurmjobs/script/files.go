@@ -15,7 +15,7 @@ import (
 
 // Files returns the working directory of a job with a number, and the paths of its standard output
 // and standard error. The paths are equal if the job writes both into one file. A path is empty if
-// the job writes no file. The error is a *Denied if the working directory is outside the roots.
+// the job writes no file. The error is a *permit.Denied if the working directory is outside the roots.
 func (d Description) Files(id string) (dir, output, errors string, err error) {
 	options, err := d.options()
 	if err != nil {

@@ -1,0 +1,172 @@
+package wishes
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"berth.dev/berth/internal/job/batch"
+	"berth.dev/berth/internal/job/permit"
+)
+
+// flags lists the annotations that hold a command line of sbatch: of HPK, KNoC and interLink.
+var flags = []string{"slurm.hpk.io/flags", "slurm-job.knoc.io/flags", "slurm-job.vk.io/flags"}
+
+// Prefixes of annotations that name one option each: of slurm-bridge, and of berth.
+const (
+	slinky = "slurmjob.slinky.slurm.net/"
+	own    = "slurm.berth.dev/"
+)
+
+// renamed holds the options of slurm-bridge that sbatch calls otherwise (slurm-bridge v1.2.1,
+// internal/wellknown/annotations.go).
+var renamed = map[string]string{
+	"constraints": "constraint", "cpu-per-task": "cpus-per-task", "group-id": "gid", "max-nodes": "nodes", "mem-per-node": "mem",
+	"min-nodes": "nodes", "timelimit": "time", "user-id": "uid",
+}
+
+// foreign holds annotations without a meaning in berth. A name that ends with a slash is a prefix.
+// It holds no reasons for annotations that only describe where HPK, KNoC and interLink keep a pod.
+var foreign = map[string]string{
+	"slurm-job.knoc.io/mpi-flags":  "start mpiexec in the container's command",
+	"slurm-job.knoc.io/image-root": "name the image in the pod, and give files of images to 'berth up --image'",
+	"slurm-job.vk.io/mpi-flags":    "start mpiexec in the container's command",
+	"slurm-job.vk.io/image-root":   "name the image in the pod, and give files of images to 'berth up --image'",
+	"slurm-job.vk.io/pre-exec":     "no batch script runs: use an init container, or a postStart hook",
+	"slurm-job.vk.io/flavor":       "name partition and time with slurm.berth.dev/ annotations",
+	"slurm-job.vk.io/":             "containerd runs the pod, not Singularity or enroot: use volumes and the securityContext",
+	"interlink.eu/":                "pods have the network of the cluster: delete it",
+}
+
+// meaningless holds options of sbatch that mean nothing for a job that is a node, and what to use
+// instead.
+var meaningless = map[string]string{
+	":":            "a pod is one job: use a pod for each component",
+	"array":        "use a Job with completions",
+	"wrap":         "the containers are the program of the job",
+	"output":       "the output of a pod is in kubectl logs",
+	"error":        "the output of a pod is in kubectl logs",
+	"input":        "containers have no input from a file: mount the file",
+	"open-mode":    "the output of a pod is in kubectl logs",
+	"chdir":        "set workingDir of the container",
+	"export":       "set env of the container",
+	"export-file":  "set envFrom of the container",
+	"get-user-env": "set env of the container",
+	"umask":        "set it in the container's command",
+	"propagate":    "set limits with ulimit in the container's command",
+	"hold":         "use schedulingGates of the pod",
+	"test-only":    "it submits no job",
+	"uid":          "the job runs as you",
+	"gid":          "the job runs as you",
+	"clusters":     "nodes of another Slurm cannot join: start a cluster there",
+	"priority":     "only operators of Slurm may set it: use nice",
+	"comment":      "berth finds its jobs by their comments: use wckey or job-name",
+	"requeue":      "the controller of the pod starts another one: use a Job or a Deployment",
+	"no-requeue":   "the controller of the pod starts another one: use a Job or a Deployment",
+	"signal":       "use a preStop hook and terminationGracePeriodSeconds",
+	"no-kill":      "a node that is lost does not end the others",
+
+	"ntasks-per-core": "a pod starts no tasks: request CPUs", "ntasks-per-gpu": "a pod starts no tasks: request CPUs",
+	"ntasks-per-socket": "a pod starts no tasks: request CPUs", "ntasks-per-tres": "a pod starts no tasks: request CPUs",
+	"tres-per-task": "a pod starts no tasks: use gres", "distribution": "a pod starts no tasks", "overcommit": "a pod starts no tasks",
+	"cpu-bind": "a pod starts no tasks", "mem-bind": "a pod starts no tasks", "gpu-bind": "a pod starts no tasks", "tres-bind": "a pod starts no tasks",
+}
+
+// stops lists the options without which a job would start that was not to start.
+const stops = " hold test-only "
+
+// wishes returns the wishes of a pod and of the objects above it, the strongest last.
+func (r *reader) wishes(pod *v1.Pod, owners []Owner) []wish {
+	var all []wish
+	for _, key := range flags {
+		if line, ok := pod.Annotations[key]; ok {
+			all = append(all, r.flags(key, line)...)
+		}
+	}
+	// As in slurm-bridge, the annotation of the topmost object counts.
+	all = append(all, r.named(slinky, slinky, pod.Annotations)...)
+	for _, owner := range owners {
+		all = append(all, r.named(slinky, owner.Kind+" "+owner.Name+": "+slinky, owner.Annotations)...)
+	}
+	all = append(all, r.named(own, own, pod.Annotations)...)
+	for _, key := range slices.Sorted(maps.Keys(pod.Annotations)) {
+		prefix, _, _ := strings.Cut(key, "/")
+		if why := foreign[key]; why != "" {
+			r.problem(key, false, "%s", why)
+		} else if why := foreign[prefix+"/"]; why != "" && !slices.Contains(flags, key) {
+			r.problem(key, false, "%s", why)
+		}
+	}
+	return all
+}
+
+// flags splits a command line as sbatch splits a #SBATCH line: HPK, KNoC and interLink write such
+// lines.
+func (r *reader) flags(key, line string) []wish {
+	if len(line) > longest {
+		r.problem(key, true, "it has more than %d bytes", longest)
+		return nil
+	}
+	words, err := batch.SplitDirective(line)
+	var parsed batch.Arguments
+	if err == nil {
+		parsed, err = batch.Split(words, func(string) (takesValue, ok bool) { return false, false })
+	}
+	switch {
+	case err != nil:
+		r.problem(key, true, "%v", err)
+		return nil
+	case len(parsed.Command) > 0:
+		r.problem(key, true, "%q is not an option of sbatch", parsed.Command[0])
+		return nil
+	}
+	var all []wish
+	for _, option := range parsed.Options {
+		all = append(all, wish{key, option})
+	}
+	return all
+}
+
+// named reads annotations with a prefix that name one option each. It writes from instead of the
+// prefix into messages.
+func (r *reader) named(prefix, from string, annotations map[string]string) []wish {
+	var all []wish
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		name, ok := strings.CutPrefix(key, prefix)
+		if !ok || prefix == own && (name == gangName || name == gangSize) {
+			continue
+		}
+		from, value := from+name, annotations[key]
+		if other := renamed[name]; prefix == slinky && other != "" {
+			name = other
+			if other == "mem" || other == "cpus-per-task" {
+				quantity, err := resource.ParseQuantity(value)
+				if err != nil {
+					r.problem(from, true, "%q is not a quantity of Kubernetes: %v", value, err)
+					continue
+				}
+				value = strconv.FormatInt(quantity.Value(), 10)
+				if other == "mem" {
+					value = strconv.FormatInt(quantity.Value()>>10, 10) + "K"
+				}
+			}
+		}
+		switch {
+		case permit.In(noValue, name), name == "exclusive" && (value == "" || value == "true" || value == "false"):
+			if value == "false" {
+				continue
+			}
+			if value == "true" {
+				value = ""
+			}
+		case prefix == slinky && name == "exclusive":
+			value = "" // slurm-bridge takes every value but false for yes
+		}
+		all = append(all, wish{from, batch.Option{Name: name, Value: value}})
+	}
+	return all
+}

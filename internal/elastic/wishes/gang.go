@@ -1,0 +1,83 @@
+package wishes
+
+import (
+	"cmp"
+	"strconv"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// gangName and gangSize are the annotations of berth for gangs, after the prefix.
+const (
+	gangName = "gang"
+	gangSize = "gang-size"
+)
+
+// Labels and annotations that others put on the pods of a gang.
+const (
+	// JobSet v0.8, api/jobset/v1alpha2/jobset_types.go.
+	jobSetName    = "jobset.sigs.k8s.io/jobset-name"
+	jobSetRestart = "jobset.sigs.k8s.io/restart-attempt"
+	// LeaderWorkerSet v0.6, api/leaderworkerset/v1/leaderworkerset_types.go.
+	leaderWorkerGroup = "leaderworkerset.sigs.k8s.io/group-key"
+	leaderWorkerSize  = "leaderworkerset.sigs.k8s.io/size"
+	// scheduler-plugins v0.31, apis/scheduling/v1alpha1/types.go.
+	podGroup = "scheduling.x-k8s.io/pod-group"
+	// Kueue v0.17, pkg/controller/constants.
+	kueueGroup = "kueue.x-k8s.io/pod-group-name"
+	kueueSize  = "kueue.x-k8s.io/pod-group-total-count"
+)
+
+// greatestGang is more than the nodes that a cluster can have.
+const greatestGang = 4096
+
+// gang sets the gang of a pod. Its size may be known only to an object above the pod.
+func (r *reader) gang(pod *v1.Pod, owners []Owner, to *Request) {
+	name, text, from := "", "", ""
+	switch labels, notes := pod.Labels, pod.Annotations; {
+	case notes[own+gangName] != "":
+		name, text, from = notes[own+gangName], notes[own+gangSize], own+gangSize
+		if text == "" {
+			r.problem(own+gangName, true, "the annotation %s is missing: it has the number of pods", own+gangSize)
+			return
+		}
+	case labels[leaderWorkerGroup] != "":
+		name, text, from = labels[leaderWorkerGroup], notes[leaderWorkerSize], leaderWorkerSize
+	case labels[kueueGroup] != "":
+		name, text, from = labels[kueueGroup], notes[kueueSize], kueueSize
+	case pod.Spec.SchedulingGroup != nil && pod.Spec.SchedulingGroup.PodGroupName != nil:
+		name = *pod.Spec.SchedulingGroup.PodGroupName
+	case labels[podGroup] != "":
+		name = labels[podGroup]
+	case labels[jobSetName] != "":
+		// A JobSet that restarts deletes its pods, and the nodes of the new ones are another job.
+		name = labels[jobSetName] + "/" + cmp.Or(labels[jobSetRestart], "0")
+	}
+	size := 0
+	if text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			r.problem(from, true, "%q is not a number of pods", text)
+			return
+		}
+		size = n
+	}
+	for _, owner := range owners {
+		if size == 0 && owner.Gang > 0 && name != "" {
+			size = owner.Gang
+			if owner.Part != "" {
+				name += "/" + owner.Part
+			}
+		}
+	}
+	nodes := int(r.amount.nodes)
+	switch {
+	case size > greatestGang:
+		r.problem(cmp.Or(from, "gang "+name), true, "a gang has at most %d pods", greatestGang)
+	case size > 1:
+		to.Gang, to.GangSize = pod.Namespace+"/"+name, size
+	}
+	if nodes > max(size, 1) {
+		r.problem(r.amount.nodesFrom, false, "--nodes=%d: a pod has one node: start %d pods with the annotations %s and %s", nodes, nodes, own+gangName, own+gangSize)
+	}
+}

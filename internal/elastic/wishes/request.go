@@ -1,0 +1,160 @@
+package wishes
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"berth.dev/berth/internal/job/batch"
+	"berth.dev/berth/internal/job/permit"
+)
+
+// Request describes the node that a pod needs.
+type Request struct {
+	// Options holds words for the command line of sbatch, sorted, each with the long name and the
+	// value of one option. It has no options for the number of nodes, CPUs, memory and GPUs.
+	Options []string
+	// MilliCPU and Memory, in bytes, hold the amounts that the scheduler counts for the pod, or that
+	// its wishes ask for, if these are greater.
+	MilliCPU, Memory int64
+	// GPUs holds the number of GPUs by the name of the resource, such as nvidia.com/gpu. GPUType is
+	// Slurm's name of their type, or empty. Options may have --gres, so request GPUs with
+	// --gpus-per-node.
+	GPUs    map[v1.ResourceName]int64
+	GPUType string
+	// Others lists further resources of the pod, which no option of sbatch brings.
+	Others []v1.ResourceName
+	// Alone reports whether an annotation asks for something. Such a pod shares its job with no
+	// other, so the accounting of the job describes only this pod.
+	Alone bool
+	// Gang identifies the pods that need their nodes together, and GangSize is their number. One
+	// job gets a node for each, or no node. Gang is empty if the pod is in no gang.
+	Gang     string
+	GangSize int
+}
+
+// Problem describes a wish that is not fulfilled.
+type Problem struct {
+	// Wish is the annotation or the field of the pod, and Why the reason and what to do.
+	Wish, Why string
+	// Blocks reports whether a job would be another one than the pod asks for: no job may be
+	// submitted. Without it, the wish only has no meaning here.
+	Blocks bool
+}
+
+func (p Problem) String() string { return p.Wish + ": " + p.Why }
+
+// Owner holds what an object above a pod adds to the wishes of the pod.
+type Owner struct {
+	// Kind and Name are for messages.
+	Kind, Name  string
+	Annotations map[string]string
+	// Gang is the number of pods that the object needs together with this one, or 0. Part names
+	// these pods if they are only a part of the object's.
+	Gang int
+	Part string
+}
+
+// Of returns the request of a pod. Owners lists the objects above the pod, the nearest one first.
+func Of(pod *v1.Pod, owners ...Owner) (Request, []Problem) {
+	r := reader{values: map[string]string{}}
+	r.selected(pod)
+	for _, wish := range r.wishes(pod, owners) {
+		r.take(wish)
+	}
+	request := Request{Options: r.options(), Alone: r.alone}
+	r.amounts(pod, &request)
+	r.gang(pod, owners, &request)
+	return request, r.problems
+}
+
+// A wish is an option of sbatch, and the annotation or field that asks for it.
+type wish struct {
+	from   string
+	option batch.Option
+}
+
+// reader collects the wishes of a pod.
+type reader struct {
+	// values holds the value of each option, "" for an option without a value. A later wish
+	// replaces an earlier one.
+	values   map[string]string
+	amount   amount
+	alone    bool
+	problems []Problem
+}
+
+func (r *reader) problem(from string, blocks bool, format string, values ...any) {
+	p := Problem{Wish: from, Why: fmt.Sprintf(format, values...), Blocks: blocks}
+	if !slices.Contains(r.problems, p) {
+		r.problems = append(r.problems, p)
+	}
+}
+
+// noValue and mayHaveValue list the permitted options that take no value, or need none.
+const (
+	noValue      = " contiguous oversubscribe spread-job use-min-nodes "
+	mayHaveValue = " exclusive nice "
+	// longest is the greatest length of a value, in bytes.
+	longest = 4096
+)
+
+// take adds one wish.
+func (r *reader) take(w wish) {
+	name, value := w.option.Name, w.option.Value
+	if permit.In(permit.Ignored, name) {
+		return
+	}
+	if why := meaningless[name]; why != "" {
+		r.problem(w.from, permit.In(stops, name), "--%s: %s", name, why)
+		return
+	}
+	if err := permit.Check(w.option); err != nil {
+		r.problem(w.from, true, "%v", err)
+		return
+	}
+	switch {
+	case len(value) > longest:
+		r.problem(w.from, true, "--%s: its value has more than %d bytes", name, longest)
+		return
+	case permit.In(permit.Resources, name):
+		if !r.amount.add(r, w) {
+			return
+		}
+	case !permit.In(permit.Placement, name):
+		r.problem(w.from, false, "--%s: a pod may not use it: delete it", name)
+		return
+	case permit.In(noValue, name):
+		if value != "" {
+			r.problem(w.from, true, "--%s: it takes no value: delete %q", name, value)
+			return
+		}
+		r.values[name] = ""
+	case value == "" && !permit.In(mayHaveValue, name):
+		r.problem(w.from, true, "--%s: it needs a value", name)
+		return
+	default:
+		r.values[name] = value
+	}
+	r.alone = true
+}
+
+// options returns the words for sbatch.
+func (r *reader) options() []string {
+	values := maps.Clone(r.values)
+	if len(r.amount.gres) > 0 {
+		values["gres"] = strings.Join(r.amount.gres, ",")
+	}
+	var words []string
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		word := "--" + name
+		if value := values[name]; value != "" {
+			word += "=" + value
+		}
+		words = append(words, word)
+	}
+	return words
+}
