@@ -123,6 +123,17 @@ func (l layout) addresses(block netip.Prefix, index int) Addresses {
 	}
 }
 
+// place returns the place of the node with an index, in the cluster of a node that has the
+// addresses a.
+func (a Addresses) place(index int) Member {
+	l := layout{blockBits: a.Pods.Bits() - 1, nodeBits: a.NodePods.Bits()}
+	at := l.addresses(netip.PrefixFrom(a.Pods.Addr(), l.blockBits), index)
+	if a.IPv6 != nil {
+		at.IPv6 = ipv6In(netip.PrefixFrom(a.IPv6.Pods.Addr(), ulaBits), index)
+	}
+	return Member{Address: at.Node, Prefixes: prefixesTo(at)}
+}
+
 // balancerAddress returns an address on the loopback of the node's namespace,
 // beside the port of the API server, which listens on all addresses.
 func balancerAddress() netip.AddrPort {

@@ -85,8 +85,8 @@ type design struct {
 	withoutIPv6 string
 	controls    int
 	mtu         int
-	// members and seats are the places of the nodes and of nodes of other jobs.
-	members, seats []Member
+	// members are the places of the nodes.
+	members []Member
 }
 
 func newDesign(spec Spec, offers []Offer) (d design, err error) {
@@ -109,20 +109,11 @@ func newDesign(spec Spec, offers []Offer) (d design, err error) {
 	}
 	names := nodeNames(offers)
 	for i, offer := range offers {
-		member := d.place(i)
+		member := d.addresses(0).place(i)
 		member.Name, member.Host = names[i], offer.Host
 		d.members = append(d.members, member)
 	}
-	for i := range spec.Seats {
-		d.seats = append(d.seats, d.place(len(offers)+i))
-	}
 	return d, nil
-}
-
-// place returns the addresses of the node with an index as all others know it.
-func (d design) place(index int) Member {
-	addresses := d.addresses(index)
-	return Member{Address: addresses.Node, Prefixes: prefixesTo(addresses)}
 }
 
 func (d design) addresses(index int) Addresses {
@@ -153,7 +144,7 @@ func (d design) plan(index int, name string, offer Offer) Plan {
 		Node:              node,
 		Index:             index,
 		Members:           d.members,
-		Seats:             d.seats,
+		Seats:             spec.Seats,
 		Controls:          d.controls,
 		Addresses:         addresses,
 		Paths:             offer.Paths,

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// longestName is the longest value of a label: a node's name becomes one, too.
-const longestName = 63
+// LongestName is the longest value of a label: a node's name becomes one, too.
+const LongestName = 63
 
 // nodeNames names the node of each offer. A node keeps a valid name. If other
 // names are changed to the same one, all but the first get a number.
@@ -27,7 +27,7 @@ func nodeNames(offers []Offer) []string {
 		for n := 2; slices.Contains(names, name); n++ {
 			end := "-" + strconv.Itoa(n)
 			name = nodeName(offer.Host)
-			name = strings.TrimRight(name[:min(len(name), longestName-len(end))], "-.") + end
+			name = strings.TrimRight(name[:min(len(name), LongestName-len(end))], "-.") + end
 		}
 		names[i] = name
 	}
@@ -45,8 +45,8 @@ var (
 func nodeName(host string) string {
 	name := notInNames.ReplaceAllString(strings.ToLower(host), "-")
 	name = endOfLabel.ReplaceAllString(name, ".")
-	if len(name) > longestName {
-		name = name[:longestName]
+	if len(name) > LongestName {
+		name = name[:LongestName]
 	}
 	if name = strings.Trim(name, "-."); name == "" {
 		return "node"

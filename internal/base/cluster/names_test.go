@@ -50,7 +50,7 @@ func FuzzNodeNames(f *testing.F) {
 		}
 		names := nodeNames([]Offer{{Host: a}, {Host: b}, {Host: c}})
 		for i, name := range names {
-			if len(name) > longestName || !valid.MatchString(name) || slices.Contains(names[:i], name) {
+			if len(name) > LongestName || !valid.MatchString(name) || slices.Contains(names[:i], name) {
 				t.Errorf("%q become %q", []string{a, b, c}, names)
 			}
 		}

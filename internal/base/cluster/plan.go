@@ -22,9 +22,9 @@ type Plan struct {
 	// Members lists all nodes of the cluster, with this one at Index. The first is
 	// the head.
 	Members []Member
-	// Seats lists the places for nodes of other jobs. A node in a seat has an Index
-	// after all Members, and is not in Members.
-	Seats []Member
+	// Seats is the number of places for nodes of other jobs. A node in a seat has an
+	// Index after all Members, and is not in Members.
+	Seats int
 	Index int
 	// Controls is the number of members that run a control plane, counted from
 	// the first: 1, or ControlNodes with --ha.
@@ -99,11 +99,18 @@ func (p Plan) Control() bool { return p.Index < max(1, p.Controls) }
 func (p Plan) Replicated() bool { return p.Controls > 1 }
 
 // Several reports whether the cluster has, or may get, more than one node.
-func (p Plan) Several() bool { return len(p.Members)+len(p.Seats) > 1 }
+func (p Plan) Several() bool { return len(p.Members)+p.Seats > 1 }
 
 // Places returns the members and then the seats. The node with an index has the place at
-// that index.
-func (p Plan) Places() []Member { return slices.Concat(p.Members, p.Seats) }
+// that index. The addresses of a seat follow from its index, so the plan does not list
+// them: one message has the plan, and there may be thousands of seats.
+func (p Plan) Places() []Member {
+	places := slices.Grow(slices.Clone(p.Members), p.Seats)
+	for seat := range p.Seats {
+		places = append(places, p.Addresses.place(len(p.Members)+seat))
+	}
+	return places
+}
 
 // Replicas returns the members that run a control plane.
 func (p Plan) Replicas() []Member { return p.Members[:p.Controls] }

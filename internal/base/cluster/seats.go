@@ -9,9 +9,8 @@ import (
 // DefaultSeats is the number of seats of a cluster with --elastic without a number.
 const DefaultSeats = 64
 
-// maxSeats bounds the seats. A node of another job receives all places in one message, which
-// has 917 kB with 3,000 seats; the rendezvous allows 1 MiB.
-const maxSeats = 2000
+// maxSeats bounds the seats. The cluster has at least one other node.
+const maxSeats = maxNodes - 1
 
 // DesignSeat makes the plan of a node of another job, which has a name of SeatName and takes
 // the seat with an index from 0 in a cluster that Design made from offers. The nodes of the cluster have plans
@@ -21,8 +20,8 @@ func DesignSeat(spec Spec, offers []Offer, seat int, name string, joining Offer)
 	if err != nil {
 		return Plan{}, err
 	}
-	if seat < 0 || seat >= len(d.seats) {
-		return Plan{}, fmt.Errorf("design the node in seat %d of %d: there is no such seat", seat+1, len(d.seats))
+	if seat < 0 || seat >= spec.Seats {
+		return Plan{}, fmt.Errorf("design the node in seat %d of %d: there is no such seat", seat+1, spec.Seats)
 	}
 	if spec.AddressBlock == "" && !free(d.block, joining.Used) {
 		return Plan{}, fmt.Errorf("give node %s addresses of the cluster: a route of this host overlaps %s; start the cluster with --address-block and a range that no host uses", joining.Host, d.block)
@@ -45,7 +44,7 @@ func DesignSeat(spec Spec, offers []Offer, seat int, name string, joining Offer)
 func SeatName(host, job string) string {
 	end := "-" + job
 	name := nodeName(host)
-	return strings.TrimRight(name[:min(len(name), longestName-len(end))], "-.") + end
+	return strings.TrimRight(name[:min(len(name), LongestName-len(end))], "-.") + end
 }
 
 // checkSeats checks the options that a cluster with seats can have.

@@ -67,7 +67,7 @@ func TestNamesOfSeats(t *testing.T) {
 	for _, test := range [][3]string{
 		{"n2", "57", "n2-57"}, {"Gpu_1", "57", "gpu-1-57"}, {strings.Repeat("a", 70), "4711", strings.Repeat("a", 58) + "-4711"},
 	} {
-		if got := SeatName(test[0], test[1]); got != test[2] || len(got) > longestName {
+		if got := SeatName(test[0], test[1]); got != test[2] || len(got) > LongestName {
 			t.Errorf("job %s on %s: %q, want %q", test[1], test[0], got, test[2])
 		}
 	}
@@ -76,7 +76,7 @@ func TestNamesOfSeats(t *testing.T) {
 func TestOptionsOfElasticClusters(t *testing.T) {
 	for words, spec := range map[string]Spec{
 		"--elastic -1":           {Seats: -1, NodesPerHost: 1},
-		"--elastic 2001":         {Seats: 2001, NodesPerHost: 1},
+		"--elastic 4096":         {Seats: 4096, NodesPerHost: 1},
 		"with --ha":              {Seats: 1, NodesPerHost: 1, HighlyAvailable: true},
 		"with --nodes-per-host:": {Seats: 1, NodesPerHost: 2},
 	} {

@@ -82,7 +82,8 @@ const (
 	defaultCandidates = 8
 	defaultLoss       = 10 * time.Second
 	defaultHandshake  = 60 * time.Second
-	defaultMaxMessage = 1 << 20
+	// DefaultMaxMessage is the largest message between two nodes, in bytes.
+	DefaultMaxMessage = 1 << 20
 	defaultMaxPending = 256
 )
 
@@ -102,7 +103,7 @@ func (c Config) withDefaults() (Config, error) {
 		c.Handshake = defaultHandshake
 	}
 	if c.MaxMessage == 0 {
-		c.MaxMessage = defaultMaxMessage
+		c.MaxMessage = DefaultMaxMessage
 	}
 	if c.MaxPending == 0 {
 		c.MaxPending = defaultMaxPending

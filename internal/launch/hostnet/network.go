@@ -105,9 +105,9 @@ type Overlay struct {
 
 // Ports lists the ports of the sockets on this host.
 type Ports struct {
-	Packets  []uint16
-	Streams  uint16
-	Switches []uint16
+	Packets  []uint16 `json:",omitempty"`
+	Streams  uint16   `json:",omitempty"`
+	Switches []uint16 `json:",omitempty"`
 }
 
 // Open creates the sockets, with one socket for packets per CPU up to maxQueues. If

@@ -13,22 +13,22 @@ import (
 // Each process that serves the network begins with all changes and receives the later ones,
 // also if another one served it before.
 func TestProcessesLearnOfChanges(t *testing.T) {
-	prefix := netip.MustParsePrefix("10.0.2.0/24")
-	at := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.3:1")}
-	p := NewPlaces(Overlay{Key: []byte("key"), Self: 1, Nodes: []overlay.Node{{Name: "n1"}, {Name: "n2"}, {Prefixes: []netip.Prefix{prefix}}}, Switches: make([][]netip.AddrPort, 3)})
+	prefixes := [][]netip.Prefix{nil, nil, {netip.MustParsePrefix("10.0.2.0/24")}}
+	at := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("192.0.2.3"), port) }
+	p := NewPlaces(View{Key: []byte("key"), Self: 1, Nodes: []Change{{Name: "n1"}}}, prefixes)
 	apply := func(change Change) {
 		t.Helper()
 		if err := p.Apply(change); err != nil {
 			t.Fatal(err)
 		}
 	}
-	taken, left := Change{Index: 2, Name: "n3", Endpoints: at, Switches: at}, Change{Index: 2}
+	taken, left := Change{Index: 2, Name: "n3", Host: at(0).Addr(), Ports: Ports{Packets: []uint16{1}, Streams: 2, Switches: []uint16{3}}}, Change{Index: 2}
 	apply(taken) // nobody serves the network yet
 	now, first, err := p.Connect()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (overlay.Node{Name: "n3", Endpoints: at, Prefixes: []netip.Prefix{prefix}}); !reflect.DeepEqual(now.Nodes[2], want) || now.Switches[2][0] != at[0] {
+	if want := (overlay.Node{Name: "n3", Endpoints: []netip.AddrPort{at(1)}, Stream: at(2), Prefixes: prefixes[2]}); !reflect.DeepEqual(now.Nodes[2], want) || now.Switches[2][0] != at(3) {
 		t.Errorf("the process begins with %+v", now)
 	}
 	apply(left)
@@ -68,29 +68,24 @@ func TestProcessesLearnOfChanges(t *testing.T) {
 
 // An address that the nodes cannot use is neither kept nor passed on.
 func TestUnusableNodesTakeNoPlace(t *testing.T) {
-	at := func(addresses ...string) (all []netip.AddrPort) {
-		for _, a := range addresses {
-			all = append(all, netip.MustParseAddrPort(a))
-		}
-		return all
-	}
-	p := NewPlaces(Overlay{Nodes: []overlay.Node{{Name: "n1"}, {Name: "n2", Endpoints: at("192.0.2.2:1")}, {}}, Switches: make([][]netip.AddrPort, 3)})
+	other := Change{Index: 1, Name: "n2", Host: netip.MustParseAddr("192.0.2.2"), Ports: Ports{Packets: []uint16{1}, Streams: 3}}
+	p := NewPlaces(View{Nodes: []Change{{Name: "n1"}, other}}, make([][]netip.Prefix, 3))
 	_, pipe, err := p.Connect()
 	if err != nil {
 		t.Fatal(err)
 	}
-	good := Change{Index: 2, Name: "n3", Endpoints: at("192.0.2.3:1", "[::ffff:192.0.2.3]:2"), Stream: at("192.0.2.3:1")[0], Switches: at("192.0.2.3:5")}
+	good := Change{Index: 2, Name: "n3", Host: netip.MustParseAddr("192.0.2.3"), Ports: Ports{Packets: []uint16{1, 2}, Streams: 1, Switches: []uint16{5}}}
 	for name, test := range map[string]struct {
 		change func(*Change)
 		words  string
 	}{
-		"another family":          {func(c *Change) { c.Endpoints = at("[fd00::1]:22000") }, "all nodes need IPv4 addresses, or all IPv6"},
-		"another node's address":  {func(c *Change) { c.Endpoints = at("192.0.2.3:1", "[::ffff:192.0.2.2]:1") }, "an address of node n2"},
-		"no port":                 {func(c *Change) { c.Endpoints = at("192.0.2.3:0") }, "not an address with a port"},
-		"no port for streams":     {func(c *Change) { c.Stream = at("192.0.2.3:0")[0] }, "not an address with a port"},
-		"no port of the Switch":   {func(c *Change) { c.Switches = at("192.0.2.3:0") }, "not an address with a port"},
-		"no address":              {func(c *Change) { c.Endpoints = make([]netip.AddrPort, 1) }, "not an address with a port"},
-		"the unspecified address": {func(c *Change) { c.Endpoints = at("0.0.0.0:1") }, "not an address with a port"},
+		"another family":          {func(c *Change) { c.Host = netip.MustParseAddr("fd00::1") }, "all nodes need IPv4 addresses, or all IPv6"},
+		"another node's address":  {func(c *Change) { c.Host = netip.MustParseAddr("::ffff:192.0.2.2") }, "an address of node n2"},
+		"no port":                 {func(c *Change) { c.Ports.Packets = []uint16{0} }, "not an address with a port"},
+		"no port for streams":     {func(c *Change) { c.Ports.Streams = 0 }, "not an address with a port"},
+		"no port of the Switch":   {func(c *Change) { c.Ports.Switches = []uint16{0} }, "not an address with a port"},
+		"no address":              {func(c *Change) { c.Host = netip.Addr{} }, "not an address with a port"},
+		"the unspecified address": {func(c *Change) { c.Host = netip.IPv4Unspecified() }, "not an address with a port"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			change := good
@@ -106,16 +101,24 @@ func TestUnusableNodesTakeNoPlace(t *testing.T) {
 	if err := p.Apply(good); err != nil {
 		t.Fatal(err)
 	}
+	// The address of a node that has left belongs to nobody.
+	moved := Change{Index: 1, Name: "n4", Host: other.Host, Ports: Ports{Packets: []uint16{2}, Streams: 4}}
+	again := Change{Index: 2, Name: "n5", Host: other.Host, Ports: other.Ports}
+	for _, change := range []Change{moved, again} {
+		if err := p.Apply(change); err != nil {
+			t.Fatal(err)
+		}
+	}
 	p.Close()
 	var got []Change
-	if err := ReadChanges(pipe, func(c Change) error { got = append(got, c); return nil }); err != nil || !reflect.DeepEqual(got, []Change{good}) {
+	if err := ReadChanges(pipe, func(c Change) error { got = append(got, c); return nil }); err != nil || !reflect.DeepEqual(got, []Change{good, moved, again}) {
 		t.Errorf("the process reads %+v, %v", got, err)
 	}
 }
 
 // A change that the process cannot receive is kept for the next one.
 func TestChangeForDeadProcessIsKept(t *testing.T) {
-	p := NewPlaces(Overlay{Self: 0, Nodes: make([]overlay.Node, 2), Switches: make([][]netip.AddrPort, 2)})
+	p := NewPlaces(View{}, make([][]netip.Prefix, 2))
 	_, pipe, err := p.Connect()
 	if err != nil {
 		t.Fatal(err)
@@ -131,5 +134,21 @@ func TestChangeForDeadProcessIsKept(t *testing.T) {
 	defer pipe.Close()
 	if now.Nodes[1].Name != "n2" {
 		t.Errorf("the next process begins with %+v", now)
+	}
+}
+
+// A process that serves the network begins with the places that the head sends.
+func TestViewHasAllPlaces(t *testing.T) {
+	change := Change{Index: 1, Name: "n2", Host: netip.MustParseAddr("192.0.2.2"), Ports: Ports{Packets: []uint16{1}, Streams: 3, Switches: []uint16{4}}}
+	p := NewPlaces(View{Nodes: []Change{{Name: "n1", Ports: Ports{Switches: []uint16{9}}}}}, make([][]netip.Prefix, 3))
+	if err := p.Apply(change); err != nil {
+		t.Fatal(err)
+	}
+	view := p.View(2)
+	if len(view.Nodes) != 2 || view.Self != 2 || view.Nodes[0].Name != "n1" || !reflect.DeepEqual(view.Nodes[1], change) {
+		t.Errorf("the view is %+v", view)
+	}
+	if p.Size() != 3 || p.Name(1) != "n2" {
+		t.Errorf("%d places, the second with %q", p.Size(), p.Name(1))
 	}
 }

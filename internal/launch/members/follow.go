@@ -56,7 +56,7 @@ func (m *Members) Join(ctx context.Context, offer cluster.Offer, cpus int) (Welc
 		Version: cluster.Version(), Offer: offer,
 		Address: m.data.Address, Ports: m.sockets.Ports,
 	})
-	m.places, m.failover, m.own = hostnet.NewPlaces(answer.Overlay), answer.Succession, answer.Own
+	m.places, m.failover, m.own = hostnet.NewPlaces(answer.Network, prefixesOf(answer.Plan.Places())), answer.Succession, answer.Own
 	return answer, exitcode.Wrap(exitcode.Unavailable, err)
 }
 

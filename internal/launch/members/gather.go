@@ -3,6 +3,7 @@ package members
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -55,11 +56,25 @@ func (m *Members) Gather(ctx context.Context, cpus int) ([]cluster.Offer, error)
 		offers = append(offers, w.hello.Offer)
 		hosts = append(hosts, w.address())
 	}
+	if err := checkFamilies(m.others); err != nil {
+		return nil, exitcode.Wrap(exitcode.Config, err)
+	}
 	if m.sockets, err = m.data.Open(cpus, hosts...); err != nil {
 		return nil, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	offers[0].OverlayMTU, err = overlay.MTU(hosts)
 	return offers, exitcode.Wrap(exitcode.Unavailable, err)
+}
+
+// checkFamilies returns an error if the addresses of the nodes have two families. The sockets
+// of each node except the head belong to the family of its address.
+func checkFamilies(others []*member) error {
+	for _, w := range others {
+		if err := hostnet.SameFamily(w.name, w.address(), others[0].name, others[0].address()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // collectOffers waits until all other nodes have connected and sent their offers.
@@ -217,6 +232,22 @@ func (w *member) address() netip.Addr {
 	return hostnet.HostOf(w.peer.RemoteAddr())
 }
 
+// checkSize returns an error if the plan of a node would be too large for a message once all
+// seats are taken. The head's is at least as large as the others: it has more keys.
+func checkSize(largest Welcome, nodes, seats int) error {
+	size := func(message any) int {
+		content, _ := json.Marshal(message) // Send reports an error
+		return len(content)
+	}
+	left := rendezvous.DefaultMaxMessage - size(largest)
+	each := size(hostnet.LargestChange(nodes+seats)) + len(",")
+	if fit := max(0, left/each); left < 0 || fit < seats {
+		return fmt.Errorf("plan a cluster of %d nodes and %d nodes of other jobs (--elastic): the message with all of their places would have %d bytes, and %d are the most; request fewer nodes, or give a smaller number for --elastic, here at most %d",
+			nodes, seats, rendezvous.DefaultMaxMessage-left+seats*each, rendezvous.DefaultMaxMessage, fit)
+	}
+	return nil
+}
+
 // SendPlans sets up the network between the nodes and sends its plan to every
 // other node.
 func (m *Members) SendPlans(ctx context.Context, plans []cluster.Plan, keys identity.Set, archives []archive.Archive) error {
@@ -237,7 +268,11 @@ func (m *Members) SendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 		return err
 	}
 	m.served, m.source = archives, source
-	ends := m.lay(key, plans[0].Places(), m.others)
+	m.lay(key, plans[0].Places(), m.others)
+	largest := Welcome{Version: cluster.Version(), Plan: plans[0], Files: keys.Nodes[0], Network: m.places.View(0), Archives: archives, Source: source, Succession: m.failover, Own: keys.Owns[0]}
+	if err := checkSize(largest, len(plans), plans[0].Seats); err != nil {
+		return exitcode.Wrap(exitcode.Config, err)
+	}
 	for i, w := range m.others {
 		w.node = plans[i+1].Node.Name
 		var mayLead []byte
@@ -246,7 +281,7 @@ func (m *Members) SendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 		}
 		err := w.peer.Send(ctx, Welcome{
 			Version: cluster.Version(), Plan: plans[i+1], Files: keys.Nodes[i+1],
-			Overlay:  ends[i],
+			Network:  m.endOf(i+1, w.peer),
 			Archives: archives, Source: source,
 			Succession: m.failover, Own: mayLead,
 		})

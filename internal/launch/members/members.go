@@ -107,7 +107,7 @@ type Welcome struct {
 	Version string
 	Plan    cluster.Plan
 	Files   map[string]sandbox.File
-	Overlay hostnet.Overlay
+	Network hostnet.View
 	// Archives are the head's archives, which Source serves.
 	Archives []archive.Archive
 	Source   archive.Source

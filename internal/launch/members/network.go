@@ -46,26 +46,24 @@ func (n *network) Places() *hostnet.Places { return n.places }
 // Sockets returns the sockets between the nodes. There are none on a single node.
 func (n *network) Sockets() hostnet.Sockets { return n.sockets }
 
-// lay sets up the head's end. It returns the ends of the other nodes, which have the
-// places after the first. The places after theirs are empty.
-func (n *network) lay(key []byte, places []cluster.Member, others []*member) []hostnet.Overlay {
-	nodes := make([]overlay.Node, len(places))
-	switches := make([][]netip.AddrPort, len(places))
-	for i, place := range places {
-		nodes[i] = overlay.Node{Name: place.Name, Prefixes: place.Prefixes}
-		if i > 0 && i <= len(others) {
-			w := others[i-1]
-			nodes[i], switches[i] = w.hello.Ports.At(w.address(), nodes[i]), w.hello.Ports.SwitchesAt(w.address())
-		}
-	}
+// lay sets up the head's end. The other nodes have the places after the first. The places
+// after theirs are empty.
+func (n *network) lay(key []byte, places []cluster.Member, others []*member) {
 	// The head's pods reach each other through Services by its Switch, too.
-	switches[0] = n.sockets.Ports.SwitchesAt(n.data.ReachesItself())
-	n.places = hostnet.NewPlaces(hostnet.Overlay{Key: key, Carrier: n.carrier, Nodes: nodes, Switches: switches})
-	var ends []hostnet.Overlay
+	own := hostnet.Change{Name: places[0].Name, Host: n.data.ReachesItself(), Ports: hostnet.Ports{Switches: n.sockets.Ports.Switches}}
+	of := hostnet.View{Key: key, Carrier: n.carrier, Nodes: []hostnet.Change{own}}
 	for i, w := range others {
-		ends = append(ends, n.endOf(i+1, w.peer))
+		of.Nodes = append(of.Nodes, hostnet.Change{Index: i + 1, Name: places[i+1].Name, Host: w.address(), Ports: w.hello.Ports})
 	}
-	return ends
+	n.places = hostnet.NewPlaces(of, prefixesOf(places))
+}
+
+// prefixesOf returns the prefixes of each place.
+func prefixesOf(places []cluster.Member) (all [][]netip.Prefix) {
+	for _, place := range places {
+		all = append(all, place.Prefixes)
+	}
+	return all
 }
 
 // addressFor returns the head's address for another node.
@@ -80,22 +78,18 @@ func (n *network) addressFor(peer *rendezvous.Peer) netip.Addr {
 // checkSeat returns an error if a node that takes a seat could not reach all others, or they
 // could not reach it.
 func (n *network) checkSeat(change hostnet.Change, peer *rendezvous.Peer) error {
-	if len(change.Endpoints) == 0 {
+	if !change.Taken() {
 		return fmt.Errorf("node %s offers no port for the packets of pods", change.Name)
 	}
-	head, own := n.addressFor(peer), change.Endpoints[0].Addr()
-	if own.IsValid() && own.Unmap().Is4() != head.Unmap().Is4() {
-		return fmt.Errorf("node %s has the address %s and the head %s: all nodes need IPv4 addresses, or all IPv6; choose the network with --interface", change.Name, own, head)
+	if head := n.addressFor(peer); change.Host.Unmap().Is4() != head.Unmap().Is4() {
+		return fmt.Errorf("node %s has the address %s and the head %s: all nodes need IPv4 addresses, or all IPv6; choose the network with --interface", change.Name, change.Host, head)
 	}
 	return n.places.Check(change)
 }
 
 // endOf returns the end of another node, with all places as they are now.
-func (n *network) endOf(index int, peer *rendezvous.Peer) hostnet.Overlay {
-	own := n.addressFor(peer)
-	end := n.places.Current()
-	end.Self = index
-	end.Nodes[0] = n.sockets.Ports.At(own, end.Nodes[0])
-	end.Switches[0] = n.sockets.Ports.SwitchesAt(own)
+func (n *network) endOf(index int, peer *rendezvous.Peer) hostnet.View {
+	end := n.places.View(index)
+	end.Nodes[0].Host, end.Nodes[0].Ports = n.addressFor(peer), n.sockets.Ports
 	return end
 }

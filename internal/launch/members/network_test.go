@@ -3,6 +3,8 @@ package members
 import (
 	"net/netip"
 	"reflect"
+	"strconv"
+	"strings"
 	"testing"
 
 	"berth.dev/berth/internal/base/cluster"
@@ -19,11 +21,12 @@ func TestNetworkOfThreeNodes(t *testing.T) {
 		return &member{hello: hello{Address: netip.MustParseAddr(address), Ports: hostnet.Ports{Packets: []uint16{first + 1}, Streams: first + 2, Switches: []uint16{first + 3}}}}
 	}
 	planned := []cluster.Member{{Name: "a"}, {Name: "b"}, {Name: "c"}}
-	ends := n.lay([]byte("key"), planned, []*member{other("192.0.2.2", 2000), other("192.0.2.3", 3000)})
-	if len(ends) != 2 || ends[0].Self != 1 || ends[1].Self != 2 {
-		t.Fatalf("ends of the other nodes: %+v", ends)
-	}
-	for i, end := range append([]hostnet.Overlay{n.Places().Current()}, ends...) {
+	n.lay([]byte("key"), planned, []*member{other("192.0.2.2", 2000), other("192.0.2.3", 3000)})
+	for i, view := range []hostnet.View{n.Places().View(0), n.endOf(1, nil), n.endOf(2, nil)} {
+		if view.Self != i {
+			t.Errorf("end %d is that of node %d", i, view.Self)
+		}
+		end := hostnet.NewPlaces(view, make([][]netip.Prefix, 3)).Current()
 		var streams, switches []string
 		for k, node := range end.Nodes {
 			streams = append(streams, node.Name+" "+node.Stream.String())
@@ -38,6 +41,19 @@ func TestNetworkOfThreeNodes(t *testing.T) {
 	}
 	if n.Places().Current().Nodes[0].Stream.IsValid() {
 		t.Error("the head has an address for itself")
+	}
+}
+
+func TestNodesOfTwoFamiliesAreRefused(t *testing.T) {
+	var others []*member
+	for i, test := range []struct{ address, words string }{
+		{"192.0.2.2", ""}, {"::ffff:192.0.2.3", ""}, {"fd00::4", "node n4 has the address fd00::4 and node n2 192.0.2.2: all nodes need"},
+	} {
+		others = append(others, &member{name: "n" + strconv.Itoa(i+2), hello: hello{Address: netip.MustParseAddr(test.address)}})
+		err := checkFamilies(others)
+		if test.words == "" && err != nil || test.words != "" && (err == nil || !strings.Contains(err.Error(), test.words)) {
+			t.Errorf("with %s: %v, want %q", test.address, err, test.words)
+		}
 	}
 }
 

@@ -74,7 +74,6 @@ func (s *Seats) leave(ctx context.Context, n *seated, why error) {
 		telling, cancel := context.WithTimeout(ctx, tellLimit)
 		s.tell(telling, n, hostnet.Change{Index: n.change.Index, Name: n.change.Name})
 		cancel()
-		n.change.Endpoints = nil
 	}
 	s.mu.Unlock()
 	reason := why.Error()
@@ -157,7 +156,7 @@ func (s *Seats) welcomeBack(ctx context.Context, peer *rendezvous.Peer) error {
 // emptySeats returns a change for each seat, as if nobody had it.
 func (m *Members) emptySeats() []hostnet.Change {
 	var all []hostnet.Change
-	for i := len(m.config.Nodes); i < len(m.places.Current().Nodes); i++ {
+	for i := len(m.config.Nodes); i < m.places.Size(); i++ {
 		all = append(all, hostnet.Change{Index: i})
 	}
 	return all

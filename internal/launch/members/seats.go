@@ -15,7 +15,6 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/hostnet"
-	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
@@ -245,9 +244,11 @@ func (s *Seats) giveName(n *seated) error {
 	name := cluster.SeatName(host, job)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	of := s.members.places.Current().Nodes[:s.members.Size()]
-	if slices.ContainsFunc(s.taken, func(other *seated) bool { return other != nil && other.node == name }) ||
-		slices.ContainsFunc(of, func(other overlay.Node) bool { return other.Name == name }) {
+	inUse := slices.ContainsFunc(s.taken, func(other *seated) bool { return other != nil && other.node == name })
+	for i := range s.members.Size() {
+		inUse = inUse || s.members.places.Name(i) == name
+	}
+	if inUse {
 		return fmt.Errorf("name host %s of job %s: the cluster has another node %s; let the job run on other hosts", host, job, name)
 	}
 	n.node = name
@@ -283,10 +284,7 @@ func (s *Seats) seat(ctx context.Context, n *seated) error {
 		welcome.Source = n.archives.Source
 	}
 	w := member{hello: said, peer: n.peer}
-	node := said.Ports.At(w.address(), overlay.Node{Name: n.node})
-	change := hostnet.Change{
-		Index: plan.Index, Name: node.Name, Endpoints: node.Endpoints, Stream: node.Stream, Switches: said.Ports.SwitchesAt(w.address()),
-	}
+	change := hostnet.Change{Index: plan.Index, Name: n.node, Host: w.address(), Ports: said.Ports}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.members.checkSeat(change, n.peer); err != nil {
@@ -294,6 +292,6 @@ func (s *Seats) seat(ctx context.Context, n *seated) error {
 	}
 	s.tell(ctx, n, change)
 	n.known = true
-	welcome.Overlay = s.members.endOf(plan.Index, n.peer)
+	welcome.Network = s.members.endOf(plan.Index, n.peer)
 	return n.peer.Send(ctx, welcome)
 }

@@ -16,7 +16,6 @@ import (
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/launch/hostnet"
-	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
 	"berth.dev/berth/internal/testutil"
 )
@@ -86,9 +85,12 @@ func newSeatTest(t *testing.T, queue ...slurm.Queued) *seatTest {
 		},
 		network: newNetwork(rendezvous.DefaultPorts(), ""), log: slog.New(slog.DiscardHandler),
 	}
-	s.head.data.Address = loopbackOnly
-	nodes := []overlay.Node{{Name: "n1"}, {Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24")}}, {Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.2.0/24")}}}
-	s.head.places = hostnet.NewPlaces(hostnet.Overlay{Nodes: nodes, Switches: make([][]netip.AddrPort, 3)})
+	s.head.data.Address, s.head.sockets.Ports = loopbackOnly, hostnet.Ports{Packets: []uint16{1}, Streams: 2}
+	plans, err := cluster.Design(cluster.Spec{Seats: 2}, []cluster.Offer{{Host: "n1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.head.lay([]byte("key"), plans[0].Places(), nil)
 	prover, err := rendezvous.NewPreShared([]byte(rand.Text() + rand.Text()))
 	if err != nil {
 		t.Fatal(err)
@@ -101,7 +103,9 @@ func newSeatTest(t *testing.T, queue ...slurm.Queued) *seatTest {
 			if offer.OneUID {
 				return cluster.Plan{}, nil, errors.New("no room for it")
 			}
-			return cluster.Plan{Index: 1 + seat, Node: cluster.Node{Name: name}}, map[string]sandbox.File{"key": {Content: []byte(name)}}, nil
+			plan := plans[0]
+			plan.Index, plan.Node.Name = 1+seat, name
+			return plan, map[string]sandbox.File{"key": {Content: []byte(name)}}, nil
 		},
 		Jobs: func(context.Context) ([]slurm.Queued, error) {
 			s.mu.Lock()
@@ -209,13 +213,13 @@ func TestNodesOfOtherJobsTakeSeatsAndLeave(t *testing.T) {
 	if answer.Plan.Node.Name != "n-2-57" || answer.Plan.Index != 1 || string(answer.Files["key"].Content) != "n-2-57" {
 		t.Errorf("the answer is for node %s in place %d", answer.Plan.Node.Name, answer.Plan.Index)
 	}
-	if end := answer.Overlay; end.Self != 1 || end.Nodes[0].Stream.Addr() != loopbackOnly || len(end.Nodes[1].Endpoints) != 1 || end.Nodes[1].Prefixes == nil {
+	if end := first.places.Current(); end.Self != 1 || end.Nodes[0].Stream.Addr() != loopbackOnly || len(end.Nodes[1].Endpoints) != 1 || end.Nodes[2].Prefixes == nil {
 		t.Errorf("it knows the nodes %+v", end)
 	}
 	s.knows(s.head, 1, 1)
-	second, answer, _ := s.join("n2", "58")
-	if len(answer.Overlay.Nodes[1].Endpoints) != 1 {
-		t.Errorf("the second node does not know the first one: %+v", answer.Overlay)
+	second, _, _ := s.join("n2", "58")
+	if end := second.places.Current(); len(end.Nodes[1].Endpoints) != 1 {
+		t.Errorf("the second node does not know the first one: %+v", end)
 	}
 	s.knows(first, 2, 1)
 
@@ -313,9 +317,11 @@ func TestNodeThatDoesNotFitLeavesTheSeat(t *testing.T) {
 // Two nodes never have one name in Kubernetes: the end of one would delete the other.
 func TestNameInUseIsRefused(t *testing.T) {
 	s := newSeatTest(t, running("57", "N_2,n-2,n1"))
-	places := s.head.places.Current()
-	places.Nodes[0].Name = "n1-57" // a host of the step
-	s.head.places = hostnet.NewPlaces(places)
+	plans, err := cluster.Design(cluster.Spec{Seats: 2}, []cluster.Offer{{Host: "n1-57"}}) // a host of the step
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.head.lay([]byte("key"), plans[0].Places(), nil)
 	first, _, _ := s.join("N_2", "57")
 	for _, host := range []string{"n-2", "n1"} {
 		p := s.pilot(host, "57", long)
@@ -393,7 +399,7 @@ func TestReturningNodeLearnsTheSeats(t *testing.T) {
 	s := newSeatTest(t, running("57", "n2"), running("58", "n3"))
 	s.join("n2", "57")
 	other, _, _ := s.join("n3", "58") // stands in for a node of the step
-	stale := hostnet.NewPlaces(s.head.places.Current())
+	stale := hostnet.NewPlaces(s.head.places.View(2), make([][]netip.Prefix, 3))
 	if err := stale.Apply(hostnet.Change{Index: 1}); err != nil {
 		t.Fatal(err)
 	}

@@ -153,7 +153,7 @@ func applyChanges(ctx context.Context, from io.Reader, replace func(index int, n
 		if sockets == nil {
 			return nil
 		}
-		return sockets.ReplaceNode(change.Index, change.Switches)
+		return sockets.ReplaceNode(change.Index, change.Switches())
 	})
 	if ctx.Err() != nil {
 		return nil
