@@ -42,6 +42,7 @@ func optionSections() []struct {
 	}{
 		{"Workload", []string{"file", "logs", "own-cluster", "here", "keep", "grace", "slurm-jobs"}},
 		{"Files of Slurm jobs", []string{"results-image", "results-root", "results-volume", "s3-endpoint"}},
+		{"Slurm jobs as pods", []string{"partition-nodes", "logs-address", "logs-cert", "logs-client"}},
 		{"Existing cluster", []string{"kubeconfig", "namespace", "pin"}},
 		{"Objects that outlive a job", []string{"state", "state-secrets"}},
 		{"Images", []string{"image", "no-pull", "registry", "snapshotter", "image-cache", "image-cache-limit", "image-budget", "lazy-pull", "platform"}},
@@ -78,7 +79,7 @@ const shortHelpLines = 47
 func commonOptions() []string {
 	return []string{
 		"file", "image", "logs", "mount", "publish", "device", "state-dir", "no-pull", "ha", "print", "wait",
-		"quiet", "verbose", "help",
+		"allow-users", "trust-namespace", "quiet", "verbose", "help",
 	}
 }
 
@@ -102,7 +103,7 @@ func helpWriter(full bool) func(*cobra.Command, []string) {
 // help otherwise.
 func briefHelp(command *cobra.Command, width int) string {
 	text := helpText(command, width)
-	if strings.Count(text, "\n") > shortHelpLines && !command.HasSubCommands() {
+	if strings.Count(text, "\n") > shortHelpLines {
 		return shortHelp(command, width)
 	}
 	return text
@@ -144,7 +145,7 @@ func helpText(command *cobra.Command, width int) string {
 	return text.String()
 }
 
-// shortHelp returns the first paragraph about a command, its common options, and
+// shortHelp returns the first paragraph about a command, its subcommands, its common options, and
 // the names of the groups that --help-all adds.
 func shortHelp(command *cobra.Command, width int) string {
 	var text strings.Builder
@@ -165,6 +166,7 @@ func shortHelp(command *cobra.Command, width int) string {
 			groups = append(groups, s.title)
 		}
 	}
+	writeSections(&text, commandSections(command), commandIndent, width)
 	writeSections(&text, []section{common}, optionIndent, width)
 	writeExamples(&text, command)
 	var more strings.Builder

@@ -57,6 +57,7 @@ func (f *slurmJobsFlags) check() error {
 func newSlurmJobsCommand() *cobra.Command {
 	var f slurmJobsFlags
 	var o process.Options
+	var logs process.LogListen
 	var shown verbosity
 	command := &cobra.Command{
 		Use:   "slurm-jobs [flags]",
@@ -82,6 +83,10 @@ cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
 	flags.StringSliceVar(&o.Results.Roots, "results-root", nil, "`folder` for results (default: your home)")
 	flags.StringSliceVar(&o.Results.Volumes, "results-volume", []string{"persistentVolumeClaim"}, "`type` of volume for results; repeatable")
 	flags.StringSliceVar(&o.S3.Endpoints, "s3-endpoint", nil, "`URL` of an S3 store for BridgeJobs; repeatable")
+	flags.StringVar(&o.NodesName, "partition-nodes", "", "show partitions as Nodes slurm-`NAME`-PARTITION, and jobs as pods")
+	flags.StringVar(&logs.Address, "logs-address", "", "serve the pods' logs at this `address` of the host, with a port or a free one")
+	flags.StringVar(&logs.Certificate, "logs-cert", "", "PEM `file` with certificate and key for that (default: self-signed)")
+	flags.StringVar(&logs.Client, "logs-client", process.KubeadmClient, "common `name` of the API server's client certificate for kubelets")
 	flags.IntVar(&o.PerMinute, "submit-rate", 120, "maximum number of submissions per minute")
 	shown.addFlags(flags)
 	command.RunE = func(command *cobra.Command, _ []string) error {
@@ -90,6 +95,15 @@ cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
 		}
 		if o.PerMinute < 1 {
 			return &usageError{errors.New("--submit-rate: give a whole number, 1 or more")}
+		}
+		o.PartitionNodes = o.NodesName != ""
+		if logs.Address != "" {
+			if !o.PartitionNodes {
+				return &usageError{errors.New("--logs-address serves the logs of pods on the Nodes of partitions: give --partition-nodes, too")}
+			}
+			if err := logs.Check(); err != nil {
+				return &usageError{err}
+			}
 		}
 		o.S3.Region = os.Getenv("AWS_REGION")
 		if err := errors.Join(o.Results.Check(), o.S3.Check()); err != nil {
@@ -130,6 +144,11 @@ cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
 		if o.Berth, err = remoteProgram(os.Getenv); err != nil {
 			return err
 		}
+		if logs.Address != "" {
+			if o.PodLogs, err = logs.Listen(command.Context(), o.Config); err != nil {
+				return err
+			}
+		}
 		o.Namespace, o.Users = f.namespace, f.users
 		o.Log = slog.New(newLines(command.ErrOrStderr(), shown))
 		return process.Run(command.Context(), o)
@@ -146,7 +165,7 @@ cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
 func newSlurmJobsSetupCommand() *cobra.Command {
 	var f slurmJobsFlags
 	var user string
-	var results bool
+	var results, nodes bool
 	var secrets []string
 	command := &cobra.Command{
 		Use:   "setup --namespace NAMESPACE --user USER (--allow-users USERS | --trust-namespace)",
@@ -165,6 +184,7 @@ whoami' with the controller's kubeconfig prints it.`,
 	flags.StringVar(&user, "user", "", "`name` of the controller's user in the cluster")
 	f.addTrust(flags)
 	flags.BoolVar(&results, "results", false, "include the rights to create pods that collect results (--results-image)")
+	flags.BoolVar(&nodes, "partition-nodes", false, "include rights over Nodes of the whole cluster, to show partitions and jobs (--partition-nodes)")
 	flags.StringSliceVar(&secrets, "s3-secret", nil, "include the right to read the Secret with this `name`, for S3 stores (--s3-endpoint)")
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		if err := f.check(); err != nil {
@@ -173,7 +193,7 @@ whoami' with the controller's kubeconfig prints it.`,
 		if user == "" {
 			return &usageError{errors.New("--user is missing: name the cluster's user that 'berth slurm-jobs' runs as; 'kubectl auth whoami' prints it")}
 		}
-		text, err := trust.Trust{Namespace: f.namespace, Users: f.users, Controller: user, Results: results, Secrets: secrets}.Setup()
+		text, err := trust.Trust{Namespace: f.namespace, Users: f.users, Controller: user, Results: results, Secrets: secrets, PartitionNodes: nodes}.Setup()
 		if err == nil {
 			_, err = fmt.Fprint(command.OutOrStdout(), text)
 		}

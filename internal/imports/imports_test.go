@@ -91,7 +91,7 @@ var layers = map[string][]string{
 	"internal/elastic/wishes": {"internal/job/batch", "internal/job/permit"},
 
 	"internal/slurmjobs/process": {
-		"internal/base/heap", "internal/job/queue", "internal/job/slurm", "internal/slurmjobs/container", "internal/slurmjobs/controller", "internal/slurmjobs/joblog", "internal/slurmjobs/kinds",
+		"internal/base/heap", "internal/base/pki", "internal/job/queue", "internal/job/slurm", "internal/slurmjobs/container", "internal/slurmjobs/controller", "internal/slurmjobs/joblog", "internal/slurmjobs/kinds",
 		"internal/slurmjobs/objectstore", "internal/slurmjobs/partitions", "internal/slurmjobs/results", "internal/slurmjobs/script", "internal/slurmjobs/trust",
 	},
 	// The batch script that runs an image, whose binds have the same limits as paths of scripts.
@@ -101,7 +101,8 @@ var layers = map[string][]string{
 	"internal/slurmjobs/joblog":     {"internal/slurmjobs/script"},
 	"internal/slurmjobs/controller": {"internal/job/queue", "internal/slurmjobs/kinds", "internal/slurmjobs/results", "internal/slurmjobs/trust"},
 	"internal/slurmjobs/script":     {"internal/job/batch", "internal/job/permit", "internal/job/queue", "internal/job/slurm"},
-	"internal/slurmjobs/trust":      {"internal/slurmjobs/kinds"},
+	// The annotation of the Nodes of partitions is in a policy.
+	"internal/slurmjobs/trust": {"internal/base/cluster", "internal/slurmjobs/kinds"},
 
 	"internal/site/berthd": {
 		"internal/base/exitcode", "internal/base/linux", "internal/job/slurm",

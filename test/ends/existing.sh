@@ -7,7 +7,15 @@
 hosting() {
 	begin host alice login salloc -N"${hosts:-3}" --mem=1500 bash -c "berth up --image $image ${images:-} && echo hosting && until [ -e guest.end ]; do sleep 0.2; done"
 	says host hosting
-	"$bed" run --user alice n1 sh -c 'PATH=/srv/ends/dist/libexec/berth:$PATH KUBECONFIG=$(ls /dev/shm/berth-*/*/kubeconfig) sh '$here/hosting.sh >"$out/hosting" || fail "no kubeconfig for guests: $(cat "$out/hosting")"
+	invite_guests
+}
+
+# invite_guests makes guest.conf.
+invite_guests() {
+	local host_user=alice
+	[[ -z $admin_conf ]] || host_user=root
+	# shellcheck disable=SC2016 # this is the host's
+	"$bed" run --user "$host_user" n1 sh -c 'cd /home/alice && PATH=/srv/ends/dist/libexec/berth:$PATH KUBECONFIG=${0:-$(ls /dev/shm/berth-*/*/kubeconfig)} sh '$here/hosting.sh "$admin_conf" >"$out/hosting" || fail "no kubeconfig for guests: $(cat "$out/hosting")"
 }
 
 # end_hosting ends that cluster.
@@ -20,6 +28,25 @@ end_hosting() {
 # nothing_there reports whether the namespace guests is empty, and awaits_nothing waits for that.
 nothing_there() { [[ -z $(kubectl get all,secrets -n guests -o name || echo unknown) ]]; }
 awaits_nothing() { poll 60 nothing_there || fail "left in the cluster: $(kubectl get all,secrets -n guests)"; }
+
+# ends_and_killed HOST ends a run on the host by scancel, and kills berth of another one. Both leave
+# nothing in the cluster.
+ends_and_killed() {
+	begin s alice login srun -N1 -w "$1" --mem=100 --job-name=s berth run --kubeconfig guest.conf -f $here/loop.yaml
+	says s started
+	"$bed" run --user alice login scancel -n s
+	ends s 143 15 1 137
+	says s 'ended in order'
+	awaits_nothing
+	# The shell keeps the step alive. Otherwise slurmstepd would also kill the cleaner.
+	begin k alice login srun -N1 -w "$1" --mem=100 --job-name=k sh -c "berth run --kubeconfig guest.conf -f $here/loop.yaml -f $here/web.yaml; echo code \$?; sleep 1000"
+	says k started
+	"$bed" run "$1" pkill -KILL -f '^[^ ]*berth run --kubeconfig'
+	says k 'code 137'
+	awaits_nothing
+	"$bed" run --user alice login scancel -n k
+	ends k 143 15 1 137
+}
 
 # Runs in jobs on an existing cluster have its exit code, and all their objects are deleted,
 # however the run ends.
@@ -43,21 +70,7 @@ existing_cluster() {
 	says b 'namespace 65'
 	says b 'no right to: create jobs.batch'
 	awaits_nothing
-	# A run that ends by scancel, and one whose berth is killed.
-	begin c alice login srun -N1 -w n1 --mem=100 --job-name=c berth run --kubeconfig guest.conf -f $here/loop.yaml
-	says c started
-	"$bed" run --user alice login scancel -n c
-	ends c 143 15 1 137
-	says c 'ended in order'
-	awaits_nothing
-	# The shell keeps the step alive. Otherwise slurmstepd would also kill the cleaner.
-	begin d alice login srun -N1 -w n1 --mem=100 --job-name=d sh -c "berth run --kubeconfig guest.conf -f $here/loop.yaml; echo code \$?; sleep 1000"
-	says d started
-	node pkill -KILL -f '^[^ ]*berth run --kubeconfig'
-	says d 'code 137'
-	awaits_nothing
-	"$bed" run --user alice login scancel -n d
-	ends d 143 15 1 137
+	ends_and_killed n1
 	end_hosting
 }
 
@@ -123,31 +136,69 @@ kube_slurm() {
 	end_hosting
 }
 
-# Upstream's programs, which root has started without berth, are the existing cluster.
-existing_upstream() {
+# upstream starts upstream's programs, as root and without berth, and creates guest.conf.
+upstream() {
 	begin u root n1 sh -c 'until [ -e /run/upstream.end ]; do sleep 0.2; done | /srv/berth/test/bench/upstream/host serve /srv/berth/test/images/out/docker/busybox.tar'
 	says u ready
 	admin_conf=/run/berth-bench-upstream/run/admin.conf
-	"$bed" run n1 sh -c "cd /home/alice && PATH=/srv/ends/dist/libexec/berth:\$PATH KUBECONFIG=$admin_conf sh $here/hosting.sh && chown alice guest.conf" >"$out/hosting" || fail "no kubeconfig for guests: $(cat "$out/hosting")"
-	begin a alice login srun -N1 -w n1 --mem=100 berth run --kubeconfig guest.conf --pin -f $here/guest.yaml
-	ends a 7
-	says a 'guest on n1'
-	# The other jobs are on a host that is not in the cluster.
-	awaits_nothing
-	begin b alice login srun -N1 -w n2 --mem=100 --job-name=b berth run --kubeconfig guest.conf -f $here/loop.yaml
-	says b started
-	"$bed" run --user alice login scancel -n b
-	ends b 143 15 1 137
-	says b 'asked to end'
-	awaits_nothing
-	begin c alice login srun -N1 -w n2 --mem=100 --job-name=c sh -c "berth run --kubeconfig guest.conf -f $here/loop.yaml -f $here/web.yaml; echo code \$?; sleep 1000"
-	says c started
-	"$bed" run n2 pkill -KILL -f '^[^ ]*berth run --kubeconfig'
-	says c 'code 137'
-	awaits_nothing
-	"$bed" run --user alice login scancel -n c
-	ends c 143 15 1 137
+	invite_guests
+	"$bed" run n1 chown alice /home/alice/guest.conf
+}
+
+end_upstream() {
 	"$bed" run n1 touch /run/upstream.end
 	ends u 0
 	"$bed" run n1 rm /run/upstream.end /home/alice/guest.conf
 }
+
+# Upstream's programs are the existing cluster.
+existing_upstream() {
+	upstream
+	begin a alice login srun -N1 -w n1 --mem=100 berth run --kubeconfig guest.conf --pin -f $here/guest.yaml
+	ends a 7
+	says a 'guest on n1'
+	awaits_nothing
+	# This host is not in the cluster.
+	ends_and_killed n2
+	end_upstream
+}
+
+# On upstream's cluster, partitions are Nodes and jobs are pods, whose logs the API server asks the
+# controller for. The controller has the rights that setup prints.
+existing_objects() {
+	local guest=system:serviceaccount:guests:guest pki=/var/tmp/berth-bench-upstream/pki log
+	upstream
+	"$bed" run --user alice login /srv/ends/dist/bin/berth slurm-jobs setup -n guests --user $guest --trust-namespace --partition-nodes >"$out/setup"
+	kubectl apply -f - <"$out/setup" >"$out/applied" || fail "setup: $(cat "$out/applied")"
+	kubectl wait --for=condition=Established --timeout=15s crd/slurmjobs.wlm.sylabs.io >"$out/applied"
+	# shellcheck disable=SC2016 # this is the host's
+	begin c alice n2 sh -c 'exec berth slurm-jobs --kubeconfig guest.conf -n guests --trust-namespace --verbose \
+		--partition-nodes bed --logs-address "$(hostname -i | cut -d " " -f 1)" --logs-client kube-apiserver'
+	says c 'serves BridgeJobs'
+	kubectl create -n guests -f - <<-'END' >"$out/created" || fail 'no object'
+		{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, metadata: {name: cow}, spec: {batch: "#!/bin/sh\n#SBATCH --mem=10\necho begun\nuntil [ -e cow.end ]; do sleep 0.1; done\necho ended\nexit 3\n"}}
+	END
+	poll 60 runs_as_pod cow Running || fail "the job's pod: $(kubectl get pods -n guests -o wide)"
+	[[ $(kubectl get node slurm-bed-main -o 'jsonpath={.status.conditions[*].status}') == True ]] || fail "the partition's node: $(kubectl get nodes)"
+	# The API server follows the log. Nobody else may read it, without a certificate or with
+	# another one of the cluster's authority.
+	begin l root n1 env KUBECONFIG=$admin_conf /srv/ends/dist/libexec/berth/kubectl logs -n guests -f cow-job
+	says l begun
+	log=$(kubectl get node slurm-bed-main -o 'jsonpath=https://{.status.addresses[0].address}:{.status.daemonEndpoints.kubeletEndpoint.Port}/containerLogs/guests/cow-job/job')
+	! "$bed" run n1 curl -sk "$log" >"$out/stolen" || fail "without a certificate: $(cat "$out/stolen")"
+	! "$bed" run n1 curl -sk --cert $pki/admin.crt --key $pki/admin.key "$log" >"$out/stolen" || fail "as another user: $(cat "$out/stolen")"
+	"$bed" run n1 curl -sk --cert $pki/apiserver.crt --key $pki/apiserver.key "$log" | grep -qx begun || fail "nobody reads $log"
+	"$bed" run --user alice login touch cow.end
+	ends l 0
+	says l ended
+	poll 60 runs_as_pod cow Failed || fail "the ended job's pod: $(kubectl get pods -n guests -o wide)"
+	kubectl delete -n guests slurmjob cow >"$out/deleted"
+	awaits_nothing
+	"$bed" run n2 pkill -TERM -f '^[^ ]*berth slurm-jobs'
+	ends c 0 130 143
+	"$bed" run --user alice login sh -c 'rm cow.end slurm-*.out'
+	end_upstream
+}
+
+# runs_as_pod NAME PHASE reports whether the pod of a SlurmJob has the phase.
+runs_as_pod() { [[ $(kubectl get pod "$1-job" -n guests -o 'jsonpath={.spec.nodeName} {.status.phase}' 2>/dev/null) == "slurm-bed-main $2" ]]; }

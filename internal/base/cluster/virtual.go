@@ -18,6 +18,10 @@ const (
 	SlurmJobsManager = "berth-slurm-jobs"
 )
 
+// PartitionOwner is an annotation of Nodes of Slurm partitions and of their leases. It names the
+// namespace of the controller's lease.
+const PartitionOwner = "berth.dev/slurm-jobs"
+
 // IsVirtual reports whether a Node with these labels stands for something that runs no pods, such
 // as a Slurm partition.
 func IsVirtual(labels map[string]string) bool { return labels[VirtualLabel] == VirtualValue }

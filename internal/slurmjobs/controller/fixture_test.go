@@ -83,6 +83,11 @@ func (p *fixture) run(options Options) (stop func()) {
 	if err != nil {
 		p.Fatal(err)
 	}
+	return p.start(c)
+}
+
+// start runs a controller until the returned function is called.
+func (p *fixture) start(c *Controller) (stop func()) {
 	ctx, cancel := context.WithCancel(p.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -47,9 +46,9 @@ var Taint = corev1.Taint{Key: "virtual-kubelet.io/provider", Value: "wlm", Effec
 var preferOthers = corev1.Taint{Key: "berth.dev/slurm-partition", Effect: corev1.TaintEffectPreferNoSchedule}
 
 const (
-	component       = cluster.SlurmJobsManager
-	ownerAnnotation = "berth.dev/slurm-jobs"
-	// maxPods is the number of pods that a Node admits. They use nothing.
+	component = cluster.SlurmJobsManager
+	// maxPods is the number of pods that the scheduler may bind to a Node, where they are
+	// ended. It does not limit the pods that show jobs.
 	maxPods = 1000
 	// leaseSeconds is the duration of a Node's lease. kubelets have the same.
 	leaseSeconds = 40
@@ -61,7 +60,11 @@ const (
 // newNode returns the Node of a partition. It has no label kubernetes.io/hostname, because pods
 // that are to spread over hosts would wait for it, and none for the operating system, so that
 // DaemonSets that select Linux stay away.
-func newNode(partition slurm.Partition, host, owner string, logs netip.AddrPort) *corev1.Node {
+func (s *Server) newNode(partition slurm.Partition) *corev1.Node {
+	pods := int64(maxPods)
+	if s.Namespace != "" {
+		pods = 0
+	}
 	nodes, wallTime := partition.MaxNodes, int64(unlimited)
 	if nodes < 0 || nodes > partition.Nodes {
 		nodes = partition.Nodes
@@ -89,17 +92,17 @@ func newNode(partition slurm.Partition, host, owner string, logs netip.AddrPort)
 	}
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: nodeName(host, partition.Name), Labels: labels, Annotations: map[string]string{ownerAnnotation: owner},
+			Name: nodeName(s.Host, partition.Name), Labels: labels, Annotations: map[string]string{cluster.PartitionOwner: s.Owner},
 		},
 		Spec: corev1.NodeSpec{Taints: []corev1.Taint{Taint, preferOthers}},
 		Status: corev1.NodeStatus{
-			Capacity: resources(partition.CPUs, partition.MemoryMB), Allocatable: resources(partition.FreeCPUs, partition.FreeMemoryMB),
+			Capacity: resources(partition.CPUs, partition.MemoryMB, pods), Allocatable: resources(partition.FreeCPUs, partition.FreeMemoryMB, pods),
 			Conditions: []corev1.NodeCondition{ready(message)},
 		},
 	}
-	if logs.IsValid() {
-		node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: logs.Addr().String()}}
-		node.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(logs.Port())
+	if s.Logs.IsValid() {
+		node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: s.Logs.Addr().String()}}
+		node.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(s.Logs.Port())
 	}
 	return node
 }
@@ -122,11 +125,11 @@ func readyOf(node *corev1.Node) *corev1.NodeCondition {
 	return &node.Status.Conditions[at]
 }
 
-func resources(cpus, memoryMB int64) corev1.ResourceList {
+func resources(cpus, memoryMB, pods int64) corev1.ResourceList {
 	return corev1.ResourceList{
 		corev1.ResourceCPU:    *resource.NewQuantity(cpus, resource.DecimalSI),
 		corev1.ResourceMemory: *resource.NewQuantity(memoryMB<<20, resource.BinarySI),
-		corev1.ResourcePods:   *resource.NewQuantity(maxPods, resource.DecimalSI),
+		corev1.ResourcePods:   *resource.NewQuantity(pods, resource.DecimalSI),
 	}
 }
 
@@ -149,7 +152,7 @@ func nodeName(host, partition string) string {
 
 // owns reports whether Run made a Node.
 func (s *Server) owns(node *corev1.Node) bool {
-	return node.Labels[cluster.ManagedByLabel] == component && node.Annotations[ownerAnnotation] == s.Owner
+	return node.Labels[cluster.ManagedByLabel] == component && node.Annotations[cluster.PartitionOwner] == s.Owner
 }
 
 // put creates a Node or updates it where it differs. It returns nil for a Node that others own.
@@ -223,8 +226,11 @@ func (s *Server) renew(ctx context.Context, node *corev1.Node) error {
 	_, err = s.leases.Patch(ctx, node.Name, types.MergePatchType, text, metav1.PatchOptions{FieldManager: component})
 	if apierrors.IsNotFound(err) {
 		_, err = s.leases.Create(ctx, &coordinationapi.Lease{
-			ObjectMeta: metav1.ObjectMeta{Name: node.Name, OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}},
-			Spec:       coordinationapi.LeaseSpec{HolderIdentity: ptr.To(node.Name), LeaseDurationSeconds: ptr.To(int32(leaseSeconds)), RenewTime: &now},
+			ObjectMeta: metav1.ObjectMeta{
+				Name: node.Name, Annotations: map[string]string{cluster.PartitionOwner: s.Owner},
+				OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
+			},
+			Spec: coordinationapi.LeaseSpec{HolderIdentity: ptr.To(node.Name), LeaseDurationSeconds: ptr.To(int32(leaseSeconds)), RenewTime: &now},
 		}, metav1.CreateOptions{FieldManager: component})
 	}
 	if err != nil {

@@ -35,9 +35,10 @@ import (
 type Options struct {
 	// Config connects to the API server. Its user may write Nodes.
 	Config *rest.Config
-	// Namespace limits whose pods are ended. Empty means all namespaces.
+	// Namespace holds the objects. Empty means all namespaces. Otherwise the scheduler binds no
+	// pods to the Nodes, because nobody would end the pods of other namespaces.
 	Namespace string
-	// Host is in the names of the Nodes.
+	// Host is in the names of the Nodes, and is usually a host's name.
 	Host string
 	// Owner marks the Nodes. Run changes and removes no other Nodes.
 	Owner string
@@ -92,6 +93,12 @@ func New(options Options) (*Server, error) {
 	return &Server{
 		Options: options, core: coreClient, nodes: coreClient.Nodes(), leases: coordinationClient.Leases(corev1.NamespaceNodeLease), foreign: map[string]bool{},
 	}, nil
+}
+
+// Check returns an error if the user of Config may not list Nodes.
+func (s *Server) Check(ctx context.Context) error {
+	_, err := s.list(ctx)
+	return err
 }
 
 // Run shows the partitions and jobs until ctx ends. The Nodes and pods stay, because another
@@ -219,7 +226,7 @@ func (s *Server) sync(ctx context.Context) error {
 	errs := []error{slurmErr}
 	served, names := map[string]*corev1.Node{}, map[string]string{}
 	for _, partition := range partitions {
-		wanted := newNode(partition, s.Host, s.Owner, s.Logs)
+		wanted := s.newNode(partition)
 		node, err := s.put(ctx, present, wanted)
 		errs = append(errs, err)
 		switch {

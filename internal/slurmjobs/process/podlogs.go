@@ -42,13 +42,13 @@ type shown struct {
 }
 
 // show prepares what PartitionNodes and PodLogs ask for, and adds it to the options of the
-// controller. host is in the names of Nodes.
-func (o Options) show(options *controller.Options, host string, env []string) (shown, error) {
+// controller. name is in the names of Nodes.
+func (o Options) show(ctx context.Context, options *controller.Options, name string, env []string) (shown, error) {
 	if !o.PartitionNodes {
 		return shown{}, nil
 	}
 	shownOptions := partitions.Default()
-	shownOptions.Config, shownOptions.Namespace, shownOptions.Host, shownOptions.Owner, shownOptions.Log = o.Config, o.Namespace, host, options.LeaseNamespace, o.Log
+	shownOptions.Config, shownOptions.Namespace, shownOptions.Host, shownOptions.Owner, shownOptions.Log = o.Config, o.Namespace, name, options.LeaseNamespace, o.Log
 	shownOptions.Ask = slurm.AskLongWith(queue.JobEnv(env))
 	if o.PodLogs != nil {
 		shownOptions.Logs = o.PodLogs.Address
@@ -56,6 +56,9 @@ func (o Options) show(options *controller.Options, host string, env []string) (s
 	server, err := partitions.New(shownOptions)
 	if err != nil {
 		return shown{}, err
+	}
+	if err := server.Check(ctx); err != nil {
+		return shown{}, lacksNodes("show partitions as nodes", err)
 	}
 	options.Beside, options.Changed, options.PodProblem = server.Run, server.Changed, server.Problem
 	s := shown{server: server, logs: o.PodLogs}

@@ -5,6 +5,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -53,8 +54,10 @@ type Options struct {
 	// PerMinute limits the submissions per minute. Zero means no limit.
 	PerMinute int
 	// PartitionNodes shows each partition as a Node, and each job as a pod. The user of Config
-	// must have the rights. PodLogs serves the logs of the pods. It may be nil.
+	// must have the rights. NodesName is in the names of the Nodes. If it is empty, this host's
+	// name is. PodLogs serves the logs of the pods. It may be nil.
 	PartitionNodes bool
+	NodesName      string
 	PodLogs        *PodLogs
 	Results        Results
 	S3             S3
@@ -154,7 +157,7 @@ func Run(ctx context.Context, o Options) error {
 	options.Prepare = preparer.prepare
 	collector := collector{preparer: preparer, Collector: results.Default(o.Config, o.Results.Image), roots: o.Results.Roots, find: jobs.Find}
 	options.Fetch, options.Collect = collector.fetch, collector.collect
-	shown, err := o.show(&options, short, os.Environ())
+	shown, err := o.show(ctx, &options, cmp.Or(o.NodesName, short), os.Environ())
 	if err != nil {
 		return err
 	}

@@ -5,14 +5,12 @@
 package trust
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -25,7 +23,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
-	"sigs.k8s.io/yaml"
 
 	"berth.dev/berth/internal/slurmjobs/kinds"
 )
@@ -43,6 +40,9 @@ type Trust struct {
 	Results bool
 	// Secrets names the Secrets with credentials for S3 that the controller may read.
 	Secrets []string
+	// PartitionNodes permits the controller to show partitions as Nodes and jobs as pods, and the
+	// users to read pods and their logs. A policy confines the controller to its own Nodes.
+	PartitionNodes bool
 	// Settle is the time from the creation of the policy until it is surely in force.
 	// Zero means Settle. Tests shorten it.
 	Settle time.Duration
@@ -125,90 +125,6 @@ func (t Trust) binding() object {
 		},
 		"validationActions": list("Deny"),
 	}
-}
-
-// rule returns a rule of a role.
-func rule(group string, resources []any, verbs ...string) any {
-	return object{"apiGroups": list(group), "resources": resources, "verbs": list(verbs...)}
-}
-
-// Setup returns, as YAML, what the administrator of a cluster applies for a controller: the
-// definitions of the kinds, the policy, and the roles of the controller and of the users.
-func (t Trust) Setup() (string, error) {
-	text, err := kinds.DefinitionsYAML()
-	if err != nil {
-		return "", err
-	}
-	var out bytes.Buffer
-	out.WriteString(text)
-	for _, object := range t.objects() {
-		text, err := yaml.Marshal(object)
-		if err != nil {
-			return "", err
-		}
-		fmt.Fprintf(&out, "---\n%s", text)
-	}
-	return out.String(), nil
-}
-
-// objects returns the roles, their bindings and, if there are users, the policy.
-func (t Trust) objects() []object {
-	const rbacGroup, controllerRole, userRole = "rbac.authorization.k8s.io", "berth-slurm-jobs", "berth-slurm-jobs-users"
-	manifest := func(api, kind, name, namespace string, fields object) object {
-		metadata := object{"name": name}
-		if namespace != "" {
-			metadata["namespace"] = namespace
-		}
-		result := object{"apiVersion": api, "kind": kind, "metadata": metadata}
-		maps.Copy(result, fields)
-		return result
-	}
-	// A binding has the name of its role.
-	bind := func(kind, role, namespace string, users ...string) object {
-		subjects := []any{}
-		for _, user := range users {
-			subjects = append(subjects, object{"apiGroup": rbacGroup, "kind": "User", "name": user})
-		}
-		return manifest(rbacGroup+"/v1", kind+"Binding", role, namespace, object{
-			"roleRef": object{"apiGroup": rbacGroup, "kind": kind, "name": role}, "subjects": subjects,
-		})
-	}
-	rules := list(
-		rule(kinds.BridgeJob.Group, list(kinds.BridgeJob.Plural, kinds.BridgeJob.Plural+"/status"), "get", "list", "watch", "patch"),
-		rule(kinds.SlurmJob.Group, list(kinds.SlurmJob.Plural, kinds.SlurmJob.Plural+"/status", kinds.WlmJob.Plural, kinds.WlmJob.Plural+"/status"), "get", "list", "watch", "patch"),
-		rule("", list("events"), "create", "patch"),
-		rule("coordination.k8s.io", list("leases"), "get", "create", "update"),
-	)
-	if t.Results {
-		rules = append(rules,
-			rule("", list("pods"), "get", "create", "delete"),
-			rule("", list("pods/attach", "pods/exec"), "get", "create"),
-			rule("", list("events"), "list"))
-	}
-	if len(t.Secrets) > 0 {
-		rules = append(rules, object{"apiGroups": list(""), "resources": list("secrets"), "resourceNames": list(t.Secrets...), "verbs": list("get")})
-	}
-	objects := []object{
-		manifest(rbacGroup+"/v1", "Role", controllerRole, t.Namespace, object{"rules": rules}),
-		bind("Role", controllerRole, t.Namespace, t.Controller),
-	}
-	if len(t.Users) == 0 {
-		return objects
-	}
-	return append(objects,
-		manifest(admissionGroup+"/v1", "ValidatingAdmissionPolicy", t.name(), "", object{"spec": t.policy()}),
-		manifest(admissionGroup+"/v1", "ValidatingAdmissionPolicyBinding", t.name(), "", object{"spec": t.binding()}),
-		manifest(rbacGroup+"/v1", "ClusterRole", t.name(), "", object{"rules": list(object{
-			"apiGroups": list(admissionGroup), "resources": list(policies.Resource, bindings.Resource), "resourceNames": list(t.name()), "verbs": list("get"),
-		})}),
-		bind("ClusterRole", t.name(), "", t.Controller),
-		manifest(rbacGroup+"/v1", "Role", userRole, t.Namespace, object{"rules": list(
-			rule(kinds.BridgeJob.Group, list(kinds.BridgeJob.Plural), "create", "delete", "get", "list", "patch", "update", "watch"),
-			rule(kinds.SlurmJob.Group, list(kinds.SlurmJob.Plural, kinds.WlmJob.Plural), "create", "delete", "get", "list", "patch", "update", "watch"),
-			rule("", list("events"), "get", "list", "watch"),
-		)}),
-		bind("Role", userRole, t.Namespace, t.Users...),
-	)
 }
 
 // Self returns the user name that the API server knows a client by.
