@@ -18,6 +18,7 @@ const (
 	// JobSet v0.8, api/jobset/v1alpha2/jobset_types.go.
 	jobSetName    = "jobset.sigs.k8s.io/jobset-name"
 	jobSetRestart = "jobset.sigs.k8s.io/restart-attempt"
+	jobSetPart    = "jobset.sigs.k8s.io/replicatedjob-name"
 	// LeaderWorkerSet v0.6, api/leaderworkerset/v1/leaderworkerset_types.go.
 	leaderWorkerGroup = "leaderworkerset.sigs.k8s.io/group-key"
 	leaderWorkerSize  = "leaderworkerset.sigs.k8s.io/size"

@@ -11,6 +11,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
@@ -211,7 +212,7 @@ func seedObjects(plan cluster.Plan) ([]seedObject, error) {
 		encoder: legacyscheme.Codecs.EncoderForVersion(protobuf.Serializer, schema.GroupVersions{
 			corev1.SchemeGroupVersion, rbacv1.SchemeGroupVersion, schedulingv1.SchemeGroupVersion,
 			flowcontrolv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion,
-			discoveryv1.SchemeGroupVersion, storagev1.SchemeGroupVersion,
+			discoveryv1.SchemeGroupVersion, storagev1.SchemeGroupVersion, admissionv1.SchemeGroupVersion,
 		}),
 		now: metav1.NewTime(time.Now().Truncate(time.Second)),
 	}
@@ -222,6 +223,9 @@ func seedObjects(plan cluster.Plan) ([]seedObject, error) {
 	s.addPriorities()
 	s.addServiceRange(plan)
 	s.addAddons(plan)
+	if err := s.addSlurmPods(plan); err != nil {
+		return nil, err
+	}
 	return s.objects, s.err
 }
 

@@ -28,6 +28,7 @@ var passing = []string{
 	"configmaps/kube-system/extension-apiserver-authentication", "configmaps/kube-system/berth-run",
 	"configmaps/kube-system/kube-apiserver-legacy-service-account-token-tracking",
 	"storageclasses/local", "storageclasses/shared",
+	"mutatingadmissionpolicies/slurm-pods.berth.dev", "mutatingadmissionpolicybindings/slurm-pods.berth.dev",
 }
 
 // upstreams maps prefixes of keys to a text that only objects have which Kubernetes

@@ -1,0 +1,60 @@
+package control
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/kube/control/controltest"
+	"berth.dev/berth/internal/testutil"
+)
+
+// TestPodsOfOtherSystems checks what the policy changes of pods of manifests for other systems.
+func TestPodsOfOtherSystems(t *testing.T) {
+	c := newTestCluster(t)
+	c.plan.Seats = 1
+	text, err := json.Marshal(c.plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	controltest.WriteFile(t, c.plan.Paths.Plan(), text)
+	r := c.start(t)
+	r.awaitReady(t)
+	admin := c.client(t, cluster.UserAdmin)
+	type fields struct {
+		Scheduler string
+		Selector  map[string]string
+	}
+	const normal = "default-scheduler"
+	for _, sub := range []struct {
+		name   string
+		change func(*corev1.Pod)
+		want   fields
+	}{
+		{"KNoC", func(p *corev1.Pod) {
+			p.Spec.NodeSelector = map[string]string{"kubernetes.io/role": "agent", "beta.kubernetes.io/os": "linux", "type": "virtual-kubelet"}
+		}, fields{Scheduler: normal, Selector: map[string]string{"beta.kubernetes.io/os": "linux"}}},
+		{"slurm-bridge", func(p *corev1.Pod) { p.Spec.SchedulerName = "slurm-bridge-scheduler" }, fields{Scheduler: normal}},
+		{"an ordinary pod", func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"type": "fast"} }, fields{Scheduler: normal, Selector: map[string]string{"type": "fast"}}},
+	} {
+		pod := testPod("changed")
+		sub.change(pod)
+		// The policy is in force once its informer has it.
+		testutil.Await(t, testTimeout, sub.name, func() error {
+			made, err := admin.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if err != nil {
+				return err
+			}
+			if got := (fields{made.Spec.SchedulerName, made.Spec.NodeSelector}); !equality.Semantic.DeepEqual(got, sub.want) {
+				return fmt.Errorf("got %+v, want %+v", got, sub.want)
+			}
+			return nil
+		})
+	}
+	r.stop(t)
+}
