@@ -16,6 +16,48 @@ import (
 // minStartChange is the smallest change of a job's expected start that is written to its status.
 const minStartChange = 2 * time.Minute
 
+// poll reads the states of the jobs of all objects with one call of Slurm.States, and queues
+// the objects.
+func (c *Controller) poll(ctx context.Context) {
+	jobs := map[string]string{}
+	var following []target
+	for kind, informer := range c.informer {
+		for _, item := range informer.GetStore().List() {
+			object := item.(*unstructured.Unstructured)
+			// Most objects have ended, and decoding a status is slow in comparison.
+			if state, _, _ := unstructured.NestedString(object.Object, "status", "state"); kinds.Ended(state) {
+				continue
+			}
+			status, err := kinds.StatusOf(object)
+			if err != nil || status.JobID == "" {
+				continue
+			}
+			jobs[string(object.GetUID())] = status.JobID
+			if status.Released || object.GetDeletionTimestamp() != nil {
+				following = append(following, targetOf(kind, object))
+			}
+		}
+	}
+	if len(jobs) == 0 {
+		return
+	}
+	states, err := c.Slurm.States(ctx, jobs)
+	if ctx.Err() != nil {
+		return
+	}
+	c.mu.Lock()
+	c.slurmError = ""
+	if err != nil {
+		c.slurmError = err.Error()
+	} else {
+		c.states = states
+	}
+	c.mu.Unlock()
+	for _, t := range following {
+		c.queue.Add(t)
+	}
+}
+
 // follow updates the status of an object with a released job from the last poll. It reports a
 // problem with the job in the status.
 func (c *Controller) follow(ctx context.Context, t target, object *unstructured.Unstructured, status kinds.Status, problem error) error {
