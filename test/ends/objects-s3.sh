@@ -85,6 +85,16 @@ is up results COLLECTED || fail "the results"
 [[ $(cd store/results/up && echo *) == 'model slurmjob-sample.err slurmjob-sample.out' ]] || fail "uploaded: $(find store/results)"
 [[ $(cat store/results/up/model ran store/results/up/slurmjob-sample.out | tr '\n' ' ') == 'weights up done ' ]] || fail "another content"
 
+# An attempt that fails is repeated without the files that are uploaded already.
+printf '#!/bin/sh\necho weights >model\necho first >changing\n' >store/mybucket/again.sh
+{ fill operator/job1slurm.yaml again.sh | sed 's/name: slurmjob$/name: again/' && printf '  s3upload: {bucket: results, files: "model, changing, late"}\n'; } | kubectl create -f -
+await contains again message '4 of 5 files are in bucket results'
+echo kept >store/results/again/model
+echo second >/home/ec2-user/test/changing
+echo late >/home/ec2-user/test/late
+await is again results COLLECTED
+[[ $(cat store/results/again/{model,changing,late} | tr '\n' ' ') == 'kept second late ' ]] || fail "uploaded again: $(cat store/results/again/*)"
+
 # What S3 refuses has its reason in the status.
 fill operator/job1slurm.yaml none.sh | sed 's/name: slurmjob$/name: none/' | kubectl create -f -
 await is none state REJECTED

@@ -18,9 +18,17 @@ import (
 	"berth.dev/berth/internal/slurmjobs/results"
 )
 
-// copiers is the number of objects whose results are collected at the same time, and of those whose
-// inputs are copied.
+// copiers is the number of objects whose results are collected at the same time. As many have
+// their inputs copied, and as many their files uploaded.
 const copiers = 2
+
+// Unfinished wraps an error of Collect that has collected a part of the results.
+type Unfinished struct{ Err error }
+
+func (u *Unfinished) Error() string { return u.Err.Error() }
+
+// Unwrap returns the wrapped error.
+func (u *Unfinished) Unwrap() error { return u.Err }
 
 // Times after the first attempt of this process. An attempt that fails later than that is the last
 // one. The end of the job does not count: the controller may have been away since.
@@ -38,13 +46,47 @@ type transfers struct {
 
 	mu sync.Mutex
 	// known holds the objects that are queued or wait for another attempt, with the time of the
-	// first attempt, or zero.
+	// first attempt since the last progress, or zero.
 	known map[types.UID]time.Time
+	// running holds the attempts that run.
+	running map[types.UID]attempt
+}
+
+// attempt copies files of a version of an object.
+type attempt struct {
+	generation int64
+	cancel     context.CancelCauseFunc
+}
+
+// errChanged ends an attempt whose object was deleted or edited.
+var errChanged = errors.New("the object was deleted or edited")
+
+// begin begins an attempt, which ends with the returned context.
+func (q *transfers) begin(ctx context.Context, object *unstructured.Unstructured) (attempting context.Context, end func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.running[object.GetUID()] = attempt{object.GetGeneration(), cancel}
+	return ctx, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		delete(q.running, object.GetUID())
+		cancel(nil)
+	}
+}
+
+// check ends the attempt for an object that is deleted, or is a later version.
+func (q *transfers) check(object *unstructured.Unstructured, deleted bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if running, ok := q.running[object.GetUID()]; ok && (deleted || running.generation < object.GetGeneration()) {
+		running.cancel(errChanged)
+	}
 }
 
 // newTransfers returns an empty queue.
 func (c *Controller) newTransfers() *transfers {
-	return &transfers{queue: c.newQueue(), known: map[types.UID]time.Time{}}
+	return &transfers{queue: c.newQueue(), known: map[types.UID]time.Time{}, running: map[types.UID]attempt{}}
 }
 
 // add queues an object, unless it is known.
@@ -71,6 +113,13 @@ func (q *transfers) begun(uid types.UID) time.Time {
 	return q.known[uid]
 }
 
+// progressed starts the time of an object's attempts again.
+func (q *transfers) progressed(uid types.UID) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.known[uid] = time.Time{}
+}
+
 // transferNext copies the files of the next object. It returns false when serve ends. It does not
 // reserve the object, because a deleted object is not to wait for its files.
 func (c *Controller) transferNext(ctx context.Context, q *transfers, what string, transfer func(context.Context, target) error) bool {
@@ -82,7 +131,12 @@ func (c *Controller) transferNext(ctx context.Context, q *transfers, what string
 	if ctx.Err() != nil {
 		return false
 	}
-	if err := transfer(ctx, t); err != nil {
+	if err := transfer(ctx, t); errors.As(err, new(*Unfinished)) {
+		q.progressed(t.uid)
+		q.queue.Forget(t)
+		q.queue.Add(t)
+		return true
+	} else if err != nil {
 		c.report(fmt.Sprintf("%s of %s %s/%s", what, t.kind.Name, t.namespace, t.name), err)
 		q.queue.AddRateLimited(t)
 		return true
@@ -106,9 +160,12 @@ func (c *Controller) collect(ctx context.Context, t target) error {
 	if object.GetUID() != t.uid || object.GetDeletionTimestamp() != nil || status.Results != kinds.Collecting {
 		return nil
 	}
-	begun := c.collections.begun(t.uid)
-	text, err := c.callCollect(ctx, object)
-	if ctx.Err() != nil {
+	q := c.collectionsOf(t.kind)
+	begun := q.begun(t.uid)
+	attempting, end := c.begin(ctx, q, t, object)
+	text, err := c.callCollect(attempting, object)
+	end()
+	if err != nil && errors.Is(context.Cause(attempting), errChanged) || ctx.Err() != nil {
 		return err
 	}
 	next := status
@@ -128,6 +185,8 @@ func (c *Controller) collect(ctx context.Context, t target) error {
 		kind, reason := corev1.EventTypeWarning, "ResultsNotCollected"
 		if err == nil {
 			kind, reason = corev1.EventTypeNormal, "ResultsCollected"
+		} else if errors.As(err, new(*Unfinished)) {
+			kind, reason = corev1.EventTypeNormal, "CollectingResults"
 		}
 		c.events.Eventf(object, kind, reason, "%s", next.Message)
 	}
@@ -138,6 +197,28 @@ func (c *Controller) collect(ctx context.Context, t target) error {
 		return nil
 	}
 	return err
+}
+
+// begin begins an attempt for an object. If the object has changed since it was read, the attempt ends
+// at once.
+func (c *Controller) begin(ctx context.Context, q *transfers, t target, object *unstructured.Unstructured) (attempting context.Context, end func()) {
+	attempting, end = q.begin(ctx, object)
+	seen := c.Object(kinds.Reference{Kind: t.kind, Namespace: t.namespace, Name: t.name})
+	if seen == nil || seen.GetUID() != object.GetUID() {
+		q.check(object, true)
+	} else {
+		q.check(seen, seen.GetDeletionTimestamp() != nil)
+	}
+	return attempting, end
+}
+
+// collectionsOf returns the queue for the results of a kind. Uploads to slow stores do not delay the
+// results for volumes.
+func (c *Controller) collectionsOf(kind kinds.Kind) *transfers {
+	if kind == kinds.BridgeJob {
+		return c.uploads
+	}
+	return c.collections
 }
 
 // callCollect calls Collect. Its panics become errors: otherwise one object would end the controller
@@ -158,6 +239,9 @@ func tryAgain(err error, begun time.Time) bool {
 	final := new(results.Final)
 	if errors.As(err, &final) {
 		return false
+	}
+	if errors.As(err, new(*Unfinished)) {
+		return true
 	}
 	if errors.Is(err, os.ErrNotExist) {
 		return time.Since(begun) < visible

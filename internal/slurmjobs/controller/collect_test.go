@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"berth.dev/berth/internal/job/queue"
@@ -25,6 +26,10 @@ import (
 // jobWithResults is a SlurmJob without its name.
 const jobWithResults = `{apiVersion: wlm.sylabs.io/v1alpha1, kind: SlurmJob, metadata: {name: %s}, spec: {batch: "#!/bin/sh\n", results: {from: a, mount: {name: data, emptyDir: {}}}}}`
 
+// jobWithUpload is a BridgeJob without its name.
+const jobWithUpload = `{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, metadata: {name: %s}, spec: {
+	jobdata: {jobscript: "#!/bin/sh\n", scriptlocation: inline}, s3storage: {s3secret: a, endpoint: b}, s3upload: {bucket: c}}}`
+
 // errPanic makes collections.collect panic.
 var errPanic = errors.New("nil")
 
@@ -34,6 +39,7 @@ type collections struct {
 	errs   []error
 	calls  int
 	blocks chan struct{} // Collect waits until it is closed, unless it is nil
+	ended  int           // calls that waited until their context ended
 }
 
 func (c *collections) collect(ctx context.Context, object *unstructured.Unstructured) (string, error) {
@@ -45,6 +51,9 @@ func (c *collections) collect(ctx context.Context, object *unstructured.Unstruct
 		select {
 		case <-blocks:
 		case <-ctx.Done():
+			c.mu.Lock()
+			c.ended++
+			return "", ctx.Err()
 		}
 		c.mu.Lock()
 	}
@@ -121,8 +130,7 @@ func testCollect(p *fixture) {
 func testUpload(p *fixture) {
 	c := &collections{blocks: make(chan struct{}), errs: []error{fmt.Errorf("upload: %w", finalError())}}
 	p.collecting(c)
-	object := p.create(`{apiVersion: bridgejob.ibm.com/v1alpha1, kind: BridgeJob, metadata: {name: up}, spec: {
-		jobdata: {jobscript: "#!/bin/sh\n", scriptlocation: inline}, s3storage: {s3secret: a, endpoint: b}, s3upload: {bucket: c}}}`)
+	object := p.create(fmt.Sprintf(jobWithUpload, "up"))
 	p.end(object, "COMPLETED")
 	p.awaitStatus(object, func(s kinds.Status) bool {
 		return s.State == "COMPLETED" && s.JobStatus == "RUNNING" && s.Results == kinds.Collecting && c.count() == 1
@@ -205,6 +213,60 @@ func testNotCollected(p *fixture) {
 	})
 	p.delete(lasting)
 	p.awaitGone(lasting)
+	p.awaitEnded(c, 1)
+}
+
+// awaitEnded waits until contexts of calls of Collect have ended.
+func (p *fixture) awaitEnded(c *collections, want int) {
+	p.Helper()
+	await(p, "the end of an attempt", func() error {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.ended != want {
+			return fmt.Errorf("%d have ended", c.ended)
+		}
+		return nil
+	})
+}
+
+// testTurns: an upload in several turns ends, and uploads that last delay no results for volumes. An
+// attempt ends when its object is edited.
+func testTurns(p *fixture) {
+	c := &collections{errs: []error{&Unfinished{errors.New("1 of 2 files")}, &Unfinished{errors.New("2 of 3 files")}, finalError()}}
+	p.collecting(c)
+	create := func(name string) *unstructured.Unstructured {
+		object := p.create(fmt.Sprintf(jobWithUpload, name))
+		p.end(object, "COMPLETED")
+		return object
+	}
+	p.awaitStatus(create("turns"), func(s kinds.Status) bool { return s.Results == kinds.NotCollected })
+	p.awaitEvent("CollectingResults")
+	if c.count() != 3 {
+		p.Errorf("%d calls", c.count())
+	}
+	c.mu.Lock()
+	c.blocks = make(chan struct{})
+	c.mu.Unlock()
+	defer close(c.blocks)
+	first := create("slow")
+	create("slower")
+	await(p, "uploads", func() error {
+		if c.count() != 3+copiers {
+			return fmt.Errorf("%d calls", c.count())
+		}
+		return nil
+	})
+	p.end(p.create(fmt.Sprintf(jobWithResults, "beside")), "COMPLETED")
+	await(p, "a collection beside them", func() error {
+		if c.count() != 4+copiers {
+			return fmt.Errorf("%d calls", c.count())
+		}
+		return nil
+	})
+	if _, err := p.objects(kinds.BridgeJob).Patch(p.Context(), first.GetName(), types.MergePatchType, []byte(`{"spec": {"s3upload": {"bucket": "other"}}}`), metav1.PatchOptions{}); err != nil {
+		p.Fatal(err)
+	}
+	p.awaitEnded(c, 1)
 }
 
 // testCollector checks the errors of a collector whose pod does not start: no kubelet runs here.
@@ -265,7 +327,7 @@ func TestTryAgain(t *testing.T) {
 		want bool
 	}{
 		{errors.New("away"), time.Hour, true}, {errors.New("away"), 2 * patience, false},
-		{missing, 0, true}, {missing, time.Hour, false}, {finalError(), 0, false},
+		{missing, 0, true}, {missing, time.Hour, false}, {finalError(), 0, false}, {&Unfinished{errors.New("turn")}, 2 * patience, true},
 	} {
 		if got := tryAgain(test.err, time.Now().Add(-test.ago)); got != test.want {
 			t.Errorf("%v after %s: %t", test.err, test.ago, got)

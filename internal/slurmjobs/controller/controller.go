@@ -49,10 +49,10 @@ type Controller struct {
 	// queue holds objects to reconcile. submissions holds objects without a released job,
 	// so that submissions, which wait for each other, do not delay other objects.
 	queue, submissions workqueue.TypedRateLimitingInterface[target]
-	// inputs holds objects whose inputs are to be copied, and collections those whose results
-	// are to be collected.
-	inputs, collections *transfers
-	events              record.EventRecorder
+	// inputs holds objects whose inputs are to be copied, collections those whose results are to
+	// be collected, and uploads those whose files are to be uploaded.
+	inputs, collections, uploads *transfers
+	events                       record.EventRecorder
 
 	mu         sync.Mutex
 	busy       map[target]bool        // objects that a worker of either queue handles
@@ -141,9 +141,10 @@ func (c *Controller) serve(ctx context.Context) {
 	c.mu.Unlock()
 	stopEvents := c.startEvents()
 	defer stopEvents()
-	c.queue, c.submissions, c.inputs, c.collections = c.newQueue(), c.newQueue(), c.newTransfers(), c.newTransfers()
+	c.queue, c.submissions = c.newQueue(), c.newQueue()
+	c.inputs, c.collections, c.uploads = c.newTransfers(), c.newTransfers(), c.newTransfers()
 	shutDown := func() {
-		for _, queue := range []workqueue.TypedRateLimitingInterface[target]{c.queue, c.submissions, c.inputs.queue, c.collections.queue} {
+		for _, queue := range []workqueue.TypedRateLimitingInterface[target]{c.queue, c.submissions, c.inputs.queue, c.collections.queue, c.uploads.queue} {
 			queue.ShutDown()
 		}
 	}
@@ -183,6 +184,10 @@ func (c *Controller) serve(ctx context.Context) {
 			for c.transferNext(ctx, c.collections, "results", c.collect) {
 			}
 		})
+		group.Go(func() {
+			for c.transferNext(ctx, c.uploads, "files", c.collect) {
+			}
+		})
 	}
 	tick := time.NewTicker(c.Interval)
 	defer tick.Stop()
@@ -207,6 +212,7 @@ func (c *Controller) handler(kind kinds.Kind) cache.ResourceEventHandler {
 	add := func(object any) {
 		if object, ok := object.(*unstructured.Unstructured); ok {
 			c.queue.Add(targetOf(kind, object))
+			c.checkTransfers(object, object.GetDeletionTimestamp() != nil)
 			if c.Changed != nil {
 				c.Changed(kinds.Reference{Kind: kind, Namespace: object.GetNamespace(), Name: object.GetName()})
 			}
@@ -223,6 +229,13 @@ func targetOf(kind kinds.Kind, object *unstructured.Unstructured) target {
 	return target{kind: kind, namespace: object.GetNamespace(), name: object.GetName()}
 }
 
+// checkTransfers ends the attempts to copy files of an object that was deleted or edited.
+func (c *Controller) checkTransfers(object *unstructured.Unstructured, deleted bool) {
+	for _, q := range []*transfers{c.inputs, c.collections, c.uploads} {
+		q.check(object, deleted)
+	}
+}
+
 // deleted queues an object that vanished before its job had ended, so that the job is cancelled.
 // If the informer missed the deletion, it only warns: the API server may have been restored from
 // an old state.
@@ -235,6 +248,7 @@ func (c *Controller) deleted(kind kinds.Kind, item any) {
 	if !ok {
 		return
 	}
+	c.checkTransfers(object, true)
 	status, err := kinds.StatusOf(object)
 	switch {
 	case err != nil || kinds.Ended(status.State) || isMissed && status.JobID == "":

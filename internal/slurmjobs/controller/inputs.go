@@ -35,7 +35,12 @@ func (c *Controller) fetch(ctx context.Context, t target) error {
 	if err != nil {
 		return c.reportProblem(ctx, t, object, err)
 	}
-	text, err := c.Fetch(ctx, object, request, job)
+	attempting, end := c.begin(ctx, c.inputs, t, object)
+	text, err := c.Fetch(attempting, object, request, job)
+	end()
+	if err != nil && errors.Is(context.Cause(attempting), errChanged) {
+		return err
+	}
 	if final := new(results.Final); errors.As(err, &final) {
 		err = &rejection{err}
 	}

@@ -65,7 +65,8 @@ type Options struct {
 	Fetch func(ctx context.Context, object *unstructured.Unstructured, request kinds.Request, job queue.Job) (string, error)
 	// Collect collects the results of an object whose job has ended, and returns a
 	// description of them. The controller calls it again after errors that do not wrap
-	// results.Final. A panic of Collect counts as such an error.
+	// results.Final. After an error that wraps Unfinished, the objects that wait come first. A
+	// panic of Collect counts as an error. Its context ends when the object is deleted or edited.
 	Collect func(ctx context.Context, object *unstructured.Unstructured) (string, error)
 	// Interval is the time between two calls of Slurm.States.
 	Interval time.Duration

@@ -36,7 +36,7 @@ func (c *Controller) reconcile(ctx context.Context, t target) error {
 		return c.cancelDeleted(ctx, t, seen)
 	case kinds.Ended(status.State):
 		if status.Results == kinds.Collecting {
-			c.collections.add(t, seen)
+			c.collectionsOf(t.kind).add(t, seen)
 			return nil // the collection needs the records
 		}
 		return c.finalize(ctx, t, seen)

@@ -43,6 +43,9 @@ const (
 	maxHours = 10 * 366 * 24
 )
 
+// maxUploads is the largest number of files in spec.s3upload.files.
+const maxUploads = 1000
+
 // readBridgeJob decodes the spec of a BridgeJob, and adds what is wrong with it to p.
 func readBridgeJob(text []byte, p *problems) Request {
 	var spec bridgeSpec
@@ -101,6 +104,9 @@ func (r *Request) readS3(spec bridgeSpec, p *problems) {
 			if name = strings.TrimSpace(name); name != "" {
 				r.Upload.Files = append(r.Upload.Files, p.file("spec.s3upload.files", name))
 			}
+		}
+		if count := len(r.Upload.Files); count > maxUploads {
+			p.add("spec.s3upload.files names %d files, and %d at most are uploaded: have the script put them into an archive", count, maxUploads)
 		}
 	}
 	if r.ScriptObject == nil && r.Upload == nil {

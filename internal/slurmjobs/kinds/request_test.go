@@ -74,6 +74,12 @@ func TestUpload(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(request.Upload, &Upload{"b", []string{"a.txt", "/data/b"}}) || request.S3 != (S3Storage{"s", "e", true}) || !HasResults(object) {
 		t.Errorf("got %+v, %v", request, err)
 	}
+	for count, want := range map[int]bool{maxUploads: true, maxUploads + 1: false} {
+		object.Object["spec"].(map[string]any)["s3upload"].(map[string]any)["files"] = strings.Repeat("a,", count)
+		if _, err := Read(object); (err == nil) != want || err != nil && !strings.Contains(err.Error(), "1000 at most are uploaded: have the script put them into an archive") {
+			t.Errorf("%d files: %v", count, err)
+		}
+	}
 }
 
 func TestExamplesOfWLMOperator(t *testing.T) {

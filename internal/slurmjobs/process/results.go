@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -50,7 +51,12 @@ type collector struct {
 	roots []string
 	// find returns the number of the job of an object. It is the controller's Slurm.Find.
 	find func(ctx context.Context, uid string) (id string, found bool, err error)
+	// turn is the time after which an object with more files to upload lets others come first.
+	turn time.Duration
 }
+
+// uploadTurn is the default of collector.turn.
+const uploadTurn = 10 * time.Minute
 
 // errNoResults is the error for an object that was edited after its job had ended.
 var errNoResults = results.NewFinal(errors.New("the object asks for no results any more; copy the files of the job by hand"))

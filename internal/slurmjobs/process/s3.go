@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -155,7 +156,8 @@ func (p preparer) uploads(object *unstructured.Unstructured, request kinds.Reque
 }
 
 // upload uploads the files of an object whose job has ended. It returns an error if one of them was
-// not uploaded, but uploads the others. The number of the job, which is part of file names, does not
+// not uploaded, but uploads the others. After a turn, it returns a *controller.Unfinished. It does not
+// upload a file again that an earlier call has uploaded. The number of the job, which is part of file names, does not
 // come from the status: whoever may write statuses could name other files there.
 func (c collector) upload(ctx context.Context, object *unstructured.Unstructured, request kinds.Request) (string, error) {
 	status, err := kinds.StatusOf(object)
@@ -190,9 +192,14 @@ func (c collector) upload(ctx context.Context, object *unstructured.Unstructured
 	if err != nil {
 		return "", fmt.Errorf("upload to bucket %s: %w", bucket, err)
 	}
+	marks, err := openMarks(filepath.Join(queue.Folder(c.state, string(object.GetUID())), uploadedName))
+	if err != nil {
+		return "", err
+	}
+	defer marks.Close()
 	var unread []error
-	done := 0
-	for _, file := range files {
+	done, begun := 0, time.Now()
+	for i, file := range files {
 		source := results.Source{Path: file.path, Roots: roots}
 		content, size, err := source.Open()
 		if err != nil {
@@ -204,12 +211,17 @@ func (c collector) upload(ctx context.Context, object *unstructured.Unstructured
 			unread = append(unread, results.NewFinal(fmt.Errorf("%s is larger than %d bytes: have the job's script split it", file.path, int64(objectstore.MaxFile))))
 			continue
 		}
-		err = store.Put(ctx, bucket, file.name, io.NewSectionReader(content, 0, size), size)
+		fresh, err := marks.once(fmt.Sprintf("%s %t %s %s", request.S3.Endpoint, request.S3.Secure, bucket, file.name), content, func() error {
+			return store.Put(ctx, bucket, file.name, io.NewSectionReader(content, 0, size), size)
+		})
 		content.Close()
 		if err != nil {
 			return "", fmt.Errorf("upload %s to bucket %s: %w", file.path, bucket, err)
 		}
 		done++
+		if fresh && i+1 < len(files) && time.Since(begun) > c.turn {
+			return "", &controller.Unfinished{Err: fmt.Errorf("%d of %d files are in bucket %s; the next ones follow after files of other objects", done, len(files), bucket)}
+		}
 	}
 	if err := errors.Join(unread...); err != nil {
 		if errors.Is(err, os.ErrNotExist) {

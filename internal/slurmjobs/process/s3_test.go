@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -114,12 +115,22 @@ func TestScriptInS3(t *testing.T) {
 	}
 }
 
+// tear writes a part of a line to the end of a file, as a crash does.
+func tear(path string) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteString("\n\"torn")
+	return errors.Join(err, file.Close())
+}
+
 // TestUpload uploads the output and the files of a job, and checks the errors.
 func TestUpload(t *testing.T) {
 	server := testutil.NewS3Server(t)
 	server.Write("results", "other", "")
 	p, home := s3Fixture(t, server.Address)
-	c := collector{preparer: p, find: foundJob("17")}
+	c := collector{preparer: p, find: foundJob("17"), turn: time.Hour}
 	write := func(path, content string) {
 		path = filepath.Join(home, path)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
@@ -148,6 +159,38 @@ func TestUpload(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
+	// Another call uploads only what has changed.
+	server.Write("results", "train/weights", "kept")
+	write("logs/data", "more data")
+	if text, err := collect("results", "model/weights, "+filepath.Join(home, "logs/data"), ran); err != nil || text != "4 files are in bucket results below train/" {
+		t.Errorf("got %q, %v", text, err)
+	}
+	for name, want := range map[string]string{"weights": "kept", "data": "more data"} {
+		if got := server.Read("results", "train/"+name); got != want {
+			t.Errorf("again: %s: %q, want %q", name, got, want)
+		}
+	}
+	// After a turn, other objects come first. The next call continues, also with a torn mark.
+	write("logs/data", "data again")
+	write("model/weights", "weights again")
+	c.turn = 0
+	_, err = collect("results", filepath.Join(home, "logs/data")+", model/weights", ran)
+	if !errors.As(err, new(*controller.Unfinished)) || !strings.HasPrefix(err.Error(), "3 of 4 files are in bucket results; ") {
+		t.Errorf("got %v", err)
+	}
+	if err := tear(filepath.Join(home, "state/u1", uploadedName)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if text, err := collect("results", filepath.Join(home, "logs/data")+", model/weights", ran); err != nil || text != "4 files are in bucket results below train/" {
+			t.Errorf("got %q, %v", text, err)
+		}
+		server.Write("results", "train/weights", "kept")
+	}
+	if got := server.Read("results", "train/weights"); got != "kept" {
+		t.Errorf("got %q: it was uploaded twice", got)
+	}
+	c.turn = time.Hour
 	if text, err := collect("results", "", map[string]any{"jobID": "17"}); err != nil || text != "the job has not run, so there is nothing to upload" {
 		t.Errorf("got %q, %v", text, err)
 	}
@@ -173,6 +216,7 @@ func TestUpload(t *testing.T) {
 		}
 	}
 	server.Kill()
+	write("work/slurm-17.out", "output again")
 	if _, err := collect("results", "none", ran); errors.Is(err, os.ErrNotExist) || !errors.As(err, new(*objectstore.Away)) {
 		t.Errorf("the job's files would be given up soon: %v", err)
 	}
