@@ -96,6 +96,9 @@ func oneFamily(addresses []netip.Addr) []netip.Addr {
 func (m *Members) applyChanges(changes []hostnet.Change) {
 	var refused []hostnet.Change
 	for _, change := range changes {
+		if self, _ := m.places.Self(); change.Index == self {
+			continue
+		}
 		if m.places.Apply(change) != nil {
 			refused = append(refused, change)
 		}

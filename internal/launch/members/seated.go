@@ -71,9 +71,7 @@ func (s *Seats) leave(ctx context.Context, n *seated, why error) {
 	s.mu.Lock()
 	if n.known {
 		n.known = false
-		telling, cancel := context.WithTimeout(ctx, tellLimit)
-		s.tell(telling, n, hostnet.Change{Index: n.change.Index, Name: n.change.Name})
-		cancel()
+		s.tell(n, hostnet.Change{Index: n.change.Index, Name: n.change.Name})
 	}
 	s.mu.Unlock()
 	reason := why.Error()
@@ -97,21 +95,11 @@ func (s *Seats) retire(ctx context.Context, n *seated, why error) {
 	}
 }
 
-// tell makes a change of a node's seat, and sends it to all other nodes. The caller holds mu.
-func (s *Seats) tell(ctx context.Context, n *seated, change hostnet.Change) {
+// tell makes a change of a node's seat here, and soon on all other nodes. The caller holds mu.
+func (s *Seats) tell(n *seated, change hostnet.Change) {
 	n.change = change
 	s.members.applyChanges([]hostnet.Change{change})
-	ctx, cancel := context.WithTimeout(ctx, tellLimit)
-	defer cancel()
-	message := headMessage{Changes: []hostnet.Change{change}}
-	var telling sync.WaitGroup
-	for _, other := range append(s.members.ofStep(), s.seated()...) {
-		if other.peer != nil && other.peer != n.peer {
-			// A node that is lost meanwhile learns all when it returns.
-			telling.Go(func() { _ = other.peer.Send(ctx, message) })
-		}
-	}
-	telling.Wait()
+	s.spread.add(change)
 }
 
 // seated returns the connections to the nodes in seats that have their plans. The caller

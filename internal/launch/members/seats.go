@@ -58,8 +58,8 @@ type Seats struct {
 	listener *rendezvous.Head
 	end      context.CancelFunc
 	queue    recentJobs
+	spread   *spread
 
-	// mu is held while a change of a seat is sent to all nodes.
 	mu sync.Mutex
 	// taken holds the nodes in seats, and nil in free seats.
 	taken []*seated
@@ -87,7 +87,7 @@ type greeting struct {
 // OpenSeats lets nodes of other jobs join until ctx ends. It must be called after
 // SendPlans.
 func (m *Monitor) OpenSeats(ctx context.Context, config SeatsConfig) error {
-	s := &Seats{members: m.Members, SeatsConfig: config, taken: make([]*seated, config.Spec.Seats)}
+	s := &Seats{members: m.Members, SeatsConfig: config, taken: make([]*seated, config.Spec.Seats), spread: newSpread()}
 	s.queue.ask = config.Jobs
 	step := m.config
 	step.Nodes, step.Node = []string{m.config.Node}, m.config.Node
@@ -106,6 +106,7 @@ func (m *Monitor) OpenSeats(ctx context.Context, config SeatsConfig) error {
 		return nil
 	}
 	m.seats = s
+	go s.spread.run(staying, func() []connection { return append(s.members.ofStep(), s.connections()...) })
 	go func() {
 		for {
 			peer, err := s.listener.Accept(ctx)
@@ -120,26 +121,34 @@ func (m *Monitor) OpenSeats(ctx context.Context, config SeatsConfig) error {
 
 // recentJobs keeps the answer of squeue for a moment, because many nodes may come at once.
 type recentJobs struct {
-	ask  func(ctx context.Context) ([]slurm.Queued, error)
-	mu   sync.Mutex
-	at   time.Time
-	jobs []slurm.Queued
+	ask func(ctx context.Context) ([]slurm.Queued, error)
+	mu  sync.Mutex
+	// asked is the time of the question that jobs answers.
+	asked time.Time
+	jobs  []slurm.Queued
 }
 
 // recentFor is the time that an answer of squeue is used again.
 const recentFor = time.Second
 
-// find returns a running job. It asks again if the last answer does not have it.
+// find returns a running job.
 func (r *recentJobs) find(ctx context.Context, id string) (slurm.Queued, error) {
+	return r.findSince(ctx, id, time.Now())
+}
+
+// findSince is find for a node that has come at a time. It asks again if the last answer does not
+// have the job, unless it asked after that time: nodes that come at once share a question.
+func (r *recentJobs) findSince(ctx context.Context, id string, came time.Time) (slurm.Queued, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	found := func() int { return slices.IndexFunc(r.jobs, func(job slurm.Queued) bool { return job.ID == id }) }
-	if i := found(); i < 0 || r.jobs[i].State != slurm.Running || time.Since(r.at) > recentFor {
+	if i := found(); r.asked.Before(came) && (i < 0 || r.jobs[i].State != slurm.Running || time.Since(r.asked) > recentFor) {
+		now := time.Now()
 		jobs, err := r.ask(ctx)
 		if err != nil {
 			return slurm.Queued{}, fmt.Errorf("ask Slurm for job %s: %w", id, err)
 		}
-		r.jobs, r.at = jobs, time.Now()
+		r.jobs, r.asked = jobs, now
 	}
 	i := found()
 	if i < 0 {
@@ -290,7 +299,7 @@ func (s *Seats) seat(ctx context.Context, n *seated) error {
 	if err := s.members.checkSeat(change, n.peer); err != nil {
 		return err
 	}
-	s.tell(ctx, n, change)
+	s.tell(n, change)
 	n.known = true
 	welcome.Network = s.members.endOf(plan.Index, n.peer)
 	return n.peer.Send(ctx, welcome)

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -26,9 +27,9 @@ var loopbackOnly = netip.MustParseAddr("127.0.0.1")
 // one that looks for another cluster. No other test listens there.
 var headPorts = rendezvous.PortRange{First: 20992, Last: 20999}
 
-// seatTest is a head with two seats. Slurm's queue is a list, because the test has no Slurm.
+// seatTest is a head with seats, two in most tests. Slurm's queue is a list, because the test has no Slurm.
 type seatTest struct {
-	*testing.T
+	testing.TB
 	head    *Members
 	monitor *Monitor
 	config  SeatsConfig
@@ -75,8 +76,13 @@ func (s *seatTest) called(call string) bool {
 	return slices.Contains(s.calls, call)
 }
 
-func newSeatTest(t *testing.T, queue ...slurm.Queued) *seatTest {
-	s := &seatTest{T: t, queue: queue}
+func newSeatTest(t testing.TB, queue ...slurm.Queued) *seatTest {
+	return newSeatTestOf(t, 2, queue...)
+}
+
+// newSeatTestOf is like newSeatTest with another number of seats.
+func newSeatTestOf(t testing.TB, seats int, queue ...slurm.Queued) *seatTest {
+	s := &seatTest{TB: t, queue: queue}
 	step := rendezvous.Step{Job: rand.Text(), Step: 1}
 	s.head = &Members{
 		roster: roster{
@@ -86,7 +92,7 @@ func newSeatTest(t *testing.T, queue ...slurm.Queued) *seatTest {
 		network: newNetwork(rendezvous.DefaultPorts(), ""), log: slog.New(slog.DiscardHandler),
 	}
 	s.head.data.Address, s.head.sockets.Ports = loopbackOnly, hostnet.Ports{Packets: []uint16{1}, Streams: 2}
-	plans, err := cluster.Design(cluster.Spec{Seats: 2}, []cluster.Offer{{Host: "n1"}})
+	plans, err := cluster.Design(cluster.Spec{Seats: seats}, []cluster.Offer{{Host: "n1"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +104,7 @@ func newSeatTest(t *testing.T, queue ...slurm.Queued) *seatTest {
 	join := step
 	join.Joining = true
 	s.config = SeatsConfig{
-		Spec: cluster.Spec{Seats: 2, ImageBudget: 7}, Join: join, Prover: prover, UID: 1000, Reporter: s,
+		Spec: cluster.Spec{Seats: seats, ImageBudget: 7}, Join: join, Prover: prover, UID: 1000, Reporter: s,
 		Plan: func(seat int, name string, offer cluster.Offer) (cluster.Plan, map[string]sandbox.File, error) {
 			if offer.OneUID {
 				return cluster.Plan{}, nil, errors.New("no room for it")
@@ -189,10 +195,29 @@ func (s *seatTest) join(host, job string) (p *Members, answer Welcome, ended cha
 	return p, answer, ended
 }
 
+// BenchmarkNodesJoin measures a head with nodes of other jobs that all come at once, and these
+// nodes.
+func BenchmarkNodesJoin(b *testing.B) {
+	const nodes = 200
+	for b.Loop() {
+		var queue []slurm.Queued
+		for i := range nodes {
+			queue = append(queue, running(strconv.Itoa(i+1), "n2"))
+		}
+		s := newSeatTestOf(b, nodes, queue...)
+		var joining sync.WaitGroup
+		for _, job := range queue {
+			joining.Go(func() { s.join("n2", job.ID) })
+		}
+		joining.Wait()
+		s.head.Leave("the test is over")
+	}
+}
+
 // knows waits until a node knows a number of addresses of the node in a place.
 func (s *seatTest) knows(m *Members, place, endpoints int) {
 	s.Helper()
-	testutil.Eventually(s.T, "the node knows the place", func() bool {
+	testutil.Eventually(s, "the node knows the place", func() bool {
 		return len(m.places.Current().Nodes[place].Endpoints) == endpoints
 	})
 }
@@ -252,6 +277,27 @@ func TestNodesOfOtherJobsTakeSeatsAndLeave(t *testing.T) {
 		t.Error("a dead node is asked to end its pods")
 	}
 	s.join("n3", "57") // the same node again
+}
+
+// A question to Slurm answers all nodes that came before it.
+func TestNodesThatComeAtOnceShareAQuestion(t *testing.T) {
+	asked := 0
+	r := recentJobs{ask: func(context.Context) ([]slurm.Queued, error) {
+		asked++
+		return []slurm.Queued{running("57", "n2")}, nil
+	}}
+	before := time.Now()
+	for i, test := range []struct {
+		id    string
+		came  time.Time
+		found bool
+		asked int
+	}{{"57", before, true, 1}, {"99", before, false, 1}, {"57", time.Now().Add(time.Hour), true, 1}, {"99", time.Now().Add(time.Hour), false, 2}} {
+		job, err := r.findSince(t.Context(), test.id, test.came)
+		if (err == nil) != test.found || test.found && job.ID != test.id || asked != test.asked {
+			t.Errorf("question %d: job %s (%v), %d times asked", i, job.ID, err, asked)
+		}
+	}
 }
 
 func TestNodesWithoutRightGetNoSeat(t *testing.T) {
