@@ -185,6 +185,11 @@ var layers = map[string][]string{
 	"internal/testutil": {"internal/base/linux"},
 
 	"test/interlink": {"test/interlink/virtualnode"},
+	// Simulated nodes join by the protocol of real ones.
+	"test/scale/seats": {
+		"internal/base/cluster", "internal/job/rendezvous", "internal/job/slurm", "internal/launch/hostnet", "internal/launch/members",
+		"internal/launch/proof",
+	},
 }
 
 // bans are imports from outside that some packages must not make, even through
@@ -206,7 +211,7 @@ var bans = []struct {
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/interlink", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/existing", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/outage", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/control/controltest", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "internal/slurmjobs/controller", "internal/slurmjobs/partitions", "internal/slurmjobs/process", "internal/slurmjobs/results", "internal/slurmjobs/trust", "test/linearizable", "test/yardstick"},
+		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/interlink", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/existing", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/outage", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/control/controltest", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "internal/slurmjobs/controller", "internal/slurmjobs/partitions", "internal/slurmjobs/process", "internal/slurmjobs/results", "internal/slurmjobs/trust", "test/linearizable", "test/scale/seats", "test/yardstick"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{
