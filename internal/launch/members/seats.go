@@ -136,8 +136,9 @@ func (r *recentJobs) find(ctx context.Context, id string) (slurm.Queued, error) 
 	return r.findSince(ctx, id, time.Now())
 }
 
-// findSince is find for a node that has come at a time. It asks again if the last answer does not
-// have the job, unless it asked after that time: nodes that come at once share a question.
+// findSince returns a running job for a node that has come at a time. It asks again if the last
+// answer does not have the job, unless it asked after that time: nodes that come at once share a
+// question.
 func (r *recentJobs) findSince(ctx context.Context, id string, came time.Time) (slurm.Queued, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

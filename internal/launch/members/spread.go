@@ -20,8 +20,8 @@ type spread struct {
 	wake chan struct{} // receives a value after a change
 
 	mu sync.Mutex
-	// collected holds the changes since the last messages. outboxes holds those that wait for
-	// the nodes that are receiving a message.
+	// collected holds the changes since the last messages. outboxes holds the changes that wait
+	// for a node that is receiving a message.
 	collected changes
 	outboxes  map[*rendezvous.Peer]changes
 }

@@ -26,7 +26,7 @@ const (
 // ticksPerSecond is the unit of /proc/PID/stat; Linux has one value on all architectures.
 const ticksPerSecond = 100
 
-// costs returns the cost of berth's and munge's processes on this host, and of this one.
+// costs returns the cost of this process and of all processes of berth and munge on this host.
 func costs() cost {
 	c := cost{at: time.Now(), cpu: map[string]float64{}, pss: map[string]float64{}}
 	commands, _ := filepath.Glob("/proc/[0-9]*/cmdline")

@@ -1,9 +1,9 @@
 // Command seats joins simulated nodes to a cluster of 'berth up --elastic', and records the
 // cost of the join and of the nodes after it.
 //
-// Real are berth's join protocol for each seat, with munge, squeue and a Slurm job of its own, the
+// Real are the join protocol for each seat, with munge, squeue and a Slurm job for each node, the
 // control plane, and the head's overlay table and service map. Each node has its own certificate and
-// its own connection to the API server, registers a Node, renews a Lease, and watches what a kubelet
+// connection to the API server, registers a Node, renews a Lease, and watches what a kubelet
 // and a node's service map watch. Simulated are the kubelet, the containers and the far end of the
 // overlay: nobody answers the head's probes. KWOK would keep the Nodes with one admin's client,
 // so it would test neither the nodes' certificates nor their connections.
