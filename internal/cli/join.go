@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -47,6 +48,7 @@ on the remaining nodes. All nodes leave when the cluster ends.`,
 	flags.SortFlags = false
 	flags.DurationVar(&spec.Grace, "grace", 0, "leave this `time` before the time limit of the job or its step (default: at the limit, with Slurm's KillWait left)")
 	flags.DurationVar(&spec.NodeWait, "node-wait", 0, "how long to wait for the cluster, as a `time` such as 90s (default 1m)")
+	flags.DurationVar(&spec.HeadWait, "head-wait", 10*time.Minute, "how long to go on when the job of the cluster is requeued, until it is back (with 'berth up --state'), as a `time` such as 5m")
 	flags.StringVar(&spec.StateDir, "state-dir", "", "`directory` on a local disk for the node's files (default: chosen by berth)")
 	flags.StringVar(&spec.Network.Interface, "interface", "", "`name` of the network interface for pod traffic between nodes (default: the one that reaches the cluster)")
 	flags.StringVar(&spec.Network.Ports, "port-range", "", "`ports` to use between nodes, the same as for the cluster (default 21000-28999)")

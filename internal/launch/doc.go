@@ -44,7 +44,7 @@
 //     metrics.go, crashnotes.go, nodestate.go (what they share)
 //   - what these steps call: replicas.go (several control planes), names.go, ksi.go,
 //     imagechoice.go, limits.go, addresses.go, mounts.go, fastpath.go, outside.go (hosts outside
-//     of a job), statesaver.go
+//     of a job), statesaver.go, continuity.go (what nodes of other jobs need of the next head)
 //   - the base: steps.go (a list of steps), directories.go, debugdir.go, host.go (what this host
 //     has), cgroups.go, options.go (the inputs)
 package launch

@@ -48,6 +48,8 @@ func (r *run) leaveMembers() {
 	switch {
 	case r.lostLease.Load():
 		r.members.Drop()
+	case r.moves.Load():
+		r.members.Move()
 	case !r.members.Awaited():
 		r.members.Leave(members.RunEnded)
 	}

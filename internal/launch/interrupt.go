@@ -18,18 +18,27 @@ func (r *run) askToEnd(ctx context.Context, cause error) {
 	r.saver.finish()
 	var request *downRequest
 	if !errors.As(cause, &request) {
-		r.work.end(ctx, cause, func(ctx context.Context, grace time.Duration) { r.drain(ctx, grace) })
-		return
+		r.work.end(ctx, cause, func(ctx context.Context, grace time.Duration) {
+			r.moves.Store(r.nodesReturn() && r.allocation.StartsAgain())
+			r.drain(ctx, grace)
+		})
+	} else {
+		ctx, cancel := context.WithTimeout(ctx, request.Grace)
+		defer cancel()
+		request.answer(r.drain(ctx, request.Grace))
 	}
-	ctx, cancel := context.WithTimeout(ctx, request.Grace)
-	defer cancel()
-	request.answer(r.drain(ctx, request.Grace))
+	if !r.moves.Load() {
+		if err := r.saver.dismiss(); err != nil {
+			r.Log.Warn(err.Error())
+		}
+	}
 }
 
-// drain asks all pods to end and waits for them.
+// drain asks all pods to end and waits for them. If the job of the cluster starts again, the pods
+// on nodes of other jobs run on.
 func (r *run) drain(ctx context.Context, grace time.Duration) workload.Drained {
 	began := time.Now()
-	drained, err := r.work.client.Drain(ctx, grace)
+	drained, err := r.work.client.DrainExcept(ctx, grace, func(node string) bool { return r.moves.Load() && r.isOfOtherJob(node) })
 	switch left := drained.Asked - drained.Ended; {
 	case err != nil && ctx.Err() == nil:
 		r.Log.Warn("pods cannot be asked to end: " + err.Error())

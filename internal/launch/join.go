@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/job/batch"
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/launch/allocation"
@@ -16,8 +18,12 @@ import (
 	"berth.dev/berth/internal/launch/proof"
 )
 
-// lookAgain is the time between questions to Slurm for a cluster that is not up yet.
-const lookAgain = 2 * time.Second
+// lookAgain is the time between questions to Slurm for a cluster that is not up yet. A node that
+// waits for the next head asks less and less often, up to lookSeldom on average.
+const lookAgain, lookSeldom = 2 * time.Second, 10 * time.Second
+
+// proofLimit bounds the wait for the key of the next head, where there is no munge.
+const proofLimit = 15 * time.Second
 
 // retireTime is the time that the head needs, at most, to delete a node whose pods have ended.
 const retireTime = 2 * time.Second
@@ -50,19 +56,8 @@ func meetCluster(ctx context.Context, options *Options, job slurm.Job) (*members
 	if err != nil {
 		return nil, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("join the cluster of job %s: %w", local.Join, err))
 	}
-	config := members.PilotConfig{
-		Join: joinStep(job.Cluster, step.Job, step.Step, step.Restarts), Head: step.Head,
-		Job: job.ID, Host: job.NodeName, Ports: rendezvous.DefaultPorts(), Wait: local.NodeWait, Log: options.Log,
-	}
-	if local.Network.Ports != "" {
-		if config.Ports, err = rendezvous.ParsePortRange(local.Network.Ports); err != nil {
-			return nil, exitcode.Wrap(exitcode.Usage, err)
-		}
-	}
-	if config.Addresses, err = hostnet.AddressBook(job, options.Getenv); err != nil {
-		return nil, exitcode.Wrap(exitcode.Unavailable, err)
-	}
-	if config.Prover, err = proof.OfPilot(limited, local.Network.Folder, config.Join); err != nil {
+	config, err := pilotConfig(limited, *options, job, step)
+	if err != nil {
 		return nil, err
 	}
 	all := members.NewPilot(config)
@@ -72,6 +67,58 @@ func meetCluster(ctx context.Context, options *Options, job slurm.Job) (*members
 	}
 	options.Spec = specOfPilot(spec, local)
 	return all, nil
+}
+
+// pilotConfig returns the configuration of this node for the head in a step.
+func pilotConfig(ctx context.Context, options Options, job slurm.Job, step slurm.NamedStep) (config members.PilotConfig, err error) {
+	local := options.Spec
+	config = members.PilotConfig{
+		Join: joinStep(job.Cluster, step.Job, step.Step, step.Restarts), Head: step.Head,
+		Job: job.ID, Host: job.NodeName, Ports: rendezvous.DefaultPorts(), Wait: local.NodeWait, HeadWait: local.HeadWait, Log: options.Log,
+	}
+	if local.Network.Ports != "" {
+		if config.Ports, err = rendezvous.ParsePortRange(local.Network.Ports); err != nil {
+			return config, exitcode.Wrap(exitcode.Usage, err)
+		}
+	}
+	if config.Addresses, err = hostnet.AddressBook(job, options.Getenv); err != nil {
+		return config, exitcode.Wrap(exitcode.Unavailable, err)
+	}
+	config.Again = func(ctx context.Context) (members.PilotConfig, error) {
+		step, err := awaitNextHead(ctx, local.Join, slurm.AskLong)
+		if err != nil {
+			return members.PilotConfig{}, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, proofLimit)
+		defer cancel()
+		return pilotConfig(ctx, options, job, step)
+	}
+	config.Prover, err = proof.OfPilot(ctx, local.Network.Folder, config.Join)
+	return config, err
+}
+
+// awaitNextHead waits until a job whose cluster has no head has one. It returns an error that wraps
+// members.ErrClusterOver when the job has ended and does not start again. The pauses between
+// its questions grow, because many nodes ask.
+func awaitNextHead(ctx context.Context, job string, ask slurm.Ask) (slurm.NamedStep, error) {
+	for pause := lookAgain; ; pause = min(pause*3/2, lookSeldom) {
+		step, ok, err := slurm.FindStep(ctx, job, upStep, ask)
+		if ok {
+			return step, nil
+		}
+		queued, known, asked := slurm.QueuedJob(ctx, job, ask)
+		switch {
+		case asked == nil && !known:
+			return slurm.NamedStep{}, fmt.Errorf("job %s is not in Slurm's queue any more: %w", job, members.ErrClusterOver)
+		case asked == nil && batch.Ended(queued.State):
+			return slurm.NamedStep{}, fmt.Errorf("job %s is %s: %w", job, queued.State, members.ErrClusterOver)
+		}
+		select {
+		case <-time.After(pause/2 + rand.N(pause)):
+		case <-ctx.Done():
+			return slurm.NamedStep{}, errors.Join(context.Cause(ctx), err, asked)
+		}
+	}
 }
 
 // joinStep identifies a cluster to nodes of other jobs.
@@ -100,7 +147,7 @@ func awaitCluster(ctx context.Context, job string) (slurm.NamedStep, error) {
 // specOfPilot returns the options of a node of another job: the options of the cluster, and
 // the local ones that belong to a host.
 func specOfPilot(spec, local cluster.Spec) cluster.Spec {
-	spec.Join, spec.StateDir, spec.DebugDir, spec.Grace, spec.NodeWait = local.Join, local.StateDir, local.DebugDir, local.Grace, local.NodeWait
+	spec.Join, spec.StateDir, spec.DebugDir, spec.Grace, spec.NodeWait, spec.HeadWait = local.Join, local.StateDir, local.DebugDir, local.Grace, local.NodeWait, local.HeadWait
 	carrier := spec.Network.Carrier
 	spec.Network.Interface, spec.Network.Folder, spec.Network.Ports = local.Network.Interface, local.Network.Folder, local.Network.Ports
 	spec.Network.Carrier = carrier
@@ -110,7 +157,7 @@ func specOfPilot(spec, local cluster.Spec) cluster.Spec {
 // specForPilots returns the options of a cluster that apply to nodes of other jobs.
 func specForPilots(spec cluster.Spec) cluster.Spec {
 	spec.Manifests, spec.Images, spec.Command, spec.Logs, spec.Publish = nil, nil, nil, nil, nil
-	spec.Stay, spec.State, spec.SlurmJobs = false, "", false
+	spec.Stay, spec.State, spec.SlurmJobs, spec.Kept = false, "", false, cluster.Blocks{}
 	return spec
 }
 

@@ -36,8 +36,10 @@ type node struct {
 	published []netrole.Published // ports of this host that lead into the cluster
 	named     *os.File            // held as long as the published ports have names
 	ksiPort   uint16              // of a KSI script
-	// saver is nil if the run saves no state.
-	saver *stateSaver
+	// saver is nil if the run saves no state. returning is set on a head that expects nodes of
+	// other jobs from the previous one.
+	saver     *stateSaver
+	returning *continuity
 
 	// archives are the head's archives, also on the other nodes, which receive
 	// them from source.

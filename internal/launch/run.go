@@ -190,6 +190,9 @@ func (r *run) lead(ctx context.Context, giveUp context.CancelCauseFunc) (code in
 	if err := r.start.run(ctx, r.Report); err != nil {
 		return 0, explain(ctx, r.allocation, err)
 	}
+	if r.nodesReturn() {
+		r.saver.continuity = r.continuity
+	}
 	r.saver.start(r.plan.RunID)
 	return r.runWorkload(ctx, context.Background())
 }
@@ -233,6 +236,7 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	}
 	offers[0].OverlayMTU = mtu
 	r.offers = offers
+	r.keepAddresses()
 	plans, err := cluster.Design(r.Spec, offers)
 	if err != nil {
 		return exitcode.Wrap(exitcode.Unavailable, err)
@@ -243,6 +247,11 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 		}
 	}
 	r.plan = plans[0]
+	if r.Spec.Seats > 0 {
+		if err := r.takeUp(); err != nil {
+			return err
+		}
+	}
 	if unlike := cluster.UnlikeOwners(r.Spec, offers); unlike != "" {
 		r.Log.Warn(unlike)
 	}
@@ -251,7 +260,7 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	for _, notice := range r.pulls.Notices {
 		r.Log.Warn(notice)
 	}
-	if r.identities, err = identity.Make(plans, contextName(r.Spec, r.plan)); err != nil {
+	if r.identities, err = identity.Make(plans, contextName(r.Spec, r.plan), r.trust()); err != nil {
 		return err
 	}
 	if err := r.dirs.writeKubeconfig(r.identities.Kubeconfig); err != nil {

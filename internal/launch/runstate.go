@@ -23,6 +23,10 @@ type run struct {
 	offers        []cluster.Offer
 	seatProver    rendezvous.Prover
 	forgetSeatKey func()
+	// blocks holds the blocks of the cluster's addresses.
+	blocks cluster.Blocks
+	// moves is set if the job of the cluster starts again after this end.
+	moves atomic.Bool
 	// lease is set if another node may lead the run after this one. lostLease is set when
 	// this node has lost the lease, so that another node may lead the run.
 	lease     *lease.Lease

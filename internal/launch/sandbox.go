@@ -125,7 +125,11 @@ func (n *node) sandboxFiles() (map[string]sandbox.File, error) {
 	for path, content := range readable {
 		files[path] = sandbox.File{Mode: 0o644, Content: content}
 	}
-	if restored := n.saver.takeRestored(); restored != nil {
+	restored, err := n.saver.takeRestored(n.returning != nil)
+	if err != nil {
+		return nil, err
+	}
+	if restored != nil {
 		files[paths.Restore()] = *restored
 	}
 	maps.Copy(files, n.pulls.Files(paths.Run))

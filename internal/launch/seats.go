@@ -3,7 +3,9 @@ package launch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"berth.dev/berth/internal/access/persistent"
@@ -14,6 +16,7 @@ import (
 	"berth.dev/berth/internal/kube/nodeloss"
 	"berth.dev/berth/internal/kube/workload"
 	"berth.dev/berth/internal/launch/hostnet"
+	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/launch/members"
 	"berth.dev/berth/internal/launch/proof"
 	"berth.dev/berth/internal/node/sandbox"
@@ -61,6 +64,10 @@ func (r *run) openSeats(ctx context.Context) error {
 		},
 		Jobs:     func(ctx context.Context) ([]slurm.Queued, error) { return slurm.Queue(ctx, os.Getuid(), slurm.AskLong) },
 		Reporter: seatReporter{nodeloss.NewReporter(r.work.client.Dynamic()), r.work.client},
+		Returns:  r.nodesReturn(), Seated: r.saver.saveSoon,
+	}
+	if r.returning != nil {
+		config.Expected = r.returning.Taken
 	}
 	var err error
 	if config.Addresses, err = hostnet.AddressBook(job, r.Getenv); err != nil {
@@ -86,4 +93,61 @@ type seatReporter struct {
 func (s seatReporter) Drain(ctx context.Context, node string, grace time.Duration) error {
 	_, err := s.client.DrainNode(ctx, node, grace)
 	return err
+}
+
+// keepAddresses has the plan take the addresses of the previous head's cluster.
+func (r *run) keepAddresses() {
+	if c := r.saver.previous(r.joinStep()); c != nil {
+		r.Spec.Kept = c.Blocks
+	}
+}
+
+// takeUp decides whether nodes of other jobs return to this start of the cluster, and takes up the
+// keys that they have.
+func (r *run) takeUp() error {
+	blocks, err := cluster.BlocksOf(r.Spec, r.offers)
+	if err != nil {
+		return err
+	}
+	r.blocks = blocks
+	c := r.saver.previous(r.joinStep())
+	if c == nil {
+		return nil
+	}
+	if err := c.canReturn(r.plan, blocks); err != nil {
+		r.Log.Warn(fmt.Sprintf("%d nodes of other jobs cannot return, and their pods start again: %v", len(c.Taken), err))
+		return nil
+	}
+	r.members.KeepKey(c.Network)
+	r.returning = c
+	r.Log.Info(fmt.Sprintf("the cluster goes on: %d nodes of other jobs may return", len(c.Taken)))
+	return nil
+}
+
+// trust returns the keys that nodes which return trust, or nil if there are none.
+func (r *run) trust() *identity.Trust {
+	if r.returning == nil {
+		return nil
+	}
+	return &r.returning.Trust
+}
+
+// nodesReturn reports whether nodes of other jobs can return to a next head of this cluster.
+func (r *run) nodesReturn() bool {
+	return r.Spec.Seats > 0 && r.saver != nil && r.Spec.StateSecrets != cluster.OmitSecrets
+}
+
+// continuity returns what the next head needs.
+func (r *run) continuity() *continuity {
+	_, key := r.members.Places().Self()
+	step := r.joinStep()
+	return &continuity{
+		Cluster: step.Cluster, Job: step.Job, Trust: r.identities.Trust, Network: key,
+		Blocks: r.blocks, FirstSeat: firstSeat(r.plan), Taken: r.members.Seats(),
+	}
+}
+
+// isOfOtherJob reports whether a node belongs to another job than the cluster.
+func (r *run) isOfOtherJob(node string) bool {
+	return !slices.ContainsFunc(r.plan.Members, func(member cluster.Member) bool { return member.Name == node })
 }

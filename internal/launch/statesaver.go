@@ -18,6 +18,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/savedstate"
 	"berth.dev/berth/internal/launch/allocation"
@@ -39,15 +40,22 @@ const (
 type stateSaver struct {
 	log    *slog.Logger
 	folder *savedstate.Folder
-	// restored is the state of an earlier cluster. It is nil if there is none.
-	restored *sandbox.File
-	runID    string
+	// restored is the state of an earlier cluster. It is nil if there is none. continued holds
+	// the part for its nodes of other jobs, or nil.
+	restored  *savedstate.Snapshot
+	continued *continuity
+	// continuity returns what is saved for them. It is nil if none return.
+	continuity func() *continuity
+	// changed asks for a save soon.
+	changed chan struct{}
+	runID   string
 	// socket is the listener where the control role serves the objects.
 	socket *os.File
 	// path is the path of the socket.
 	path string
-	// last holds the records of the last save.
-	last []savedstate.Record
+	// last holds the records of the last save, and lastFacts its facts.
+	last      []savedstate.Record
+	lastFacts savedstate.Facts
 	// saving guards the folder. over is set when nothing may be saved any more.
 	saving sync.Mutex
 	over   bool
@@ -78,7 +86,7 @@ func openState(ctx context.Context, o Options, job *allocation.Allocation, priva
 	if err != nil {
 		return nil, exitcode.Wrap(exitcode.Config, err)
 	}
-	s := &stateSaver{log: o.Log, folder: folder, path: filepath.Join(private, stateSocket), stop: func() {}}
+	s := &stateSaver{log: o.Log, folder: folder, path: filepath.Join(private, stateSocket), changed: make(chan struct{}, 1), stop: func() {}}
 	saved, found, err := folder.Load()
 	if err != nil {
 		return s, exitcode.Wrap(exitcode.NoInput, err)
@@ -105,11 +113,11 @@ func (s *stateSaver) restore(saved savedstate.Snapshot, folder string) error {
 		return exitcode.Wrap(exitcode.Config, fmt.Errorf("restore the cluster from %s: its objects are from Kubernetes %s, and this is %s: use the newer berth (%s)",
 			folder, saved.Facts.Kubernetes, cluster.KubernetesVersion, saved.Berth))
 	}
-	var content bytes.Buffer
-	if err := savedstate.Write(&content, saved.Facts, saved.Records); err != nil {
-		return err
+	var err error
+	if saved.Records, s.continued, err = splitContinuity(saved.Records); err != nil {
+		return exitcode.Wrap(exitcode.NoInput, err)
 	}
-	s.restored = &sandbox.File{Mode: 0o600, Content: content.Bytes()}
+	s.restored = &saved
 	s.log.Info(fmt.Sprintf("restoring %d objects of %s, saved %s", len(saved.Records), saved.Run, saved.Saved.Local().Format("2006-01-02 15:04:05")))
 	if saved.Missing > 0 {
 		s.log.Warn(fmt.Sprintf("%d Secrets were left out when the cluster was saved, or are left out now (--state-secrets): pods that need them wait until somebody makes them again", saved.Missing))
@@ -117,15 +125,27 @@ func (s *stateSaver) restore(saved savedstate.Snapshot, folder string) error {
 	return nil
 }
 
-// takeRestored returns the state of an earlier cluster and forgets it, since it may be
-// large. A further call returns nil.
-func (s *stateSaver) takeRestored() *sandbox.File {
-	if s == nil {
+// previous returns what an earlier start of the job of a step has left for nodes of other
+// jobs, or nil if none may return.
+func (s *stateSaver) previous(own rendezvous.Step) *continuity {
+	if s == nil || s.continued == nil || len(s.continued.Taken) == 0 || s.continued.Cluster != own.Cluster || s.continued.Job != own.Job {
 		return nil
+	}
+	return s.continued
+}
+
+// takeRestored returns the state of an earlier cluster and forgets it, since it may be
+// large. A further call returns nil. returning is set if nodes of other jobs return.
+func (s *stateSaver) takeRestored(returning bool) (*sandbox.File, error) {
+	if s == nil || s.restored == nil {
+		return nil, nil
 	}
 	restored := s.restored
 	s.restored = nil
-	return restored
+	restored.Facts.Returning = returning
+	var content bytes.Buffer
+	err := savedstate.Write(&content, restored.Facts, restored.Records)
+	return &sandbox.File{Mode: 0o600, Content: content.Bytes()}, err
 }
 
 // newer reports whether version a, such as v1.36.3, is newer than b.
@@ -159,6 +179,7 @@ func (s *stateSaver) start(runID string) {
 			case <-ctx.Done():
 				return
 			case <-ticker.C:
+			case <-s.changed:
 			}
 			err := s.save(ctx)
 			if err == nil {
@@ -190,15 +211,23 @@ func (s *stateSaver) save(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("save the state of the cluster: %w", err)
 	}
+	if s.continuity != nil {
+		record, err := s.continuity().record()
+		if err != nil {
+			return err
+		}
+		records = append(records, record)
+	}
 	read := time.Since(began)
 	if slices.EqualFunc(records, s.last, func(a, b savedstate.Record) bool { return a.Key == b.Key && bytes.Equal(a.Value, b.Value) }) {
 		return nil
 	}
-	err = s.folder.Save(savedstate.Snapshot{Facts: facts, Records: records, Berth: cluster.Version(), Run: s.runID, Saved: time.Now()})
-	if err != nil {
+	before := s.last
+	s.last = records
+	if err := s.write(facts); err != nil {
+		s.last = before
 		return err
 	}
-	s.last = records
 	s.log.Debug(fmt.Sprintf("saved %d objects in %s, including %s to read them", len(records), time.Since(began).Round(time.Millisecond), read.Round(time.Millisecond)))
 	return nil
 }
@@ -233,6 +262,43 @@ func (s *stateSaver) finish() {
 	s.saving.Lock()
 	s.over = true
 	s.saving.Unlock()
+}
+
+// saveSoon saves the objects without waiting for the next regular time.
+func (s *stateSaver) saveSoon() {
+	if s == nil {
+		return
+	}
+	select {
+	case s.changed <- struct{}{}:
+	default: // it is about to be saved
+	}
+}
+
+// dismiss changes the last save so that no node of another job returns to the next head.
+func (s *stateSaver) dismiss() error {
+	if s == nil || s.continuity == nil {
+		return nil
+	}
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	records, saved, err := splitContinuity(s.last)
+	if err != nil || saved == nil || len(saved.Taken) == 0 {
+		return err
+	}
+	saved.Taken = nil
+	record, err := saved.record()
+	if err != nil {
+		return err
+	}
+	s.last = append(records, record)
+	return s.write(s.lastFacts)
+}
+
+// write writes the last records into the folder. The caller holds saving.
+func (s *stateSaver) write(facts savedstate.Facts) error {
+	s.lastFacts = facts
+	return s.folder.Save(savedstate.Snapshot{Facts: facts, Records: s.last, Berth: cluster.Version(), Run: s.runID, Saved: time.Now()})
 }
 
 // close releases the folder for other runs.

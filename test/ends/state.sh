@@ -63,6 +63,35 @@ state_requeue() {
 	as_alice rm again.sh
 }
 
+# The job of an elastic cluster moves to another host, because it is requeued, or its host is lost.
+# Nodes of other jobs stay, with their pods.
+elastic_requeue() {
+	local longest_run=500 from how
+	for how in requeue lose; do
+		begin a alice login bash $here/elastic-requeue.sh $image $how
+		timeout=200 says a 'ready to move from'
+		[[ $failed == no ]] || return
+		from=$(sed -n 's/^ready to move from //p' "$out/a")
+		case $how in
+		requeue)
+			"$bed" run ctl scontrol update nodename="$from" state=drain reason=test
+			"$bed" run ctl scontrol requeue "$(as_alice squeue -h -o %A -S i | head -1)"
+			;;
+		lose)
+			"$bed" lose "$from"
+			"$bed" run ctl scontrol update nodename="$from" state=down reason=test
+			;;
+		esac
+		timeout=300 ends a 7
+		for said in 'the pods count without a head' 'the pods are the same' 'the Service is the same' 'pods come and go' 'no count is missing' 'the Service was always reached'; do
+			says a "$said"
+		done
+		[[ $how == requeue ]] || "$bed" start "$from"
+		"$bed" run ctl scontrol update nodename="$from" state=resume 2>/dev/null # unless it is back by itself
+	done
+	swept "$from"
+}
+
 # Only one run at a time uses a folder, and invalid state is not restored.
 state_refused() {
 	local id

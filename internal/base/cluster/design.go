@@ -198,6 +198,9 @@ func chooseBlock(spec Spec, offers []Offer) (none netip.Prefix, _ layout, err er
 	for _, offer := range offers {
 		used = append(used, offer.Used...)
 	}
+	if kept := spec.Kept.IPv4; kept.IsValid() && kept.Bits() == l.blockBits && free(kept, used) {
+		return kept, l, nil
+	}
 	blocks := candidates(l.blockBits)
 	i := slices.IndexFunc(blocks, func(block netip.Prefix) bool { return free(block, used) })
 	if i < 0 {

@@ -44,7 +44,7 @@ const (
 // is zero if the cluster has only IPv4.
 func chooseIPv6(spec Spec, offers []Offer) (none netip.Prefix, without string, err error) {
 	family := spec.Network.IPFamily
-	if family == IPv4Only {
+	if family == IPv4Only || spec.Kept.IPv4.IsValid() && !spec.Kept.IPv6.IsValid() && family != DualStack {
 		return none, "", nil
 	}
 	var used []netip.Prefix
@@ -66,6 +66,9 @@ func chooseIPv6(spec Spec, offers []Offer) (none netip.Prefix, without string, e
 	}
 	if without != "" && family != DualStack {
 		return none, without, nil
+	}
+	if kept := spec.Kept.IPv6; kept.IsValid() && free(kept, used) {
+		return kept, without, nil
 	}
 	for try := range ulaTries {
 		if block := ulaBlock(offers[0].RunID, try); free(block, used) {

@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 )
 
@@ -37,6 +38,15 @@ func DesignSeat(spec Spec, offers []Offer, seat int, name string, joining Offer)
 		}
 	}
 	return d.plan(len(d.members)+seat, name, joining), nil
+}
+
+// Blocks holds the blocks of a cluster's addresses. IPv6 is invalid if the cluster has only IPv4.
+type Blocks struct{ IPv4, IPv6 netip.Prefix }
+
+// BlocksOf returns the blocks of a cluster of Design.
+func BlocksOf(spec Spec, offers []Offer) (Blocks, error) {
+	d, err := newDesign(spec, offers)
+	return Blocks{d.block, d.ula}, err
 }
 
 // SeatName returns the name of a node of another job. A seat that is taken again has a node

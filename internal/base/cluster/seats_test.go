@@ -63,6 +63,39 @@ func TestHostThatDoesNotFitGetsNoSeat(t *testing.T) {
 	}
 }
 
+// Nodes of other jobs keep their addresses when the head of their cluster moves.
+func TestNextHeadKeepsAddresses(t *testing.T) {
+	outside := func(run string) []Offer { return []Offer{{Host: "n1", RunID: run, IPv6: ToOutside}} }
+	spec := Spec{Seats: 2}
+	before, err := BlocksOf(spec, outside("job-1-0"))
+	if err != nil || !before.IPv6.IsValid() {
+		t.Fatalf("%v (%v)", before, err)
+	}
+	spec.Kept = before
+	for name, test := range map[string]struct {
+		offers []Offer
+		kept   bool
+	}{
+		"another start":    {outside("job-1-1"), true},
+		"a route":          {[]Offer{{Host: "n2", IPv6: ToOutside, Used: []netip.Prefix{before.IPv4}}}, false},
+		"an IPv6 route":    {[]Offer{{Host: "n2", IPv6: ToOutside, Used: []netip.Prefix{before.IPv6}}}, false},
+		"no IPv6":          {[]Offer{{Host: "n2"}}, false},
+		"too many members": {slices.Repeat(outside("job-1-1"), 1100), false},
+	} {
+		got, err := BlocksOf(spec, test.offers)
+		if err != nil || (got == before) != test.kept {
+			t.Errorf("%s: %v (%v), was %v", name, got, err, before)
+		}
+	}
+	// A cluster with only IPv4 stays so on a host with IPv6.
+	if spec.Kept, err = BlocksOf(Spec{Seats: 2}, []Offer{{Host: "n1"}}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := BlocksOf(spec, outside("job-1-1")); err != nil || got != spec.Kept {
+		t.Errorf("%v (%v), was %v", got, err, spec.Kept)
+	}
+}
+
 func TestNamesOfSeats(t *testing.T) {
 	for _, test := range [][3]string{
 		{"n2", "57", "n2-57"}, {"Gpu_1", "57", "gpu-1-57"}, {strings.Repeat("a", 70), "4711", strings.Repeat("a", 58) + "-4711"},

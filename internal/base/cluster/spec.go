@@ -81,6 +81,11 @@ type Spec struct {
 	Join string
 	// Seats is the number of nodes of other jobs that may join the cluster.
 	Seats int
+	// HeadWait limits how long a node of another job goes on without the head of its cluster.
+	HeadWait time.Duration
+	// Kept holds the addresses of the same cluster under its previous head. It is not an
+	// option: nodes of other jobs that return keep their addresses.
+	Kept Blocks
 	// NodeWait limits how long the nodes of a step wait for each other; 0 means
 	// the default.
 	NodeWait time.Duration

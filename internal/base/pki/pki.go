@@ -6,6 +6,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
@@ -67,6 +68,19 @@ func NewAuthority(commonName string) (*Authority, error) {
 		return nil, fmt.Errorf("sign authority %s: %w", commonName, err)
 	}
 	return &Authority{Pair: pair, cert: cert, key: key}, nil
+}
+
+// LoadAuthority returns the authority with a certificate and a key of NewAuthority.
+func LoadAuthority(pair Pair) (*Authority, error) {
+	loaded, err := tls.X509KeyPair(pair.Cert, pair.Key)
+	if err != nil {
+		return nil, fmt.Errorf("load an authority: %w", err)
+	}
+	key, ok := loaded.PrivateKey.(*ecdsa.PrivateKey)
+	if !ok || !loaded.Leaf.IsCA {
+		return nil, fmt.Errorf("load the authority %s: it cannot sign certificates", loaded.Leaf.Subject.CommonName)
+	}
+	return &Authority{Pair: pair, cert: loaded.Leaf, key: key}, nil
 }
 
 // Issue makes a key and a certificate for id. A client and a server can use it, because

@@ -29,6 +29,9 @@ type refusedError struct {
 	Head, Reason string
 }
 
+// IsRefusal reports whether the authenticated head rejects this node, and will always reject it.
+func IsRefusal(err error) bool { return errors.As(err, new(*refusedError)) }
+
 func (e *refusedError) Error() string {
 	return fmt.Sprintf("the head %s refuses this node: %s", e.Head, e.Reason)
 }

@@ -32,6 +32,8 @@ type Job struct {
 	// machine.
 	Name, User, Cluster string
 	Place               Place
+	// Restarts counts the starts of the job that Slurm requeued.
+	Restarts int
 	// StepID is -1 outside of a step.
 	StepID int
 	// NodeName is Slurm's name for this node (it need not be the hostname),
@@ -125,7 +127,8 @@ func FromEnv(getenv func(string) string) (job Job, ok bool) {
 		StepID:   number(-1, "SLURM_STEP_ID", "SLURM_STEPID"),
 		NodeName: getenv("SLURMD_NODENAME"),
 		NodeID:   -1, ProcID: -1, LocalID: -1,
-		Tasks: 1, TasksOnNode: 1,
+		Restarts: number(0, "SLURM_RESTART_COUNT"),
+		Tasks:    1, TasksOnNode: 1,
 		Components:    max(1, number(1, "SLURM_HET_SIZE")),
 		CPUsOnNode:    number(0, "SLURM_CPUS_ON_NODE"),
 		LaunchAddress: getenv("SLURM_LAUNCH_NODE_IPADDR"),

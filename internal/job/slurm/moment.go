@@ -25,6 +25,9 @@ type Moment struct {
 	// Returns is true if the job is preempted and will start again: it has a
 	// script, its owner permits it, and its partition's settings require it.
 	Returns bool
+	// Restarts counts the starts of the job that Slurm requeued. It counts one more as soon as a
+	// running job is requeued.
+	Restarts int
 }
 
 // Now queries the state of the job, and in a task the end of its step. If it returns
@@ -89,10 +92,12 @@ func jobNow(ctx context.Context, job Job, ask Ask) (Moment, error) {
 	}
 	state, _ := field(said, "JobState")
 	moment := Moment{Running: StateOf(state) == Running}
+	value, _ := field(said, "Restarts")
+	moment.Restarts, _ = strconv.Atoi(value)
 	if moment.End, err = readEnd(job, said); err != nil {
 		return moment, err
 	}
-	value, _ := field(said, "StartTime")
+	value, _ = field(said, "StartTime")
 	limit, _ := field(said, "TimeLimit")
 	if start, err := ParseTime(value); err == nil && !start.IsZero() {
 		if span, ok := parseSpan(limit); ok {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -43,39 +44,50 @@ func (r *role) sendState(ctx context.Context, conn net.Conn) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	all, err := r.store.read(ctx)
+	all, revision, err := r.store.read(ctx)
 	if err != nil {
 		return err
 	}
-	lasting, err := objects.Lasting(all)
+	lasting, err := objects.Lasting(all, staying(r.plan))
 	if err != nil {
 		return err
 	}
-	facts := savedstate.Facts{Kubernetes: cluster.KubernetesVersion, Services: strings.Split(serviceRanges(r.plan), ",")}
+	facts := savedstate.Facts{Kubernetes: cluster.KubernetesVersion, Services: strings.Split(serviceRanges(r.plan), ","), Revision: revision}
 	return savedstate.Write(conn, facts, lasting)
 }
 
-// read returns all objects at one revision of the store.
-func (s *store) read(ctx context.Context) ([]savedstate.Record, error) {
+// staying returns a function that reports whether a node may outlive the head, or nil if no
+// node can. Nodes of other jobs can.
+func staying(plan cluster.Plan) func(node string) bool {
+	if plan.Seats == 0 {
+		return nil
+	}
+	return func(node string) bool {
+		return !slices.ContainsFunc(plan.Members, func(member cluster.Member) bool { return member.Name == node })
+	}
+}
+
+// read returns all objects at one revision of the store, and the revision.
+func (s *store) read(ctx context.Context) (all []savedstate.Record, revision int64, err error) {
 	client, err := s.client()
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer client.Close()
-	var all []savedstate.Record
-	key, revision := storagePrefix, int64(0)
-	for {
+	for key := storagePrefix; ; {
 		page, err := client.Get(ctx, key, clientv3.WithRange(clientv3.GetPrefixRangeEnd(storagePrefix)), clientv3.WithLimit(savePage), clientv3.WithRev(revision))
 		if err != nil {
-			return nil, fmt.Errorf("read all objects from etcd: %w", err)
+			return nil, 0, fmt.Errorf("read all objects from etcd: %w", err)
+		}
+		if revision == 0 {
+			revision = page.Header.Revision
 		}
 		for _, kv := range page.Kvs {
 			all = append(all, savedstate.Record{Key: strings.TrimPrefix(string(kv.Key), storagePrefix), Value: kv.Value})
 		}
 		if !page.More {
-			return all, nil
+			return all, revision, nil
 		}
-		revision = page.Header.Revision
 		key = string(page.Kvs[len(page.Kvs)-1].Key) + "\x00"
 	}
 }
@@ -94,6 +106,11 @@ func restored(plan cluster.Plan) ([]seedObject, []string, error) {
 	facts, records, err := savedstate.Read(file)
 	if err != nil {
 		return nil, nil, err
+	}
+	if !facts.Returning {
+		if records, err = objects.Lasting(records, nil); err != nil {
+			return nil, nil, fmt.Errorf("restore the cluster: %w", err)
+		}
 	}
 	from, err := parseRanges(facts.Services)
 	if err != nil {

@@ -2,15 +2,18 @@ package control
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -55,6 +58,82 @@ func (c *testCluster) restore(t testing.TB, facts savedstate.Facts, records []sa
 		t.Fatal(err)
 	}
 	controltest.WriteFile(t, c.plan.Paths.Restore(), []byte(content.String()))
+}
+
+// writePlan writes a plan that has changed after newTestCluster.
+func writePlan(t *testing.T, plan cluster.Plan) {
+	t.Helper()
+	encoded, err := json.Marshal(plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	controltest.WriteFile(t, plan.Paths.Plan(), encoded)
+}
+
+// Nodes of other jobs return with their pods. Clients that watched the earlier cluster list all
+// objects again.
+func TestClusterContinuesForNodesOfOtherJobs(t *testing.T) {
+	first := newTestCluster(t)
+	first.plan.Seats = 1
+	writePlan(t, first.plan)
+	path := first.keepState(t)
+	role := first.start(t)
+	role.awaitReady(t)
+	ctx, admin := t.Context(), first.client(t, cluster.UserAdmin)
+	for _, node := range []string{first.plan.Members[0].Name, "n2-57"} {
+		if err := registerNode(ctx, admin, node); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pod := testPod("there")
+	pod.Spec.NodeName = "n2-57"
+	pod, err := admin.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	facts, records := readState(t, path)
+	role.stop(t)
+
+	for _, returning := range []bool{true, false} {
+		second := newTestCluster(t)
+		second.plan.Seats = first.plan.Seats
+		writePlan(t, second.plan)
+		facts.Returning = returning
+		second.restore(t, facts, records)
+		role = second.start(t)
+		role.awaitReady(t)
+		admin = second.client(t, cluster.UserAdmin)
+		nodes, err := admin.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		same, err := admin.CoreV1().Pods("default").Get(ctx, "there", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !returning {
+			if len(nodes.Items) != 0 || same.Spec.NodeName != "" {
+				t.Errorf("the nodes are %v, and the pod is on %q", nodes.Items, same.Spec.NodeName)
+			}
+			role.stop(t)
+			continue
+		}
+		if len(nodes.Items) != 1 || nodes.Items[0].Name != "n2-57" || same.UID != pod.UID || same.Spec.NodeName != "n2-57" {
+			t.Errorf("the nodes are %v, and the pod is %+v", nodes.Items, same)
+		}
+		if revision, err := strconv.ParseInt(nodes.ResourceVersion, 10, 64); err != nil || revision <= facts.Revision+revisionGap {
+			t.Errorf("revision %s follows %d", nodes.ResourceVersion, facts.Revision)
+		}
+		watch, err := admin.CoreV1().Pods("default").Watch(ctx, metav1.ListOptions{ResourceVersion: pod.ResourceVersion})
+		if err == nil {
+			event := <-watch.ResultChan()
+			err = apierrors.FromObject(event.Object)
+		}
+		if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
+			t.Errorf("a watch since revision %s of the earlier cluster: %v", pod.ResourceVersion, err)
+		}
+		role.stop(t)
+	}
 }
 
 func TestObjectsReturnInAnotherCluster(t *testing.T) {

@@ -88,6 +88,9 @@ func newStoreServer(plan cluster.Plan) (*etcdserver.EtcdServer, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := beginAfter(configuration, plan); err != nil {
+		return nil, err
+	}
 	if plan.Replicated() {
 		if err := replicate(&configuration, plan); err != nil {
 			return nil, err

@@ -30,7 +30,7 @@ func FuzzLasting(f *testing.F) {
 	to := []netip.Prefix{netip.MustParsePrefix("10.97.0.0/16")}
 	f.Fuzz(func(t *testing.T, key string, value []byte, key2 string, value2 []byte) {
 		fuzzbound.Watch(t)
-		lasting, err := Lasting([]savedstate.Record{{Key: key, Value: value}, {Key: key2, Value: value2}})
+		lasting, err := Lasting([]savedstate.Record{{Key: key, Value: value}, {Key: key2, Value: value2}}, nil)
 		if err != nil {
 			return
 		}
@@ -42,7 +42,7 @@ func FuzzLasting(f *testing.F) {
 			return
 		}
 		// They last again.
-		if _, err := Lasting(moved); err != nil {
+		if _, err := Lasting(moved, nil); err != nil {
 			t.Error(err)
 		}
 	})

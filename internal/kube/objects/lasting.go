@@ -60,7 +60,11 @@ const provisionedBy, provisioner = "pv.kubernetes.io/provisioned-by", "berth.dev
 
 // Lasting returns the records that outlive the cluster, without references to its
 // nodes and keys. It returns an error if a record cannot be decoded.
-func Lasting(all []savedstate.Record) ([]savedstate.Record, error) {
+//
+// stays reports whether a node may outlive the cluster, because it belongs to another job.
+// Such a node keeps its pods and volumes. Lasting with nil removes them, also from records
+// that an earlier call has returned.
+func Lasting(all []savedstate.Record, stays func(node string) bool) ([]savedstate.Record, error) {
 	local := map[string]bool{}
 	for _, record := range all {
 		if name, ok := strings.CutPrefix(record.Key, "persistentvolumes/"); ok {
@@ -68,12 +72,12 @@ func Lasting(all []savedstate.Record) ([]savedstate.Record, error) {
 			if err != nil {
 				return nil, err
 			}
-			local[name] = volume.Annotations[provisionedBy] == provisioner
+			local[name] = volume.Annotations[provisionedBy] == provisioner && !(stays != nil && stays(hostOf(volume)))
 		}
 	}
 	var lasting []savedstate.Record
 	for _, record := range all {
-		kept, err := last(record, local)
+		kept, err := last(record, local, stays)
 		if err != nil {
 			return nil, err
 		}
@@ -84,17 +88,37 @@ func Lasting(all []savedstate.Record) ([]savedstate.Record, error) {
 	return lasting, nil
 }
 
+// hostOf returns the node of a volume that is on a node, or "".
+func hostOf(volume *corev1.PersistentVolume) string {
+	if affinity := volume.Spec.NodeAffinity; affinity != nil && affinity.Required != nil {
+		for _, term := range affinity.Required.NodeSelectorTerms {
+			for _, wanted := range term.MatchExpressions {
+				if wanted.Key == corev1.LabelHostname && len(wanted.Values) == 1 {
+					return wanted.Values[0]
+				}
+			}
+		}
+	}
+	return ""
+}
+
 // last returns the record for the next cluster, or nil if the record does not
 // outlive its cluster.
-func last(record savedstate.Record, local map[string]bool) (*savedstate.Record, error) {
+func last(record savedstate.Record, local map[string]bool, stays func(node string) bool) (*savedstate.Record, error) {
 	kind, rest, _ := strings.Cut(record.Key, "/")
 	switch {
+	case stays != nil && (kind == "minions" || kind == "csinodes") && stays(rest):
+		return &record, nil
+	case stays != nil && kind == "endpointslices" && !slices.Contains(passing, record.Key):
+		return &record, nil // their controller removes what has gone
 	case passes(record), kind == "configmaps" && strings.HasSuffix(rest, "/kube-root-ca.crt"):
 		return nil, nil
 	case kind == "persistentvolumes" && local[rest]:
 		return nil, nil
 	case kind == "pods":
-		return change(record, lastPod)
+		return change(record, func(pod *corev1.Pod) bool {
+			return stays != nil && pod.Spec.NodeName != "" && stays(pod.Spec.NodeName) || lastPod(pod)
+		})
 	case kind == "secrets":
 		return change(record, lastSecret)
 	case kind == "persistentvolumeclaims":

@@ -54,6 +54,64 @@ func keysOf(records []savedstate.Record) []string {
 	return keys
 }
 
+// Nodes of other jobs may return to the next cluster, with their pods and volumes. If they do not,
+// the next cluster removes them.
+func TestNodesThatStayKeepTheirPodsAndVolumes(t *testing.T) {
+	pod := func(name, node string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: meta(name), Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1"}}
+		p.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "j", Controller: ptr.To(true)}}
+		return p
+	}
+	bare := pod("bare", "n2-57")
+	bare.OwnerReferences = nil
+	volume := func(name, node string) *corev1.PersistentVolume {
+		v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{provisionedBy: provisioner}}}
+		v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
+		}}}}
+		return v
+	}
+	claim := func(name, volume string) *corev1.PersistentVolumeClaim {
+		return &corev1.PersistentVolumeClaim{ObjectMeta: meta(name), Spec: corev1.PersistentVolumeClaimSpec{VolumeName: volume}}
+	}
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: meta("s")}
+	slice.Labels = map[string]string{discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io"}
+	kept := []string{
+		"csinodes/n2-57", "endpointslices/default/s", "minions/n2-57",
+		"persistentvolumeclaims/default/here", "persistentvolumeclaims/default/there", "persistentvolumes/there", "pods/default/bare", "pods/default/there",
+	}
+	all := []savedstate.Record{
+		record(t, "csinodes/n1", &corev1.Node{ObjectMeta: meta("n1")}), record(t, "csinodes/n2-57", &corev1.Node{ObjectMeta: meta("n2-57")}),
+		record(t, "endpointslices/default/kubernetes", slice), record(t, "endpointslices/default/s", slice),
+		record(t, "minions/n1", &corev1.Node{ObjectMeta: meta("n1")}), record(t, "minions/n2-57", &corev1.Node{ObjectMeta: meta("n2-57")}),
+		record(t, "persistentvolumeclaims/default/here", claim("here", "here")), record(t, "persistentvolumeclaims/default/there", claim("there", "there")),
+		record(t, "persistentvolumes/here", volume("here", "n1")), record(t, "persistentvolumes/there", volume("there", "n2-57")),
+		record(t, "pods/default/bare", bare), record(t, "pods/default/here", pod("here", "n1")), record(t, "pods/default/there", pod("there", "n2-57")),
+	}
+	lasting, err := Lasting(all, func(node string) bool { return node != "n1" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := keysOf(lasting); !slices.Equal(got, kept) {
+		t.Errorf("kept %v, want %v", got, kept)
+	}
+	if p := find[*corev1.Pod](t, lasting, "pods/default/there"); p.Spec.NodeName != "n2-57" || p.Status.PodIP == "" {
+		t.Errorf("the pod of a node that stays is %+v", p)
+	}
+	if c := find[*corev1.PersistentVolumeClaim](t, lasting, "persistentvolumeclaims/default/there"); c.Spec.VolumeName != "there" {
+		t.Errorf("a claim on a node that stays has the volume %q", c.Spec.VolumeName)
+	}
+	if lasting, err = Lasting(lasting, nil); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := keysOf(lasting), []string{"persistentvolumeclaims/default/here", "persistentvolumeclaims/default/there", "pods/default/bare"}; !slices.Equal(got, want) {
+		t.Errorf("without the nodes: %v, want %v", got, want)
+	}
+	if p := find[*corev1.Pod](t, lasting, "pods/default/bare"); p.Spec.NodeName != "" || p.Status.Phase != corev1.PodPending {
+		t.Errorf("a bare pod without its node is %+v", p)
+	}
+}
+
 func TestNodeObjectsAndKeysAreNotSaved(t *testing.T) {
 	owned := &corev1.Pod{ObjectMeta: meta("owned"), Status: corev1.PodStatus{Phase: corev1.PodRunning}}
 	owned.OwnerReferences = []metav1.OwnerReference{{Kind: "Job", Name: "j", Controller: ptr.To(true)}}
@@ -89,7 +147,7 @@ func TestNodeObjectsAndKeysAreNotSaved(t *testing.T) {
 		record(t, "secrets/default/mine", &corev1.Secret{ObjectMeta: meta("mine"), Data: map[string][]byte{"a": []byte("b")}}),
 		{Key: "example.org/things/default/t", Value: []byte(`{"kind":"Thing"}`)},
 	}
-	lasting, err := Lasting(all)
+	lasting, err := Lasting(all, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +183,7 @@ func TestClaimsLoseVolumesOfNodes(t *testing.T) {
 		record(t, "persistentvolumeclaims/default/shared", claim("shared", "pv-shared")),
 		record(t, "persistentvolumes/pv-local", volume("pv-local", provisioner)),
 		record(t, "persistentvolumes/pv-shared", volume("pv-shared", "berth.dev/shared")),
-	})
+	}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,8 +19,8 @@ import (
 // of the parts.
 //
 // The first part holds all records except Secrets, compressed with gzip. The second part
-// holds the Secrets, compressed with gzip and then encrypted with AES-256-GCM. The header
-// is the additional authenticated data.
+// holds the Secrets and the record with ClusterKey, compressed with gzip and then encrypted
+// with AES-256-GCM. The header is the additional authenticated data.
 const (
 	magic  = "berth cluster state\n"
 	format = 1
@@ -57,12 +57,16 @@ type Snapshot struct {
 
 // encode returns the content of a file for a snapshot. If key is nil, it omits Secrets.
 func encode(s Snapshot, key []byte) ([]byte, error) {
-	var plain, secret []Record
+	var plain, sealed []Record
+	secrets := 0
 	for _, record := range s.Records {
-		if record.secret() {
-			secret = append(secret, record)
+		if record.isSealed() {
+			sealed = append(sealed, record)
 		} else {
 			plain = append(plain, record)
+		}
+		if record.isSecret() {
+			secrets++
 		}
 	}
 	packed, err := pack(s.Facts, plain)
@@ -71,11 +75,11 @@ func encode(s Snapshot, key []byte) ([]byte, error) {
 	}
 	h := header{
 		Format: format, Berth: s.Berth, Run: s.Run, Saved: s.Saved, Facts: s.Facts,
-		Objects: len(s.Records), Secrets: len(secret), Plain: len(packed),
+		Objects: len(s.Records), Secrets: secrets, Plain: len(packed),
 	}
 	var hidden []byte
-	if key != nil && len(secret) > 0 {
-		if hidden, err = pack(s.Facts, secret); err != nil {
+	if key != nil && len(sealed) > 0 {
+		if hidden, err = pack(s.Facts, sealed); err != nil {
 			return nil, err
 		}
 		h.Sealed = len(hidden) + encryptionOverhead

@@ -16,8 +16,13 @@ type Record struct {
 	Value []byte
 }
 
-// secret reports whether a record is a Secret.
-func (r Record) secret() bool { return strings.HasPrefix(r.Key, "secrets/") }
+// ClusterKey is the key of the record with what berth itself needs to continue a cluster. It
+// is no object, and holds keys.
+const ClusterKey = "berth/cluster"
+
+// isSecret reports whether a record is a Secret, and isSealed whether it is encrypted.
+func (r Record) isSecret() bool { return strings.HasPrefix(r.Key, "secrets/") }
+func (r Record) isSealed() bool { return r.isSecret() || r.Key == ClusterKey }
 
 // Facts describes the cluster that wrote the records.
 type Facts struct {
@@ -25,6 +30,11 @@ type Facts struct {
 	Kubernetes string
 	// Services holds the ranges of Service addresses, at most one of each family.
 	Services []string
+	// Revision is etcd's revision of the records.
+	Revision int64 `json:",omitempty"`
+	// Returning is set in what a cluster restores if nodes of other jobs return to it, with
+	// their pods.
+	Returning bool `json:",omitempty"`
 }
 
 const (
@@ -58,12 +68,8 @@ func writeBytes(to *bufio.Writer, data []byte) {
 // Read reads the output of Write. It returns an error if records are missing at the end.
 func Read(from io.Reader) (facts Facts, records []Record, err error) {
 	buffered := bufio.NewReaderSize(from, largestFacts)
-	line, err := buffered.ReadSlice('\n')
-	if err == nil {
-		err = json.Unmarshal(line, &facts)
-	}
-	if err != nil {
-		return facts, nil, fmt.Errorf("read the facts of a cluster's state: %w", err)
+	if facts, err = readFacts(buffered); err != nil {
+		return facts, nil, err
 	}
 	for {
 		key, err := readBytes(buffered)
@@ -79,6 +85,22 @@ func Read(from io.Reader) (facts Facts, records []Record, err error) {
 		}
 		records = append(records, Record{string(key), value})
 	}
+}
+
+// ReadFacts reads the facts in the output of Write.
+func ReadFacts(from io.Reader) (Facts, error) {
+	return readFacts(bufio.NewReaderSize(from, largestFacts))
+}
+
+func readFacts(from *bufio.Reader) (facts Facts, err error) {
+	line, err := from.ReadSlice('\n')
+	if err == nil {
+		err = json.Unmarshal(line, &facts)
+	}
+	if err != nil {
+		return facts, fmt.Errorf("read the facts of a cluster's state: %w", err)
+	}
+	return facts, nil
 }
 
 func readBytes(from *bufio.Reader) ([]byte, error) {

@@ -97,6 +97,27 @@ func TestSecretsAreLeftOut(t *testing.T) {
 }
 
 // Every changed byte and every truncation is detected.
+// What a cluster needs to continue contains keys, and is no Secret of the user.
+func TestKeysOfTheClusterAreSealed(t *testing.T) {
+	key := bytes.Repeat([]byte{7}, 32)
+	snapshot := Snapshot{Records: []Record{{ClusterKey, []byte("private words")}, {"pods/a", []byte("public words")}}}
+	file, err := encode(snapshot, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := decode(file, nil)
+	if err != nil || len(plain.Records) != 1 || plain.Missing != 0 {
+		t.Errorf("without the key: %d records, %d missing (%v)", len(plain.Records), plain.Missing, err)
+	}
+	all, err := decode(file, key)
+	if err != nil || len(all.Records) != 2 || string(all.Records[1].Value) != "private words" {
+		t.Errorf("with the key: %v (%v)", all.Records, err)
+	}
+	if file, err = encode(snapshot, nil); err != nil || bytes.Contains(file, []byte("private words")) {
+		t.Errorf("a file without Secrets contains the keys (%v)", err)
+	}
+}
+
 func TestDamageIsFound(t *testing.T) {
 	file, err := encode(snapshot(), key)
 	if err != nil {

@@ -38,6 +38,11 @@ type Drained struct{ Asked, Ended int }
 // unschedulable nodes, such as a DaemonSet's, are replaced at once, and their successors keep
 // running. A grace below a second counts as one second.
 func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error) {
+	return c.DrainExcept(ctx, grace, func(string) bool { return false })
+}
+
+// DrainExcept is like Drain, but the pods of the nodes that stay selects run on.
+func (c *Client) DrainExcept(ctx context.Context, grace time.Duration, stays func(node string) bool) (Drained, error) {
 	nodes, err := c.dynamic.Resource(nodeResource).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return Drained{}, fmt.Errorf("list nodes: %w", err)
@@ -52,7 +57,7 @@ func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error
 			return Drained{}, err
 		}
 	}
-	return c.drain(ctx, func(node string) bool { return !virtual[node] }, grace)
+	return c.drain(ctx, func(node string) bool { return !virtual[node] && !stays(node) }, grace)
 }
 
 // DrainNode is like Drain for one node and its pods.

@@ -32,8 +32,8 @@ type Allocation struct {
 	// the job. If it is 0, Slurm ends the run.
 	Early time.Duration
 	// preempted is set if the job makes room for another job and should start
-	// again.
-	preempted bool
+	// again. requeued is set if Slurm has requeued it already.
+	preempted, requeued bool
 }
 
 // New returns the allocation of this process's job.
@@ -173,6 +173,7 @@ func (a *Allocation) GraceNow(ctx context.Context, signal syscall.Signal) time.D
 	if moment.Running && moment.Returns { // remember it: a later answer may omit it
 		a.preempted = true
 	}
+	a.requeued = a.requeued || moment.Restarts > a.Job.Restarts
 	// The limit may have been raised since the run asked for the end.
 	if !a.end.IsZero() && moment.Limit.After(a.end) && !moment.OfStep {
 		a.end = moment.Limit
@@ -199,6 +200,16 @@ func (a *Allocation) Requeue() {
 	if err := slurm.Requeue(context.Background(), a.Job, a.Ask); err != nil {
 		a.log.Warn("requeue job " + a.Job.ID + ": " + err.Error())
 	}
+}
+
+// StartsAgain reports whether Slurm starts the job again, as far as GraceNow has learned.
+func (a *Allocation) StartsAgain() bool {
+	if a == nil {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.preempted || a.requeued
 }
 
 func (a *Allocation) isPreempted() bool {

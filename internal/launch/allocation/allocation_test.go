@@ -69,6 +69,31 @@ func TestSlurmQueryIsRetried(t *testing.T) {
 	})
 }
 
+// A running job that is requeued has one more restart at once.
+func TestRequeuedJobStartsAgain(t *testing.T) {
+	for job, want := range map[string]bool{
+		"JobState=COMPLETING Restarts=3 EndTime=2026-01-01T12:00:00":                                         true,
+		"JobState=COMPLETING Restarts=2 EndTime=2026-01-01T12:00:00":                                         false,
+		"JobState=RUNNING EndTime=2026-01-01T12:00:10 PreemptTime=2026-01-01T12:00:00 Requeue=1 BatchFlag=1": true,
+	} {
+		a := newAllocation("")
+		a.Job.Restarts, a.killWait = 2, 3*time.Second
+		a.Ask = func(_ context.Context, command ...string) ([]byte, error) {
+			if slices.Contains(command, "partition") {
+				return []byte("PartitionName=low GraceTime=10 PreemptMode=REQUEUE\n"), nil
+			}
+			return []byte("JobId=7 " + job + "\n"), nil
+		}
+		a.GraceNow(t.Context(), syscall.SIGTERM)
+		if got := a.StartsAgain(); got != want {
+			t.Errorf("%s: starts again: %v", job, got)
+		}
+	}
+	if (*Allocation)(nil).StartsAgain() {
+		t.Error("a run outside of Slurm starts again")
+	}
+}
+
 // Slurm sends the same signal ahead of the end, when more time is left.
 func TestGraceBeforeEnd(t *testing.T) {
 	for _, test := range []struct {

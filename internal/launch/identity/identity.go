@@ -28,8 +28,18 @@ type Set struct {
 	Owns [][]byte
 	// Key is the memory file with the user's key.
 	Key *os.File
+	// Trust holds the keys that nodes of this cluster and their pods trust. It is empty except
+	// where Make was called.
+	Trust Trust
 	// authority signs for nodes that join later. It is nil except where Make was called.
 	authority *pki.Authority
+}
+
+// Trust holds the keys that a later control plane needs so that the nodes of a cluster, and the
+// tokens of their pods, remain valid.
+type Trust struct {
+	Authority     pki.Pair
+	ServiceTokens []byte
 }
 
 // Join creates the keys of a node that joins a cluster of Make later.
@@ -41,9 +51,10 @@ func (s Set) Join(plan cluster.Plan) (map[string]sandbox.File, error) {
 
 // Make creates all keys of the cluster. Each component of each node
 // gets its own key, and only a node's kubelet may act as the node. context is the
-// name of the context in the user's kubeconfig.
-func Make(plans []cluster.Plan, context string) (Set, error) {
-	shared, err := makeAuthorities()
+// name of the context in the user's kubeconfig. The cluster has the keys of trust; nil makes
+// new ones.
+func Make(plans []cluster.Plan, context string, trust *Trust) (Set, error) {
+	shared, err := makeAuthorities(trust)
 	if err != nil {
 		return Set{}, err
 	}
@@ -54,7 +65,7 @@ func Make(plans []cluster.Plan, context string) (Set, error) {
 			return Set{}, err
 		}
 	}
-	made := Set{authority: authority}
+	made := Set{authority: authority, Trust: Trust{authority.Pair, shared.serviceTokens}}
 	for _, plan := range plans {
 		m := &maker{plan: plan, authority: authority, files: map[string]sandbox.File{}}
 		m.node()
@@ -92,13 +103,18 @@ type authorities struct {
 	serviceTokens                []byte
 }
 
-func makeAuthorities() (made authorities, err error) {
+func makeAuthorities(trust *Trust) (made authorities, err error) {
 	for name, authority := range map[string]**pki.Authority{
 		"kubernetes-ca": &made.kubernetes, "front-proxy-ca": &made.frontProxy, "etcd-ca": &made.etcd,
 	} {
 		if *authority, err = pki.NewAuthority(name); err != nil {
 			return authorities{}, err
 		}
+	}
+	if trust != nil {
+		made.serviceTokens = trust.ServiceTokens
+		made.kubernetes, err = pki.LoadAuthority(trust.Authority)
+		return made, err
 	}
 	made.serviceTokens, err = pki.NewKey()
 	return made, err

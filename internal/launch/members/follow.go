@@ -56,6 +56,10 @@ func (m *Members) Join(ctx context.Context, offer cluster.Offer, cpus int) (Welc
 		Version: cluster.Version(), Offer: offer,
 		Address: m.data.Address, Ports: m.sockets.Ports,
 	})
+	m.bound = bound.Address
+	if m.pilot {
+		m.back.step = len(answer.Plan.Members)
+	}
 	m.places, m.failover, m.own = hostnet.NewPlaces(answer.Network, prefixesOf(answer.Plan.Places())), answer.Succession, answer.Own
 	return answer, exitcode.Wrap(exitcode.Unavailable, err)
 }
@@ -120,9 +124,15 @@ func (m *Members) Follow(ctx context.Context, runID string, do func(request Impo
 	for {
 		var message headMessage
 		err := m.head().Receive(ctx, &message)
+		if m.pilot && headIsAway(err) {
+			if err := m.returnToSeat(ctx, runID, err); err != nil {
+				settle(ctx)
+				return exitcode.Wrap(exitcode.Unavailable, err)
+			}
+			continue
+		}
 		if lost, ok := errors.AsType[*rendezvous.LostError](err); ok {
-			// The head has given the seat of a pilot away.
-			if !m.pilot && m.reconnect(ctx, again, lost) == nil {
+			if m.reconnect(ctx, again, lost) == nil {
 				continue
 			}
 			settle(ctx)

@@ -263,9 +263,12 @@ func (m *Members) SendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 		}
 		source = m.archives.Source
 	}
-	key, err := proof.NewKey()
-	if err != nil {
-		return err
+	key := m.keptKey
+	if key == nil {
+		var err error
+		if key, err = proof.NewKey(); err != nil {
+			return err
+		}
 	}
 	m.served, m.source = archives, source
 	m.lay(key, plans[0].Places(), m.others)

@@ -63,6 +63,11 @@ type Members struct {
 	// seats holds the nodes of other jobs. It is nil if there are no seats, and except on
 	// the head.
 	seats *Seats
+	// keptKey is the key of the network between the nodes under the previous head; nil if there
+	// was none.
+	keptKey []byte
+	// back leads a node of another job to the next head of its cluster; nil on other nodes.
+	back *wayBack
 	// introduced is set when no other node waits for this one to introduce
 	// itself: on the head when it sends the plans, on another node when it joins.
 	introduced bool
@@ -97,7 +102,7 @@ type hello struct {
 	Address netip.Addr
 	Ports   hostnet.Ports
 	// Returning is set if the node is already a part of the cluster and had lost
-	// the head.
+	// the head. Of its offer, only RunID is set then.
 	Returning bool
 }
 
@@ -254,15 +259,22 @@ const RunEnded = "the run has ended"
 
 // Leave closes all connections with a reason. The other nodes end then.
 func (m *Members) Leave(reason string) {
-	m.disconnect(func(peer *rendezvous.Peer) { peer.Close(reason) })
+	m.disconnect(func(peer *rendezvous.Peer) { peer.Close(reason) }, reason)
 }
 
 // Drop closes all connections without a message, so that the other nodes look for
 // another head.
-func (m *Members) Drop() { m.disconnect((*rendezvous.Peer).Drop) }
+func (m *Members) Drop() { m.disconnect((*rendezvous.Peer).Drop, RunEnded) }
 
-// disconnect closes all connections and sockets between the nodes.
-func (m *Members) disconnect(end func(*rendezvous.Peer)) {
+// Move is like Leave at the end of a run whose job starts again. Nodes of other jobs then wait
+// for the next head.
+func (m *Members) Move() {
+	m.disconnect(func(peer *rendezvous.Peer) { peer.Close(RunEnded) }, headMoves)
+}
+
+// disconnect closes all connections and sockets between the nodes. Nodes of other jobs get the
+// reason.
+func (m *Members) disconnect(end func(*rendezvous.Peer), reason string) {
 	m.introduced = true
 	m.mu.Lock()
 	m.gone = true
@@ -284,7 +296,7 @@ func (m *Members) disconnect(end func(*rendezvous.Peer)) {
 			leaving.Go(func() { end(peer) })
 		}
 	}
-	leaving.Go(func() { m.getSeats().close(end) })
+	leaving.Go(func() { m.getSeats().close(reason) })
 	leaving.Wait()
 	m.sockets.Close()
 	m.forgetKeys()

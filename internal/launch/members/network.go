@@ -21,6 +21,8 @@ type network struct {
 	// serves them.
 	sockets hostnet.Sockets
 	places  *hostnet.Places
+	// bound is the address of sockets on a node that is not the head.
+	bound netip.Addr
 }
 
 func newNetwork(ports rendezvous.PortRange, carrier string) network {
@@ -65,6 +67,10 @@ func prefixesOf(places []cluster.Member) (all [][]netip.Prefix) {
 	}
 	return all
 }
+
+// KeepKey makes the network between the nodes have the key that it had under the previous head.
+// It must be called before SendPlans.
+func (m *Members) KeepKey(key []byte) { m.keptKey = key }
 
 // addressFor returns the head's address for another node.
 func (n *network) addressFor(peer *rendezvous.Peer) netip.Addr {

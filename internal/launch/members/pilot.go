@@ -28,26 +28,33 @@ type PilotConfig struct {
 	Addresses func(ctx context.Context, host string) ([]netip.Addr, error)
 	// Wait bounds the wait for the head; 0 means the default.
 	Wait time.Duration
-	Log  *slog.Logger
+	// HeadWait bounds the time that the node goes on without a head. Again returns the
+	// configuration for the next head once there is one, and an error that wraps
+	// ErrClusterOver if there will be none.
+	HeadWait time.Duration
+	Again    func(ctx context.Context) (PilotConfig, error)
+	Log      *slog.Logger
+}
+
+// rendezvous returns the configuration for a connection to the head.
+func (c PilotConfig) rendezvous() rendezvous.Config {
+	name := c.Host + "-" + c.Job
+	return rendezvous.Config{
+		Step: c.Join, Nodes: []string{c.Head, name}, Node: name, Prover: c.Prover,
+		Ports: c.Ports, Loss: lossLimit, Addresses: c.Addresses,
+	}
 }
 
 // NewPilot returns the members of a run as a node of another job sees them, which takes a
 // seat.
 func NewPilot(config PilotConfig) *Members {
-	name := config.Host + "-" + config.Job
-	m := &Members{
-		roster: roster{
-			config: rendezvous.Config{
-				Step: config.Join, Nodes: []string{config.Head, name}, Node: name, Prover: config.Prover,
-				Ports: config.Ports, Loss: lossLimit, Addresses: config.Addresses,
-			},
-			elastic: true,
-		},
+	return &Members{
+		roster:  roster{config: config.rendezvous(), elastic: true},
 		network: newNetwork(config.Ports, ""),
 		pilot:   true,
+		back:    &wayBack{wait: config.HeadWait, again: config.Again},
 		wait:    cmp.Or(config.Wait, gatherLimit), log: config.Log,
 	}
-	return m
 }
 
 // IsPilot reports whether this node belongs to another job than the cluster.
@@ -68,6 +75,7 @@ func (m *Members) Meet(ctx context.Context) (cluster.Spec, error) {
 	if said.Version != cluster.Version() {
 		return cluster.Spec{}, exitcode.Wrap(exitcode.Config, fmt.Errorf("join the cluster of job %s: it has berth %s, this node %s: use the same one", m.config.Step.Job, said.Version, cluster.Version()))
 	}
+	m.back.expected = said.Returns
 	var err error
 	if m.data.Fast, err = hostnet.WantsFastPath(said.Spec.Network.FastPath); err != nil {
 		m.log.Debug("connections of pods are not made by the hosts: " + err.Error())

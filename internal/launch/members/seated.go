@@ -35,6 +35,9 @@ func (s *Seats) follow(ctx context.Context, m *Monitor, n *seated) error {
 		}
 		if status.Ready {
 			n.archives.Close()
+			if s.Seated != nil {
+				s.Seated()
+			}
 		}
 		if status.Leaving != nil && !leaving {
 			leaving = true
@@ -69,16 +72,18 @@ func (s *Seats) leave(ctx context.Context, n *seated, why error) {
 	}
 	s.retire(ctx, n, why)
 	s.mu.Lock()
-	if n.known {
+	if n.known || n.left { // the others may know the place of a node that has not returned
 		n.known = false
 		s.tell(n, hostnet.Change{Index: n.change.Index, Name: n.change.Name})
 	}
-	s.mu.Unlock()
 	reason := why.Error()
 	if ctx.Err() != nil {
-		reason = RunEnded
+		reason = s.farewell
 	}
-	n.peer.Close(reason)
+	s.mu.Unlock()
+	if n.peer != nil {
+		n.peer.Close(reason)
+	}
 	s.retire(ctx, n, why) // the kubelet may have registered the node meanwhile
 	s.mu.Lock()
 	s.taken[n.seat] = nil
@@ -150,24 +155,26 @@ func (m *Members) emptySeats() []hostnet.Change {
 	return all
 }
 
-// close ends the seats and the connections to the nodes in them. It may be called on nil.
-func (s *Seats) close(end func(*rendezvous.Peer)) {
+// close ends the seats and the connections to the nodes in them, with a reason. It may be called
+// on nil.
+func (s *Seats) close(reason string) {
 	if s == nil {
 		return
 	}
-	s.end()
-	s.listener.Close()
 	s.mu.Lock()
+	s.farewell = reason
 	var peers []*rendezvous.Peer
 	for _, n := range s.taken {
-		if n != nil {
+		if n != nil && n.peer != nil {
 			peers = append(peers, n.peer)
 		}
 	}
 	s.mu.Unlock()
+	s.end()
+	s.listener.Close()
 	var leaving sync.WaitGroup
 	for _, peer := range peers {
-		leaving.Go(func() { end(peer) })
+		leaving.Go(func() { peer.Close(reason) })
 	}
 	leaving.Wait()
 }

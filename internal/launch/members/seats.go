@@ -22,6 +22,10 @@ const (
 	// seatLimit bounds how long a node of another job may take to look at its host, once
 	// it has a seat.
 	seatLimit = time.Minute
+	// returnSeatLimit bounds how long a new head keeps the seats of the nodes of other jobs
+	// that the previous one had. It is shorter than the time until Kubernetes evicts the pods of
+	// a silent node: 50 s until the node is unknown, and 30 s that pods tolerate.
+	returnSeatLimit = 30 * time.Second
 	// tellLimit bounds the time to send a change of a seat to a node. A node that takes
 	// longer counts as lost.
 	tellLimit = 10 * time.Second
@@ -49,6 +53,19 @@ type SeatsConfig struct {
 	Addresses func(ctx context.Context, host string) ([]netip.Addr, error)
 	UID       int
 	Reporter  SeatReporter
+	// Returns is set if the cluster may have another head later, and the nodes return to it.
+	// Expected holds the nodes of the previous head. Seated is called when a node is ready.
+	Returns  bool
+	Expected []Seat
+	Seated   func()
+}
+
+// Seat is a node of another job in its seat, as the next head of the cluster knows it.
+type Seat struct {
+	Index int
+	// Name identifies the node in the rendezvous, Node in Kubernetes. RunID identifies its
+	// process.
+	Name, Node, RunID string
 }
 
 // Seats lets nodes of other jobs join a cluster that runs. Only the head has Seats.
@@ -63,6 +80,10 @@ type Seats struct {
 	mu sync.Mutex
 	// taken holds the nodes in seats, and nil in free seats.
 	taken []*seated
+	// farewell is the reason for the nodes when the seats are closed.
+	farewell string
+	// late is set when no node of the previous head may return any more.
+	late bool
 }
 
 // seated is a node of another job.
@@ -70,7 +91,14 @@ type seated struct {
 	// name identifies the node in the rendezvous, node in Kubernetes.
 	name, node string
 	seat       int
-	peer       *rendezvous.Peer
+	// runID identifies the process of the node. It is empty until the node has introduced itself.
+	runID string
+	// peer is nil if the previous head had the node, which has not returned yet. left is
+	// set when it is too late for that.
+	peer *rendezvous.Peer
+	left bool
+	// returned is set if the node was in the seat under the previous head.
+	returned bool
 	// change holds what the other nodes know of the node. It is the zero value before.
 	change hostnet.Change
 	known  bool
@@ -82,12 +110,15 @@ type seated struct {
 type greeting struct {
 	Version string
 	Spec    cluster.Spec
+	// Returns is set if the cluster may have another head later.
+	Returns bool
 }
 
 // OpenSeats lets nodes of other jobs join until ctx ends. It must be called after
 // SendPlans.
 func (m *Monitor) OpenSeats(ctx context.Context, config SeatsConfig) error {
-	s := &Seats{members: m.Members, SeatsConfig: config, taken: make([]*seated, config.Spec.Seats), spread: newSpread()}
+	s := &Seats{members: m.Members, SeatsConfig: config, taken: make([]*seated, config.Spec.Seats), spread: newSpread(), farewell: RunEnded}
+	s.reserve(config.Expected)
 	s.queue.ask = config.Jobs
 	step := m.config
 	step.Nodes, step.Node = []string{m.config.Node}, m.config.Node
@@ -102,11 +133,12 @@ func (m *Monitor) OpenSeats(ctx context.Context, config SeatsConfig) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.gone {
-		s.close((*rendezvous.Peer).Drop)
+		s.close(RunEnded)
 		return nil
 	}
 	m.seats = s
 	go s.spread.run(staying, func() []connection { return append(s.members.ofStep(), s.connections()...) })
+	go s.forgetAbsent(staying)
 	go func() {
 		for {
 			peer, err := s.listener.Accept(ctx)
@@ -196,7 +228,10 @@ func (s *Seats) admit(ctx context.Context, name string, from netip.Addr) error {
 
 // free returns a free seat for a node. The caller holds mu.
 func (s *Seats) free(name string) (int, error) {
-	if slices.ContainsFunc(s.taken, func(n *seated) bool { return n != nil && n.name == name }) {
+	if i := slices.IndexFunc(s.taken, func(n *seated) bool { return n != nil && n.name == name }); i >= 0 {
+		if s.taken[i].absent() {
+			return i, nil
+		}
 		return 0, fmt.Errorf("node %s has a seat already, or is leaving it", name)
 	}
 	if i := slices.Index(s.taken, nil); i >= 0 {
@@ -222,12 +257,19 @@ func (s *Seats) serve(ctx context.Context, m *Monitor, peer *rendezvous.Peer) {
 		return
 	}
 	if err := s.seat(ctx, n); err != nil {
+		if s.mayTryAgain(n, err) {
+			return
+		}
 		m.log.Warn(fmt.Sprintf("node %s cannot join: %v", n.name, err))
 		peer.Close(err.Error())
 		s.leave(ctx, n, err)
 		return
 	}
-	m.log.Info(fmt.Sprintf("node %s has joined", n.node))
+	if n.returned {
+		m.log.Info(fmt.Sprintf("node %s is back", n.node))
+	} else {
+		m.log.Info(fmt.Sprintf("node %s has joined", n.node))
+	}
 	s.leave(ctx, n, s.follow(ctx, m, n))
 }
 
@@ -238,6 +280,10 @@ func (s *Seats) take(peer *rendezvous.Peer) (*seated, error) {
 	seat, err := s.free(peer.Name())
 	if err != nil {
 		return nil, err
+	}
+	if n := s.taken[seat]; n != nil { // it may return
+		n.peer = peer
+		return n, nil
 	}
 	n := &seated{name: peer.Name(), seat: seat, peer: peer}
 	s.taken[seat] = n
@@ -269,7 +315,7 @@ func (s *Seats) giveName(n *seated) error {
 func (s *Seats) seat(ctx context.Context, n *seated) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, seatLimit, fmt.Errorf("it was not ready within %s", seatLimit))
 	defer cancel()
-	if err := n.peer.Send(ctx, greeting{cluster.Version(), s.Spec}); err != nil {
+	if err := n.peer.Send(ctx, greeting{cluster.Version(), s.Spec, s.Returns}); err != nil {
 		return err
 	}
 	var said hello
@@ -279,6 +325,10 @@ func (s *Seats) seat(ctx context.Context, n *seated) error {
 	if said.Version != cluster.Version() {
 		return fmt.Errorf("node %s has berth %s, this cluster %s: use the same one", n.name, said.Version, cluster.Version())
 	}
+	if said.Returning || n.runID != "" {
+		return s.seatAgain(ctx, n, said)
+	}
+	n.runID = said.Offer.RunID
 	if err := s.giveName(n); err != nil {
 		return err
 	}
@@ -293,15 +343,23 @@ func (s *Seats) seat(ctx context.Context, n *seated) error {
 		}
 		welcome.Source = n.archives.Source
 	}
-	w := member{hello: said, peer: n.peer}
-	change := hostnet.Change{Index: plan.Index, Name: n.node, Host: w.address(), Ports: said.Ports}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.announce(n, said, plan.Index); err != nil {
+		return err
+	}
+	welcome.Network = s.members.endOf(plan.Index, n.peer)
+	return n.peer.Send(ctx, welcome)
+}
+
+// announce introduces a node in a place to all others. The caller holds mu.
+func (s *Seats) announce(n *seated, said hello, place int) error {
+	w := member{hello: said, peer: n.peer}
+	change := hostnet.Change{Index: place, Name: n.node, Host: w.address(), Ports: said.Ports}
 	if err := s.members.checkSeat(change, n.peer); err != nil {
 		return err
 	}
 	s.tell(n, change)
 	n.known = true
-	welcome.Network = s.members.endOf(plan.Index, n.peer)
-	return n.peer.Send(ctx, welcome)
+	return nil
 }

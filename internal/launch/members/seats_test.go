@@ -55,7 +55,7 @@ func (s *seatTest) Drain(ctx context.Context, node string, grace time.Duration) 
 func (s *seatTest) Retire(_ context.Context, node, _ string) error {
 	seats := s.head.seats
 	seats.mu.Lock()
-	ended := slices.ContainsFunc(seats.taken, func(n *seated) bool { return n != nil && n.node == node && n.peer.Err() != nil })
+	ended := slices.ContainsFunc(seats.taken, func(n *seated) bool { return n != nil && n.node == node && n.peer != nil && n.peer.Err() != nil })
 	seats.mu.Unlock()
 	if ended {
 		_ = s.note("retire disconnected " + node)
@@ -82,25 +82,38 @@ func newSeatTest(t testing.TB, queue ...slurm.Queued) *seatTest {
 
 // newSeatTestOf is like newSeatTest with another number of seats.
 func newSeatTestOf(t testing.TB, seats int, queue ...slurm.Queued) *seatTest {
+	prover, err := rendezvous.NewPreShared([]byte(rand.Text() + rand.Text()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := prepareSeatTest(t, "n1", seats, rendezvous.Step{Job: rand.Text(), Step: 1}, prover, queue)
+	s.open()
+	return s
+}
+
+func (s *seatTest) open() {
+	s.Helper()
+	if err := s.monitor.OpenSeats(s.Context(), s.config); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// prepareSeatTest returns a head on a host that has not opened its seats yet.
+func prepareSeatTest(t testing.TB, host string, seats int, step rendezvous.Step, prover rendezvous.Prover, queue []slurm.Queued) *seatTest {
 	s := &seatTest{TB: t, queue: queue}
-	step := rendezvous.Step{Job: rand.Text(), Step: 1}
 	s.head = &Members{
 		roster: roster{
-			config:  rendezvous.Config{Step: step, Nodes: []string{"n1"}, Node: "n1", Bind: loopbackOnly, Ports: headPorts},
+			config:  rendezvous.Config{Step: step, Nodes: []string{host}, Node: host, Bind: loopbackOnly, Ports: headPorts},
 			elastic: true,
 		},
 		network: newNetwork(rendezvous.DefaultPorts(), ""), log: slog.New(slog.DiscardHandler),
 	}
 	s.head.data.Address, s.head.sockets.Ports = loopbackOnly, hostnet.Ports{Packets: []uint16{1}, Streams: 2}
-	plans, err := cluster.Design(cluster.Spec{Seats: seats}, []cluster.Offer{{Host: "n1"}})
+	plans, err := cluster.Design(cluster.Spec{Seats: seats}, []cluster.Offer{{Host: host}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.head.lay([]byte("key"), plans[0].Places(), nil)
-	prover, err := rendezvous.NewPreShared([]byte(rand.Text() + rand.Text()))
-	if err != nil {
-		t.Fatal(err)
-	}
 	join := step
 	join.Joining = true
 	s.config = SeatsConfig{
@@ -130,9 +143,6 @@ func newSeatTestOf(t testing.TB, seats int, queue ...slurm.Queued) *seatTest {
 		},
 	}
 	s.monitor = s.head.newMonitor(MonitorConfig{})
-	if err := s.monitor.OpenSeats(t.Context(), s.config); err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() { s.head.Leave("the test is over") })
 	return s
 }
@@ -140,7 +150,7 @@ func newSeatTestOf(t testing.TB, seats int, queue ...slurm.Queued) *seatTest {
 // pilot returns a node of another job, whose head has not seen it yet.
 func (s *seatTest) pilot(host, job string, wait time.Duration) *Members {
 	p := NewPilot(PilotConfig{
-		Join: s.config.Join, Head: "n1", Host: host, Job: job, Prover: s.config.Prover, Ports: rendezvous.DefaultPorts(),
+		Join: s.config.Join, Head: s.head.Name(), Host: host, Job: job, Prover: s.config.Prover, Ports: rendezvous.DefaultPorts(),
 		Addresses: func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopbackOnly}, nil },
 		Wait:      wait, Log: slog.New(slog.DiscardHandler),
 	})

@@ -31,7 +31,7 @@ func planned(t *testing.T, spec cluster.Spec, nodes int) Welcome {
 		t.Fatal(err)
 	}
 	// Keys have the same size on all nodes; making them for thousands of nodes takes minutes.
-	keys, err := identity.Make(plans[:1], "test")
+	keys, err := identity.Make(plans[:1], "test", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -257,8 +257,8 @@ func (r *udpReceiver) explain(c control, name *unix.RawSockaddrInet6, datagram [
 		return
 	}
 	to := r.nodes.peers[c.from]
-	if !isProven(to.awaited, datagram) {
-		return
+	if len(to.endpoints) == 0 || !isProven(to.awaited, datagram) {
+		return // a node that has just taken this place may be faster than the message about it
 	}
 	r.strange[c.from] = true
 	r.log.Warn("dropping packets of a node that sends from an unexpected address; choose one network with --interface", "node", to.name, "from", sourceOf(name), "expected", to.endpoints)
