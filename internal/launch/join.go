@@ -61,6 +61,9 @@ func meetCluster(ctx context.Context, options *Options, job slurm.Job) (*members
 		return nil, err
 	}
 	all := members.NewPilot(config)
+	if err := all.UseInterface(local.Network.Interface); err != nil {
+		return nil, exitcode.Wrap(exitcode.Config, err)
+	}
 	spec, err := all.Meet(ctx)
 	if err != nil {
 		return nil, err

@@ -62,6 +62,10 @@ type Config struct {
 	// all addresses of the host.
 	Bind netip.Addr
 
+	// From is another address of this host, besides the one that the route to the head
+	// selects, which Join also connects from. It may be invalid.
+	From netip.Addr
+
 	// Loss is the silence after which a peer counts as lost. The default is 10 s.
 	// It must be the same on all nodes, because each sends four heartbeats within
 	// it.

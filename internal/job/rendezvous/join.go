@@ -50,30 +50,38 @@ func Join(ctx context.Context, cfg Config, addresses []netip.Addr) (*Peer, error
 	if len(addresses) == 0 {
 		return nil, fmt.Errorf("join the head %s of step %s: it has no address; name the interface with --interface", cfg.head(), cfg.Step)
 	}
-	j := &joining{cfg: cfg, start: time.Now(), turn: make(chan struct{}, 1), problems: map[netip.AddrPort]error{}}
+	j := &joining{cfg: cfg, start: time.Now(), turn: make(chan struct{}, 1), problems: map[candidate]error{}}
 	attempts, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	found := make(chan *Peer, 1)
 	var running sync.WaitGroup
+	targets := []candidate{}
 	for _, address := range addresses {
 		for _, port := range cfg.candidates() {
-			running.Go(func() {
-				peer, err := j.keepTrying(attempts, netip.AddrPortFrom(address, port))
-				if peer != nil || err != nil {
-					cancel(err)
-				}
-				if peer == nil {
-					return
-				}
-				select {
-				case found <- peer:
-				default:
-					// The first connection broke at once, and the head accepted a
-					// second one.
-					peer.Close("this node has another connection")
-				}
-			})
+			to := netip.AddrPortFrom(address, port)
+			targets = append(targets, candidate{to: to})
+			if cfg.From.IsValid() && cfg.From.Unmap().Is4() == address.Unmap().Is4() {
+				targets = append(targets, candidate{cfg.From, to})
+			}
 		}
+	}
+	for _, target := range targets {
+		running.Go(func() {
+			peer, err := j.keepTrying(attempts, target)
+			if peer != nil || err != nil {
+				cancel(err)
+			}
+			if peer == nil {
+				return
+			}
+			select {
+			case found <- peer:
+			default:
+				// The first connection broke at once, and the head accepted a
+				// second one.
+				peer.Close("this node has another connection")
+			}
+		})
 	}
 	running.Wait()
 	select {
@@ -97,12 +105,25 @@ type joining struct {
 	turn chan struct{}
 
 	mu       sync.Mutex
-	problems map[netip.AddrPort]error
+	problems map[candidate]error
+}
+
+// candidate is a way to the head. from is invalid if the route selects it.
+type candidate struct {
+	from netip.Addr
+	to   netip.AddrPort
+}
+
+func (c candidate) String() string {
+	if c.from.IsValid() {
+		return c.from.String() + " to " + c.to.String()
+	}
+	return c.to.String()
 }
 
 // keepTrying connects to one candidate, again and again. It returns a peer if that
 // is the head, an error if further attempts are useless, and neither if ctx ends.
-func (j *joining) keepTrying(ctx context.Context, target netip.AddrPort) (*Peer, error) {
+func (j *joining) keepTrying(ctx context.Context, target candidate) (*Peer, error) {
 	wait := firstRetry
 	for {
 		peer, err := j.attempt(ctx, target)
@@ -141,14 +162,17 @@ func over(ctx context.Context) bool {
 
 // attempt makes one connection. It sends nothing until the other side has proven to
 // be the head.
-func (j *joining) attempt(ctx context.Context, target netip.AddrPort) (peer *Peer, err error) {
+func (j *joining) attempt(ctx context.Context, target candidate) (peer *Peer, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, j.cfg.Handshake, fmt.Errorf("it did not answer within %s", j.cfg.Handshake))
 	defer cancel()
 	defer func() {
 		err = because(ctx, err)
 	}()
 	dialer := net.Dialer{KeepAlive: -1}
-	raw, err := dialer.DialContext(ctx, "tcp", target.String())
+	if target.from.IsValid() {
+		dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(target.from, 0))
+	}
+	raw, err := dialer.DialContext(ctx, "tcp", target.to.String())
 	if err != nil {
 		return nil, err
 	}

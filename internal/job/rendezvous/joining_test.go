@@ -3,6 +3,7 @@ package rendezvous
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -40,6 +41,35 @@ func TestNodesOfOtherJobsJoin(t *testing.T) {
 		}
 	}
 	wantRefused(t, node("n2-57"), "connected already")
+}
+
+// A host has several addresses, and the head may know only one that the route does not select.
+func TestNodeJoinsFromAnotherAddress(t *testing.T) {
+	known := netip.MustParseAddr("127.0.0.2")
+	cfg, node := joiningFixture(t, func(_ context.Context, _ string, address netip.Addr) error {
+		if address != known {
+			return fmt.Errorf("%s is not an address of the host", address)
+		}
+		return nil
+	})
+	head := startHead(t, cfg)
+	wantRefused(t, node("n2-57"), "for now: 127.0.0.1 is not an address of the host")
+	other := node("n2-57")
+	other.From = known
+	worker := startWorker(t, other)
+	if peer := accepted(t, head); peer.RemoteAddr().String() != worker.LocalAddr().String() || addressOf(peer.RemoteAddr()) != known {
+		t.Errorf("the node comes from %s", peer.RemoteAddr())
+	}
+	// The head is also found where the other address leads nowhere.
+	cfg.Admit = func(context.Context, string, netip.Addr) error { return nil }
+	cfg.Step.Step++
+	head = startHead(t, cfg)
+	unused := node("n3-57")
+	unused.Step.Step, unused.From = cfg.Step.Step, netip.MustParseAddr("192.0.2.1")
+	startWorker(t, unused)
+	if peer := accepted(t, head); addressOf(peer.RemoteAddr()) != loopback {
+		t.Errorf("the node comes from %s", peer.RemoteAddr())
+	}
 }
 
 func TestHeadDecidesWhoJoins(t *testing.T) {

@@ -68,10 +68,10 @@ func (c *Client) DrainNode(ctx context.Context, name string, grace time.Duration
 	return c.drain(ctx, func(node string) bool { return node == name }, grace)
 }
 
-// close makes a node unschedulable.
+// close makes a node unschedulable. A node of another job may have left meanwhile.
 func (c *Client) close(ctx context.Context, node string) error {
 	patch := []byte(`{"spec":{"unschedulable":true}}`)
-	if _, err := c.dynamic.Resource(nodeResource).Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := c.dynamic.Resource(nodeResource).Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("close node %s to new pods: %w", node, err)
 	}
 	return nil

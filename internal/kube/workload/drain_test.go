@@ -120,3 +120,10 @@ func drainWithin(t *testing.T, api *fake.FakeDynamicClient, limit time.Duration,
 		t.Errorf("%+v after %s, %v; want %+v within %s", got, took, err, want, limit)
 	}
 }
+
+func TestDrainOfNodeThatHasLeft(t *testing.T) {
+	client := &Client{dynamic: newDrainClient()}
+	if drained, err := client.DrainNode(t.Context(), "n2-57", time.Second); err != nil || drained.Asked > 0 {
+		t.Errorf("%d pods were asked, %v", drained.Asked, err)
+	}
+}

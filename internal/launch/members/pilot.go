@@ -63,6 +63,7 @@ func (m *Members) IsPilot() bool { return m.pilot }
 // Meet connects to the head and returns the options of the cluster.
 func (m *Members) Meet(ctx context.Context) (cluster.Spec, error) {
 	m.introduced = true
+	m.config.From = m.data.Address // of the interface that the user names
 	limited, cancel := m.waiting(ctx)
 	defer cancel()
 	if err := m.connect(limited); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -88,6 +89,27 @@ func (s *Seats) leave(ctx context.Context, n *seated, why error) {
 	s.mu.Lock()
 	s.taken[n.seat] = nil
 	s.mu.Unlock()
+	go s.retireLate(ctx, n, why, lateRegistration)
+}
+
+// lateRegistration is the time after which a kubelet whose node has lost its seat registers no
+// more: its processes have ended.
+const lateRegistration = 30 * time.Second
+
+// retireLate deletes a node again after a while, unless a node of the same host and job has come
+// meanwhile. The kubelet may have registered the node when the seat was free already.
+func (s *Seats) retireLate(ctx context.Context, n *seated, why error, after time.Duration) {
+	select {
+	case <-time.After(after):
+	case <-ctx.Done():
+		return
+	}
+	s.mu.Lock()
+	back := slices.ContainsFunc(s.taken, func(other *seated) bool { return other != nil && other.name == n.name })
+	s.mu.Unlock()
+	if !back {
+		s.retire(ctx, n, why)
+	}
 }
 
 // retire deletes a node from the API, if it has a name there.

@@ -450,6 +450,21 @@ func TestNodeWithUnusableAddressTakesNoSeat(t *testing.T) {
 	}
 }
 
+// A kubelet may register its node after the seat is free.
+func TestLateRegistrationIsDeleted(t *testing.T) {
+	s := newSeatTest(t, running("57", "n2,n3"))
+	s.join("n2", "57")
+	gone := errors.New("gone")
+	s.head.seats.retireLate(t.Context(), &seated{name: "n2-57", node: "n2-57"}, gone, 0)
+	if s.called("retire n2-57") {
+		t.Error("a node that is back is deleted")
+	}
+	s.head.seats.retireLate(t.Context(), &seated{name: "n3-57", node: "n3-57"}, gone, 0)
+	if !s.called("retire n3-57") {
+		t.Error("a node that registered late stays")
+	}
+}
+
 // A node of the step that returns learns of all seats.
 func TestReturningNodeLearnsTheSeats(t *testing.T) {
 	s := newSeatTest(t, running("57", "n2"), running("58", "n3"))

@@ -193,10 +193,14 @@ func (n *simulated) watch(ctx context.Context, client *kubernetes.Clientset, nam
 			return fmt.Errorf("watch %s for node %s: %w", w.resource, name, err)
 		}
 		n.running.Go(func() {
-			defer stream.Close()
-			_, err := io.Copy(io.Discard, stream)
+			for err == nil {
+				_, _ = io.Copy(io.Discard, stream)
+				stream.Close()
+				// The server ends watches that fall behind, and the kubelet begins again.
+				stream, err = request.Stream(ctx)
+			}
 			if ctx.Err() == nil {
-				n.note(fmt.Errorf("the watch of %s ended: %v", w.resource, err))
+				n.note(fmt.Errorf("watch %s again: %w", w.resource, err))
 			}
 		})
 	}
