@@ -44,6 +44,13 @@ root() {
 	on "$node" nsenter --net="/run/berthd/net/${jobs[$user]}" "$@"
 }
 
+# own USER NODE CMD... runs a command in the pod with sockets of the user, as tasks have them.
+own() {
+	local user=$1 node=$2
+	shift 2
+	root "$user" "$node" setpriv --reuid="$(settings id_of "$user")" --clear-groups "$@"
+}
+
 # serve USER NODE PORT starts a server in the pod that prints who connected.
 serve() {
 	step "$1" "$2" socat "TCP-LISTEN:$3,reuseaddr,fork" SYSTEM:'echo from $SOCAT_PEERADDR' >/dev/null 2>&1 &

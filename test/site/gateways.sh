@@ -454,7 +454,7 @@ while True: held.append(server.accept())' >/dev/null 2>&1 &
 	helpers+=($!)
 	poll 20 connects_to_n2 n1 || fail "nobody listens on n2"
 	mkfifo "$out/flows"
-	root alice n1 python3 -c "$client" "$(address n2)" <"$out/flows" >"$out/opened" 2>&1 &
+	own alice n1 python3 -c "$client" "$(address n2)" <"$out/flows" >"$out/opened" 2>&1 &
 	helpers+=($!)
 	exec {tell}>"$out/flows"
 	poll 40 grep -q opened "$out/opened" || fail "the client prints nothing: $(<"$out/opened")"
@@ -471,7 +471,7 @@ while True: held.append(server.accept())' >/dev/null 2>&1 &
 	echo >&"$tell"
 	poll 10 grep -q 'one more' "$out/opened" || fail "the client prints nothing more: $(<"$out/opened")"
 	grep -q 'one more: False' "$out/opened" || fail "a new job let the pod start again: $(<"$out/opened")"
-	poll 10 eval '[[ $(root alice n1 timeout 5 python3 -c "import socket, sys; socket.create_connection((sys.argv[1], 6900), 4); print(\"reached\")" "$(address n2)" 2>&1) == reached ]]' ||
+	poll 10 eval '[[ $(own alice n1 timeout 5 python3 -c "import socket, sys; socket.create_connection((sys.argv[1], 6900), 4); print(\"reached\")" "$(address n2)" 2>&1) == reached ]]' ||
 		fail "the pod has closed its connections, and gets no new ones"
 	echo >&"$tell"
 	poll 10 grep -q 'afterwards: True' "$out/opened" || fail "afterwards: $(<"$out/opened")"

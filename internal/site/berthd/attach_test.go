@@ -39,7 +39,7 @@ func TestPodsOfOtherUsersAreIgnored(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	config := siteconf.Config{Run: dir, Pod: program}
+	config := siteconf.Config{Run: dir, Pod: program, NFT: "nft"}
 	d := newDaemon(config, "n0", netip.Addr{}, newStore(t, testConfig()), nil, slog.New(slog.DiscardHandler))
 	defer func() {
 		if err := d.pods.unmake("7"); err != nil {
@@ -119,7 +119,7 @@ func TestReleaseAwaitsLastPacket(t *testing.T) {
 	if err := os.WriteFile(program, []byte("#!/bin/sh\nexec sleep 600\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	d = newDaemon(siteconf.Config{Run: dir, Pod: program}, "n0", netip.Addr{}, newStore(t, testConfig()), kernel, slog.New(slog.DiscardHandler))
+	d = newDaemon(siteconf.Config{Run: dir, Pod: program, NFT: "nft"}, "n0", netip.Addr{}, newStore(t, testConfig()), kernel, slog.New(slog.DiscardHandler))
 	d.lastWords = time.Minute
 	a, err := d.store.Allocate(t.Context(), store.Request{Job: 7, UID: 1001, User: "somebody", Name: "x", Nodes: []string{"n0"}})
 	if err != nil {

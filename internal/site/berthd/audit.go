@@ -42,6 +42,7 @@ const (
 	auditJoined  = "joined"
 	auditLeft    = "left"
 	auditRefused = "refused"
+	auditLimited = "limited"
 )
 
 // write adds a line. It must not stop a job, so it logs a line that it cannot write.

@@ -138,7 +138,7 @@ func hostsExist(ctx context.Context, config siteconf.Config) error {
 
 // slurmAllowed checks that the rules for all users let programs in a job call Slurm: srun and
 // squeue ask slurmctld, srun sends tasks to slurmd, and slurmctld tells srun when the job ends.
-// The traffic of slurmstepd needs no rules.
+// slurmstepd itself needs a rule only for what tasks write to an srun outside of pods.
 func slurmAllowed(ctx context.Context, config siteconf.Config) error {
 	slurm, err := slurmConfig(ctx)
 	if errors.Is(err, exec.ErrNotFound) {
@@ -151,7 +151,7 @@ func slurmAllowed(ctx context.Context, config siteconf.Config) error {
 	if err != nil {
 		return err
 	}
-	return allowsSlurm(config.Policy, slurm, host, func(name string) (netip.Addr, error) {
+	return allowsSlurm(config, slurm, host, func(name string) (netip.Addr, error) {
 		addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip4", name)
 		if err != nil {
 			return netip.Addr{}, err
@@ -164,7 +164,8 @@ func slurmAllowed(ctx context.Context, config siteconf.Config) error {
 // ip_local_port_range, whose default this is.
 var dynamicPorts = siteconf.Port{Protocol: "tcp", First: 32768, Last: 60999}
 
-func allowsSlurm(policy siteconf.Policy, slurm map[string]string, host netip.Addr, resolve func(string) (netip.Addr, error)) error {
+func allowsSlurm(config siteconf.Config, slurm map[string]string, host netip.Addr, resolve func(string) (netip.Addr, error)) error {
+	policy := config.Policy
 	var problems []error
 	require := func(option string, rules []siteconf.Rule, a netip.Addr, port siteconf.Port, effect string) {
 		if !siteconf.Allows(rules, a, port) {
@@ -197,6 +198,12 @@ func allowsSlurm(policy siteconf.Policy, slurm map[string]string, host netip.Add
 		}
 		require("policy.egress", policy.Egress, a, control, "Slurm's commands in jobs do not reach slurmctld on "+name)
 		require("policy.ingress", policy.Ingress, a, srun, "slurmctld on "+name+" does not reach srun in jobs")
+	}
+	for _, name := range config.LoginOn {
+		// Hosts that do not exist are another check's matter.
+		if a, err := resolve(name); err == nil {
+			require("policy.egress", policy.Egress, a, srun, "slurmstepd does not reach srun on "+name)
+		}
 	}
 	require("policy.egress", policy.Egress, host, daemon, "srun in a job does not reach slurmd on this node")
 	return errors.Join(problems...)

@@ -45,26 +45,30 @@ func TestCheckNamesPolicyWithoutSlurm(t *testing.T) {
 		return siteconf.Rule{Addresses: []netip.Prefix{netip.MustParsePrefix(text)}, Ports: ports}
 	}
 	resolve := func(name string) (netip.Addr, error) {
-		if name != "ctl2" {
-			return netip.Addr{}, errors.New("unknown")
+		if a, known := map[string]string{"ctl2": "192.168.0.2", "login": "192.168.0.3"}[name]; known {
+			return netip.MustParseAddr(a), nil
 		}
-		return netip.MustParseAddr("192.168.0.2"), nil
+		return netip.Addr{}, errors.New("unknown")
 	}
 	tcp := func(first, last uint16) siteconf.Port {
 		return siteconf.Port{Protocol: "tcp", First: first, Last: last}
 	}
+	allows := func(policy siteconf.Policy, node netip.Addr) error {
+		return allowsSlurm(siteconf.Config{Policy: policy, LoginOn: []string{"login"}}, slurm, node, resolve)
+	}
 	good := siteconf.Policy{
-		Egress:  []siteconf.Rule{rule("192.168.0.0/24", tcp(22, 22), tcp(6817, 6818))},
+		Egress:  []siteconf.Rule{rule("192.168.0.0/24", tcp(22, 22), tcp(6817, 6818)), rule("192.168.0.3/32")},
 		Ingress: []siteconf.Rule{rule("192.168.0.1/32", tcp(60000, 63000)), rule("192.168.0.2/32")},
 	}
 	node := netip.MustParseAddr("192.168.0.9")
-	if err := allowsSlurm(good, slurm, node, resolve); err != nil {
+	if err := allows(good, node); err != nil {
 		t.Error(err)
 	}
-	err := allowsSlurm(siteconf.Policy{}, slurm, node, resolve)
+	err := allows(siteconf.Policy{}, node)
 	for _, want := range []string{
 		"policy.egress: Slurm's commands in jobs do not reach slurmctld on ctl: add {addresses: [192.168.0.1/32], ports: [tcp/6817]}",
 		"policy.ingress: slurmctld on ctl2 does not reach srun in jobs: add {addresses: [192.168.0.2/32], ports: [tcp/60001-63000]}",
+		"policy.egress: slurmstepd does not reach srun on login: add {addresses: [192.168.0.3/32], ports: [tcp/60001-63000]}",
 		"policy.egress: srun in a job does not reach slurmd on this node: add {addresses: [192.168.0.9/32], ports: [tcp/6818]}",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -72,7 +76,7 @@ func TestCheckNamesPolicyWithoutSlurm(t *testing.T) {
 		}
 	}
 	slurm["SrunPortRange"] = "0-0"
-	if err := allowsSlurm(good, slurm, node, resolve); err == nil || !strings.Contains(err.Error(), "slurmctld on ctl does not reach srun in jobs: add {addresses: [192.168.0.1/32], ports: [tcp/32768-60999]}") || strings.Contains(err.Error(), "\n") {
+	if err := allows(good, node); err == nil || !strings.Contains(err.Error(), "slurmctld on ctl does not reach srun in jobs: add {addresses: [192.168.0.1/32], ports: [tcp/32768-60999]}") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("without SrunPortRange: %v", err)
 	}
 }

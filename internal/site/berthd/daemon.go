@@ -34,6 +34,7 @@ type daemon struct {
 	watch     *watch
 	pods      *pods
 	network   *network
+	refusals  *refusals
 	collector *collector
 	log       *slog.Logger
 

@@ -20,7 +20,7 @@
 //   - server: server.go answers clients, within the limits for each user that the package
 //     limits keeps.
 //   - network: network.go brings the kernel into the state that the pods here need;
-//     plugins.go has CNI plugins connect pods.
+//     plugins.go has CNI plugins connect pods. refusals.go reports what policy.flows refuses.
 //   - pods: table.go lists the names of pods for CoreDNS, pods.go keeps the pods of this node,
 //     resolvers.go their resolv.conf, and the package pidns their PID namespaces.
 //   - watch: watch.go follows the networks that have a pod here, and all networks on some

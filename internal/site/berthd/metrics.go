@@ -33,6 +33,8 @@ type metrics struct {
 	// the state of this node.
 	refused  uint64
 	failures uint64
+	// flowsRefused counts packets of connections above policy.flows.
+	flowsRefused uint64
 }
 
 // metricsTimeout bounds how long a client may take to ask, and to read the answer.
@@ -52,8 +54,9 @@ func (m *metrics) attached(took time.Duration) {
 	m.seconds += took.Seconds()
 }
 
-func (m *metrics) refuse() { m.mu.Lock(); m.refused++; m.mu.Unlock() }
-func (m *metrics) fail()   { m.mu.Lock(); m.failures++; m.mu.Unlock() }
+func (m *metrics) refuse()                 { m.mu.Lock(); m.refused++; m.mu.Unlock() }
+func (m *metrics) refuseFlows(more uint64) { m.mu.Lock(); m.flowsRefused += more; m.mu.Unlock() }
+func (m *metrics) fail()                   { m.mu.Lock(); m.failures++; m.mu.Unlock() }
 
 // write writes all series in the text format of Prometheus.
 func (m *metrics) write(w io.Writer) error {
@@ -74,6 +77,8 @@ func (m *metrics) write(w io.Writer) error {
 	fmt.Fprintf(&b, "berthd_etcd_up %d\n", up)
 	family("refused_total", "counter", "Jobs and sessions that got no network here.")
 	fmt.Fprintf(&b, "berthd_refused_total %d\n", m.refused)
+	family("flows_refused_total", "counter", "Packets of connections above policy.flows that were refused.")
+	fmt.Fprintf(&b, "berthd_flows_refused_total %d\n", m.flowsRefused)
 	family("apply_failures_total", "counter", "How often the network of this node could not be made as it should be.")
 	fmt.Fprintf(&b, "berthd_apply_failures_total %d\n", m.failures)
 	family("attach_seconds", "histogram", "How long pods took that were made, from the question to the network.")

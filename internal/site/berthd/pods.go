@@ -1,6 +1,7 @@
 package berthd
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -79,6 +80,12 @@ func (p *pods) load() error {
 			continue
 		}
 		p.put(&localPod{Allocation: a, loaded: true})
+		// A berthd without these rules may have made the pod.
+		if vxlan.IsNamespace(p.namespace(a.ID())) {
+			if err := p.markStepd(a); err != nil {
+				return err
+			}
+		}
 	}
 	return p.removeStrays()
 }
@@ -138,6 +145,9 @@ func (p *pods) make(a siteconf.Allocation) error {
 	if err := vxlan.NewNamespace(p.namespace(a.ID()), p.config.ByCNI()); err != nil {
 		return err
 	}
+	if err := p.markStepd(a); err != nil {
+		return err
+	}
 	if err := p.processes.Start(a.ID()); err != nil {
 		return err
 	}
@@ -156,6 +166,15 @@ func (p *pods) make(a siteconf.Allocation) error {
 		return fmt.Errorf("remember pod of %s: %w", a.ID(), err)
 	}
 	return nil
+}
+
+// markStepd lets slurmstepd in the pod of a job past the policy. Where plugins connect pods,
+// berthd has no policy.
+func (p *pods) markStepd(a siteconf.Allocation) error {
+	if p.config.ByCNI() {
+		return nil
+	}
+	return vxlan.MarkStepd(context.Background(), p.config.NFT, p.namespace(a.ID()), a.Login != "")
 }
 
 // unmake removes what exists of a pod. It cleans up after a pod that was made only in part.

@@ -56,6 +56,7 @@ func run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	kernel := &vxlan.Kernel{NFT: config.NFT, Dir: config.Run, Log: log}
 	d := newDaemon(config, node, host, shared, kernel, log)
 	d.network.daemons = daemons
+	d.refusals.counts = kernel.Refused
 	if err := d.gateways.Adopt(kernel, config.Hosts); err != nil {
 		return err
 	}
@@ -106,6 +107,9 @@ func (d *daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 	group.Go(func() error { return d.register(ctx) })
 	group.Go(func() error { return d.collector.run(ctx) })
 	group.Go(func() error { return d.runs.follow(ctx) })
+	if config.Policy.Flows > 0 {
+		group.Go(func() error { return d.refusals.run(ctx) })
+	}
 	if config.Metrics != "" {
 		group.Go(func() error { return d.metrics.serve(ctx, config.Metrics) })
 	}
@@ -156,6 +160,7 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, shared *sto
 			addresses: config.Pods, pods: d.pods, store: shared, metrics: d.metrics, log: log, relist: d.relist, finished: sync.NewCond(&d.pods.mu),
 		},
 	}
+	d.refusals = &refusals{flows: config.Policy.Flows, pods: d.pods, metrics: d.metrics, audit: d.audit, log: log}
 	d.collector = &collector{node: node, squeue: config.Squeue, period: config.Collect, store: shared, log: log}
 	if config.ByRoutes() {
 		d.network.routed = vxlan.NewRouted(node, config.Subnets())

@@ -51,6 +51,7 @@ func (s State) rules(opened []string) string {
 		}
 		r.input()
 		r.forward()
+		r.clearMark()
 		if s.forwards() {
 			r.gateway()
 		}
@@ -283,6 +284,7 @@ func (r *ruleset) forward() {
 		// own.
 		r.line("udp dport %d drop", r.Port)
 		r.line("ct state established,related accept")
+		r.ofStepd()
 		r.jump("saddr", "egress")
 		r.line("reject with icmpx admin-prohibited")
 	})
