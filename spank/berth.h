@@ -38,7 +38,15 @@ struct question {
 	char text[60 << 10];
 	size_t length;
 	int overflow;
+	/* How long berthd may be away, and how long the answer may take in all, in seconds.
+	 * question_begin sets short times. */
+	int restart_limit, answer_limit;
 };
+
+/* Limits of a job that begins: an upgrade of berthd must not lose it. In all it must be less than
+ * UnkillableStepTimeout of slurm.conf, 60 by default: slurmd drains a node where a cancelled step
+ * takes longer to end. */
+enum { JOB_RESTART_LIMIT = 30, JOB_ANSWER_LIMIT = 50 };
 
 enum { REASON_SIZE = 512, PATH_SIZE = 128 };
 

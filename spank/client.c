@@ -11,13 +11,17 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The longest time, in seconds, that a step waits for its network. berthd waits less
- * long, so that the error comes from berthd, which knows the reason. */
+/* The longest time, in seconds, that a caller waits for berthd in all, unless it sets
+ * another one. */
 enum { ANSWER_LIMIT = 20 };
 
-/* The longest time, in seconds, that berthd may be down: it is replaced under running
- * jobs. */
+/* The longest time, in seconds, that berthd may be down, unless the caller waits longer:
+ * it is replaced under running jobs. */
 enum { RESTART_LIMIT = 3 };
+
+/* berthd answers so many seconds before the caller gives up, so that the error comes from
+ * berthd, which knows the reason. */
+enum { ANSWER_MARGIN = 2 };
 
 __attribute__((format(printf, 2, 3)))
 static void append(struct question *q, const char *format, ...)
@@ -37,6 +41,8 @@ void question_begin(struct question *q, const char *verb)
 {
 	q->length = 0;
 	q->overflow = 0;
+	q->restart_limit = RESTART_LIMIT;
+	q->answer_limit = ANSWER_LIMIT;
 	append(q, "berthd/1 %s\n", verb);
 }
 
@@ -58,21 +64,16 @@ void question_text(struct question *q, const char *name, const char *value)
 	append(q, "\n");
 }
 
-/* connect_patiently waits a little for a berthd that is restarting. */
-static int connect_patiently(int c, const struct sockaddr_un *address)
+static double now(void)
 {
-	const struct timespec pause = { .tv_nsec = 100000000 };
-	for (int tries = 0;; tries++) {
-		if (connect(c, (const struct sockaddr *)address, sizeof *address) == 0)
-			return 0;
-		if ((errno != ECONNREFUSED && errno != ENOENT) || tries == RESTART_LIMIT * 10)
-			return -1;
-		nanosleep(&pause, NULL);
-	}
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-/* dial returns a connection to berthd, or -1 with the reason. */
-static int dial(const struct settings *s, char reason[REASON_SIZE])
+/* dial returns a connection to berthd that gives up after so many seconds without an answer,
+ * or -1 with the reason and in again whether berthd may only be starting. */
+static int dial(const struct settings *s, int limit, int *again, char reason[REASON_SIZE])
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	strncpy(address.sun_path, s->socket, sizeof address.sun_path - 1);
@@ -81,10 +82,11 @@ static int dial(const struct settings *s, char reason[REASON_SIZE])
 		snprintf(reason, REASON_SIZE, "make a socket: %s", strerror(errno));
 		return -1;
 	}
-	struct timeval limit = { .tv_sec = ANSWER_LIMIT };
-	if (setsockopt(c, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) ||
-	    setsockopt(c, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) ||
-	    connect_patiently(c, &address)) {
+	struct timeval most = { .tv_sec = limit };
+	if (setsockopt(c, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most) ||
+	    setsockopt(c, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most) ||
+	    connect(c, (const struct sockaddr *)&address, sizeof address)) {
+		*again = errno == ECONNREFUSED || errno == ENOENT;
 		snprintf(reason, REASON_SIZE, "berthd does not answer at %s: %s", s->socket, strerror(errno));
 		close(c);
 		return -1;
@@ -178,15 +180,17 @@ static int understand(const char *answer, struct pod *pod, char reason[REASON_SI
 	return -1;
 }
 
-/* converse sends a question and reads the answer. It returns 0, or -1 with the reason. The
- * caller owns the descriptors in pod in both cases. */
-static int converse(int c, const struct question *q, struct pod *pod, char reason[REASON_SIZE])
+/* converse sends a question and reads the answer. It returns 0, or -1 with the reason, and
+ * in again whether berthd has ended before it answered. The caller owns the descriptors in
+ * pod in all cases. */
+static int converse(int c, const struct question *q, struct pod *pod, int *again, char reason[REASON_SIZE])
 {
 	for (size_t sent = 0; sent < q->length;) {
 		ssize_t n = send(c, q->text + sent, q->length - sent, MSG_NOSIGNAL);
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0) {
+			*again = errno == EPIPE || errno == ECONNRESET;
 			snprintf(reason, REASON_SIZE, "ask berthd: %s", strerror(errno));
 			return -1;
 		}
@@ -197,6 +201,7 @@ static int converse(int c, const struct question *q, struct pod *pod, char reaso
 	do {
 		ssize_t n = receive(c, answer + length, sizeof answer - 1 - length, pod);
 		if (n <= 0) {
+			*again = n == 0 || errno == ECONNRESET;
 			snprintf(reason, REASON_SIZE, "berthd has not answered: %s", n < 0 ? strerror(errno) : "it closed the connection");
 			return -1;
 		}
@@ -206,19 +211,41 @@ static int converse(int c, const struct question *q, struct pod *pod, char reaso
 	return understand(answer, pod, reason);
 }
 
+/* ask_once asks with so many seconds left. It returns 0, or -1 with the reason, and in again
+ * whether it is worth to ask again. The text of the question stays as it was. */
+static int ask_once(const struct settings *s, struct question *q, int left, struct pod *pod, int *again, char reason[REASON_SIZE])
+{
+	size_t length = q->length;
+	int rc = -1, c = dial(s, left, again, reason);
+	if (c < 0)
+		return -1;
+	/* berthd must answer before this side gives up. */
+	question_number(q, "limit", left > ANSWER_MARGIN ? left - ANSWER_MARGIN : 1);
+	append(q, "\n");
+	if (q->overflow)
+		snprintf(reason, REASON_SIZE, "the list of the job's nodes is too long");
+	else
+		rc = converse(c, q, pod, again, reason);
+	close(c);
+	q->length = length;
+	return rc;
+}
+
 int ask_berthd(const struct settings *s, struct question *q, struct pod *pod, char reason[REASON_SIZE])
 {
-	struct pod received = { .network = -1, .processes = -1, .session = -1 };
-	int rc = -1;
-	append(q, "\n");
-	if (q->overflow) {
-		snprintf(reason, REASON_SIZE, "the list of the job's nodes is too long");
-	} else {
-		int c = dial(s, reason);
-		if (c >= 0) {
-			rc = converse(c, q, &received, reason);
-			close(c);
-		}
+	const struct timespec pause = { .tv_nsec = 100000000 };
+	const double began = now();
+	struct pod received;
+	int rc;
+	for (;;) {
+		int again = 0;
+		received = (struct pod){ .network = -1, .processes = -1, .session = -1 };
+		rc = ask_once(s, q, q->answer_limit - (int)(now() - began), &received, &again, reason);
+		if (rc == 0 || !again || now() - began >= q->restart_limit)
+			break;
+		/* berthd is replaced under running jobs, also while it serves a request. */
+		close_pod(&received);
+		nanosleep(&pause, NULL);
 	}
 	if (rc || !pod)
 		close_pod(&received);

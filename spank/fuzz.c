@@ -58,7 +58,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct pod pod = { .network = -1, .processes = -1, .session = -1 };
 	question_begin(&q, "attach");
 	question_text(&q, "name", "a job");
-	int rc = converse(ends[0], &q, &pod, reason);
+	int again, rc = converse(ends[0], &q, &pod, &again, reason);
 	/* Every string ends. */
 	if (rc)
 		strlen(reason);

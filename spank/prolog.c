@@ -43,6 +43,8 @@ void decline_network(spank_t spank, const struct settings *s)
 		slurm_error("berth: slurmd does not say which job begins");
 	} else {
 		question_begin(q, "decline");
+		q->restart_limit = JOB_RESTART_LIMIT;
+		q->answer_limit = JOB_ANSWER_LIMIT;
 		question_number(q, "job", job);
 		question_number(q, "uid", uid);
 		if (ask_berthd(s, q, NULL, reason))

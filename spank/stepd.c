@@ -71,6 +71,8 @@ static int fetch_network(spank_t spank, const struct settings *s, struct questio
 	}
 	is_script = step == SLURM_BATCH_SCRIPT;
 	question_begin(q, "attach");
+	q->restart_limit = JOB_RESTART_LIMIT;
+	q->answer_limit = JOB_ANSWER_LIMIT;
 	question_number(q, "job", job);
 	question_number(q, "uid", uid);
 	user_name(q, uid);

@@ -349,3 +349,27 @@ fuzzed() {
 		seen=$(go test -run '^$' -fuzz "^$target\$" -fuzztime 20s -parallel 2 ./internal/site/siteconf 2>&1) || fail "$target: $seen"
 	done
 }
+
+# berthd_away: berthd of the first node of a job, or of another one, is away for 20 s when the job
+# starts, as in an upgrade. No job is lost. (srun waits less long for another step in a job that
+# runs already.)
+berthd_away() {
+	local away batch client
+	for away in n1 n2; do
+		on $away sh -c 'kill -9 $(pgrep -f "[b]erthd run")'
+		wait "${daemons[$away]}" 2>/dev/null
+		as alice login sh -c 'sbatch -Q -W -N2 -n2 --mem=100 -o slurm.out --wrap hostname </dev/null; cat slurm.out' >"$out/batch" 2>&1 &
+		batch=$!
+		as bob login srun -Q -N2 -n2 --mem=100 hostname >"$out/client" 2>&1 &
+		client=$!
+		poll 60 waited $away 20 || fail "no step waits on $away: $(on $away ps -C slurmstepd -o etimes=,args=)"
+		start $away $away run
+		wait "$batch"
+		wait "$client" || fail "srun, while berthd of $away is away: $(<"$out/client")"
+		[[ $(<"$out/batch") == n1 ]] || fail "sbatch, while berthd of $away is away: $(<"$out/batch")"
+		[[ $(sort "$out/client") == $'n1\nn2' ]] || fail "srun, while berthd of $away is away: $(<"$out/client")"
+	done
+	[[ $(on ctl sinfo -h -o %t | sort -u) == idle ]] || fail "nodes: $(on ctl sinfo -h -N -o '%N %T %E')"
+}
+# waited NODE SECONDS: two steps have waited so long there.
+waited() { (($(on "$1" sh -c 'ps -C slurmstepd -o etimes=' | awk -v least="$2" '$1 >= least' | wc -l) >= 2)); }

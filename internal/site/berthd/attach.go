@@ -12,12 +12,11 @@ import (
 )
 
 const (
-	// attachTimeout bounds how long a step waits for its network. Slurm itself aborts a launch
-	// somewhat later.
+	// attachTimeout bounds how long a step waits for etcd to allocate.
 	attachTimeout = 15 * time.Second
-	// refuseLimit bounds the time for recording in etcd that a job gets no network. The plugin
-	// gives up after ANSWER_LIMIT (spank/client.c). attachTimeout, store.LeaveLimit and refuseLimit
-	// together must be shorter, or the plugin cannot report a reason.
+	// refuseLimit bounds the time for recording in etcd that a job gets no network. attachTimeout,
+	// store.LeaveLimit and refuseLimit together must be shorter than the plugin's ANSWER_LIMIT
+	// (spank/client.c), or the plugin cannot report a reason.
 	refuseLimit = 2 * time.Second
 	// defaultLastWords leaves time for three retransmissions: Linux retransmits a lost packet after
 	// 0.2 s, and doubles that interval each time.
@@ -25,13 +24,27 @@ const (
 )
 
 // attach returns a job's pod on this node, and makes it if there is none. The request of the
-// job's first node has the list of nodes, and allocates the job's addresses.
-func (d *daemon) attach(ctx context.Context, request store.Request) (siteconf.Pod, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, attachTimeout, fmt.Errorf("etcd has not answered within %s", attachTimeout))
-	defer cancel()
+// job's first node has the list of nodes, and allocates the job's addresses. The other nodes wait
+// for that up to limit, as berthd of the first node may be restarting.
+func (d *daemon) attach(ctx context.Context, request store.Request, limit time.Duration) (siteconf.Pod, error) {
 	if pod, ready := d.pods.attached(request); ready {
 		return pod, nil
 	}
+	cause := fmt.Errorf("it has none after %s", limit)
+	if len(request.Nodes) > 0 {
+		limit, cause = attachTimeout, fmt.Errorf("etcd has not answered within %s", attachTimeout)
+	}
+	limited, cancel := context.WithTimeoutCause(ctx, limit, cause)
+	defer cancel()
+	pod, err := d.attachWithin(limited, request)
+	if err != nil {
+		d.metrics.refuse()
+		d.audit.write(auditRefused, request.Allocation(), err)
+	}
+	return pod, err
+}
+
+func (d *daemon) attachWithin(ctx context.Context, request store.Request) (siteconf.Pod, error) {
 	began := time.Now()
 	request.Group = d.config.GroupOf(request.User)
 	owner := request.Allocation().Owner()
@@ -83,8 +96,6 @@ func (d *daemon) attach(ctx context.Context, request store.Request) (siteconf.Po
 
 // refuse records why a job gets no network, for its later steps and its other nodes.
 func (d *daemon) refuse(ctx context.Context, user *follower, request store.Request, why error) error {
-	d.metrics.refuse()
-	d.audit.write(auditRefused, request.Allocation(), why)
 	if request.Login != "" {
 		// No other node waits, and the next session may succeed.
 		return why

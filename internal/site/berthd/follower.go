@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"sync"
+	"time"
 
 	"berth.dev/berth/internal/site/berthd/store"
 	"berth.dev/berth/internal/site/siteconf"
@@ -110,12 +111,17 @@ func (f *follower) all() map[string]siteconf.Allocation {
 }
 
 // await waits for the allocation of a job that includes a node. A recorded refusal is
-// returned as the error.
+// returned as the error. It waits for etcd no longer than attachTimeout, and otherwise until the
+// context ends: berthd of the job's first node may be restarting.
 func (f *follower) await(ctx context.Context, id, node string) (siteconf.Allocation, error) {
+	patience := time.After(attachTimeout)
 	for {
 		f.mu.Lock()
 		a, known := f.jobs[id]
 		changed, problem := f.changed, f.problem
+		if problem == nil && !f.answered {
+			problem = errors.New("no answer yet")
+		}
 		f.mu.Unlock()
 		if known && a.Problem != "" {
 			return a, errors.New(a.Problem)
@@ -123,13 +129,20 @@ func (f *follower) await(ctx context.Context, id, node string) (siteconf.Allocat
 		if _, here := a.On(node); known && here {
 			return a, nil
 		}
+		fail := func(err error) (siteconf.Allocation, error) {
+			if problem != nil {
+				return a, fmt.Errorf("wait for the addresses of %s: etcd has not answered: %w", id, problem)
+			}
+			return a, fmt.Errorf("wait for the addresses of %s: %w: the first node of the job has not asked for them: look for berthd and the plugin there (berthd doctor)", id, err)
+		}
 		select {
 		case <-changed:
-		case <-ctx.Done():
-			if problem == nil {
-				problem = errors.New("the first node of the job has not asked for them: start berthd there (systemctl start berthd)")
+		case <-patience:
+			if problem != nil {
+				return fail(problem)
 			}
-			return a, fmt.Errorf("wait for the addresses of %s: %w: %w", id, context.Cause(ctx), problem)
+		case <-ctx.Done():
+			return fail(context.Cause(ctx))
 		}
 	}
 }

@@ -46,7 +46,7 @@ func (d *daemon) login(ctx context.Context, uid uint32, user string, pid int32, 
 	if err != nil {
 		return nil, err
 	}
-	if _, err := d.attach(ctx, request); err != nil {
+	if _, err := d.attach(ctx, request, attachTimeout); err != nil {
 		return nil, errors.Join(err, session.Close())
 	}
 	files, err := d.pods.enter(request.Allocation().ID(), answer)

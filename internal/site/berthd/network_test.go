@@ -76,6 +76,7 @@ func newWired(t *testing.T) *wired {
 	w.write("site.conflist", `{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"plugin"}]}`, 0o644)
 	config := testConfig()
 	config.CNI.List, config.DNS.Program = filepath.Join(w.dir, "site.conflist"), ""
+	config.Audit = filepath.Join(w.dir, "audit.log")
 	w.daemon = newDaemon(config, "n0", netip.Addr{}, newStore(t, config), kernelFunc(func(bool) error { return nil }), slog.New(slog.DiscardHandler))
 	network, err := podcni.Open(t.Context(), config.CNI.List, []string{w.dir}, filepath.Join(w.dir, "state"), func() { w.touch() })
 	if err != nil {
@@ -285,7 +286,7 @@ func TestStepWaitsForPodNames(t *testing.T) {
 		attached := make(chan struct{})
 		go func() {
 			defer close(attached)
-			pod, err = w.attach(t.Context(), store.Request{Job: 1, UID: 1000})
+			pod, err = w.attach(t.Context(), store.Request{Job: 1, UID: 1000}, attachTimeout)
 		}()
 		w.await("plugins are asked", w.network.plugins.anyPending)
 		// This goroutine learns that the plugins have ended. While it holds applying, no

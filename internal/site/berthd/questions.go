@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -54,7 +55,7 @@ func (d *daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 			answer["declined"] = "yes"
 			return nil, nil
 		}
-		pod, err := d.attach(ctx, request)
+		pod, err := d.attach(ctx, request, limitOf(question))
 		if err != nil {
 			return nil, err
 		}
@@ -110,6 +111,18 @@ func requestOf(question siteconf.Message) (store.Request, error) {
 		}
 	}
 	return r, nil
+}
+
+// maxLimit bounds how long a step may wait for other nodes.
+const maxLimit = time.Minute
+
+// limitOf returns the time that the plugin waits for an answer. An earlier plugin does not send it.
+func limitOf(question siteconf.Message) time.Duration {
+	seconds, err := number(question, "limit")
+	if err != nil {
+		return attachTimeout
+	}
+	return min(time.Duration(seconds)*time.Second, maxLimit)
 }
 
 // number parses a field as an unsigned 32-bit number.
