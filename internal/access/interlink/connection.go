@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	typedcore "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
 )
 
 // Cluster is an open connection to a berth cluster.
@@ -58,6 +59,8 @@ type connected struct {
 	// uid is the UID of the namespace kube-system, which identifies a cluster. With
 	// --ha, it stays the same after the loss of the head.
 	uid string
+	// pods holds copies of the local pods. Only watch sets it.
+	pods cache.Store
 }
 
 // connection holds the connection to the cluster, and opens a new one after a loss.
@@ -104,12 +107,14 @@ func (c *connection) keep(ctx context.Context) {
 			continue
 		}
 		retry = connectRetry
+		stop := cluster.watch(ctx)
 		c.set(cluster, nil)
 		select {
 		case <-ctx.Done():
 		case <-cluster.Lost:
 			c.set(nil, errors.New("the connection to the cluster of job "+cluster.Job+" was lost"))
 		}
+		stop()
 		cluster.Close()
 	}
 }

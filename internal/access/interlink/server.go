@@ -213,11 +213,7 @@ func (s *Server) serveStatus(w http.ResponseWriter, r *http.Request) {
 		s.servePing(w, r) // this is the ping of interLink's API server
 		return
 	}
-	local, err := s.locate(r.Context(), pods)
-	if err != nil {
-		s.replyError(w, r, err)
-		return
-	}
+	cluster, _ := s.connection.get() // status gives the reason why there is none
 	found := make([]*podStatus, len(pods))
 	problems := make([]error, len(pods))
 	var asking sync.WaitGroup
@@ -226,7 +222,7 @@ func (s *Server) serveStatus(w http.ResponseWriter, r *http.Request) {
 		free <- struct{}{}
 		asking.Go(func() {
 			defer func() { <-free }()
-			found[i], problems[i] = s.status(r.Context(), local, &pods[i])
+			found[i], problems[i] = s.status(r.Context(), cluster, &pods[i])
 		})
 	}
 	asking.Wait()

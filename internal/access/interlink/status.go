@@ -17,13 +17,12 @@ import (
 // ended: 128 + SIGKILL.
 const killed = 137
 
-// status returns the status of a foreign pod. It returns nil if the pod was not created
+// status returns the status of a foreign pod. cluster is nil if there is none now. It returns nil if the pod was not created
 // yet, or if its cluster cannot be reached now. interLink then keeps the last status.
-func (s *Server) status(ctx context.Context, local *locals, foreign *corev1.Pod) (*podStatus, error) {
+func (s *Server) status(ctx context.Context, cluster *connected, foreign *corev1.Pod) (*podStatus, error) {
 	id := ownJobID(foreign)
-	cluster := local.cluster
 	if cluster != nil {
-		pod, err := local.find(ctx, foreign)
+		pod, err := cluster.watched(ctx, foreign)
 		if err == nil {
 			if isGated(pod) && time.Since(pod.CreationTimestamp.Time) > gatedLimit {
 				return lost(foreign, cluster.jobID(pod.Namespace, pod.Name), errGated.Error()), nil
