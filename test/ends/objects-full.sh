@@ -8,24 +8,14 @@ mkdir ~/full
 cd ~/full
 export KUBECACHEDIR=$PWD/cache
 
-field() { kubectl get slurmjob large -o "jsonpath={.status.$1}"; }
+kind=slurmjob
+. "${0%/*}/objects-status.sh"
 fail() {
-	echo "status: $(field '*')"
+	echo "status: $(field large '*')"
 	ls -lR out "$disk"
 	echo "FAILED: $*"
 	exit 1
 }
-# await SECONDS CMD...
-await() {
-	local deadline=$((SECONDS + $1))
-	shift
-	until "$@"; do
-		((SECONDS < deadline)) || fail "no success: $*"
-		sleep 0.2
-	done
-}
-is() { [[ $(field "$1") == "$2" ]]; }
-says() { [[ $(field message) == *"$1"* ]]; }
 
 head -c 1500000 /dev/zero >"$disk/filler"
 kubectl create -f - <<END
@@ -40,13 +30,13 @@ spec:
     head -c 1000000 /dev/urandom >out/data
   results: {from: out, mount: {name: data, hostPath: {path: $disk/results, type: DirectoryOrCreate}}}
 END
-await 120 says 'the results are not collected yet: write to the volume: tar in pod large-job-collect ended with exit code 1: '
-await 120 says 'No space left on device'
-[[ $(field state) == COMPLETED && $(field status) == Running ]] || fail 'the object has ended'
-is results COLLECTING || fail 'the results are complete'
+await 120 contains large message 'the results are not collected yet: write to the volume: tar in pod large-job-collect ended with exit code 1: '
+await 120 contains large message 'No space left on device'
+is large state COMPLETED && is large status Running || fail 'the object has ended'
+is large results COLLECTING || fail 'the results are complete'
 echo 'the disk is full'
 rm "$disk/filler"
-await 180 is results COLLECTED
+await 180 is large results COLLECTED
 cmp out/data "$disk/results/out/data" || fail 'the results differ'
-is status Succeeded || fail 'the object has not succeeded'
+is large status Succeeded || fail 'the object has not succeeded'
 echo 'the results are complete'

@@ -6,7 +6,8 @@ set -euo pipefail
 mkdir -p ~/s3/store/mybucket ~/s3/store/results
 cd ~/s3
 export KUBECACHEDIR=$PWD/cache ROOT_ACCESS_KEY=key ROOT_SECRET_KEY=secret
-bridge=/srv/ends/Bridge-Operator/samples
+bridge=/srv/ends/Bridge-Operator/samples kind=bridgejob
+. "${0%/*}/objects-status.sh"
 
 fail() {
 	kubectl get bridgejobs -o custom-columns=NAME:.metadata.name,STATUS:.status
@@ -15,17 +16,6 @@ fail() {
 	echo "FAILED: $*"
 	exit 1
 }
-# await CMD...
-await() {
-	local deadline=$((SECONDS + 120))
-	until "$@"; do
-		((SECONDS < deadline)) || fail "no success: $*"
-		sleep 0.2
-	done
-}
-field() { kubectl get bridgejob "$1" -o "jsonpath={.status.$2}"; }
-is() { [[ $(field "$1" "$2") == "$3" ]]; }
-contains() { [[ $(field "$1" "$2") == *"$3"* ]]; }
 # fill FILE SCRIPT prints a file of Bridge Operator with its placeholders filled in.
 fill() {
 	sed "s|{{RESOURCE_URL}}|http://cluster:6820/|; s|{{RESOURCE_SECRET}}|mysecret|; s|{{JOBSCRIPT}}|mybucket:${2:-}|; s|{{S3_SECRET}}|mysecret-s3|
@@ -59,28 +49,28 @@ serve
 # An unchanged job waits for its Secret, and for S3.
 cp "$bridge/tutorials/slurm_batch.sh" store/mybucket/
 fill operator/job1slurm.yaml slurm_batch.sh | kubectl create -f -
-await contains slurmjob message 'has no Secret mysecret-s3'
+await 120 contains slurmjob message 'has no Secret mysecret-s3'
 fill secrets/s3secret.yaml | kubectl create -f -
-await contains slurmjob message 'is away'
+await 120 contains slurmjob message 'is away'
 [[ -z $(squeue --noheader --states=all --user="$USER" --name=test) ]] || fail "a job without a script"
 start_s3
-await is slurmjob jobstatus DONE
+await 120 is slurmjob jobstatus DONE
 grep -qx '/home/ec2-user/test/\?' /home/ec2-user/test/slurmjob-sample.out || fail "output: $(cat /home/ec2-user/test/slurmjob-sample.out)"
 
 # S3 is away when a job ends, and the controller is killed meanwhile.
 printf '#!/bin/sh\necho up >>%s/ran\nuntil [ -e %s/end ]; do sleep 0.1; done\necho weights >model\necho done\n' "$PWD" "$PWD" >store/mybucket/up.sh
 { fill operator/job1slurm.yaml up.sh | sed 's/name: slurmjob$/name: up/' && printf '  s3upload: {bucket: results, files: model}\n'; } | kubectl create -f -
-await is up state RUNNING
+await 120 is up state RUNNING
 stop_s3
 touch end
-await contains up message 'is away'
+await 120 contains up message 'is away'
 is up state COMPLETED && is up jobstatus RUNNING && is up results COLLECTING || fail "while S3 is away: $(field up jobstatus)"
 kill -KILL $controller
 wait $controller || true
 kubectl delete lease berth-slurm-jobs
 start_s3
 serve
-await is up jobstatus DONE
+await 120 is up jobstatus DONE
 is up results COLLECTED || fail "the results"
 [[ $(cd store/results/up && echo *) == 'model slurmjob-sample.err slurmjob-sample.out' ]] || fail "uploaded: $(find store/results)"
 [[ $(cat store/results/up/model ran store/results/up/slurmjob-sample.out | tr '\n' ' ') == 'weights up done ' ]] || fail "another content"
@@ -88,16 +78,16 @@ is up results COLLECTED || fail "the results"
 # An attempt that fails is repeated without the files that are uploaded already.
 printf '#!/bin/sh\necho weights >model\necho first >changing\n' >store/mybucket/again.sh
 { fill operator/job1slurm.yaml again.sh | sed 's/name: slurmjob$/name: again/' && printf '  s3upload: {bucket: results, files: "model, changing, late"}\n'; } | kubectl create -f -
-await contains again message '4 of 5 files are in bucket results'
+await 120 contains again message '4 of 5 files are in bucket results'
 echo kept >store/results/again/model
 echo second >/home/ec2-user/test/changing
 echo late >/home/ec2-user/test/late
-await is again results COLLECTED
+await 120 is again results COLLECTED
 [[ $(cat store/results/again/{model,changing,late} | tr '\n' ' ') == 'kept second late ' ]] || fail "uploaded again: $(cat store/results/again/*)"
 
 # What S3 refuses has its reason in the status.
 fill operator/job1slurm.yaml none.sh | sed 's/name: slurmjob$/name: none/' | kubectl create -f -
-await is none state REJECTED
+await 120 is none state REJECTED
 contains none message 'has no object "none.sh" in bucket mybucket: upload it' || fail "another message"
 kill $controller $s3
 wait $controller

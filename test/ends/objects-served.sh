@@ -5,6 +5,8 @@ set -euo pipefail
 mkdir ~/objects ~/objects/tools
 cd ~/objects
 export KUBECACHEDIR=$PWD/cache
+kind=slurmjob
+. "${0%/*}/objects-status.sh"
 
 # These commands of Slurm kill the controller that calls them, once, if the file exists. The
 # comment of the submitted job is changed, as a plugin of a site does it.
@@ -34,15 +36,6 @@ fail() {
 	echo "FAILED: $*"
 	exit 1
 }
-# await SECONDS CMD...
-await() {
-	local deadline=$((SECONDS + $1))
-	shift
-	until "$@"; do
-		((SECONDS < deadline)) || fail "no success: $*"
-		sleep 0.2
-	done
-}
 manifest() { # NAME COMMAND
 	printf '%s\n' 'apiVersion: wlm.sylabs.io/v1alpha1' 'kind: SlurmJob' "metadata: {name: $1}" "spec: {batch: \"#!/bin/sh\\n#SBATCH --mem=10 --output=/dev/null\\necho $1 >>$PWD/ran\\n$2\\n\"}"
 }
@@ -59,9 +52,6 @@ killed() {
 	[[ $code == 137 ]] || fail "exit code $code of the controller"
 	kubectl delete lease berth-slurm-jobs
 }
-namespace=default
-field() { kubectl get slurmjob -n "$namespace" "$1" -o "jsonpath={.status.$2}"; }
-is() { [[ $(field "$1" "$2") == "$3" ]]; }
 queued() { squeue --noheader --states=all --name="default.$1" --format='%i %r %k'; }
 
 berth slurm-jobs setup -n default --user admin --trust-namespace | kubectl apply -f -
@@ -100,8 +90,7 @@ await 120 is lost state COMPLETED
 for name in account group; do
 	manifest "$name" true | sed "s/--mem=10/& --partition=$name/" | kubectl create -f -
 done
-says_account() { [[ $(field account reason) == *'account not known, so it can'* ]]; }
-await 60 says_account
+await 60 contains account reason 'account not known, so it can'
 is account state PENDING || fail 'a job of another account'
 kubectl delete slurmjob account
 await 60 is group state REJECTED
@@ -121,8 +110,7 @@ await 60 rejects
 echo 'stop slurmctld'
 await 120 test -e stopped
 manifest away true | kubectl create -f -
-says_so() { [[ $(field away message) == *'Slurm is unavailable'* ]]; }
-await 120 says_so
+await 120 contains away message 'Slurm is unavailable'
 echo 'start slurmctld'
 await 120 is away state COMPLETED
 
