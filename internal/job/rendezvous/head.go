@@ -132,7 +132,7 @@ func (h *Head) accept() {
 		ctx, this := h.admit(from)
 		h.running.Go(func() {
 			defer h.forget(this)
-			if err := h.serve(ctx, conn, from); err != nil {
+			if err := h.serve(ctx, this, conn, from); err != nil {
 				conn.Close()
 				h.addRefusal(from.String(), err)
 			}
@@ -187,6 +187,14 @@ func (h *Head) evict(from netip.Addr) {
 	}
 }
 
+// proven exempts a connection from eviction: it is one of this user's, and the decision about it
+// may take a while.
+func (h *Head) proven(this *pending) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.pending, this)
+}
+
 func (h *Head) forget(this *pending) {
 	this.cancel(nil)
 	h.mu.Lock()
@@ -207,7 +215,7 @@ func (h *Head) addRefusal(who string, err error) {
 
 // serve authenticates both sides of a connection, and makes it a peer. The head
 // must prove itself first, because a worker sends nothing to an unproven head.
-func (h *Head) serve(ctx context.Context, raw net.Conn, from netip.Addr) error {
+func (h *Head) serve(ctx context.Context, this *pending, raw net.Conn, from netip.Addr) error {
 	if err := h.members.allowed(h.ctx, "", from); err != nil {
 		return err
 	}
@@ -250,6 +258,7 @@ func (h *Head) serve(ctx context.Context, raw net.Conn, from netip.Addr) error {
 	if err := claim.check(want); err != nil {
 		return refuse(err, errors.Is(err, errProtocol))
 	}
+	h.proven(this)
 	if h.cfg.Admit != nil && !slices.Contains(h.cfg.Nodes, claim.Node) {
 		if err := h.cfg.Admit(ctx, claim.Node, from); err != nil {
 			h.addRefusal(claim.Node, err)

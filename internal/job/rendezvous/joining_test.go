@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
@@ -69,6 +70,44 @@ func TestNodeJoinsFromAnotherAddress(t *testing.T) {
 	startWorker(t, unused)
 	if peer := accepted(t, head); addressOf(peer.RemoteAddr()) != loopback {
 		t.Errorf("the node comes from %s", peer.RemoteAddr())
+	}
+}
+
+// Connections that prove nothing do not evict a node whose proof is known, however long the
+// decision about it takes.
+func TestNodeIsNotEvictedDuringTheDecision(t *testing.T) {
+	deciding, decided := make(chan struct{}), make(chan struct{})
+	cfg, node := joiningFixture(t, func(context.Context, string, netip.Addr) error {
+		close(deciding) // a second attempt would panic
+		<-decided
+		return nil
+	})
+	cfg.MaxPending = 4
+	head := startHead(t, cfg)
+	joined := make(chan error, 1)
+	go func() {
+		peer, err := Join(t.Context(), node("n2-57"), []netip.Addr{loopback})
+		if err == nil {
+			t.Cleanup(peer.Drop)
+		}
+		joined <- err
+	}()
+	<-deciding
+	var silent []net.Conn
+	for range 8 {
+		conn, err := net.Dial("tcp", head.listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		silent = append(silent, conn)
+	}
+	for _, conn := range silent[:4] {
+		_, _ = conn.Read(make([]byte, 1)) // until it is evicted
+	}
+	close(decided)
+	if err := <-joined; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -59,6 +59,9 @@ type options struct {
 	jobs                    []string
 	stages                  []int
 	idle                    time.Duration
+	// together bounds the nodes that join at the same time: the head lets each address have at most
+	// 64 connections that have not proved themselves, and all nodes have one address here.
+	together int
 }
 
 func readOptions() (o options, err error) {
@@ -69,6 +72,7 @@ func readOptions() (o options, err error) {
 	flag.StringVar(&o.out, "out", "", "`file` for the records")
 	flag.StringVar(&jobs, "jobs", "", "`file` with the numbers of the nodes' jobs, one a line")
 	flag.StringVar(&stages, "stages", "10,100,300,1000", "`numbers` of nodes after each stage")
+	flag.IntVar(&o.together, "together", 48, "`number` of nodes that join at the same time")
 	flag.DurationVar(&o.idle, "idle", 60*time.Second, "time to measure after each stage")
 	flag.Parse()
 	content, err := os.ReadFile(jobs)
@@ -115,14 +119,16 @@ func run(ctx context.Context) error {
 		r := record{Time: time.Now(), Nodes: stage, Joined: stage - len(joined), Values: map[string]float64{}, Facts: facts(o)}
 		before := costs()
 		group, joining := errgroup.WithContext(ctx)
+		group.SetLimit(o.together)
 		for _, job := range o.jobs[len(joined):stage] {
-			n := &simulated{api: o.api, begin: r.Time, lifetime: ctx}
+			n := &simulated{api: o.api, lifetime: ctx}
 			joined = append(joined, n)
 			group.Go(func() error { return n.join(joining, config(job)) })
 		}
 		if err := group.Wait(); err != nil {
 			return err
 		}
+		r.Values["all Ready, s"] = time.Since(r.Time).Seconds()
 		r.addTimes(joined[stage-r.Joined:])
 		r.addCosts("join", before, costs())
 		idle := costs()

@@ -34,7 +34,7 @@ type simulated struct {
 	begin    time.Time
 	lifetime context.Context
 	members  *members.Members
-	// met, welcomed and ready are the times since begin until the head has accepted the node, until
+	// met, welcomed and ready are the times since the begin of join until the head has accepted the node, until
 	// it has its plan, and until its Node is Ready.
 	met, welcomed, ready time.Duration
 	end                  context.CancelFunc
@@ -46,6 +46,7 @@ type simulated struct {
 
 // join takes a seat and registers the node.
 func (n *simulated) join(ctx context.Context, config members.PilotConfig) error {
+	n.begin = time.Now()
 	n.members = members.NewPilot(config)
 	if _, err := n.members.Meet(ctx); err != nil {
 		return err
@@ -226,5 +227,5 @@ func (r *record) addTimes(joined []*simulated) {
 
 // facts returns what is needed to judge a record.
 func facts(o options) map[string]string {
-	return map[string]string{"load": loadAverage(), "api": o.api, "lease renewal, s": strconv.Itoa(int(renewEvery.Seconds())), "version": cluster.Version()}
+	return map[string]string{"load": loadAverage(), "together": strconv.Itoa(o.together), "lease renewal, s": strconv.Itoa(int(renewEvery.Seconds())), "version": cluster.Version()}
 }
