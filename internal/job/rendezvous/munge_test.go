@@ -114,9 +114,8 @@ func TestMungeIdentifiesUser(t *testing.T) {
 // A process that has the pipe of munge's output keeps it after munge's end. On a busy
 // node, children that this process forks at the same time do so.
 func TestMungeWhileOutputIsOpen(t *testing.T) {
-	end := filepath.Join(t.TempDir(), "end")
-	t.Cleanup(func() { os.WriteFile(end, nil, 0o600) })
-	programs(t, map[string]string{"munge": "until [ -e " + end + " ]; do sleep 0.1; done &\necho MUNGE:credential:", "unmunge": ""})
+	folder := t.TempDir() // the process ends when the test removes it
+	programs(t, map[string]string{"munge": "while [ -d " + folder + " ]; do sleep 0.1; done &\necho MUNGE:credential:", "unmunge": ""})
 	if credential := mustProve(t, mungeAt(t, "")); string(credential) != "MUNGE:credential:" {
 		t.Errorf("got %q", credential)
 	}
