@@ -1,0 +1,80 @@
+package plan
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
+)
+
+// Admits reports whether the labels and taints of a node let a pod run there.
+func Admits(node *corev1.Node, pod *corev1.Pod) bool {
+	if node.Spec.Unschedulable {
+		return false
+	}
+	for i := range node.Spec.Taints {
+		taint := &node.Spec.Taints[i]
+		if taint.Effect == corev1.TaintEffectPreferNoSchedule {
+			continue
+		}
+		if !slices.ContainsFunc(pod.Spec.Tolerations, func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Background(), taint, false) }) {
+			return false
+		}
+	}
+	matches, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node)
+	return err == nil && matches
+}
+
+// apart reports whether two pods may not run on one node: they use the same port of the node, or
+// one of them has an anti-affinity for the other.
+func apart(a, b *corev1.Pod) bool {
+	for _, one := range hostPorts(a) {
+		for _, other := range hostPorts(b) {
+			if one.HostPort == other.HostPort && one.Protocol == other.Protocol &&
+				(one.HostIP == other.HostIP || anyAddress(one.HostIP) || anyAddress(other.HostIP)) {
+				return true
+			}
+		}
+	}
+	return avoids(a, b) || avoids(b, a)
+}
+
+func anyAddress(address string) bool { return address == "" || address == "0.0.0.0" || address == "::" }
+
+// hostPorts returns the ports of the node that a pod uses.
+func hostPorts(pod *corev1.Pod) (ports []corev1.ContainerPort) {
+	for _, container := range pod.Spec.Containers {
+		for _, port := range container.Ports {
+			if port.HostPort > 0 {
+				ports = append(ports, port)
+			}
+		}
+	}
+	return ports
+}
+
+// avoids reports whether a pod must not share a node with another one. Terms with a selector of
+// namespaces are ignored, because the namespaces' labels are unknown here: then the pod may get a
+// node that it does not need.
+func avoids(pod, other *corev1.Pod) bool {
+	if pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAntiAffinity == nil {
+		return false
+	}
+	for _, term := range pod.Spec.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution {
+		if term.TopologyKey != corev1.LabelHostname || term.NamespaceSelector != nil {
+			continue
+		}
+		namespaces := term.Namespaces
+		if len(namespaces) == 0 {
+			namespaces = []string{pod.Namespace}
+		}
+		selector, err := metav1.LabelSelectorAsSelector(term.LabelSelector)
+		if err == nil && slices.Contains(namespaces, other.Namespace) && selector.Matches(labels.Set(other.Labels)) {
+			return true
+		}
+	}
+	return false
+}
