@@ -30,6 +30,8 @@ func main() {
 			os.Exit(launch.CleanerRole())
 		case launch.SlurmJobsArg:
 			os.Exit(launch.SlurmJobsRole())
+		case launch.ElasticArg:
+			os.Exit(launch.ElasticRole())
 		case command.ParentArg:
 			os.Exit(command.ParentMain())
 		case launch.PersistentParentArg:

@@ -58,8 +58,9 @@ on the remaining nodes. All nodes leave when the cluster ends.`,
 	return command
 }
 
-// addElasticFlag adds the flag for seats.
-func addElasticFlag(flags *pflag.FlagSet, spec *cluster.Spec) {
-	flags.IntVar(&spec.Seats, "elastic", 0, "let nodes of other jobs join with 'berth join', at most this `number` (64 if you give none)")
+// addElasticFlags adds the flags for nodes of other jobs.
+func addElasticFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
+	flags.IntVar(&spec.Seats, "elastic", 0, "submit jobs whose nodes join the cluster for pods that do not fit, at most this `number` of nodes (64 if you give none); 'berth join' adds nodes by hand")
 	flags.Lookup("elastic").NoOptDefVal = strconv.Itoa(cluster.DefaultSeats)
+	flags.DurationVar(&spec.Idle, "elastic-idle", 0, "end the job of such a node after this `time` without pods (default 1m)")
 }

@@ -36,6 +36,11 @@ type listed struct {
 	Lost    []string       `json:"lostNodes,omitempty"`
 	Pods    map[string]int `json:"pods,omitempty"`
 	Waiting map[string]int `json:"waiting,omitempty"`
+	// Seats and FreeSeats count nodes of other jobs that the cluster takes. Pilots holds the jobs
+	// that pods have brought.
+	Seats     int           `json:"seats,omitempty"`
+	FreeSeats int           `json:"freeSeats,omitempty"`
+	Pilots    []login.Pilot `json:"pilots,omitempty"`
 	// FastPath counts the outcomes of pods' connections, if the hosts make some.
 	// It omits nodes that do not answer.
 	FastPath map[string]int `json:"fastPath,omitempty"`
@@ -167,6 +172,7 @@ func list(f login.Found) listed {
 		}
 	}
 	row.Pods, row.Waiting = f.Summary.Pods, f.Summary.Waiting
+	row.Seats, row.FreeSeats, row.Pilots = f.Summary.Seats, f.Summary.FreeSeats, f.Summary.Pilots
 	return row
 }
 
@@ -210,6 +216,12 @@ func writeStatus(w io.Writer, row listed) error {
 	if len(row.Waiting) > 0 {
 		fmt.Fprintf(table, "waiting\t%s\n", counts(row.Waiting, ""))
 	}
+	if row.Seats > 0 {
+		fmt.Fprintf(table, "seats\t%d of %d are free\n", row.FreeSeats, row.Seats)
+	}
+	for _, pilot := range row.Pilots {
+		fmt.Fprintf(table, "job %s\t%s\n", pilot.Job, describePilot(pilot))
+	}
 	if row.Snapshotters != nil {
 		fmt.Fprintf(table, "images\t%s\n", counts(row.Snapshotters, ""))
 	}
@@ -217,6 +229,27 @@ func writeStatus(w io.Writer, row listed) error {
 		fmt.Fprintf(table, "fast path\t%s\n", describeFastPath(row.FastPath))
 	}
 	return table.Flush()
+}
+
+// describePilot describes a job that pods have brought.
+func describePilot(p login.Pilot) string {
+	text := cmp.Or(strings.ToLower(p.State), "submitted")
+	if p.Nodes > 1 {
+		text += fmt.Sprintf(", %d nodes", p.Nodes)
+	}
+	if p.Hosts != "" {
+		text += " on " + p.Hosts
+	}
+	if p.Reason != "" {
+		text += " (" + p.Reason + ")"
+	}
+	if p.Start != "" {
+		text += ", expected to start at " + p.Start
+	}
+	if p.Leaving {
+		text += ", leaving"
+	}
+	return text
 }
 
 // counts lists the numbers with their names, the largest first. Without any it returns

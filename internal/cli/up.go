@@ -50,7 +50,7 @@ anyway, if the site permits it.`,
 	flags.SortFlags = false
 	addSpecFlags(flags, &spec)
 	addHereFlag(flags, &here)
-	addElasticFlag(flags, &spec)
+	addElasticFlags(flags, &spec)
 	flags.BoolVar(&env, "env", false, "print shell commands that make kubectl and helm use the cluster")
 	flags.BoolVar(&foreground, launch.UpFlag, false, "do not return until the cluster has ended")
 	shown.addFlags(flags)

@@ -30,7 +30,7 @@ var groups = map[string][]string{
 	"access":    {"base", "job"},
 	"slurmjobs": {"base", "job"},
 	"elastic":   {"base", "job"},
-	"launch":    {"base", "job", "node", "network", "kube", "site", "access", "slurmjobs"},
+	"launch":    {"base", "job", "node", "network", "kube", "site", "access", "slurmjobs", "elastic"},
 	"cli":       {"base", "job", "access", "launch", "slurmjobs"},
 	"testutil":  {"base"},
 }
@@ -88,6 +88,7 @@ var layers = map[string][]string{
 
 	"internal/kube/control/controltest": {"internal/base/cluster", "internal/base/notify", "internal/base/pki"},
 
+	"internal/elastic/pilots": {"internal/base/cluster", "internal/elastic/plan", "internal/elastic/wishes", "internal/job/queue", "internal/job/slurm"},
 	"internal/elastic/wishes": {"internal/job/batch", "internal/job/permit"},
 
 	"internal/slurmjobs/process": {
@@ -138,8 +139,8 @@ var layers = map[string][]string{
 		"internal/network/balancer", "internal/network/egress", "internal/network/overlay",
 		"internal/node/containerdconf", "internal/node/devices", "internal/node/dnsconf", "internal/node/sandbox",
 		"internal/site/siteconf",
-		// Slurm jobs of objects are served on the host of the head.
-		"internal/job/queue", "internal/slurmjobs/process",
+		// Slurm jobs of objects are served on the host of the head, and pilots submitted.
+		"internal/base/heap", "internal/elastic/pilots", "internal/job/queue", "internal/slurmjobs/process",
 	},
 
 	"internal/launch/allocation": {"internal/base/exitcode", "internal/base/linux", "internal/base/probe", "internal/job/slurm"},
@@ -211,7 +212,7 @@ var bans = []struct {
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/interlink", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/existing", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/outage", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/control/controltest", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "internal/slurmjobs/controller", "internal/slurmjobs/partitions", "internal/slurmjobs/process", "internal/slurmjobs/results", "internal/slurmjobs/trust", "test/linearizable", "test/scale/seats", "test/yardstick"},
+		except: []string{"cmd/berth", "cmd/berth-kube", "internal/access/interlink", "internal/access/kubectl", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/launch/imagecache", "internal/launch/netrole", "internal/kube/existing", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/outage", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/control/controltest", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "internal/slurmjobs/controller", "internal/slurmjobs/partitions", "internal/slurmjobs/process", "internal/slurmjobs/results", "internal/slurmjobs/trust", "internal/elastic/pilots", "test/linearizable", "test/scale/seats", "test/yardstick"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{

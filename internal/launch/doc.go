@@ -36,10 +36,11 @@
 //     ownstep.go and stepguard.go (in a step that berth starts), existing.go and
 //     existingcleanup.go (on a cluster that berth has not started)
 //   - the end: down.go, interrupt.go (the signals that end a run)
-//   - a cluster that stays: stay.go, takeimages.go, seats.go (nodes of other jobs)
+//   - a cluster that stays: stay.go, takeimages.go, seats.go (nodes of other jobs), elastic.go
+//     (jobs for pods that wait)
 //   - runstate.go (what the steps of a run share), userworkload.go (the objects and the
-//     command), slurmjobs.go (Slurm jobs of objects), followprocess.go and followrole.go
-//     (output)
+//     command), slurmjobs.go (Slurm jobs of objects), ownrole.go (a role that calls Slurm's
+//     commands), followprocess.go and followrole.go (output)
 //   - the steps of every node: node.go, sandbox.go, roles.go, images.go, publish.go, devices.go,
 //     metrics.go, crashnotes.go, nodestate.go (what they share)
 //   - what these steps call: replicas.go (several control planes), names.go, ksi.go,

@@ -129,7 +129,8 @@ func joinStep(name, job string, step, attempt int) rendezvous.Step {
 	return rendezvous.Step{Cluster: name, Job: job, Step: step, Attempt: attempt, Joining: true}
 }
 
-// awaitCluster waits until a job has a cluster of berth up.
+// awaitCluster waits until a job has a cluster of berth up. It does not wait for a job that has
+// ended: pilots may start after the cluster that has submitted them was killed.
 func awaitCluster(ctx context.Context, job string) (slurm.NamedStep, error) {
 	for {
 		step, ok, err := slurm.FindStep(ctx, job, upStep, slurm.AskLong)
@@ -138,6 +139,9 @@ func awaitCluster(ctx context.Context, job string) (slurm.NamedStep, error) {
 		}
 		if err == nil {
 			err = fmt.Errorf("job %s has no cluster of 'berth up'", job)
+		}
+		if queued, known, asked := slurm.QueuedJob(ctx, job, slurm.AskLong); asked == nil && (!known || batch.Ended(queued.State)) {
+			return slurm.NamedStep{}, errors.New("the job has ended, or Slurm does not know it: 'squeue --me' lists your jobs")
 		}
 		select {
 		case <-time.After(lookAgain):
@@ -160,7 +164,7 @@ func specOfPilot(spec, local cluster.Spec) cluster.Spec {
 // specForPilots returns the options of a cluster that apply to nodes of other jobs.
 func specForPilots(spec cluster.Spec) cluster.Spec {
 	spec.Manifests, spec.Images, spec.Command, spec.Logs, spec.Publish = nil, nil, nil, nil, nil
-	spec.Stay, spec.State, spec.SlurmJobs, spec.Kept = false, "", false, cluster.Blocks{}
+	spec.Stay, spec.State, spec.SlurmJobs, spec.Idle, spec.Kept = false, "", false, 0, cluster.Blocks{}
 	return spec
 }
 

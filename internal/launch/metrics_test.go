@@ -16,6 +16,7 @@ func TestRoleOf(t *testing.T) {
 		{[]string{"/opt/bin/berth", "balancer-role", "/run/berth/plan.json"}, "balancer", false},
 		{[]string{"/opt/libexec/berth/berth-sandbox", "log-role", "a", "b", "c"}, "logs", false},
 		{[]string{"berth", "slurm-jobs-role"}, "slurm-jobs", false},
+		{[]string{"berth", "elastic-role"}, "elastic", false},
 		{[]string{"berth", "run", "-f", "x.yaml"}, "", false},
 		{[]string{"/opt/libexec/berth/berth-kube", "control", "--plan", "x"}, "control", false},
 		{[]string{"/opt/libexec/berth/containerd-shim-berth-v2", "-namespace", "k8s.io"}, "shims", false},

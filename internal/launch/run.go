@@ -181,6 +181,7 @@ func (r *run) leadSteps(giveUp context.CancelCauseFunc) []step {
 		{name: "slurm jobs", do: r.defineSlurmJobs},
 		{name: "workload", do: r.applyObjects, stop: r.stopRenewal},
 		{name: "seats", do: r.openSeats},
+		{name: "pilots", do: r.servePilots, undo: r.endPilots},
 	}
 }
 

@@ -27,6 +27,8 @@ type run struct {
 	blocks cluster.Blocks
 	// moves is set if the job of the cluster starts again after this end.
 	moves atomic.Bool
+	// cancelPilots ends the role that submits pilots; nil without the role.
+	cancelPilots func()
 	// lease is set if another node may lead the run after this one. lostLease is set when
 	// this node has lost the lease, so that another node may lead the run.
 	lease     *lease.Lease

@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"syscall"
 
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -102,43 +101,8 @@ func (r *run) serveSlurmJobs() error {
 
 // slurmJobsRole returns the role. It ends with this process.
 func slurmJobsRole(s *supervisor.Supervisor, config slurmJobsConfig, logs *os.File) *supervisor.Role {
-	var child *os.Process
-	return &supervisor.Role{
-		Name: "slurm-jobs", Outside: true, Silent: true, Optional: true,
-		Start: func(r *supervisor.Role, _ []*os.File) error {
-			log, err := os.OpenFile(r.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-			if err != nil {
-				return fmt.Errorf("open log: %w", err)
-			}
-			defer log.Close()
-			theirs, ours, err := os.Pipe()
-			if err != nil {
-				return fmt.Errorf("make pipe: %w", err)
-			}
-			defer theirs.Close()
-			var fds linux.FDTable
-			fds.Add(fdLife, theirs)
-			fds.Add(fdLogs, logs)
-			command := exec.Command("/proc/self/exe", SlurmJobsArg)
-			command.Args[0] = "berth"
-			command.Dir = "/"
-			command.Stdout, command.Stderr = log, log
-			command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-			if err := fds.Start(command, config); err != nil {
-				ours.Close()
-				return err
-			}
-			child = command.Process
-			s.Go(func() {
-				_ = command.Wait()
-				ours.Close()
-				s.Ended(r.Name, supervisor.Status(command.ProcessState))
-			})
-			return nil
-		},
-		Kill:   func(*supervisor.Role) { _ = child.Kill() },
-		Resume: func() bool { return linux.Resume(child.Pid) },
-	}
+	role, _ := ownRole(s, "slurm-jobs", SlurmJobsArg, config, map[string]*os.File{fdLogs: logs})
+	return role
 }
 
 // SlurmJobsRole runs the role. It returns the exit status after an error; otherwise the supervisor

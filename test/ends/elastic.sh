@@ -5,26 +5,10 @@ set -euo pipefail
 shopt -s inherit_errexit
 image=$1 here=${0%/*}
 export PATH=$PATH:/srv/ends/dist/libexec/berth
+. "$here/elastic-lib.sh"
 berth up --elastic=2 --image "$image"
 eval "$(berth up --env 2>/dev/null)"
 join() { sbatch --parsable -N1 --mem=1500 -o "$HOME/join-%j" --wrap "exec berth join $SLURM_JOB_ID"; }
-# nodes prints the names of the nodes. A colon and the state follow the name of a node that is not
-# ready, or takes no pods.
-nodes() { kubectl get nodes --no-headers | awk '{print $1 ($2 == "Ready" ? "" : ":" $2)}' | sort | xargs; }
-until_nodes() { until [[ $(nodes) == "$*" ]]; do sleep 0.2; done; }
-# Every pod answers to every other one, at its address and by the Service.
-everyone_answers() {
-	local pods addresses pod address
-	kubectl rollout status deployment/web --timeout=60s >/dev/null
-	pods=$(kubectl get pods -l app=web -o jsonpath='{.items[*].metadata.name}')
-	addresses=$(kubectl get pods -l app=web -o jsonpath='{.items[*].status.podIP}')
-	for pod in $pods; do
-		for address in $addresses web; do
-			kubectl exec "$pod" -- wget -T 10 -qO- "http://$address:8080" >/dev/null
-		done
-	done
-	kubectl get pods -l app=web -o jsonpath='{.items[*].spec.nodeName}' | xargs -n1 | sort -u | xargs
-}
 first=$(join)
 second=$(join)
 until_nodes n1 "n2-$first" "n3-$second"

@@ -203,3 +203,25 @@ up_elastic() {
 	done
 	swept n3
 }
+
+# Pods that do not fit bring nodes, and nodes without pods leave.
+elastic_pods() {
+	local longest_run=600 said
+	begin a alice login salloc -N1 --mem=1500 bash $here/elastic-pods.sh $image
+	timeout=400 ends a 7
+	for said in 'on n1$' 'more: n1 n[23]-PILOT$' 'jobs 1$' 'job PILOT brings a node$' 'claim: 0 jobs$' 'Slurm refuses the job of a node for it: ' \
+		'one waits$' 'seats 0 of 2 are free$' 'pilot running on n2$' 'pilot pending (Resources' 'fewer: .*n2-PILOT$' 'no job is left$'; do
+		grep -q "^$said" "$out/a" || fail "no '$said': $(cat "$out/a")"
+	done
+	never_says a 'no pilot yet'
+}
+
+# The loop that submits jobs for pods is killed at three moments. No job is lost, and none is
+# submitted twice.
+elastic_killed() {
+	local longest_run=600 moment
+	begin a alice login salloc -N1 --mem=1500 bash $here/elastic-killed.sh $image
+	timeout=400 ends a 7
+	for moment in held stored released; do says a "$moment: 1 submitted, 1 in the queue, 1 records"; done
+	[[ $(grep -c 'elastic ended: .*; starting it again' "$out/a") == 3 ]] || fail "the loop was not killed three times: $(cat "$out/a")"
+}

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -127,6 +128,11 @@ func (s *site) startCluster(t *testing.T, memory string) {
 		case "/api/v1/pods":
 			_, _ = io.WriteString(w, `{"items":[{"status":{"phase":"Running"}},{"status":{"phase":"Pending","containerStatuses":[{"state":{"waiting":{"reason":"ImagePullBackOff"}}}]}},`+
 				`{"status":{"phase":"Succeeded"}},{"status":{"phase":"Failed","containerStatuses":[{"state":{"waiting":{"reason":"ContainerCreating"}}}]}}]}`)
+		case "/api/v1/namespaces/kube-system/configmaps":
+			_, _ = io.WriteString(w, `{"items":[{"metadata":{"name":"berth-elastic","labels":{"slurm.berth.dev/pilot-of":"12"}},"data":{"seats":"8"}},`+
+				`{"metadata":{"name":"pilot-12-a"},"data":{"request":"{\"nodes\":2}","job":"14","state":"PENDING","reason":"Resources"}},`+
+				`{"metadata":{"name":"pilot-12-b"},"data":{"request":"{\"nodes\":1}","job":"13","state":"RUNNING","hosts":"n2"}},`+
+				`{"metadata":{"name":"pilot-12-c"},"data":{"request":"{\"nodes\":1}"}}]}`)
 		default:
 			http.NotFound(w, r)
 		}
@@ -188,7 +194,8 @@ func TestManyCommandsShareOneStep(t *testing.T) {
 			defer session.Close()
 			summary, err := session.summarise(t.Context())
 			if err != nil || len(summary.Nodes) != 1 || !summary.Nodes[0].Ready || summary.Pods["Running"] != 1 || LivingPods(summary.Pods) != 2 ||
-				len(summary.Waiting) != 1 || summary.Waiting["ImagePullBackOff"] != 1 {
+				len(summary.Waiting) != 1 || summary.Waiting["ImagePullBackOff"] != 1 || summary.Seats != 8 || summary.FreeSeats != 4 ||
+				!slices.Equal(summary.Pilots, []Pilot{{Job: "13", State: "RUNNING", Hosts: "n2", Nodes: 1}, {Job: "14", State: "PENDING", Reason: "Resources", Nodes: 2}}) {
 				t.Errorf("%+v, %v", summary, err)
 			}
 			if err := session.Check(); err != nil {

@@ -1,7 +1,12 @@
 package login
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
+	"net/url"
+	"slices"
+	"strconv"
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
@@ -14,6 +19,23 @@ type Summary struct {
 	// not ready, by Kubernetes' reason.
 	Pods    map[string]int
 	Waiting map[string]int
+	// Seats is the number of nodes of other jobs that the cluster takes, and FreeSeats the number
+	// that no node and no pilot has. Both are 0 without --elastic. Pilots holds the jobs that pods
+	// have brought, by number.
+	Seats, FreeSeats int
+	Pilots           []Pilot
+}
+
+// Pilot is a job that pods have brought. State, Reason and Start are Slurm's, and Start is when it
+// expects a pending job to start.
+type Pilot struct {
+	Job     string `json:"job"`
+	State   string `json:"state"`
+	Reason  string `json:"reason,omitempty"`
+	Start   string `json:"expectedStart,omitempty"`
+	Hosts   string `json:"hosts,omitempty"`
+	Nodes   int    `json:"nodes"`
+	Leaving bool   `json:"leaving,omitempty"`
 }
 
 // NodeState describes a node. Lost reports that the run has given it up.
@@ -67,9 +89,17 @@ func (s *Session) summarise(ctx context.Context) (Summary, error) {
 		return Summary{}, err
 	}
 	summary := Summary{Pods: map[string]int{}, Waiting: map[string]int{}}
+	own, err := summary.readPilots(ctx, api)
+	if err != nil {
+		return Summary{}, err
+	}
 	for _, node := range nodes.Items {
 		if cluster.IsVirtual(node.Metadata.Labels) {
 			continue
+		}
+		job := node.Metadata.Labels[jobLabel]
+		if job != "" && job != own && !slices.ContainsFunc(summary.Pilots, func(p Pilot) bool { return p.Job == job }) {
+			summary.FreeSeats-- // 'berth join' by hand
 		}
 		state := NodeState{Name: node.Metadata.Name}
 		for _, condition := range node.Status.Conditions {
@@ -93,6 +123,50 @@ func (s *Session) summarise(ctx context.Context) (Summary, error) {
 		}
 	}
 	return summary, nil
+}
+
+// jobLabel is the label of a node with the number of its job.
+const jobLabel = "slurm.berth.dev/job"
+
+// readPilots reads the jobs that pods have brought, and the seats that they leave free. It returns
+// the number of the cluster's job, or "" without --elastic.
+func (s *Summary) readPilots(ctx context.Context, api *API) (own string, err error) {
+	var records struct {
+		Items []struct {
+			Metadata struct {
+				Name   string
+				Labels map[string]string
+			}
+			Data map[string]string
+		}
+	}
+	if err := api.Get(ctx, "/api/v1/namespaces/kube-system/configmaps?labelSelector="+url.QueryEscape(cluster.PilotLabel), &records); err != nil {
+		return "", err
+	}
+	taken := 0
+	for _, record := range records.Items {
+		data := record.Data
+		if record.Metadata.Name == cluster.ElasticName {
+			s.Seats, _ = strconv.Atoi(data[cluster.ElasticSeats])
+			own = record.Metadata.Labels[cluster.PilotLabel]
+			continue
+		}
+		var request struct{ Nodes int }
+		_ = json.Unmarshal([]byte(data[cluster.PilotRequest]), &request) // a record that cannot be read has one node
+		one := Pilot{
+			Job: data[cluster.PilotJob], State: data[cluster.PilotState], Reason: data[cluster.PilotReason], Start: data[cluster.PilotStart],
+			Hosts: data[cluster.PilotHosts], Nodes: max(1, request.Nodes), Leaving: data[cluster.PilotLeaving] != "",
+		}
+		taken += one.Nodes
+		if one.Job != "" {
+			s.Pilots = append(s.Pilots, one)
+		}
+	}
+	s.FreeSeats = s.Seats - taken
+	slices.SortFunc(s.Pilots, func(a, b Pilot) int {
+		return cmp.Or(cmp.Compare(len(a.Job), len(b.Job)), cmp.Compare(a.Job, b.Job))
+	})
+	return own, nil
 }
 
 func ended(phase string) bool { return phase == "Succeeded" || phase == "Failed" }

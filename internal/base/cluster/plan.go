@@ -318,9 +318,10 @@ func (p Paths) Unwritten() string { return filepath.Join(p.Run, "unwritten") }
 func (p Paths) Restore() string   { return filepath.Join(p.Run, "restore") }
 func (p Paths) Plan() string      { return filepath.Join(p.Run, "plan.json") }
 
-// SharedClass is the StorageClass for claims on the folder that all nodes see.
-// SharedProvisioner makes its volumes.
+// LocalClass is the default StorageClass, whose volumes are directories of nodes. SharedClass is the
+// StorageClass for claims on the folder that all nodes see, and SharedProvisioner makes its volumes.
 const (
+	LocalClass        = "local"
 	SharedClass       = "shared"
 	SharedProvisioner = "berth.dev/shared"
 )

@@ -5,10 +5,14 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 )
 
 // DefaultSeats is the number of seats of a cluster with --elastic without a number.
 const DefaultSeats = 64
+
+// DefaultIdle is the time after which a node that a pod has brought leaves.
+const DefaultIdle = time.Minute
 
 // maxSeats bounds the seats. The cluster has at least one other node.
 const maxSeats = maxNodes - 1
@@ -59,8 +63,14 @@ func SeatName(host, job string) string {
 
 // checkSeats checks the options that a cluster with seats can have.
 func (s Spec) checkSeats() (problems []error) {
+	if s.Idle < 0 {
+		problems = append(problems, fmt.Errorf("--elastic-idle %s: give a time such as 60s or 10m", s.Idle))
+	}
 	if s.Seats == 0 {
-		return nil
+		if s.Idle > 0 {
+			problems = append(problems, errors.New("--elastic-idle: it concerns nodes that pods bring; give --elastic, too"))
+		}
+		return problems
 	}
 	if s.Seats < 0 || s.Seats > maxSeats {
 		problems = append(problems, fmt.Errorf("--elastic %d: give the number of nodes of other jobs, 1 to %d", s.Seats, maxSeats))

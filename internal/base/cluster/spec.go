@@ -86,6 +86,9 @@ type Spec struct {
 	// Kept holds the addresses of the same cluster under its previous head. It is not an
 	// option: nodes of other jobs that return keep their addresses.
 	Kept Blocks
+	// Idle is the time after which a node that a pod has brought leaves, if it has no pods; 0
+	// means DefaultIdle.
+	Idle time.Duration
 	// NodeWait limits how long the nodes of a step wait for each other; 0 means
 	// the default.
 	NodeWait time.Duration

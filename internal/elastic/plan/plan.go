@@ -78,7 +78,7 @@ type Node struct {
 	Pilot string
 }
 
-// Input is what the plan depends on.
+// Input holds the facts that a plan depends on.
 type Input struct {
 	Waiting []Pod
 	Nodes   []Node
@@ -238,7 +238,7 @@ func (p *planner) open() {
 	}
 }
 
-// rank orders pilots: those that started come first, because pods start there earlier.
+// rank orders pilots. Pilots that started come first, because pods start there earlier.
 func (p Pilot) rank() int {
 	if p.Started {
 		return 0
@@ -314,7 +314,7 @@ func (p *planner) bringGang(gang []Pod) {
 	p.bring(gang, max(gang[0].GangSize, len(gang)))
 }
 
-// bring adds a new pilot for pods, and places each on a node of its own.
+// bring adds a new pilot for pods, and places each on its own node.
 func (p *planner) bring(pods []Pod, nodes int) {
 	first := pods[0]
 	request := Request{Options: first.Options, GPUType: first.GPUType, Nodes: nodes, Only: first.only()}

@@ -45,7 +45,7 @@ func sizeOf(list corev1.ResourceList) Size {
 	return size
 }
 
-// with returns a map in which a name has a larger count.
+// with returns a copy of a map, with a larger count of one name.
 func with(devices map[corev1.ResourceName]int64, name corev1.ResourceName, more int64) map[corev1.ResourceName]int64 {
 	sum := maps.Clone(devices)
 	if sum == nil {

@@ -157,6 +157,22 @@ func (c *Client) Cancel(ctx context.Context, id string) error {
 	return c.change(ctx, "scancel", id)
 }
 
+// Pending returns the numbers of the user's pending jobs by UID, if a client has submitted them,
+// possibly in another process.
+func (c *Client) Pending(ctx context.Context) (map[string]string, error) {
+	snapshot, err := c.snapshot(ctx, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	pending := map[string]string{}
+	for _, job := range snapshot.jobs {
+		if uid := job.object(); uid != "" && job.state == slurm.Pending {
+			pending[uid] = job.root
+		}
+	}
+	return pending, nil
+}
+
 // alreadyEnded matches the messages for jobs that have ended: ESLURM_ALREADY_DONE and
 // ESLURM_INVALID_JOB_ID (slurm_errno.c).
 var alreadyEnded = []string{"already finished", "already completing or completed", "Invalid job id"}
@@ -193,7 +209,10 @@ var unavailable = []string{
 // full matches the messages for jobs that Slurm may accept later. Slurm first names a limit,
 // such as QOSMaxSubmitJobPerUserLimit. The sentence after it, about a policy, is the same for
 // every limit.
-var full = []string{"SubmitJob", "MaxJobCount", "Requested partition configuration not available now"}
+var full = []string{
+	"SubmitJob", "MaxJobCount", "Requested partition configuration not available now",
+	"Required node not available (down, drained or reserved)", "Requested nodes are busy",
+}
 
 // matches reports whether a text contains one of the parts.
 func matches(text string, parts []string) bool {

@@ -233,6 +233,25 @@ func (c *Client) sbatch(ctx context.Context, uid string, job Job, script string)
 	return submitted.ID, nil
 }
 
+// Test asks Slurm whether it would ever start a job, without submitting it. It returns nil if so,
+// and the same errors as Submit.
+func (c *Client) Test(ctx context.Context, job Job) error {
+	limited, cancel := context.WithTimeout(ctx, c.options.Timeout)
+	defer cancel()
+	var stderr bytes.Buffer
+	_, err := batch.Submit(limited, "sbatch", batch.Submission{
+		Options: []batch.Option{{Words: append([]string{"--test-only"}, job.Options...)}}, Dir: job.Dir, Env: c.options.Env,
+		Script: job.Script, Stdout: io.Discard, Stderr: &stderr,
+	})
+	switch {
+	case errors.As(err, new(*batch.Refused)):
+		return rejection(oneLine(stderr.String()))
+	case err != nil:
+		return &Unavailable{err}
+	}
+	return nil
+}
+
 // rejection returns the error for the message of an sbatch that failed.
 func rejection(message string) error {
 	if matches(message, unavailable) {

@@ -28,7 +28,7 @@ const (
 	dnsService = "kube-dns"
 	// defaultStorageClass is the class of claims that name none. Its volumes
 	// are directories of the node where the pod runs.
-	defaultStorageClass = "local"
+	defaultStorageClass = cluster.LocalClass
 	// provisioner names the provisioner of defaultStorageClass.
 	provisioner = "berth.dev/local"
 	// defaultClassAnnotation is upstream's annotation of the default class. Upstream
@@ -161,7 +161,7 @@ func (s *seeder) addAddons(plan cluster.Plan) {
 	}
 	slice := clusterDNSEndpoints(plan)
 	s.add("endpointslices/"+slice.Namespace+"/"+slice.Name, slice)
-	classes := []*storagev1.StorageClass{storageClass()}
+	classes := []*storagev1.StorageClass{storageClass(plan)}
 	if plan.SharedVolumes != "" {
 		classes = append(classes, sharedClass())
 	}
@@ -264,16 +264,25 @@ func clusterDNSEndpoints(plan cluster.Plan) *discoveryv1.EndpointSlice {
 }
 
 // storageClass returns the default class. It provisions a volume only when the pod's node
-// is known, because the volume's directory exists only on one node.
-func storageClass() *storagev1.StorageClass {
+// is known, because the volume's directory exists only on one node. Nodes of other jobs leave, and
+// their directories with them, so they get no volumes.
+func storageClass(plan cluster.Plan) *storagev1.StorageClass {
 	meta := addonMeta("", defaultStorageClass)
 	meta.Annotations = map[string]string{defaultClassAnnotation: "true"}
-	return &storagev1.StorageClass{
+	class := &storagev1.StorageClass{
 		ObjectMeta:        meta,
 		Provisioner:       provisioner,
 		ReclaimPolicy:     new(corev1.PersistentVolumeReclaimDelete),
 		VolumeBindingMode: new(storagev1.VolumeBindingWaitForFirstConsumer),
 	}
+	if plan.Seats > 0 {
+		own := corev1.TopologySelectorLabelRequirement{Key: corev1.LabelHostname}
+		for _, member := range plan.Members {
+			own.Values = append(own.Values, member.Name)
+		}
+		class.AllowedTopologies = []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{own}}}
+	}
+	return class
 }
 
 // sharedClass returns the class of shared volumes. It retains volumes, because their files

@@ -350,7 +350,7 @@ func testAsCreated(t *testing.T, c *testCluster) {
 	same(slice.Name, seededSlice.Ports, madeSlice.Ports)
 	same(slice.Name, seededSlice.Endpoints, madeSlice.Endpoints)
 
-	class := storageClass()
+	class := storageClass(cluster.Plan{})
 	seededClass, err := admin.StorageV1().StorageClasses().Get(t.Context(), class.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)

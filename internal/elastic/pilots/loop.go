@@ -1,0 +1,388 @@
+package pilots
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	core "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+
+	"berth.dev/berth/internal/elastic/plan"
+	"berth.dev/berth/internal/job/queue"
+	"berth.dev/berth/internal/job/slurm"
+)
+
+const (
+	// settle is the time without changes that a pass waits for, so that the pods of a new Deployment
+	// share pilots, and settleLimit bounds the wait.
+	settle, settleLimit = 300 * time.Millisecond, time.Second
+	// judgeLimit bounds the wait for the scheduler, which may not have looked at all pods of a
+	// Deployment yet. Pods of another scheduler may wait for longer.
+	judgeLimit = 3 * time.Second
+	// longestIdle bounds the time between two passes.
+	longestIdle = 10 * time.Second
+	// unneededFor is the delay before a pending job without pods is cancelled. A rolling update
+	// deletes pods before their successors wait, and a new job is last in the queue.
+	unneededFor = 10 * time.Second
+	// firstPause and longestPause bound the time until a request to Slurm is repeated, or another
+	// pilot is submitted after one that failed.
+	firstPause, longestPause = 5 * time.Second, 5 * time.Minute
+	// refusedFor is the pause until a request that Slurm refused is repeated.
+	refusedFor = 5 * time.Minute
+	// endLimit bounds the time for requests that have begun when the loop ends.
+	endLimit = 5 * time.Second
+	// workers is the number of pilots that are handled at the same time.
+	workers = 8
+)
+
+// Slurm submits jobs and reports their states. queue.Client implements it.
+type Slurm interface {
+	// Submit submits the held job that prepare returns, or finds the job of an earlier call
+	// without calling prepare. It returns the job's number.
+	Submit(ctx context.Context, uid, version string, prepare func() (queue.Job, error)) (id string, err error)
+	// Find returns the number of the job that was submitted for a pilot.
+	Find(ctx context.Context, uid string) (id string, found bool, err error)
+	// Release lets a held job start, and Cancel cancels a job. They return nil if the job
+	// has ended.
+	Release(ctx context.Context, id string) error
+	Cancel(ctx context.Context, id string) error
+	// States returns the states of jobs, by the UIDs of their pilots.
+	States(ctx context.Context, jobs map[string]string) (map[string]queue.State, error)
+}
+
+// Options configures a Loop.
+type Options struct {
+	// Config connects to the API server.
+	Config *rest.Config
+	// Job is the number of the cluster's job.
+	Job string
+	// Seats is the number of nodes of other jobs that the cluster takes.
+	Seats int
+	// Idle is the time after which a node without pods leaves.
+	Idle  time.Duration
+	Slurm Slurm
+	// Test asks Slurm whether it would ever start a job. Forget removes the files of a pilot whose
+	// job has ended. Pending returns the pending jobs of this user that Slurm.Submit has submitted,
+	// by their UIDs.
+	Test    func(ctx context.Context, job queue.Job) error
+	Forget  func(uid string) error
+	Pending func(ctx context.Context) (map[string]string, error)
+	// Ask runs other commands of Slurm.
+	Ask slurm.Ask
+	Node
+	// Interval is the time between two calls of Slurm.States.
+	Interval time.Duration
+	Log      *slog.Logger
+}
+
+// pilot is a pilot, as the loop knows it.
+type pilot struct {
+	record
+	// saved is the part of the record that the cluster has. exists is false before it has any.
+	saved  status
+	exists bool
+	// pods is the number of pods that the pilot was planned for.
+	pods int
+	// busy is true while a worker handles the pilot. No worker does before next.
+	busy  bool
+	next  time.Time
+	pause time.Duration
+	// problem is the last error of a request to Slurm.
+	problem string
+	// unneeded and idle are the times since which no pod needs the pilot, or no pod is on its
+	// nodes. They are zero otherwise.
+	unneeded, idle time.Time
+	// idling is true for a pilot that is to leave because it is idle.
+	idling bool
+	// final is the state of a job that has ended.
+	final *queue.State
+}
+
+// Loop submits and ends the pilots of one cluster.
+type Loop struct {
+	Options
+	core   core.CoreV1Interface
+	view   *view
+	owners *owners
+	events *events
+	wake   chan struct{}
+
+	mu     sync.Mutex
+	pilots map[string]*pilot
+	// refusals holds the requests that Slurm has refused, and failures the pilots that ended before
+	// a node was ready, by group.
+	refusals []refusal
+	failures map[string]*failure
+	// tested holds the requests that Slurm would start, and until when it is not asked again.
+	tested map[string]time.Time
+	// fewer limits the pods in a pilot, by group, after larger ones were refused.
+	fewer map[string]limit
+	// No job is submitted before nextSubmit. submitPause is the pause after the last submission, if
+	// that failed.
+	nextSubmit  time.Time
+	submitPause time.Duration
+	// partitions is the result of sinfo, of the time asked.
+	partitions []slurm.Partition
+	asked      time.Time
+}
+
+// refusal is a request that Slurm has refused.
+type refusal struct {
+	plan.Request
+	reason string
+	until  time.Time
+}
+
+// limit is the largest number of pods in a pilot, for a time.
+type limit struct {
+	pods  int
+	until time.Time
+}
+
+// failure counts pilots of a group that ended before a node was ready.
+type failure struct {
+	count  int
+	reason string
+	until  time.Time
+}
+
+// New returns a loop. It sends no requests.
+func New(options Options) (*Loop, error) {
+	client, err := core.NewForConfig(options.Config)
+	if err != nil {
+		return nil, fmt.Errorf("make client: %w", err)
+	}
+	l := &Loop{
+		Options: options, core: client, wake: make(chan struct{}, 1),
+		pilots: map[string]*pilot{}, failures: map[string]*failure{}, tested: map[string]time.Time{}, fewer: map[string]limit{},
+	}
+	if l.owners, err = newOwners(options.Config); err != nil {
+		return nil, err
+	}
+	l.events = newEvents(client, options.Log)
+	l.view = newView(client, l.changed)
+	return l, nil
+}
+
+// changed makes the loop look at the cluster soon.
+func (l *Loop) changed() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run submits and ends pilots until ctx ends. Then it cancels the pilots that have not started. The
+// others learn from the cluster that it ends. Requests that have begun are
+// awaited for endLimit.
+func (l *Loop) Run(ctx context.Context) error {
+	if err := l.load(ctx); err != nil {
+		return err
+	}
+	// A request to Slurm that is cut off has an unknown result.
+	working, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	group, following := errgroup.WithContext(ctx)
+	group.Go(func() error { return l.view.run(following) })
+	group.Go(func() error { l.events.run(following); return nil })
+	group.Go(func() error { l.poll(following); return nil })
+	group.Go(func() error { l.cancelStrangers(following); return nil })
+	var work errgroup.Group
+	work.SetLimit(workers)
+	if l.view.awaitSync(following) {
+		l.repeat(following, working, &work)
+	}
+	err := group.Wait()
+	done := make(chan struct{})
+	go func() { _ = work.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(endLimit):
+	}
+	stop()
+	return l.cancelPending(context.WithoutCancel(ctx), err)
+}
+
+// repeat makes passes until ctx ends.
+func (l *Loop) repeat(ctx, working context.Context, work *errgroup.Group) {
+	for {
+		l.pass(ctx)
+		l.startWork(working, work)
+		idle := time.NewTimer(l.untilNext())
+		select {
+		case <-l.wake:
+			l.awaitQuiet(ctx)
+		case <-idle.C:
+		case <-ctx.Done():
+		}
+		idle.Stop()
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// awaitQuiet returns when nothing has changed for settle, or after settleLimit.
+func (l *Loop) awaitQuiet(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, settleLimit)
+	defer cancel()
+	for {
+		select {
+		case <-l.wake:
+		case <-time.After(settle):
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// untilNext returns the time until the next pass, if nothing changes.
+func (l *Loop) untilNext() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.pilots) > 0 {
+		return time.Second // pauses and idle times end
+	}
+	return longestIdle
+}
+
+// startWork lets workers handle the pilots that have something to do.
+func (l *Loop) startWork(ctx context.Context, work *errgroup.Group) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	for _, p := range l.pilots {
+		submits := p.Job == "" && !p.Leaving
+		if p.busy || now.Before(p.next) || submits && now.Before(l.nextSubmit) || !p.hasWork() {
+			continue
+		}
+		p.busy = true
+		if !work.TryGo(func() error { l.advance(ctx, p); return nil }) {
+			p.busy = false
+			return // the next pass begins when a worker has finished
+		}
+	}
+}
+
+// pass looks at the cluster and at Slurm once, and decides what becomes of each pilot.
+func (l *Loop) pass(ctx context.Context) {
+	l.askPartitions(ctx)
+	if err := l.owners.read(ctx, l.view.pods()); err != nil && ctx.Err() == nil {
+		l.Log.Debug("read the objects above pods: " + err.Error())
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	in := l.input(now)
+	result := plan.Make(in.Input)
+	if in.unjudged {
+		result.New = nil
+	}
+	for i, request := range result.New {
+		request.Size = l.Node.round(request.Size)
+		p := &pilot{record: record{UID: l.newUID(), Request: request}, pods: len(result.NewFor[i])}
+		l.pilots[p.UID] = p
+		for _, pod := range result.NewFor[i] {
+			result.For[pod] = p.UID
+		}
+		l.Log.Info("a pilot is needed", "pilot", p.UID, "pods", p.pods, "milliCPU", request.Size.MilliCPU, "memory", request.Size.Memory, "nodes", request.Nodes)
+	}
+	needed := map[string]bool{}
+	for _, uid := range result.For {
+		needed[uid] = true
+	}
+	for uid, p := range l.pilots {
+		l.judge(p, needed[uid], in, now)
+	}
+	l.explain(in, result)
+}
+
+// judge decides whether a pilot stays.
+func (l *Loop) judge(p *pilot, needed bool, in input, now time.Time) {
+	nodes := in.nodesOf[p.UID]
+	for _, node := range nodes {
+		p.Joined = p.Joined || plan.IsReady(node.Node)
+	}
+	if p.Joined {
+		delete(l.failures, failureKey(p.Request))
+	}
+	if p.Leaving || p.final != nil {
+		return
+	}
+	if needed {
+		p.unneeded = time.Time{}
+	} else if p.unneeded.IsZero() {
+		p.unneeded = now
+	}
+	busy := needed || !p.Joined
+	for _, node := range nodes {
+		busy = busy || slices.ContainsFunc(node.Pods, keepsNode)
+	}
+	switch {
+	case busy:
+		p.idle, p.idling = time.Time{}, false
+	case p.idle.IsZero():
+		p.idle = now
+	case now.Sub(p.idle) >= l.Idle:
+		p.idling = true
+	}
+	if !p.started() && !p.unneeded.IsZero() && now.Sub(p.unneeded) >= unneededFor {
+		p.Leaving = true
+	}
+}
+
+// newUID returns the name of a new pilot.
+func (l *Loop) newUID() string {
+	return uidPrefix + l.Job + "-" + strings.ToLower(rand.Text()[:8])
+}
+
+// poll reads the states of jobs at the interval until ctx ends. One call of squeue serves all.
+func (l *Loop) poll(ctx context.Context) {
+	tick := time.NewTicker(l.Interval)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		l.readStates(ctx)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// readStates reads the states of all jobs.
+func (l *Loop) readStates(ctx context.Context) {
+	jobs := map[string]string{}
+	l.mu.Lock()
+	for uid, p := range l.pilots {
+		if p.Job != "" && p.final == nil {
+			jobs[uid] = p.Job
+		}
+	}
+	l.mu.Unlock()
+	if len(jobs) == 0 {
+		return
+	}
+	states, err := l.Slurm.States(ctx, jobs)
+	if err != nil {
+		if ctx.Err() == nil {
+			l.Log.Debug("read the states of pilots: " + err.Error())
+		}
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for uid, state := range states {
+		if p := l.pilots[uid]; p != nil && p.Job == state.ID {
+			l.note(p, state)
+		}
+	}
+	l.changed()
+}

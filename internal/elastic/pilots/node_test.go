@@ -1,0 +1,138 @@
+package pilots
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"berth.dev/berth/internal/elastic/plan"
+	"berth.dev/berth/internal/job/slurm"
+)
+
+func testNode() Node {
+	return Node{
+		Berth: "/opt/it's/berth", JoinOptions: []string{"--grace=1m0s"}, Dir: "/home/a", State: "/home/a/state",
+		Roles: 320 << 20, Pods: 250,
+	}
+}
+
+func TestJobOfPilot(t *testing.T) {
+	node := testNode()
+	r := record{UID: "pilot-7-x", Request: plan.Request{
+		Options: []string{"--partition=long"}, GPUType: "a100", Nodes: 2,
+		Size: node.round(plan.Size{MilliCPU: 1500, Memory: 1<<30 + 1, Devices: map[corev1.ResourceName]int64{"nvidia.com/gpu": 2}}),
+	}}
+	job := node.job("7", r)
+	want := "--job-name=berth-join-7 --output=/home/a/state/pilot-7-x/output --no-requeue --nodes=2 --ntasks-per-node=1 " +
+		"--cpus-per-task=2 --mem=1345M --gpus-per-node=a100:2 --partition=long"
+	if got := strings.Join(job.Options, " "); got != want {
+		t.Errorf("options:\n%s\nwant:\n%s", got, want)
+	}
+	if got, want := string(job.Script), "#!/bin/sh\nexec '/opt/it'\\''s/berth' 'join' '7' '--grace=1m0s'\n"; got != want {
+		t.Errorf("script %q, want %q", got, want)
+	}
+}
+
+// Pods have the room that they request, whatever is kept for berth and for files.
+func TestMemoryOfPilot(t *testing.T) {
+	for _, share := range []int64{0, 4} {
+		node := testNode()
+		node.FilesShare = share
+		for _, pods := range []int64{0, 1, 512 << 20, 3<<30 + 12345} {
+			size := node.round(plan.Size{Memory: pods})
+			if got := node.podMemory(node.jobMemory(size.Memory)); got < pods || got < leastMemory || got > max(pods, leastMemory)+2<<20 {
+				t.Errorf("pods that request %d bytes have %d, with one of %d for files", pods, got, share)
+			}
+		}
+	}
+}
+
+func TestLargestNode(t *testing.T) {
+	partitions := []slurm.Partition{
+		{Name: "short", Up: true, NodeCPUs: 8, NodeMemoryMB: 16384},
+		{Name: "long", Up: true, NodeCPUs: 64, NodeMemoryMB: 8192},
+		{Name: "down", NodeCPUs: 1, NodeMemoryMB: 1},
+		{Name: "empty", Up: true},
+	}
+	for _, test := range []struct {
+		options  []string
+		env      string
+		cpus, mb int64
+	}{
+		{nil, "", 8, 8192 - 320},
+		{[]string{"--partition=short"}, "", 8, 16384 - 320},
+		{[]string{"--partition=short,long"}, "", 8, 8192 - 320},
+		{nil, "long", 64, 8192 - 320},
+		{[]string{"--partition=short"}, "long", 8, 16384 - 320},
+		{[]string{"--partition=other"}, "", 0, 0},
+	} {
+		node := testNode()
+		node.Partition = test.env
+		if got := node.largest(partitions, test.options); got.MilliCPU != 1000*test.cpus || got.Memory>>20 != test.mb {
+			t.Errorf("the largest node with %v and SBATCH_PARTITION=%q has %d mCPU and %d MiB, want %d and %d", test.options, test.env, got.MilliCPU, got.Memory>>20, 1000*test.cpus, test.mb)
+		}
+	}
+}
+
+func TestLabelsOfNewNode(t *testing.T) {
+	node := testNode()
+	node.Partition = "short"
+	for _, test := range []struct {
+		options []string
+		want    map[string]string
+	}{
+		{nil, map[string]string{partitionLabel: "short", hostLabel: ""}},
+		{[]string{"--nodelist=n7", "--partition=long"}, map[string]string{partitionLabel: "long", hostLabel: "n7"}},
+		{[]string{"--partition=long,short"}, map[string]string{partitionLabel: ""}},
+	} {
+		labels := node.template(test.options).Labels
+		for name, value := range test.want {
+			if labels[name] != value {
+				t.Errorf("%v: label %s=%q, want %q", test.options, name, labels[name], value)
+			}
+		}
+	}
+}
+
+func TestRecord(t *testing.T) {
+	for _, r := range []record{
+		{UID: "pilot-7-a", Request: plan.Request{Nodes: 1, Size: plan.Size{MilliCPU: 1000, Memory: 1 << 30, Pods: 250}}},
+		{UID: "pilot-7-b", Request: plan.Request{Nodes: 4, Options: []string{"--qos=x"}, GPUType: "a100", Only: "gang a/b",
+			Size: plan.Size{MilliCPU: 1000, Memory: 1 << 30, Devices: map[corev1.ResourceName]int64{"amd.com/gpu": 1}}},
+			status: status{Job: "12", Released: true, Joined: true, Leaving: true, State: "PENDING", Reason: "Resources", Start: "2026-11-29T10:00", Hosts: "n[1-4]"}},
+	} {
+		object, err := r.configMap("7")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := readRecord(object)
+		if err != nil || got.UID != r.UID || got.status != r.status || got.Group() != r.Group() || got.Nodes != r.Nodes ||
+			!got.Size.Within(r.Size) || !r.Size.Within(got.Size) {
+			t.Errorf("record %+v became %+v, %v", r, got, err)
+		}
+	}
+}
+
+func TestOnlyUnschedulablePodsWait(t *testing.T) {
+	unschedulable := corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable}
+	gated := unschedulable
+	gated.Reason = corev1.PodReasonSchedulingGated
+	pod := func(condition corev1.PodCondition, change func(*corev1.Pod)) *corev1.Pod {
+		p := &corev1.Pod{Status: corev1.PodStatus{Conditions: []corev1.PodCondition{condition}}}
+		if change != nil {
+			change(p)
+		}
+		return p
+	}
+	waiting := []bool{
+		waits(pod(unschedulable, nil)),
+		waits(pod(gated, nil)),
+		waits(pod(unschedulable, func(p *corev1.Pod) { p.Status.NominatedNodeName = "n1" })),
+		waits(pod(unschedulable, func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: ""} })),
+	}
+	if want := []bool{true, false, false, false}; !slices.Equal(waiting, want) {
+		t.Errorf("pods wait: %v, want %v", waiting, want)
+	}
+}

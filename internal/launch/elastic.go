@@ -1,0 +1,178 @@
+package launch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/base/heap"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/base/probe"
+	"berth.dev/berth/internal/elastic/pilots"
+	"berth.dev/berth/internal/job/queue"
+	"berth.dev/berth/internal/node/sandbox"
+)
+
+// ElasticArg starts this program again as the role that submits pilots. main calls ElasticRole
+// then.
+const ElasticArg = "elastic-role"
+
+const (
+	// pilotGrace is the time that pods of a pilot have to end before its time limit.
+	pilotGrace = time.Minute
+	// endPilotsLimit bounds the time to cancel pilots that have not started. It is less than
+	// Slurm's KillWait.
+	endPilotsLimit = 10 * time.Second
+	// elasticSettle is the time after which the role drops the memory that its start needed.
+	elasticSettle = 20 * time.Second
+)
+
+// elasticConfig is the configuration of the role.
+type elasticConfig struct {
+	Kubeconfig []byte
+	// Job is the job of the cluster, and Seats the number of nodes that may join.
+	Job   string
+	Seats int
+	Idle  time.Duration
+	Node  pilots.Node
+}
+
+// servePilots starts the role that submits pilots, if nodes of other jobs may join. The role runs
+// in the namespaces of the host, because it calls Slurm's commands.
+func (r *run) servePilots(context.Context) error {
+	if r.Spec.Seats == 0 {
+		return nil
+	}
+	if _, err := exec.LookPath("sbatch"); err != nil {
+		r.Log.Warn(fmt.Sprintf("pods that do not fit bring no nodes: %v; start the cluster on a host with Slurm's commands, or call 'berth join' in other jobs", err))
+		return nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return exitcode.Wrap(exitcode.Config, fmt.Errorf("--elastic: %w", err))
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return exitcode.Wrap(exitcode.Internal, fmt.Errorf("find berth's own file: %w", err))
+	}
+	config := elasticConfig{
+		Kubeconfig: r.identities.Kubeconfig, Job: r.allocation.Job.ID, Seats: r.Spec.Seats, Idle: cmp.Or(r.Spec.Idle, cluster.DefaultIdle),
+		Node: pilots.Node{
+			Berth: self, JoinOptions: joinOptions(r.Spec), Dir: home, State: pilotFolder(r.Getenv, home),
+			Roles: workerMemory, Pods: int64(r.plan.Node.MaxPods),
+		},
+	}
+	if r.host.state.Kind == probe.KindMemory {
+		config.Node.FilesShare = memoryFilesShare
+	}
+	role, end := ownRole(r.supervisor, "elastic", ElasticArg, config, nil)
+	r.cancelPilots = func() { end(endPilotsLimit) }
+	return r.addRoles(role)
+}
+
+// endPilots cancels the pilots that have not started.
+func (r *run) endPilots() error {
+	if r.cancelPilots != nil {
+		r.cancelPilots()
+	}
+	return nil
+}
+
+// joinOptions returns the options of 'berth join' for pilots: the options of the cluster that
+// concern a host.
+func joinOptions(spec cluster.Spec) []string {
+	options := []string{"--grace=" + pilotGrace.String()}
+	for name, value := range map[string]string{
+		"state-dir": spec.StateDir, "interface": spec.Network.Interface, "port-range": spec.Network.Ports,
+		"rendezvous-dir": spec.Network.Folder, "debug-dir": spec.DebugDir,
+	} {
+		if value != "" {
+			options = append(options, "--"+name+"="+value)
+		}
+	}
+	slices.Sort(options)
+	return options
+}
+
+// pilotFolder returns the folder for the scripts and outputs of pilots, which the hosts of a
+// cluster share: berth/elastic below XDG_STATE_HOME, which defaults to .local/state below the home.
+func pilotFolder(getenv func(string) string, home string) string {
+	state := getenv("XDG_STATE_HOME")
+	if !filepath.IsAbs(state) {
+		state = filepath.Join(home, ".local/state")
+	}
+	return filepath.Join(state, "berth/elastic")
+}
+
+// ElasticRole runs the role. It returns 0 when the process that started it has ended it, and 1
+// after an error.
+func ElasticRole() int {
+	sandbox.OutliveSignals()
+	if err := submitPilots(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// submitPilots submits pilots until the process that started this one has ended.
+func submitPilots() error {
+	var config elasticConfig
+	files, err := linux.ReceiveFiles(&config, fdLife)
+	if err != nil {
+		return fmt.Errorf("read what to submit: %w", err)
+	}
+	ctx, end := context.WithCancelCause(context.Background())
+	go func() {
+		_, _ = files[fdLife].Read(make([]byte, 1))
+		end(errors.New("the cluster ends"))
+	}()
+	client, err := clientcmd.RESTConfigFromKubeConfig(config.Kubeconfig)
+	if err != nil {
+		return fmt.Errorf("read kubeconfig: %w", err)
+	}
+	client.QPS, client.Burst, client.UserAgent = 50, 100, "berth-elastic"
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	options := queue.Default(config.Node.State, log)
+	options.Env = append(options.Env, pilotEnv(os.Environ())...)
+	config.Node.Partition = os.Getenv("SBATCH_PARTITION")
+	jobs, err := queue.New(options)
+	if err != nil {
+		return err
+	}
+	loop, err := pilots.New(pilots.Options{
+		Config: client, Job: config.Job, Seats: config.Seats, Idle: config.Idle, Node: config.Node,
+		Slurm: jobs, Test: jobs.Test, Forget: jobs.Forget, Pending: jobs.Pending, Ask: options.Ask, Interval: options.Interval, Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	go heap.Settle(ctx, elasticSettle)
+	return loop.Run(ctx)
+}
+
+// pilotVariables lists the variables of sbatch that pilots obey: where the user's jobs run, and
+// for how long. Others, such as SBATCH_ARRAY_INX, would make other jobs of them.
+var pilotVariables = []string{
+	"SBATCH_ACCOUNT", "SBATCH_CONSTRAINT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION", "SBATCH_TIMELIMIT", "SBATCH_WCKEY",
+}
+
+// pilotEnv returns the entries of an environment that pilots obey.
+func pilotEnv(env []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		return !slices.Contains(pilotVariables, name)
+	})
+}
