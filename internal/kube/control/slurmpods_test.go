@@ -36,6 +36,13 @@ func TestPodsOfOtherSystems(t *testing.T) {
 		change func(*corev1.Pod)
 		want   fields
 	}{
+		{"interLink, with a label of this cluster", func(p *corev1.Pod) {
+			p.Spec.NodeSelector = map[string]string{"virtual-node.interlink/type": "virtual-kubelet", "node-role.kubernetes.io/control-plane": ""}
+		}, fields{Scheduler: normal, Selector: map[string]string{"node-role.kubernetes.io/control-plane": ""}}},
+		{"a pod that shows a Slurm job", func(p *corev1.Pod) {
+			p.Labels = map[string]string{"app.kubernetes.io/managed-by": "berth-slurm-jobs"}
+			p.Spec.NodeSelector = map[string]string{"type": "virtual-kubelet"}
+		}, fields{Scheduler: normal, Selector: map[string]string{"type": "virtual-kubelet"}}},
 		{"KNoC", func(p *corev1.Pod) {
 			p.Spec.NodeSelector = map[string]string{"kubernetes.io/role": "agent", "beta.kubernetes.io/os": "linux", "type": "virtual-kubelet"}
 		}, fields{Scheduler: normal, Selector: map[string]string{"beta.kubernetes.io/os": "linux"}}},
