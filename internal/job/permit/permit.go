@@ -35,7 +35,7 @@ const (
 
 // In reports whether a list contains an option.
 func In(list, option string) bool {
-	return !strings.Contains(option, " ") && strings.Contains(list, " "+option+" ")
+	return option != "" && !strings.Contains(option, " ") && strings.Contains(list, " "+option+" ")
 }
 
 // Check returns a *Denied if no object may use the value of an option.
@@ -49,6 +49,11 @@ func Check(option batch.Option) error {
 		return &Denied{name, fmt.Sprintf("the name %q may not be a path", value)}
 	case (name == "nodelist" || name == "exclude") && strings.Contains(value, "/"):
 		return &Denied{name, "list the nodes instead of a file"}
+	case name == "gres" && (strings.EqualFold(value, "help") || strings.EqualFold(value, "list")):
+		return &Denied{name, "it submits no job"}
+	case name == "mail-user" && strings.HasPrefix(value, "-"):
+		// slurmctld gives the value to Slurm's MailProg as an argument.
+		return &Denied{name, "give an address or a user"}
 	}
 	return nil
 }

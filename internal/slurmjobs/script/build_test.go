@@ -72,7 +72,7 @@ func TestDeniedOptions(t *testing.T) {
 		"--reboot", "--core-spec=0", "-S0", "--container=/x", "--network=x", "--unknown-to-slurm=1", "--unknown", "-Z",
 		"--job-name=../../x", "-J..", "-o /etc/x", "-e ../x", "--output=a/../../x", "-i /etc/shadow", "--input=/dev/stdin", "-D /", "--chdir=..",
 		"--export=SLURM_CONF=/x", "--export=a-b=c", "--export-file=3", "stray", "-- -J x", "--profile=all", "--get-user-env --uid=0",
-		"--mail-type=\vEND", "--output=", "'--uid=0'", `--u\id=0`, `"--gid" 0`,
+		"--mail-type=\vEND", "--output=", "--=x", "--=", "--gres=help", "--gres LIST", "--mail-user=-X/tmp/x", "'--uid=0'", `--u\id=0`, `"--gid" 0`,
 	} {
 		if job, err := Build(describe(t, line)); err == nil {
 			t.Errorf("%s: sbatch receives %q", line, job.Options)
