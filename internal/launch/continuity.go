@@ -53,8 +53,6 @@ func firstSeat(plan cluster.Plan) cluster.Member { return plan.Places()[len(plan
 // the plan.
 func (c *continuity) canReturn(plan cluster.Plan, blocks cluster.Blocks) error {
 	switch {
-	case plan.Seats == 0:
-		return errors.New("this cluster takes no nodes of other jobs (--elastic)")
 	case blocks != c.Blocks:
 		return fmt.Errorf("the addresses %s are in use on the hosts of this cluster", c.Blocks.IPv4)
 	case !reflect.DeepEqual(firstSeat(plan), c.FirstSeat):

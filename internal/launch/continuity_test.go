@@ -66,7 +66,6 @@ func TestContinuityIsSavedAndRead(t *testing.T) {
 		t.Error(err)
 	}
 	for words, change := range map[string]func(*cluster.Plan, *cluster.Blocks){
-		"--elastic":                    func(p *cluster.Plan, _ *cluster.Blocks) { p.Seats = 0 },
 		"are in use on the hosts":      func(_ *cluster.Plan, b *cluster.Blocks) { b.IPv4 = netip.MustParsePrefix("10.0.0.0/14") },
 		"another number of nodes, or ": func(p *cluster.Plan, _ *cluster.Blocks) { p.Members = append(p.Members, p.Members...) },
 	} {

@@ -5,18 +5,22 @@ set -Eeuo pipefail
 shopt -s inherit_errexit
 trap 'cat "$HOME/cluster" "$HOME"/join-*' ERR
 image=$1 how=$2 here=${0%/*}
-cluster=$(sbatch --parsable --requeue --open-mode=append -N1 --mem=1500 -o "$HOME/cluster" --wrap "berth up --elastic=2 --state st --image $image && exec sleep infinity")
+partition=() folder=''
+[[ $how != preempt ]] || partition=(-p low)
+# In one way, the nodes prove themselves by a key in a folder, instead of munge.
+[[ $how != lose ]] || { folder="--rendezvous-dir $HOME/meet" && mkdir -m 700 "$HOME/meet"; }
+cluster=$(sbatch --parsable --requeue --open-mode=append "${partition[@]}" -N1 --mem=1500 -o "$HOME/cluster" --wrap "berth up --elastic=2 $folder --state st --image $image && exec sleep infinity")
 until grep -qs 'is up' "$HOME/cluster"; do sleep 0.2; done
 host() { squeue -h -j "$cluster" -t RUNNING -o %N; }
 first=$(host)
-join() { sbatch --parsable -N1 --mem=900 -x "$first" -o "$HOME/join-%j" --wrap "exec berth join $cluster"; }
+join() { sbatch --parsable -N1 --mem=900 -x "$first" -o "$HOME/join-%j" --wrap "exec berth join $cluster $folder"; }
 one=$(join)
 other=$(join)
 # The srun of a tunnel from here outlives the host of its step, and in the end cancels the step
 # with the same number of the job's next start. So there is no tunnel if a host will be lost.
 k() {
 	case $how in
-	requeue) berth kubectl "$cluster" "$@" ;;
+	requeue | preempt) berth kubectl "$cluster" "$@" ;;
 	lose) srun --jobid="$cluster" --overlap -N1 -n1 -Q berth kubectl "$@" ;;
 	esac
 }
@@ -68,9 +72,11 @@ echo 'pods come and go'
 # No number is missing, so no counter began again, and no request failed.
 awk '$1 != NR {exit 1}' "$HOME/counts/counter-0" && echo 'no count is missing'
 grep -h failed "$HOME"/counts/* | sed 's/^/unreached: /' || echo 'the Service was always reached'
-berth down "$cluster"
+# Either way, the nodes know that the cluster does not come back, and do not wait for it.
+[[ $how == lose ]] || berth down "$cluster"
 scancel "$cluster"
 until [[ -z $(squeue -h -u "$USER") ]]; do sleep 0.2; done
 cat "$HOME/cluster" "$HOME"/join-*
+rm -rf "$HOME/meet"
 rm -r "$HOME"/{cluster,before,counts,service,st,.config} "$HOME"/join-*
 exit 7

@@ -63,11 +63,12 @@ state_requeue() {
 	as_alice rm again.sh
 }
 
-# The job of an elastic cluster moves to another host, because it is requeued, or its host is lost.
+# The job of an elastic cluster moves to another host, because it is requeued or preempted, or its
+# host is lost.
 # Nodes of other jobs stay, with their pods.
 elastic_requeue() {
 	local longest_run=500 from how
-	for how in requeue lose; do
+	for how in requeue preempt lose; do
 		begin a alice login bash $here/elastic-requeue.sh $image $how
 		timeout=200 says a 'ready to move from'
 		[[ $failed == no ]] || return
@@ -77,6 +78,7 @@ elastic_requeue() {
 			"$bed" run ctl scontrol update nodename="$from" state=drain reason=test
 			"$bed" run ctl scontrol requeue "$(as_alice squeue -h -o %A -S i | head -1)"
 			;;
+		preempt) begin b alice login srun -N1 -p high -w "$from" --mem=1500 sleep 30 ;;
 		lose)
 			"$bed" lose "$from"
 			"$bed" run ctl scontrol update nodename="$from" state=down reason=test
@@ -86,7 +88,8 @@ elastic_requeue() {
 		for said in 'the pods count without a head' 'the pods are the same' 'the Service is the same' 'pods come and go' 'no count is missing' 'the Service was always reached'; do
 			says a "$said"
 		done
-		[[ $how == requeue ]] || "$bed" start "$from"
+		[[ $how != preempt ]] || ends b 0
+		[[ $how != lose ]] || "$bed" start "$from"
 		"$bed" run ctl scontrol update nodename="$from" state=resume 2>/dev/null # unless it is back by itself
 	done
 	swept "$from"
