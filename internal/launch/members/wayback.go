@@ -88,7 +88,9 @@ func (m *Members) tryToReturn(ctx context.Context, said hello) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, oneTry, fmt.Errorf("no head of step %s within %s", config.Join, oneTry))
 	defer cancel()
-	peer, err := joinHead(ctx, config.rendezvous())
+	of := config.rendezvous()
+	of.From = m.config.From
+	peer, err := joinHead(ctx, of)
 	if err != nil {
 		return err
 	}
