@@ -72,10 +72,9 @@ func (r *run) servePilots(context.Context) error {
 		Node: pilots.Node{
 			Berth: self, JoinOptions: joinOptions(r.Spec), Dir: home, State: pilotFolder(r.Getenv, home),
 			Roles: workerMemory, Pods: int64(r.plan.Node.MaxPods),
+			// Other hosts are like this one, until one is not.
+			FilesShare: memoryFilesShare, FilesInMemory: r.host.state.Kind == probe.KindMemory,
 		},
-	}
-	if r.host.state.Kind == probe.KindMemory {
-		config.Node.FilesShare = memoryFilesShare
 	}
 	role, end := ownRole(r.supervisor, "elastic", ElasticArg, config, nil)
 	r.cancelPilots = func() { end(endPilotsLimit) }

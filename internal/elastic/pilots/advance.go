@@ -139,8 +139,11 @@ func (l *Loop) write(ctx context.Context, p *pilot, exists bool) error {
 // submit submits the job of a pilot, or finds the job that an earlier loop has submitted. It
 // returns no number if Slurm refuses the job: then the pilot is gone.
 func (l *Loop) submit(ctx context.Context, p *pilot, r record) (string, error) {
+	l.mu.Lock()
+	node := l.Node
+	l.mu.Unlock()
 	id, err := l.Slurm.Submit(ctx, r.UID, "1", func() (queue.Job, error) {
-		job := l.Node.job(l.Job, r)
+		job := node.job(l.Job, r)
 		return job, l.test(ctx, r, job)
 	})
 	refused := new(queue.Refused)

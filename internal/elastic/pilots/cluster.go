@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"berth.dev/berth/internal/base/cluster"
@@ -36,11 +37,13 @@ type input struct {
 	unjudged bool
 	// nodesOf holds the nodes of each pilot.
 	nodesOf map[string][]plan.Node
+	// ignored holds the wishes of pods that have no meaning here.
+	ignored map[types.UID]string
 }
 
 // input returns the cluster as the informers know it. The caller holds mu.
 func (l *Loop) input(now time.Time) input {
-	in := input{nodesOf: map[string][]plan.Node{}}
+	in := input{nodesOf: map[string][]plan.Node{}, ignored: map[types.UID]string{}}
 	in.Seats = l.Seats
 	byJob := map[string]string{}
 	for _, p := range l.pilots {
@@ -51,7 +54,7 @@ func (l *Loop) input(now time.Time) input {
 			continue
 		}
 		in.Seats -= p.Nodes
-		in.Pilots = append(in.Pilots, plan.Pilot{UID: p.UID, Request: p.Request, Started: p.started(), Leaving: p.Leaving || p.idling})
+		in.Pilots = append(in.Pilots, plan.Pilot{UID: p.UID, Request: p.Request, Started: p.started(), Seen: p.seen, Leaving: p.Leaving || p.idling})
 	}
 	slices.SortFunc(in.Pilots, func(a, b plan.Pilot) int { return strings.Compare(a.UID, b.UID) })
 	on := map[string][]*corev1.Pod{}
@@ -62,7 +65,11 @@ func (l *Loop) input(now time.Time) input {
 				on[pod.Spec.NodeName] = append(on[pod.Spec.NodeName], pod)
 			}
 		case waits(pod) && l.owners.known(pod):
-			in.Waiting = append(in.Waiting, l.wanted(pod))
+			wanted, ignored := l.wanted(pod)
+			in.Waiting = append(in.Waiting, wanted)
+			if len(ignored) > 0 {
+				in.ignored[pod.UID] = strings.Join(ignored, "; ")
+			}
 		case unjudged(pod) && now.Sub(pod.CreationTimestamp.Time) < judgeLimit:
 			in.unjudged = true
 		}
@@ -110,12 +117,13 @@ func keepsNode(pod *corev1.Pod) bool {
 	return pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed && !plan.IsDaemon(pod)
 }
 
-// wanted returns what a pod needs, for a pod whose owners were read. The caller holds mu.
-func (l *Loop) wanted(pod *corev1.Pod) plan.Pod {
+// wanted returns what a pod needs, for a pod whose owners were read, and its wishes that have no
+// meaning here. The caller holds mu.
+func (l *Loop) wanted(pod *corev1.Pod) (wanted plan.Pod, ignored []string) {
 	request, problems := wishes.Of(pod, l.owners.of(pod)...)
 	size := plan.SizeOf(pod)
 	size.MilliCPU, size.Memory = request.MilliCPU, request.Memory
-	wanted := plan.Pod{
+	wanted = plan.Pod{
 		Pod: pod, Size: size, Options: request.Options, GPUType: request.GPUType,
 		Alone: request.Alone, Gang: request.Gang, GangSize: request.GangSize, Stuck: l.stuck(pod),
 	}
@@ -125,9 +133,11 @@ func (l *Loop) wanted(pod *corev1.Pod) plan.Pod {
 	for _, problem := range problems {
 		if problem.Blocks {
 			wanted.Stuck = "no node of another job is requested: " + problem.String()
+		} else {
+			ignored = append(ignored, problem.String())
 		}
 	}
-	return wanted
+	return wanted, ignored
 }
 
 // stuck returns the reason why a claim of a pod keeps it off new nodes, or "".

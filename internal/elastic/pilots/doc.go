@@ -4,6 +4,6 @@
 // Which pilots are needed is decided by package elastic/plan, and what a pod asks of Slurm by
 // package elastic/wishes. How a node joins and leaves belongs to package launch/members.
 //
-// Read loop.go first. cluster.go makes the input of the plan, advance.go brings one pilot from its
-// record to its end, and record.go keeps the records.
+// Read loop.go first. cluster.go makes the input of the plan, judge.go decides which pilots stay,
+// advance.go brings one pilot from its record to its end, and record.go keeps the records.
 package pilots

@@ -19,6 +19,8 @@ import (
 
 const (
 	component = "berth-elastic"
+	// wishIgnored is the reason of Events about annotations without a meaning here.
+	wishIgnored = "WishIgnored"
 	// refreshAfter is the time after which an Event is written again. The API server deletes
 	// Events an hour after the last change.
 	refreshAfter = 30 * time.Minute
@@ -29,6 +31,9 @@ func (l *Loop) explain(in input, result plan.Result) {
 	waiting := map[types.UID]bool{}
 	for _, pod := range in.Waiting {
 		waiting[pod.UID] = true
+		if ignored := in.ignored[pod.UID]; ignored != "" {
+			l.events.set(pod.Pod, notice{corev1.EventTypeWarning, wishIgnored, ignored})
+		}
 		if problem := result.Problems[pod.UID]; problem != "" {
 			l.events.set(pod.Pod, notice{corev1.EventTypeWarning, "NoNodeRequested", problem})
 		} else if p := l.pilots[result.For[pod.UID]]; p != nil {
@@ -75,29 +80,36 @@ type told struct {
 	written bool
 }
 
-// events keeps one Event for each pod that waits, and changes it only when its text changes. The
-// recorder of client-go makes a new Event for each text.
+// topic identifies an Event. A pod has one about its node, and one about ignored wishes.
+type topic struct {
+	pod     types.UID
+	ignored bool
+}
+
+// events keeps one Event for each topic, and changes it only when its text changes. The recorder of
+// client-go makes a new Event for each text.
 type events struct {
 	core core.CoreV1Interface
 	log  *slog.Logger
 	wake chan struct{}
 
 	mu  sync.Mutex
-	all map[types.UID]*told
+	all map[topic]*told
 }
 
 func newEvents(client core.CoreV1Interface, log *slog.Logger) *events {
-	return &events{core: client, log: log, wake: make(chan struct{}, 1), all: map[types.UID]*told{}}
+	return &events{core: client, log: log, wake: make(chan struct{}, 1), all: map[topic]*told{}}
 }
 
 // set sets the Event of a pod. It is written soon.
 func (e *events) set(pod *corev1.Pod, is notice) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if was := e.all[pod.UID]; was != nil && was.notice == is && time.Since(was.at) < refreshAfter {
+	about := topic{pod.UID, is.reason == wishIgnored}
+	if was := e.all[about]; was != nil && was.notice == is && time.Since(was.at) < refreshAfter {
 		return
 	}
-	e.all[pod.UID] = &told{pod: pod, notice: is, at: time.Now()}
+	e.all[about] = &told{pod: pod, notice: is, at: time.Now()}
 	select {
 	case e.wake <- struct{}{}:
 	default:
@@ -108,9 +120,9 @@ func (e *events) set(pod *corev1.Pod, is notice) {
 func (e *events) keep(waiting map[types.UID]bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for uid := range e.all {
-		if !waiting[uid] {
-			delete(e.all, uid)
+	for about := range e.all {
+		if !waiting[about.pod] {
+			delete(e.all, about)
 		}
 	}
 }
@@ -144,9 +156,12 @@ func (e *events) run(ctx context.Context) {
 // write creates or changes the Event of a pod.
 func (e *events) write(ctx context.Context, one *told) error {
 	now := metav1.NewTime(one.at)
-	name := one.pod.Name
+	name, ending := one.pod.Name, "node"
+	if one.reason == wishIgnored {
+		ending = "wishes"
+	}
 	event := &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{Namespace: one.pod.Namespace, Name: fmt.Sprintf("%s.%s", name[:min(len(name), 200)], one.pod.UID)},
+		ObjectMeta: metav1.ObjectMeta{Namespace: one.pod.Namespace, Name: fmt.Sprintf("%s.%s.%s", name[:min(len(name), 200)], one.pod.UID, ending)},
 		InvolvedObject: corev1.ObjectReference{
 			Kind: "Pod", APIVersion: "v1", Namespace: one.pod.Namespace, Name: name, UID: one.pod.UID,
 		},

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -88,8 +87,9 @@ type pilot struct {
 	// saved is the part of the record that the cluster has. exists is false before it has any.
 	saved  status
 	exists bool
-	// pods is the number of pods that the pilot was planned for.
-	pods int
+	// pods is the number of pods that the pilot was planned for, and seen the number of its nodes
+	// that have been ready.
+	pods, seen int
 	// busy is true while a worker handles the pilot. No worker does before next.
 	busy  bool
 	next  time.Time
@@ -303,40 +303,6 @@ func (l *Loop) pass(ctx context.Context) {
 		l.judge(p, needed[uid], in, now)
 	}
 	l.explain(in, result)
-}
-
-// judge decides whether a pilot stays.
-func (l *Loop) judge(p *pilot, needed bool, in input, now time.Time) {
-	nodes := in.nodesOf[p.UID]
-	for _, node := range nodes {
-		p.Joined = p.Joined || plan.IsReady(node.Node)
-	}
-	if p.Joined {
-		delete(l.failures, failureKey(p.Request))
-	}
-	if p.Leaving || p.final != nil {
-		return
-	}
-	if needed {
-		p.unneeded = time.Time{}
-	} else if p.unneeded.IsZero() {
-		p.unneeded = now
-	}
-	busy := needed || !p.Joined
-	for _, node := range nodes {
-		busy = busy || slices.ContainsFunc(node.Pods, keepsNode)
-	}
-	switch {
-	case busy:
-		p.idle, p.idling = time.Time{}, false
-	case p.idle.IsZero():
-		p.idle = now
-	case now.Sub(p.idle) >= l.Idle:
-		p.idling = true
-	}
-	if !p.started() && !p.unneeded.IsZero() && now.Sub(p.unneeded) >= unneededFor {
-		p.Leaving = true
-	}
 }
 
 // newUID returns the name of a new pilot.

@@ -22,9 +22,10 @@ type Node struct {
 	// Dir is the working directory of the jobs. State is the folder that holds their scripts and
 	// outputs.
 	Dir, State string
-	// Roles is the memory that berth needs on a node, in bytes. FilesShare is the divisor for the
-	// part of the job's memory that is kept for files, or 0 if they are on a disk.
+	// Roles is the memory that berth needs on a node, in bytes. If the files of a node are in
+	// memory, FilesShare is the divisor for the part of the job's memory that is kept for them.
 	Roles, FilesShare int64
+	FilesInMemory     bool
 	// Partition names the partitions of jobs without an option that does. It may be empty.
 	Partition string
 	// Pods is the largest number of pods on a node.
@@ -84,7 +85,7 @@ func wholeMiB(bytes int64) int64 { return (bytes + 1<<20 - 1) &^ (1<<20 - 1) }
 // jobMemory returns the memory of a job with room for pods.
 func (n Node) jobMemory(pods int64) int64 {
 	memory := pods + n.Roles
-	if n.FilesShare > 1 {
+	if n.FilesInMemory {
 		memory = memory * n.FilesShare / (n.FilesShare - 1)
 	}
 	return wholeMiB(memory)
@@ -92,7 +93,7 @@ func (n Node) jobMemory(pods int64) int64 {
 
 // podMemory returns the memory for pods on a host with an amount of memory.
 func (n Node) podMemory(host int64) int64 {
-	if n.FilesShare > 1 {
+	if n.FilesInMemory {
 		host -= host / n.FilesShare
 	}
 	return max(0, host-n.Roles)

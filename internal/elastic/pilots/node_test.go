@@ -14,7 +14,7 @@ import (
 func testNode() Node {
 	return Node{
 		Berth: "/opt/it's/berth", JoinOptions: []string{"--grace=1m0s"}, Dir: "/home/a", State: "/home/a/state",
-		Roles: 320 << 20, Pods: 250,
+		Roles: 320 << 20, FilesShare: 4, Pods: 250,
 	}
 }
 
@@ -37,13 +37,13 @@ func TestJobOfPilot(t *testing.T) {
 
 // Pods have the room that they request, whatever is kept for berth and for files.
 func TestMemoryOfPilot(t *testing.T) {
-	for _, share := range []int64{0, 4} {
+	for _, inMemory := range []bool{false, true} {
 		node := testNode()
-		node.FilesShare = share
+		node.FilesInMemory = inMemory
 		for _, pods := range []int64{0, 1, 512 << 20, 3<<30 + 12345} {
 			size := node.round(plan.Size{Memory: pods})
 			if got := node.podMemory(node.jobMemory(size.Memory)); got < pods || got < leastMemory || got > max(pods, leastMemory)+2<<20 {
-				t.Errorf("pods that request %d bytes have %d, with one of %d for files", pods, got, share)
+				t.Errorf("pods that request %d bytes have %d, files in memory: %t", pods, got, inMemory)
 			}
 		}
 	}

@@ -63,8 +63,10 @@ func (r Request) Group() string {
 type Pilot struct {
 	UID string
 	Request
-	// Started is true once Slurm has started the job.
+	// Started is true once Slurm has started the job. Seen is the number of its nodes that have been
+	// ready. Nodes that have left do not return.
 	Started bool
+	Seen    int
 	// Leaving is true for a pilot whose nodes take no more pods.
 	Leaving bool
 }
@@ -218,7 +220,7 @@ func (p *planner) open() {
 			continue
 		}
 		registered[node.Pilot]++
-		room := sizeOf(node.Status.Allocatable)
+		room := Room(node.Node)
 		for _, pod := range node.Pods {
 			room = room.minus(SizeOf(pod))
 		}
@@ -230,7 +232,7 @@ func (p *planner) open() {
 		if pilot.Leaving {
 			continue
 		}
-		for range pilot.Nodes - registered[pilot.UID] {
+		for range pilot.Nodes - max(pilot.Seen, registered[pilot.UID]) {
 			p.bins = append(p.bins, &bin{
 				node: p.Template(pilot.Options), room: pilot.Size.minus(p.daemons), pilot: pilot.UID, only: pilot.Only, group: pilot.Group(), fresh: -1,
 			})

@@ -189,6 +189,11 @@ func TestPlan(t *testing.T) {
 			Waiting: []Pod{pod("a", "1", "1Gi"), pod("b", "1", "1Gi")}, Pilots: []Pilot{pilot("p", 4, 4, started)},
 			Nodes: []Node{node("n2-7", "4", "4Gi", "p", pod("x", "3", "1Gi"))},
 		}, "new 1*(1000m 1024Mi 1p) for b"},
+		{"a node that has left does not return", Input{
+			Waiting: []Pod{pod("a", "2", "1Gi"), pod("b", "2", "1Gi")},
+			Pilots:  []Pilot{pilot("p", 2, 4, started, func(p *Pilot) { p.Nodes, p.Seen = 3, 2 })},
+			Nodes:   []Node{node("n2-7", "2", "4Gi", "p", pod("x", "2", "1Gi"))},
+		}, "new 1*(2000m 1024Mi 1p) for b\na waits for p"},
 		{"a pilot that leaves has no room", Input{Waiting: []Pod{pod("a", "1", "1Gi")}, Pilots: []Pilot{pilot("p", 4, 4, started, leaving)},
 			Nodes: []Node{node("n2-7", "4", "4Gi", "p")}}, "new 1*(1000m 1024Mi 1p) for a"},
 		{"the scheduler places a pod that fits a node", Input{Waiting: []Pod{pod("a", "1", "1Gi")}, Nodes: []Node{node("n1", "2", "2Gi", "")}}, ""},

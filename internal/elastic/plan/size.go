@@ -23,6 +23,9 @@ func SizeOf(pod *corev1.Pod) Size {
 	return size
 }
 
+// Room returns what the scheduler counts for an empty node.
+func Room(node *corev1.Node) Size { return sizeOf(node.Status.Allocatable) }
+
 // sizeOf converts a list of resources.
 func sizeOf(list corev1.ResourceList) Size {
 	var size Size
