@@ -70,6 +70,8 @@ struct pod {
 	char mounts[2048];
 	/* Whether the job has no network because it declined one. */
 	int declined;
+	/* Whether a job without a network might get one later, or elsewhere. */
+	int later;
 };
 
 void close_pod(struct pod *p);

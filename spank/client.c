@@ -172,6 +172,8 @@ static int understand(const char *answer, struct pod *pod, char reason[REASON_SI
 		pod->declined = field(answer, "declined", yes, sizeof yes);
 		return 0;
 	}
+	char yes[4];
+	pod->later = field(answer, "later", yes, sizeof yes);
 	reason[0] = '\0';
 	if (strncmp(answer, wrong, sizeof wrong - 1) == 0)
 		field(answer, "reason", reason, REASON_SIZE);
@@ -239,7 +241,7 @@ int ask_berthd(const struct settings *s, struct question *q, struct pod *pod, ch
 	int rc;
 	for (;;) {
 		int again = 0;
-		received = (struct pod){ .network = -1, .processes = -1, .session = -1 };
+		received = (struct pod){ .network = -1, .processes = -1, .session = -1, .later = 1 };
 		rc = ask_once(s, q, q->answer_limit - (int)(now() - began), &received, &again, reason);
 		if (rc == 0 || !again || now() - began >= q->restart_limit)
 			break;

@@ -18,6 +18,9 @@ static char no_network[REASON_SIZE];
 static struct pod of_tasks = { .network = -1, .processes = -1, .session = -1 };
 static int is_script;
 
+/* Whether the job is back in the queue. */
+static int held;
+
 /* describe adds data that only the controller has: the nodes, in their order, and the
  * name. It returns 0, or -1 with the reason in no_network. */
 static int describe(struct question *q, uint32_t job)
@@ -40,6 +43,24 @@ static int describe(struct question *q, uint32_t job)
 	if (rc)
 		snprintf(no_network, sizeof no_network, "the controller knows no nodes of the job");
 	return rc;
+}
+
+/* hold_job puts a batch job without a network back into the queue, held, instead of letting
+ * it fail. Slurm refuses that for other jobs and with --no-requeue. The steps of several
+ * nodes may do so, and later ones find the job in the queue. */
+static void hold_job(uint32_t job)
+{
+	job_desc_msg_t change;
+	char comment[REASON_SIZE + 80];
+	if (slurm_requeue(job, JOB_REQUEUE_HOLD))
+		return;
+	held = 1;
+	snprintf(comment, sizeof comment, "berth: no network on a node: %s: then scontrol release %u", no_network, job);
+	slurm_init_job_desc_msg(&change);
+	change.job_id = job;
+	change.admin_comment = comment;
+	if (slurm_update_job(&change))
+		slurm_error("berth: say why job %u is held: %s", job, slurm_strerror(errno));
 }
 
 static void user_name(struct question *q, uid_t uid)
@@ -86,8 +107,12 @@ static int fetch_network(spank_t spank, const struct settings *s, struct questio
 	if (is_script && describe(q, job))
 		no_network[0] = '\0';
 	struct pod pod;
-	if (ask_berthd(s, q, &pod, no_network))
+	if (ask_berthd(s, q, &pod, no_network)) {
+		/* Other steps may belong to an srun that reports the failure. */
+		if (pod.later && (is_script || step == SLURM_EXTERN_CONT))
+			hold_job(job);
 		return -1;
+	}
 	if (pod.declined) {
 		of_tasks.declined = 1;
 		return 0;
@@ -140,5 +165,7 @@ void refuse_without_network(void)
 	if (!no_network[0])
 		return;
 	fprintf(stderr, "berth: this job has no network: %s\nberth: tell the administrators of this cluster\n", no_network);
+	if (held)
+		fprintf(stderr, "berth: the job is in the queue again, held: scontrol release it when they have mended that\n");
 	_exit(EXIT_FAILURE);
 }

@@ -369,7 +369,27 @@ berthd_away() {
 		[[ $(<"$out/batch") == n1 ]] || fail "sbatch, while berthd of $away is away: $(<"$out/batch")"
 		[[ $(sort "$out/client") == $'n1\nn2' ]] || fail "srun, while berthd of $away is away: $(<"$out/client")"
 	done
-	[[ $(on ctl sinfo -h -o %t | sort -u) == idle ]] || fail "nodes: $(on ctl sinfo -h -N -o '%N %T %E')"
+	poll 20 all_idle || fail "nodes: $(on ctl sinfo -h -N -o "%N %T %E")"
 }
 # waited NODE SECONDS: two steps have waited so long there.
 waited() { (($(on "$1" sh -c 'ps -C slurmstepd -o etimes=' | awk -v least="$2" '$1 >= least' | wc -l) >= 2)); }
+
+# held_without_network: a batch job that gets no network waits in the queue, held and with the
+# reason, and runs when it is released. Slurm lets no other job do so: these end.
+held_without_network() {
+	local job seen
+	stop_etcd
+	job=$(as alice login sbatch --parsable -N1 -n1 --mem=100 -o held.out --wrap hostname)
+	seen=$(as alice login sbatch -Q -W --no-requeue -N1 -n1 --mem=100 -o once.out --wrap hostname </dev/null; as alice login cat once.out)
+	[[ $seen == *"this job has no network"*etcd* && $seen != *held* ]] || fail "a job that cannot be requeued prints: $seen"
+	poll 60 is_held "$job" || fail "the job is: $(on ctl scontrol show job "$job")"
+	[[ $(on ctl scontrol show job "$job") == *"AdminComment=berth: no network"*etcd*"scontrol release $job"* ]] || fail "no reason: $(on ctl scontrol show job "$job")"
+	poll 30 all_nodes_idle || fail "nodes: $(on ctl sinfo -h -N -o '%N %T %E')"
+	start_etcd
+	poll 20 registered || fail "etcd does not come back"
+	on ctl scontrol release "$job"
+	on ctl scontrol update JobId="$job" StartTime=now
+	poll 60 eval '[[ $(as alice login cat held.out) == n[12] ]]' || fail "after its release: $(on ctl scontrol show job "$job") $(as alice login cat held.out)"
+}
+is_held() { [[ $(on ctl squeue -h -j "$1" -o '%T %r') == "PENDING "*[hH]eld* ]]; }
+all_nodes_idle() { [[ $(on ctl sinfo -h -o %t | sort -u) == idle ]]; }

@@ -40,9 +40,16 @@ func (d *daemon) attach(ctx context.Context, request store.Request, limit time.D
 	if err != nil {
 		d.metrics.refuse()
 		d.audit.write(auditRefused, request.Allocation(), err)
+		err = &noNetwork{err}
 	}
 	return pod, err
 }
+
+// noNetwork is the error of a job that might get a network later or on other nodes. The plugin
+// puts a batch job back into the queue.
+type noNetwork struct{ error }
+
+func (n *noNetwork) Unwrap() error { return n.error }
 
 func (d *daemon) attachWithin(ctx context.Context, request store.Request) (siteconf.Pod, error) {
 	began := time.Now()

@@ -177,6 +177,9 @@ func (s *server) answer(ctx context.Context, conn *net.UnixConn, peer *unix.Ucre
 	}
 	if err != nil {
 		answer = siteconf.Message{Verb: siteconf.VerbError, Fields: map[string]string{"reason": err.Error()}}
+		if errors.As(err, new(*noNetwork)) {
+			answer.Fields["later"] = "yes"
+		}
 		s.log.Log(ctx, level, "refuse", "question", question.Verb, "uid", peer.Uid, "pid", peer.Pid, "reason", err)
 	}
 	var rights []byte
