@@ -40,7 +40,7 @@ func optionSections() []struct {
 		title string
 		names []string
 	}{
-		{"Workload", []string{"file", "logs", "own-cluster", "here", "keep", "grace", "slurm-jobs"}},
+		{"Workload", []string{"file", "logs", "own-cluster", "here", "keep", "grace", "slurm-jobs", "for"}},
 		{"Files of Slurm jobs", []string{"results-image", "results-root", "results-volume", "s3-endpoint"}},
 		{"Slurm jobs as pods", []string{"partition-nodes", "logs-address", "logs-cert", "logs-client"}},
 		{"Existing cluster", []string{"kubeconfig", "namespace", "pin"}},

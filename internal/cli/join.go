@@ -2,12 +2,14 @@ package cli
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"berth.dev/berth/internal/base/cluster"
 )
@@ -41,12 +43,16 @@ on the remaining nodes. All nodes leave when the cluster ends.`,
 				return err
 			}
 			spec.Join, _, _ = strings.Cut(args[0], ".")
+			if problems := validation.IsValidLabelValue(spec.For); len(problems) > 0 {
+				return &usageError{fmt.Errorf("--for %q: %s", spec.For, problems[0])}
+			}
 			return run(command, spec, runFlags{given: given(command.Flags())}, preferred, shown)
 		},
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
 	flags.DurationVar(&spec.Grace, "grace", 0, "leave this `time` before the time limit of the job or its step (default: at the limit, with Slurm's KillWait left)")
+	flags.StringVar(&spec.For, "for", "", "run only pods that select `name` as slurm.berth.dev/for and tolerate this taint")
 	flags.DurationVar(&spec.NodeWait, "node-wait", 0, "how long to wait for the cluster, as a `time` such as 90s (default 1m)")
 	flags.DurationVar(&spec.HeadWait, "head-wait", 10*time.Minute, "how long to go on when the job of the cluster is requeued, until it is back (with 'berth up --state'), as a `time` such as 5m")
 	flags.StringVar(&spec.StateDir, "state-dir", "", "`directory` on a local disk for the node's files (default: chosen by berth)")

@@ -88,7 +88,8 @@ var layers = map[string][]string{
 
 	"internal/kube/control/controltest": {"internal/base/cluster", "internal/base/notify", "internal/base/pki"},
 
-	"internal/elastic/pilots": {"internal/base/cluster", "internal/elastic/plan", "internal/elastic/wishes", "internal/job/queue", "internal/job/slurm"},
+	"internal/elastic/pilots": {"internal/base/cluster", "internal/elastic/plan", "internal/elastic/wishes", "internal/job/batch", "internal/job/queue", "internal/job/slurm"},
+	"internal/elastic/plan":   {"internal/base/cluster"},
 	"internal/elastic/wishes": {"internal/job/batch", "internal/job/permit"},
 
 	"internal/slurmjobs/process": {

@@ -154,6 +154,7 @@ func awaitCluster(ctx context.Context, job string) (slurm.NamedStep, error) {
 // specOfPilot returns the options of a node of another job: the options of the cluster, and
 // the local ones that belong to a host.
 func specOfPilot(spec, local cluster.Spec) cluster.Spec {
+	spec.For = local.For
 	spec.Join, spec.StateDir, spec.DebugDir, spec.Grace, spec.NodeWait, spec.HeadWait = local.Join, local.StateDir, local.DebugDir, local.Grace, local.NodeWait, local.HeadWait
 	carrier := spec.Network.Carrier
 	spec.Network.Interface, spec.Network.Folder, spec.Network.Ports = local.Network.Interface, local.Network.Folder, local.Network.Ports

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"time"
@@ -89,6 +90,9 @@ func runNode(ctx context.Context, options Options, job slurm.Job, inJob bool, be
 	// the other nodes connect.
 	defer func() { code, err = all.Decline(ctx, code, err) }()
 	r := &run{node: node{members: all, localConfig: order, labels: allocation.NodeLabels(job), began: began}}
+	if options.Spec.For != "" {
+		r.labels[cluster.ForLabel] = options.Spec.For
+	}
 	if all.Leads() {
 		err = r.readInput(options)
 	} else {
@@ -247,6 +251,8 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 			plans[i].PodSuperPacket = overlay.MaxSuperPacket(plans[i].PodMTU)
 		}
 	}
+	_, unavailable := exec.LookPath("sbatch")
+	plans[0].SubmitsPilots = r.Spec.Seats > 0 && unavailable == nil
 	r.plan = plans[0]
 	if r.Spec.Seats > 0 {
 		if err := r.takeUp(); err != nil {

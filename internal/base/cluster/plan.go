@@ -25,7 +25,9 @@ type Plan struct {
 	// Seats is the number of places for nodes of other jobs. A node in a seat has an
 	// Index after all Members, and is not in Members.
 	Seats int
-	Index int
+	// SubmitsPilots reports whether the cluster submits jobs whose nodes take seats.
+	SubmitsPilots bool
+	Index         int
 	// Controls is the number of members that run a control plane, counted from
 	// the first: 1, or ControlNodes with --ha.
 	Controls  int

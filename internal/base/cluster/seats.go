@@ -17,6 +17,13 @@ const DefaultIdle = time.Minute
 // maxSeats bounds the seats. The cluster has at least one other node.
 const maxSeats = maxNodes - 1
 
+// ForLabel is the label and the taint of a node of another job that runs only the pods that it is
+// for.
+const ForLabel = "slurm.berth.dev/for"
+
+// WishesGate is the scheduling gate of a pod that may get a node for itself.
+const WishesGate = "slurm.berth.dev/wishes"
+
 // DesignSeat makes the plan of a node of another job, which has a name of SeatName and takes
 // the seat with an index from 0 in a cluster that Design made from offers. The nodes of the cluster have plans
 // already, so an offer that does not fit is an error.

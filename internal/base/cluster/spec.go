@@ -79,6 +79,8 @@ type Spec struct {
 	// Join is the job whose cluster this node joins. If it is not empty, no cluster is
 	// started.
 	Join string
+	// For makes the nodes of this job run only pods that select this value of ForLabel.
+	For string
 	// Seats is the number of nodes of other jobs that may join the cluster.
 	Seats int
 	// HeadWait limits how long a node of another job goes on without the head of its cluster.

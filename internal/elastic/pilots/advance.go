@@ -309,6 +309,19 @@ func (l *Loop) cordon(ctx context.Context, nodes []string, closed bool) error {
 // cancelPending cancels, with one command, all pilots that have not started.
 func (l *Loop) cancelPending(ctx context.Context, err error) error {
 	_, scancel := l.Ask(ctx, "scancel", "--state=PENDING", fmt.Sprintf("--user=%d", os.Getuid()), "--name="+jobName(l.Job))
+	// Pods may name their jobs.
+	named := []string{"scancel", "--state=PENDING"}
+	l.mu.Lock()
+	for _, p := range l.pilots {
+		if p.Job != "" && slices.ContainsFunc(p.Options, func(option string) bool { return strings.HasPrefix(option, "--job-name=") }) {
+			named = append(named, p.Job)
+		}
+	}
+	l.mu.Unlock()
+	if len(named) > 2 {
+		_, more := l.Ask(ctx, named...)
+		scancel = errors.Join(scancel, more)
+	}
 	if scancel != nil {
 		scancel = fmt.Errorf("cancel the pilots that wait: %w", scancel)
 	}

@@ -278,6 +278,7 @@ func (l *Loop) pass(ctx context.Context) {
 	if err := l.owners.read(ctx, l.view.pods()); err != nil && ctx.Err() == nil {
 		l.Log.Debug("read the objects above pods: " + err.Error())
 	}
+	l.openGates(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()

@@ -35,6 +35,23 @@ func TestJobOfPilot(t *testing.T) {
 	}
 }
 
+func TestCommandOfPilot(t *testing.T) {
+	for _, c := range []struct {
+		only    string
+		options []string
+		want    string
+	}{
+		{"", []string{"--time=10"}, "join 7 --grace=1m0s"},
+		{"", []string{"--time=1"}, "join 7 --grace=1m0s --grace=15s"},
+		{"pod u", nil, "join 7 --grace=1m0s --for=" + plan.ForValue("pod u")},
+	} {
+		command := testNode().command("7", record{Request: plan.Request{Options: c.options, Only: c.only}})
+		if got := strings.Join(command[1:], " "); got != c.want {
+			t.Errorf("%q: got %s, want %s", c.only, got, c.want)
+		}
+	}
+}
+
 // Pods have the room that they request, whatever is kept for berth and for files.
 func TestMemoryOfPilot(t *testing.T) {
 	for _, inMemory := range []bool{false, true} {

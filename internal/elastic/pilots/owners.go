@@ -52,7 +52,7 @@ func (o *owners) read(ctx context.Context, pods []*corev1.Pod) error {
 	byPod := map[types.UID][]wishes.Owner{}
 	var errs []error
 	for _, pod := range pods {
-		if pod.Spec.NodeName != "" || !waits(pod) {
+		if pod.Spec.NodeName != "" || !waits(pod) && !gated(pod) {
 			continue
 		}
 		all, known := o.byPod[pod.UID]

@@ -2,6 +2,8 @@ package plan
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"berth.dev/berth/internal/base/cluster"
 )
 
 // Pod is a pod that the scheduler cannot place.
@@ -31,8 +35,8 @@ type Pod struct {
 	Stuck string
 }
 
-// only returns the key of the pods that may share a pilot with this one, or "" if others may.
-func (p Pod) only() string {
+// Only returns the key of the pods that may share a pilot with this one, or "" if others may.
+func (p Pod) Only() string {
 	switch {
 	case p.Gang != "":
 		return "gang " + p.Gang
@@ -40,6 +44,16 @@ func (p Pod) only() string {
 		return "pod " + string(p.UID)
 	}
 	return ""
+}
+
+// ForValue returns the value of cluster.ForLabel for the nodes of the pods with a key, or "" for
+// the empty key.
+func ForValue(only string) string {
+	if only == "" {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(only))
+	return hex.EncodeToString(sum[:10])
 }
 
 // Request describes a pilot.
@@ -141,7 +155,7 @@ func Make(in Input) Result {
 	gangs := map[string][]Pod{}
 	for _, pod := range waiting {
 		if pod.Gang != "" {
-			gangs[pod.only()] = append(gangs[pod.only()], pod)
+			gangs[pod.Only()] = append(gangs[pod.Only()], pod)
 		}
 	}
 	for _, pod := range waiting {
@@ -150,9 +164,9 @@ func Make(in Input) Result {
 			p.result.Problems[pod.UID] = pod.Stuck
 		case p.place(pod):
 		case pod.Gang != "":
-			if gang := gangs[pod.only()]; gang != nil {
+			if gang := gangs[pod.Only()]; gang != nil {
 				p.bringGang(gang)
-				delete(gangs, pod.only()) // the others are placed, or have the same problem
+				delete(gangs, pod.Only()) // the others are placed, or have the same problem
 			}
 		default:
 			p.bring([]Pod{pod}, 1)
@@ -234,10 +248,20 @@ func (p *planner) open() {
 		}
 		for range pilot.Nodes - max(pilot.Seen, registered[pilot.UID]) {
 			p.bins = append(p.bins, &bin{
-				node: p.Template(pilot.Options), room: pilot.Size.minus(p.daemons), pilot: pilot.UID, only: pilot.Only, group: pilot.Group(), fresh: -1,
+				node: p.template(pilot.Request), room: pilot.Size.minus(p.daemons), pilot: pilot.UID, only: pilot.Only, group: pilot.Group(), fresh: -1,
 			})
 		}
 	}
+}
+
+// template returns a new node of a pilot.
+func (p *planner) template(request Request) *corev1.Node {
+	node := p.Template(request.Options)
+	if value := ForValue(request.Only); value != "" {
+		node.Labels = maps.Clone(node.Labels)
+		node.Labels[cluster.ForLabel] = value
+	}
+	return node
 }
 
 // rank orders pilots. Pilots that started come first, because pods start there earlier.
@@ -257,11 +281,11 @@ func IsReady(node *corev1.Node) bool {
 
 // place gives a pod room in a bin that exists, and reports whether there is some.
 func (p *planner) place(pod Pod) bool {
-	request := Request{Options: pod.Options, GPUType: pod.GPUType, Only: pod.only()}
+	request := Request{Options: pod.Options, GPUType: pod.GPUType, Only: pod.Only()}
 	for _, one := range p.bins {
 		size := pod.Size
 		switch {
-		case one.only != pod.only():
+		case one.only != pod.Only():
 			continue
 		case one.ready:
 			// The scheduler counts only what the pod requests.
@@ -319,11 +343,11 @@ func (p *planner) bringGang(gang []Pod) {
 // bring adds a new pilot for pods, and places each on its own node.
 func (p *planner) bring(pods []Pod, nodes int) {
 	first := pods[0]
-	request := Request{Options: first.Options, GPUType: first.GPUType, Nodes: nodes, Only: first.only()}
+	request := Request{Options: first.Options, GPUType: first.GPUType, Nodes: nodes, Only: first.Only()}
 	for _, pod := range pods {
 		request.Size = request.Size.max(pod.Size.plus(p.daemons))
 	}
-	template := p.Template(first.Options)
+	template := p.template(request)
 	for _, pod := range pods {
 		if !Admits(template, pod.Pod) {
 			p.fail(pods, fmt.Sprintf("no node of another job has the labels that its node selector or affinity asks for; new nodes have %s", describe(template.Labels)))
@@ -342,7 +366,7 @@ func (p *planner) bring(pods []Pod, nodes int) {
 	largest := p.Largest(first.Options)
 	limit := request.Size
 	limit.Pods = max(limit.Pods, largest.Pods)
-	if first.only() == "" {
+	if first.Only() == "" {
 		limit = limit.max(largest)
 	}
 	index := len(p.result.New)

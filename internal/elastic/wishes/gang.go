@@ -15,16 +15,16 @@ const (
 
 // Labels and annotations that others put on the pods of a gang.
 const (
-	// JobSet v0.8, api/jobset/v1alpha2/jobset_types.go.
+	// Of JobSet: api/jobset/v1alpha2/jobset_types.go, pkg/constants.
 	jobSetName    = "jobset.sigs.k8s.io/jobset-name"
 	jobSetRestart = "jobset.sigs.k8s.io/restart-attempt"
 	jobSetPart    = "jobset.sigs.k8s.io/replicatedjob-name"
-	// LeaderWorkerSet v0.6, api/leaderworkerset/v1/leaderworkerset_types.go.
+	// Of LeaderWorkerSet: api/leaderworkerset/v1/leaderworkerset_types.go.
 	leaderWorkerGroup = "leaderworkerset.sigs.k8s.io/group-key"
 	leaderWorkerSize  = "leaderworkerset.sigs.k8s.io/size"
-	// scheduler-plugins v0.31, apis/scheduling/v1alpha1/types.go.
+	// Of scheduler-plugins: apis/scheduling/v1alpha1/types.go.
 	podGroup = "scheduling.x-k8s.io/pod-group"
-	// Kueue v0.17, pkg/controller/constants.
+	// Of Kueue: pkg/controller/constants.
 	kueueGroup = "kueue.x-k8s.io/pod-group-name"
 	kueueSize  = "kueue.x-k8s.io/pod-group-total-count"
 )

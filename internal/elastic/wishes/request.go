@@ -27,8 +27,8 @@ type Request struct {
 	GPUType string
 	// Others lists further resources of the pod, which no option of sbatch brings.
 	Others []v1.ResourceName
-	// Alone reports whether an annotation asks for something. Such a pod shares its job with no
-	// other, so the accounting of the job describes only this pod.
+	// Alone reports whether an annotation asks for something, even if no job can give it. Such a pod
+	// shares its job with no other, so the accounting of the job describes only this pod.
 	Alone bool
 	// Gang identifies the pods that need their nodes together, and GangSize is their number. One
 	// job gets a node for each, or no node. Gang is empty if the pod is in no gang.
@@ -68,6 +68,7 @@ func Of(pod *v1.Pod, owners ...Owner) (Request, []Problem) {
 	request := Request{Options: r.options(), Alone: r.alone}
 	r.amounts(pod, &request)
 	r.gang(pod, owners, &request)
+	request.Alone = request.Alone || slices.ContainsFunc(r.problems, func(p Problem) bool { return p.Blocks })
 	return request, r.problems
 }
 

@@ -231,6 +231,9 @@ func TestProblems(t *testing.T) {
 		if blocks != c.blocks || !strings.Contains(strings.Join(said, "\n"), c.said) || c.said == "" && len(said) > 0 {
 			t.Errorf("%s=%.50q: %q, blocks %v", c.key, c.value, said, blocks)
 		}
+		if c.blocks && !got.Alone {
+			t.Errorf("%s=%.50q: the pod may start on any node", c.key, c.value)
+		}
 		for _, option := range got.Options {
 			checkOption(t, option)
 		}

@@ -24,6 +24,11 @@ func (s *seeder) addSlurmPods(plan cluster.Plan) error {
 		return fmt.Errorf("read the policy for pods of other systems: %w", err)
 	}
 	policy.ObjectMeta = addonMeta("", policy.Name)
+	for i := range policy.Spec.Variables {
+		if policy.Spec.Variables[i].Name == "gated" && !plan.SubmitsPilots {
+			policy.Spec.Variables[i].Expression = "false" // nobody would open the gate
+		}
+	}
 	policy.Generation = 1
 	s.add("mutatingadmissionpolicies/"+policy.Name, policy)
 	binding := &admissionv1.MutatingAdmissionPolicyBinding{

@@ -17,7 +17,7 @@ import (
 // TestPodsOfOtherSystems checks what the policy changes of pods of manifests for other systems.
 func TestPodsOfOtherSystems(t *testing.T) {
 	c := newTestCluster(t)
-	c.plan.Seats = 1
+	c.plan.Seats, c.plan.SubmitsPilots = 1, true
 	text, err := json.Marshal(c.plan)
 	if err != nil {
 		t.Fatal(err)
@@ -26,11 +26,18 @@ func TestPodsOfOtherSystems(t *testing.T) {
 	r := c.start(t)
 	r.awaitReady(t)
 	admin := c.client(t, cluster.UserAdmin)
+	gates := func(names ...string) (all []corev1.PodSchedulingGate) {
+		for _, name := range names {
+			all = append(all, corev1.PodSchedulingGate{Name: name})
+		}
+		return all
+	}
 	type fields struct {
 		Scheduler string
 		Selector  map[string]string
+		Gates     []corev1.PodSchedulingGate
 	}
-	const normal = "default-scheduler"
+	const own, normal = cluster.WishesGate, "default-scheduler"
 	for _, sub := range []struct {
 		name   string
 		change func(*corev1.Pod)
@@ -46,7 +53,17 @@ func TestPodsOfOtherSystems(t *testing.T) {
 		{"KNoC", func(p *corev1.Pod) {
 			p.Spec.NodeSelector = map[string]string{"kubernetes.io/role": "agent", "beta.kubernetes.io/os": "linux", "type": "virtual-kubelet"}
 		}, fields{Scheduler: normal, Selector: map[string]string{"beta.kubernetes.io/os": "linux"}}},
-		{"slurm-bridge", func(p *corev1.Pod) { p.Spec.SchedulerName = "slurm-bridge-scheduler" }, fields{Scheduler: normal}},
+		{"slurm-bridge", func(p *corev1.Pod) { p.Spec.SchedulerName = "slurm-bridge-scheduler" }, fields{Scheduler: normal, Gates: gates(own)}},
+		{"HPK, with a gate", func(p *corev1.Pod) {
+			p.Annotations = map[string]string{"slurm.hpk.io/flags": "-n 2"}
+			p.Spec.SchedulingGates = gates("other")
+		}, fields{Scheduler: normal, Gates: gates("other", own)}},
+		{"berth", func(p *corev1.Pod) { p.Annotations = map[string]string{"slurm.berth.dev/partition": "long", "a": "b"} }, fields{Scheduler: normal, Gates: gates(own)}},
+		{"JobSet", func(p *corev1.Pod) { p.Labels = map[string]string{"jobset.sigs.k8s.io/jobset-name": "s"} }, fields{Scheduler: normal, Gates: gates(own)}},
+		{"a pod with a node", func(p *corev1.Pod) {
+			p.Annotations = map[string]string{"slurm.hpk.io/flags": "-n 2"}
+			p.Spec.NodeName = "node-1"
+		}, fields{Scheduler: normal}},
 		{"an ordinary pod", func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{"type": "fast"} }, fields{Scheduler: normal, Selector: map[string]string{"type": "fast"}}},
 	} {
 		pod := testPod("changed")
@@ -57,7 +74,7 @@ func TestPodsOfOtherSystems(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if got := (fields{made.Spec.SchedulerName, made.Spec.NodeSelector}); !equality.Semantic.DeepEqual(got, sub.want) {
+			if got := (fields{made.Spec.SchedulerName, made.Spec.NodeSelector, made.Spec.SchedulingGates}); !equality.Semantic.DeepEqual(got, sub.want) {
 				return fmt.Errorf("got %+v, want %+v", got, sub.want)
 			}
 			return nil

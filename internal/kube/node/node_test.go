@@ -27,6 +27,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"berth.dev/berth/internal/base/notify"
+
+	"berth.dev/berth/internal/base/cluster"
 )
 
 func TestRegister(t *testing.T) {
@@ -43,6 +45,19 @@ func TestRegister(t *testing.T) {
 	}
 	if node.Labels["site/rack"] != "r2" || node.Labels[v1.LabelHostname] != "n1" || node.Spec.PodCIDR != "10.0.4.0/23" {
 		t.Errorf("registered %+v", node)
+	}
+}
+
+// TestNodeForSomePods checks that a node that is for some pods keeps others away from the start.
+func TestNodeForSomePods(t *testing.T) {
+	plan := testPlan()
+	if node := newNode(plan); len(node.Spec.Taints) > 0 {
+		t.Errorf("an ordinary node has the taints %v", node.Spec.Taints)
+	}
+	plan.Node.Labels = map[string]string{cluster.ForLabel: "train"}
+	node := newNode(plan)
+	if want := []v1.Taint{{Key: "slurm.berth.dev/for", Value: "train", Effect: v1.TaintEffectNoSchedule}}; !slices.Equal(node.Spec.Taints, want) {
+		t.Errorf("got the taints %v", node.Spec.Taints)
 	}
 }
 

@@ -36,6 +36,10 @@ func newNode(plan cluster.Plan) *v1.Node {
 			Annotations: map[string]string{volumeutil.ControllerManagedAttachAnnotation: "true"},
 		},
 	}
+	if only := labels[cluster.ForLabel]; only != "" {
+		// The label brings the pods that the node is for, and the taint keeps others away.
+		node.Spec.Taints = []v1.Taint{{Key: cluster.ForLabel, Value: only, Effect: v1.TaintEffectNoSchedule}}
+	}
 	now := metav1.Now()
 	node.Status.Conditions = []v1.NodeCondition{{
 		Type: v1.NodeReady, Status: v1.ConditionFalse, Reason: "KubeletNotReady", Message: "the kubelet is starting",

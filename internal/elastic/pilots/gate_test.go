@@ -1,0 +1,65 @@
+package pilots
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/elastic/plan"
+	"berth.dev/berth/internal/elastic/wishes"
+)
+
+// TestGateOpens checks that a pod with wishes goes only to its own node, that another pod may go
+// to any node, and that gates and tolerations of others stay.
+func TestGateOpens(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		annotations map[string]string
+		only, told  string
+	}{
+		{"wishes", map[string]string{"slurm.hpk.io/flags": "-p long --wrap=id"}, "pod u", "slurm.hpk.io/flags: --wrap: "},
+		{"a gang", map[string]string{"slurm.berth.dev/gang": "g", "slurm.berth.dev/gang-size": "2"}, "gang ns/g", ""},
+		{"nothing that has a meaning", map[string]string{"slurm.hpk.io/flags": "--wrap=id"}, "", "slurm.hpk.io/flags: --wrap: "},
+	} {
+		keep := corev1.Toleration{Key: "a", Operator: corev1.TolerationOpExists}
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "p", UID: "u", Annotations: c.annotations},
+			Spec: corev1.PodSpec{
+				SchedulingGates: []corev1.PodSchedulingGate{{Name: "other"}, {Name: cluster.WishesGate}}, Tolerations: []corev1.Toleration{keep},
+			},
+		}
+		client := fake.NewClientset(pod).CoreV1()
+		log := slog.New(slog.DiscardHandler)
+		l := &Loop{Options: Options{Log: log}, core: client, events: newEvents(client, log), owners: &owners{byPod: map[types.UID][]wishes.Owner{"u": nil}}}
+		if !gated(pod) {
+			t.Errorf("%s: the gate is not seen", c.name)
+		}
+		if err := l.openGate(t.Context(), pod); err != nil {
+			t.Fatal(err)
+		}
+		got, err := client.Pods("ns").Get(t.Context(), "p", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got.Spec.SchedulingGates) != 1 || got.Spec.SchedulingGates[0].Name != "other" || got.Spec.Tolerations[0] != keep {
+			t.Errorf("%s: %+v", c.name, got.Spec)
+		}
+		value := got.Spec.NodeSelector[cluster.ForLabel]
+		if value != plan.ForValue(c.only) || (value != "") != (len(got.Spec.Tolerations) == 2 && got.Spec.Tolerations[1].Value == value) {
+			t.Errorf("%s: selector %v, tolerations %v", c.name, got.Spec.NodeSelector, got.Spec.Tolerations)
+		}
+		events, err := client.Events("ns").List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if told := len(events.Items) == 1 && strings.HasPrefix(events.Items[0].Message, c.told); told != (c.told != "") {
+			t.Errorf("%s: events %v", c.name, events.Items)
+		}
+	}
+}
