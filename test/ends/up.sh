@@ -225,3 +225,14 @@ elastic_killed() {
 	for moment in held stored released; do says a "$moment: 1 submitted, 1 in the queue, 1 records"; done
 	[[ $(grep -c 'elastic ended: .*; starting it again' "$out/a") == 3 ]] || fail "the loop was not killed three times: $(cat "$out/a")"
 }
+
+# Unchanged examples of KNoC, HPK and slurm-bridge get the nodes that they ask for.
+elastic_dialects() {
+	local longest_run=900 said
+	begin a alice login salloc -N1 --mem=1500 bash $here/elastic-dialects.sh $image
+	timeout=800 ends a 7
+	for said in 'KNoC: {"beta.kubernetes.io/os":"linux"}$' 'HPK and KNoC: aliens$' 'pod: one job of 1 1:00$' 'jobs: 3 1$' 'pod group: 2 nodes$' \
+		'JobSet single: 1 Succeeded$' 'JobSet coordinator: 5 Succeeded$' 'LeaderWorkerSet: jobs of 3 3 nodes$' 'told: Pending$'; do
+		grep -q "^$said" "$out/a" || fail "no '$said': $(cat "$out/a")"
+	done
+}
