@@ -3,6 +3,7 @@ package wishes
 import (
 	"cmp"
 	"strconv"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 )
@@ -34,7 +35,8 @@ const greatestGang = 4096
 
 // gang sets the gang of a pod. Its size may be known only to an object above the pod.
 func (r *reader) gang(pod *v1.Pod, owners []Owner, to *Request) {
-	name, text, from := "", "", ""
+	// kind is the source of the name: two sources may have the same name.
+	name, kind, text, from := "", "", "", ""
 	switch labels, notes := pod.Labels, pod.Annotations; {
 	case notes[own+gangName] != "":
 		name, text, from = notes[own+gangName], notes[own+gangSize], own+gangSize
@@ -43,16 +45,16 @@ func (r *reader) gang(pod *v1.Pod, owners []Owner, to *Request) {
 			return
 		}
 	case labels[leaderWorkerGroup] != "":
-		name, text, from = labels[leaderWorkerGroup], notes[leaderWorkerSize], leaderWorkerSize
+		kind, name, text, from = "LeaderWorkerSet", labels[leaderWorkerGroup], notes[leaderWorkerSize], leaderWorkerSize
 	case labels[kueueGroup] != "":
-		name, text, from = labels[kueueGroup], notes[kueueSize], kueueSize
+		kind, name, text, from = "Kueue", labels[kueueGroup], notes[kueueSize], kueueSize
 	case pod.Spec.SchedulingGroup != nil && pod.Spec.SchedulingGroup.PodGroupName != nil:
-		name = *pod.Spec.SchedulingGroup.PodGroupName
+		kind, name = "PodGroup.scheduling.k8s.io", *pod.Spec.SchedulingGroup.PodGroupName
 	case labels[podGroup] != "":
-		name = labels[podGroup]
+		kind, name = "PodGroup.scheduling.x-k8s.io", labels[podGroup]
 	case labels[jobSetName] != "":
 		// A JobSet that restarts deletes its pods, and the nodes of the new ones are another job.
-		name = labels[jobSetName] + "/" + cmp.Or(labels[jobSetRestart], "0")
+		kind, name = "JobSet", labels[jobSetName]+"/"+cmp.Or(labels[jobSetRestart], "0")
 	}
 	size := 0
 	if text != "" {
@@ -63,8 +65,9 @@ func (r *reader) gang(pod *v1.Pod, owners []Owner, to *Request) {
 		}
 		size = n
 	}
+	ofOwner, _, _ := strings.Cut(kind, ".")
 	for _, owner := range owners {
-		if size == 0 && owner.Gang > 0 && name != "" {
+		if size == 0 && owner.Gang > 0 && kind != "" && owner.Kind == ofOwner {
 			size = owner.Gang
 			if owner.Part != "" {
 				name += "/" + owner.Part
@@ -76,7 +79,7 @@ func (r *reader) gang(pod *v1.Pod, owners []Owner, to *Request) {
 	case size > greatestGang:
 		r.problem(cmp.Or(from, "gang "+name), true, "a gang has at most %d pods", greatestGang)
 	case size > 1:
-		to.Gang, to.GangSize = pod.Namespace+"/"+name, size
+		to.Gang, to.GangSize = strings.TrimSpace(kind+" "+pod.Namespace+"/"+name), size
 	}
 	if nodes > max(size, 1) {
 		r.problem(r.amount.nodesFrom, false, "--nodes=%d: a pod has one node: start %d pods with the annotations %s and %s", nodes, nodes, own+gangName, own+gangSize)

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Reference names an object above a pod.
@@ -35,32 +36,36 @@ var resources = map[schema.GroupKind]schema.GroupVersionResource{
 // deepest bounds the controllers above a pod.
 const deepest = 4
 
-// Owners returns the objects above a pod, for Of: the group that the pod names, then its
-// controllers upwards, then the Workload of the group.
+// Owners returns the objects above a pod, for Of: the PodGroup of scheduling.k8s.io that the pod
+// names, then its controllers upwards, then the Workload of the PodGroup, or the PodGroup of
+// scheduler-plugins. slurm-bridge reads annotations in this order.
 func Owners(ctx context.Context, get Get, pod *v1.Pod) ([]Owner, error) {
 	r := owners{ctx: ctx, get: get, pod: pod}
-	var workload string
+	var workload, scheduled string
 	switch group := pod.Spec.SchedulingGroup; {
 	case group != nil && group.PodGroupName != nil:
-		if o := r.add("scheduling.k8s.io", "PodGroup", *group.PodGroupName); o != nil {
+		if o := r.add("scheduling.k8s.io", "PodGroup", *group.PodGroupName, ""); o != nil {
 			workload, _, _ = unstructured.NestedString(o.Object, "spec", "podGroupTemplateRef", "workload", "workloadName")
 		}
 	case pod.Labels[podGroup] != "":
-		r.add("scheduling.x-k8s.io", "PodGroup", pod.Labels[podGroup])
+		scheduled = pod.Labels[podGroup]
 	}
 	above := metav1.GetControllerOf(pod)
 	for range deepest {
 		if above == nil {
 			break
 		}
-		o := r.add(group(above.APIVersion), above.Kind, above.Name)
+		o := r.add(group(above.APIVersion), above.Kind, above.Name, above.UID)
 		if o == nil {
 			break
 		}
 		above = metav1.GetControllerOf(o)
 	}
 	if workload != "" {
-		r.add("scheduling.k8s.io", "Workload", workload)
+		r.add("scheduling.k8s.io", "Workload", workload, "")
+	}
+	if scheduled != "" {
+		r.add("scheduling.x-k8s.io", "PodGroup", scheduled, "")
 	}
 	return r.all, r.err
 }
@@ -78,8 +83,9 @@ type owners struct {
 	err error
 }
 
-// add adds an object, and returns it.
-func (r *owners) add(group, kind, name string) *unstructured.Unstructured {
+// add adds an object, and returns it. If uid is not empty, add ignores a new object with the name of
+// an old one.
+func (r *owners) add(group, kind, name string, uid types.UID) *unstructured.Unstructured {
 	resource, known := resources[schema.GroupKind{Group: group, Kind: kind}]
 	if !known || r.err != nil {
 		return nil
@@ -88,7 +94,7 @@ func (r *owners) add(group, kind, name string) *unstructured.Unstructured {
 	if err != nil {
 		r.err = fmt.Errorf("read %s %s/%s: %w", kind, r.pod.Namespace, name, err)
 	}
-	if err != nil || object == nil {
+	if err != nil || object == nil || uid != "" && object.GetUID() != uid {
 		return nil
 	}
 	owner := Owner{Kind: kind, Name: name, Annotations: object.GetAnnotations()}

@@ -14,7 +14,7 @@ import (
 // above makes the pod the child of an object.
 func above(pod *v1.Pod, version, kind, name string) *v1.Pod {
 	yes := true
-	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: version, Kind: kind, Name: name, Controller: &yes}}
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: version, Kind: kind, Name: name, UID: "u", Controller: &yes}}
 	return pod
 }
 
@@ -41,7 +41,7 @@ func TestOwnersAreReadUpwards(t *testing.T) {
 	yes := true
 	set := func(jobs ...any) map[string]map[string]any {
 		return map[string]map[string]any{
-			"jobs/set-workers-0": {"metadata": map[string]any{"ownerReferences": []any{
+			"jobs/set-workers-0": {"metadata": map[string]any{"uid": "u", "ownerReferences": []any{
 				map[string]any{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "set", "controller": yes},
 			}}},
 			"jobsets/set": {
@@ -57,6 +57,11 @@ func TestOwnersAreReadUpwards(t *testing.T) {
 	}
 	grouped := annotated()
 	grouped.Labels = map[string]string{podGroup: "g"}
+	inJob := above(annotated(), "batch/v1", "Job", "j")
+	inJob.Labels = grouped.Labels
+	noted := func(uid, partition string) map[string]any {
+		return map[string]any{"metadata": map[string]any{"uid": uid, "annotations": map[string]any{"slurmjob.slinky.slurm.net/partition": partition}}}
+	}
 	for _, c := range []struct {
 		name    string
 		pod     *v1.Pod
@@ -65,11 +70,13 @@ func TestOwnersAreReadUpwards(t *testing.T) {
 		size    int
 		options string
 	}{
-		{"JobSet", pod(), set(replicated("leader", 1, 1), replicated("workers", 2, 2)), "ns/set/0", 5, "--partition=long"},
-		{"JobSet in order", pod(), set(replicated("leader", 1, 1), replicated("workers", 2, 2, map[string]any{"name": "leader"})), "ns/set/0/workers", 4, "--partition=long"},
+		{"JobSet", pod(), set(replicated("leader", 1, 1), replicated("workers", 2, 2)), "JobSet ns/set/0", 5, "--partition=long"},
+		{"JobSet in order", pod(), set(replicated("leader", 1, 1), replicated("workers", 2, 2, map[string]any{"name": "leader"})), "JobSet ns/set/0/workers", 4, "--partition=long"},
 		{"JobSet of one pod", pod(), set(replicated("workers", 1, 1)), "", 0, "--partition=long"},
-		{"PodGroup", grouped, map[string]map[string]any{"podgroups/g": {"spec": map[string]any{"minMember": int64(2)}}}, "ns/g", 2, ""},
+		{"PodGroup", grouped, map[string]map[string]any{"podgroups/g": {"spec": map[string]any{"minMember": int64(2)}}}, "PodGroup.scheduling.x-k8s.io ns/g", 2, ""},
 		{"PodGroup that does not exist", grouped, nil, "", 0, ""},
+		{"PodGroup beside a Job", inJob, map[string]map[string]any{"podgroups/g": noted("v", "group"), "jobs/j": noted("u", "job")}, "", 0, "--partition=group"},
+		{"a new Job with the old name", inJob, map[string]map[string]any{"jobs/j": noted("v", "job")}, "", 0, ""},
 	} {
 		owners, err := Owners(t.Context(), made(c.objects), c.pod)
 		got, problems := Of(c.pod, owners...)

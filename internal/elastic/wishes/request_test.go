@@ -158,18 +158,31 @@ func TestGangs(t *testing.T) {
 	}{
 		{annotated("slurm.berth.dev/gang", "mpi", "slurm.berth.dev/gang-size", "4"), Owner{}, "ns/mpi", 4},
 		{annotated("slurm.berth.dev/gang", "mpi", "slurm.berth.dev/gang-size", "1"), Owner{}, "", 0},
-		{annotated(), Owner{Gang: 3}, "", 0},
-		{labelled(annotated("leaderworkerset.sigs.k8s.io/size", "3"), "leaderworkerset.sigs.k8s.io/group-key", "abc"), Owner{}, "ns/abc", 3},
-		{labelled(annotated("kueue.x-k8s.io/pod-group-total-count", "2"), "kueue.x-k8s.io/pod-group-name", "g"), Owner{}, "ns/g", 2},
-		{labelled(annotated(), "scheduling.x-k8s.io/pod-group", "g"), Owner{Gang: 2}, "ns/g", 2},
-		{labelled(annotated(), "jobset.sigs.k8s.io/jobset-name", "s"), Owner{Gang: 5}, "ns/s/0", 5},
-		{labelled(annotated(), "jobset.sigs.k8s.io/jobset-name", "s"), Owner{Gang: 4, Part: "workers"}, "ns/s/0/workers", 4},
+		{annotated(), Owner{Kind: "JobSet", Gang: 3}, "", 0},
+		{labelled(annotated("leaderworkerset.sigs.k8s.io/size", "3"), "leaderworkerset.sigs.k8s.io/group-key", "abc"), Owner{}, "LeaderWorkerSet ns/abc", 3},
+		{labelled(annotated("kueue.x-k8s.io/pod-group-total-count", "2"), "kueue.x-k8s.io/pod-group-name", "g"), Owner{}, "Kueue ns/g", 2},
+		{labelled(annotated(), "scheduling.x-k8s.io/pod-group", "g"), Owner{Kind: "PodGroup", Gang: 2}, "PodGroup.scheduling.x-k8s.io ns/g", 2},
+		{labelled(annotated(), "scheduling.x-k8s.io/pod-group", "missing"), Owner{Kind: "JobSet", Gang: 8}, "", 0},
+		{labelled(annotated(), "jobset.sigs.k8s.io/jobset-name", "s"), Owner{Kind: "JobSet", Gang: 5}, "JobSet ns/s/0", 5},
+		{labelled(annotated(), "jobset.sigs.k8s.io/jobset-name", "s"), Owner{Kind: "JobSet", Gang: 4, Part: "workers"}, "JobSet ns/s/0/workers", 4},
 		{labelled(annotated(), "jobset.sigs.k8s.io/jobset-name", "s"), Owner{}, "", 0},
-		{native, Owner{Gang: 2}, "ns/workers", 2},
+		{native, Owner{Kind: "PodGroup", Gang: 2}, "PodGroup.scheduling.k8s.io ns/workers", 2},
 	} {
 		got, problems := Of(c.pod, c.owner)
 		if got.Gang != c.name || got.GangSize != c.size || got.Alone || len(problems) > 0 {
 			t.Errorf("%v %v: %q of %d, alone %v, %v", c.pod.Annotations, c.pod.Labels, got.Gang, got.GangSize, got.Alone, problems)
+		}
+	}
+}
+
+func TestSizesOfGangsThatCannotBe(t *testing.T) {
+	for size, want := range map[string]string{"many": "is not a number of pods", "0": "is not a number of pods", "4097": "a gang has at most 4096 pods"} {
+		pod := annotated("leaderworkerset.sigs.k8s.io/size", size)
+		pod.Labels = map[string]string{"leaderworkerset.sigs.k8s.io/group-key": "k"}
+		got, problems := Of(pod)
+		said, blocks := texts(problems)
+		if !blocks || len(said) != 1 || !strings.Contains(said[0], want) || got.Gang != "" {
+			t.Errorf("%s: %q, blocks %v, gang %q", size, said, blocks, got.Gang)
 		}
 	}
 }
@@ -224,7 +237,6 @@ func TestProblems(t *testing.T) {
 		{"slurm-job.vk.io/singularity-options", "--nv", "containerd runs the pod", false},
 		{"slurm-job.knoc.io/mpi-flags", "true", "start mpiexec", false},
 		{"interlink.eu/pod-vpn", "true", "network of the cluster", false},
-		{"leaderworkerset.sigs.k8s.io/size", "many", "", false},
 	} {
 		got, problems := Of(annotated(c.key, c.value))
 		said, blocks := texts(problems)
