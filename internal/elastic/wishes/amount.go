@@ -10,6 +10,9 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	helpers "k8s.io/component-helpers/resource"
+
+	"berth.dev/berth/internal/job/batch"
+	"berth.dev/berth/internal/job/permit"
 )
 
 // amount holds what options of sbatch ask for. Zero values ask for nothing.
@@ -19,7 +22,7 @@ type amount struct {
 	cpusPerGPU                       int64
 	gpus                             int64
 	gpuType                          string
-	gpusFrom                         string // the annotation, for messages
+	gpusBy, gpusFrom                 string // the option, and the annotation for messages
 	gres                             []string
 	nodes                            int64
 	nodesFrom                        string
@@ -97,6 +100,7 @@ func bytes(value string) (int64, bool) {
 var (
 	name   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]*$`)
 	number = regexp.MustCompile(`^[0-9]{1,6}$`)
+	gres   = regexp.MustCompile(`^(?i:gres)[/:]`)
 )
 
 // devices reads --gres and the options for GPUs: a list of [gpu:][TYPE:][NUMBER]. Other devices
@@ -107,16 +111,19 @@ func (a *amount) devices(r *reader, w wish) bool {
 		return false
 	}
 	gpus, kind := int64(0), ""
-	var gres []string
+	var others []string
 	for part := range strings.SplitSeq(w.option.Value, ",") {
-		part = strings.TrimPrefix(part, "gres/")
+		part = gres.ReplaceAllString(part, "")
 		fields := strings.FieldsFunc(part, func(c rune) bool { return c == ':' || c == '=' })
 		if w.option.Name == "gres" {
 			if len(fields) == 0 {
 				return refuse("it has no device")
 			}
-			if fields[0] != "gpu" {
-				gres = append(gres, part)
+			if err := permit.Check(batch.Option{Name: "gres", Value: part}); err != nil {
+				return refuse(err.Error())
+			}
+			if !strings.EqualFold(fields[0], "gpu") {
+				others = append(others, part)
 				continue
 			}
 			fields = fields[1:]
@@ -138,12 +145,12 @@ func (a *amount) devices(r *reader, w wish) bool {
 		}
 		gpus += count
 	}
-	if gres != nil {
-		slices.Sort(gres)
-		a.gres = gres
+	if w.option.Name == "gres" {
+		slices.Sort(others)
+		a.gres = others
 	}
-	if gpus > 0 {
-		a.gpus, a.gpuType, a.gpusFrom = gpus, kind, w.from
+	if gpus > 0 || w.option.Name == a.gpusBy {
+		a.gpus, a.gpuType, a.gpusBy, a.gpusFrom = gpus, kind, w.option.Name, w.from
 	}
 	return true
 }
@@ -152,7 +159,8 @@ func (a *amount) devices(r *reader, w wish) bool {
 // more.
 func (r *reader) amounts(pod *v1.Pod, to *Request) {
 	requests := helpers.PodRequests(pod, helpers.PodResourcesOptions{})
-	to.MilliCPU, to.Memory = requests.Cpu().MilliValue(), requests.Memory().Value()
+	const most = 1 << 60
+	to.MilliCPU, to.Memory = min(requests.Cpu().MilliValue(), most), min(requests.Memory().Value(), most)
 	count := int64(0)
 	for _, name := range slices.Sorted(maps.Keys(requests)) {
 		quantity := requests[name]
@@ -162,22 +170,26 @@ func (r *reader) amounts(pod *v1.Pod, to *Request) {
 			if to.GPUs == nil {
 				to.GPUs = map[v1.ResourceName]int64{}
 			}
-			to.GPUs[name] = quantity.Value()
-			count += quantity.Value()
+			to.GPUs[name] = min(quantity.Value(), most)
+			count += to.GPUs[name]
 		default:
 			to.Others = append(to.Others, name)
 		}
 	}
-	a := r.amount
+	a, pods := r.amount, int64(max(to.GangSize, 1))
+	tasks := (a.tasks + pods - 1) / pods // ntasks and gpus are for the whole job
+	if a.gpusBy == "gpus" {
+		a.gpus = (a.gpus + pods - 1) / pods
+	}
 	if a.gpus > count {
 		r.problem(a.gpusFrom, false, "it asks for %d GPUs, and the pod for %d: request nvidia.com/gpu or amd.com/gpu in the pod's resources, which decide what a container sees", a.gpus, count)
 	}
 	if count > 0 {
 		to.GPUType = a.gpuType
 	}
-	cpus := max(max(a.tasks, a.perNode, 1)*max(a.perTask, 1), a.minimum, a.cpusPerGPU*count)
+	cpus := max(max(tasks, a.perNode, 1)*max(a.perTask, 1), a.minimum, limited(a.cpusPerGPU, count))
 	if a.tasks+a.perNode+a.perTask+a.minimum+a.cpusPerGPU > 0 {
-		to.MilliCPU = max(to.MilliCPU, cpus*1000)
+		to.MilliCPU = max(to.MilliCPU, limited(cpus, 1000))
 	}
 	to.Memory = max(to.Memory, a.memory, limited(a.perCPU, max(cpus, (to.MilliCPU+999)/1000)), limited(a.perGPU, count))
 }

@@ -87,7 +87,8 @@ func (r *reader) wishes(pod *v1.Pod, owners []Owner) []wish {
 			all = append(all, r.flags(key, line)...)
 		}
 	}
-	// As in slurm-bridge, the annotation of the topmost object counts.
+	// slurm-bridge reads only the topmost object: the PodGroup of scheduler-plugins, or else the
+	// topmost controller (v1.2.1, internal/utils/slurmjobir). Here it is the strongest.
 	all = append(all, r.named(slinky, slinky, pod.Annotations)...)
 	for _, owner := range owners {
 		all = append(all, r.named(slinky, owner.Kind+" "+owner.Name+": "+slinky, owner.Annotations)...)
@@ -111,7 +112,15 @@ func (r *reader) flags(key, line string) []wish {
 		r.problem(key, true, "it has more than %d bytes", longest)
 		return nil
 	}
-	words, err := batch.SplitDirective(line)
+	var words []string
+	var err error
+	for one := range strings.Lines(line) { // a comment ends only its line
+		var more []string
+		if more, err = batch.SplitDirective(one); err != nil {
+			break
+		}
+		words = append(words, more...)
+	}
 	var parsed batch.Arguments
 	if err == nil {
 		parsed, err = batch.Split(words, func(string) (takesValue, ok bool) { return false, false })
@@ -126,7 +135,7 @@ func (r *reader) flags(key, line string) []wish {
 	}
 	var all []wish
 	for _, option := range parsed.Options {
-		all = append(all, wish{key, option})
+		all = append(all, wish{from: key, option: option})
 	}
 	return all
 }
@@ -155,18 +164,16 @@ func (r *reader) named(prefix, from string, annotations map[string]string) []wis
 				}
 			}
 		}
-		switch {
-		case permit.In(noValue, name), name == "exclusive" && (value == "" || value == "true" || value == "false"):
-			if value == "false" {
-				continue
+		without := false
+		if permit.In(noValue, name) || name == "exclusive" {
+			switch yes := strings.ToLower(strings.TrimSpace(value)); {
+			case yes == "false":
+				value, without = "", true
+			case yes == "true", prefix == slinky && name == "exclusive":
+				value = "" // slurm-bridge takes every value but false for yes
 			}
-			if value == "true" {
-				value = ""
-			}
-		case prefix == slinky && name == "exclusive":
-			value = "" // slurm-bridge takes every value but false for yes
 		}
-		all = append(all, wish{from, batch.Option{Name: name, Value: value}})
+		all = append(all, wish{from, batch.Option{Name: name, Value: value}, without})
 	}
 	return all
 }

@@ -3,6 +3,7 @@ package wishes
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -27,8 +28,8 @@ type Request struct {
 	GPUType string
 	// Others lists further resources of the pod, which no option of sbatch brings.
 	Others []v1.ResourceName
-	// Alone reports whether an annotation asks for something, even if no job can give it. Such a pod
-	// shares its job with no other, so the accounting of the job describes only this pod.
+	// Alone reports whether an annotation asks for something, even if no job can give it. No other
+	// pod uses the job of such a pod, so the accounting of the job describes only this pod.
 	Alone bool
 	// Gang identifies the pods that need their nodes together, and GangSize is their number. One
 	// job gets a node for each, or no node. Gang is empty if the pod is in no gang.
@@ -61,31 +62,38 @@ type Owner struct {
 // Of returns the request of a pod. Owners lists the objects above the pod, the nearest one first.
 func Of(pod *v1.Pod, owners ...Owner) (Request, []Problem) {
 	r := reader{values: map[string]string{}}
-	r.selected(pod)
 	for _, wish := range r.wishes(pod, owners) {
 		r.take(wish)
 	}
-	request := Request{Options: r.options(), Alone: r.alone}
-	r.amounts(pod, &request)
+	request := Request{Alone: r.alone || len(r.values) > 0}
 	r.gang(pod, owners, &request)
+	r.hosts(request.GangSize)
+	r.amounts(pod, &request)
+	r.selected(pod)
+	request.Options = r.options()
 	request.Alone = request.Alone || slices.ContainsFunc(r.problems, func(p Problem) bool { return p.Blocks })
 	return request, r.problems
 }
 
-// A wish is an option of sbatch, and the annotation or field that asks for it.
+// A wish is an option of sbatch, and the annotation or field that asks for it. It may also ask for
+// the job to be without the option.
 type wish struct {
-	from   string
-	option batch.Option
+	from    string
+	option  batch.Option
+	without bool
 }
 
 // reader collects the wishes of a pod.
 type reader struct {
 	// values holds the value of each option, "" for an option without a value. A later wish
 	// replaces an earlier one.
-	values   map[string]string
-	amount   amount
-	alone    bool
-	problems []Problem
+	values map[string]string
+	amount amount
+	// alone reports whether the pod has a wish for an amount.
+	alone bool
+	// nodelistFrom is the annotation with the list of hosts, for messages.
+	nodelistFrom string
+	problems     []Problem
 }
 
 func (r *reader) problem(from string, blocks bool, format string, values ...any) {
@@ -122,12 +130,12 @@ func (r *reader) take(w wish) {
 		r.problem(w.from, true, "--%s: its value has more than %d bytes", name, longest)
 		return
 	case permit.In(permit.Resources, name):
-		if !r.amount.add(r, w) {
-			return
-		}
+		r.alone = r.amount.add(r, w) || r.alone
 	case !permit.In(permit.Placement, name):
-		r.problem(w.from, false, "--%s: a pod may not use it: delete it", name)
-		return
+		// sbatch refuses unknown options, and slurm-bridge ignores unknown annotations.
+		r.problem(w.from, !strings.Contains(w.from, slinky), "--%s: a pod may not use it: delete it", name)
+	case w.without:
+		delete(r.values, name)
 	case permit.In(noValue, name):
 		if value != "" {
 			r.problem(w.from, true, "--%s: it takes no value: delete %q", name, value)
@@ -136,12 +144,25 @@ func (r *reader) take(w wish) {
 		r.values[name] = ""
 	case value == "" && !permit.In(mayHaveValue, name):
 		r.problem(w.from, true, "--%s: it needs a value", name)
-		return
 	default:
 		r.values[name] = value
+		if name == "nodelist" {
+			r.nodelistFrom = w.from
+		}
 	}
-	r.alone = true
 }
+
+// hosts checks that --nodelist has no more hosts than the job has nodes. A range counts as two.
+func (r *reader) hosts(gangSize int) {
+	list := r.values["nodelist"]
+	names := ranges.ReplaceAllString(list, ",")
+	if strings.Count(names, ",") >= max(gangSize, 1) {
+		r.problem(r.nodelistFrom, true, "--nodelist=%s: the job gets all of these hosts, and a pod has one: name one host for each pod, or use exclude or constraint", list)
+	}
+}
+
+// ranges matches the parts of a list of hosts that stand for several, such as [1-3,7].
+var ranges = regexp.MustCompile(`\[[^]]*[-,][^]]*\]`)
 
 // options returns the words for sbatch.
 func (r *reader) options() []string {

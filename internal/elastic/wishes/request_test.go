@@ -1,6 +1,7 @@
 package wishes
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -50,19 +51,22 @@ func TestOptionsOfAllDialects(t *testing.T) {
 		want string
 	}{
 		{annotated(), ""},
-		{annotated("slurm.hpk.io/flags", "--nodelist=jedi1,jedi2 --partition gpu"), "--nodelist=jedi1,jedi2 --partition=gpu"},
+		{annotated("slurm.hpk.io/flags", "--nodelist=jedi1 --partition gpu"), "--nodelist=jedi1 --partition=gpu"},
 		{annotated("slurm-job.knoc.io/flags", "--exclude=tie0,tie3,tie4 "), "--exclude=tie0,tie3,tie4"},
 		{annotated("slurm-job.vk.io/flags", "--job-name=test-pod-cfg -t 2800"), "--job-name=test-pod-cfg --time=2800"},
 		{annotated("slurm-job.vk.io/flags", "-p gpu\n-A 'my project'\n"), "--account=my project --partition=gpu"},
+		{annotated("slurm-job.vk.io/flags", "-p gpu # the large one\n--time=5"), "--partition=gpu --time=5"},
 		{annotated("slurmjob.slinky.slurm.net/timelimit", "5", "slurmjob.slinky.slurm.net/constraints", "a&b", "slurmjob.slinky.slurm.net/exclusive", "yes"),
 			"--constraint=a&b --exclusive --time=5"},
-		{annotated("slurmjob.slinky.slurm.net/exclusive", "false", "slurmjob.slinky.slurm.net/licenses", "matlab:2"), "--licenses=matlab:2"},
+		{annotated("slurmjob.slinky.slurm.net/exclusive", " False", "slurmjob.slinky.slurm.net/licenses", "matlab:2"), "--licenses=matlab:2"},
 		{annotated("slurmjob.slinky.slurm.net/gres", "tmpdisk:10,shard:2"), "--gres=shard:2,tmpdisk:10"},
 		{annotated("slurm.berth.dev/partition", "long", "slurm.berth.dev/time", "1-0", "slurm.berth.dev/exclusive", "user", "slurm.berth.dev/contiguous", "true"),
 			"--contiguous --exclusive=user --partition=long --time=1-0"},
 		// berth's own annotations are the strongest, and the last flag counts.
 		{annotated("slurm.hpk.io/flags", "-p a -p b", "slurmjob.slinky.slurm.net/partition", "c"), "--partition=c"},
 		{annotated("slurmjob.slinky.slurm.net/partition", "c", "slurm.berth.dev/partition", "d"), "--partition=d"},
+		{annotated("slurm.hpk.io/flags", "--exclusive --contiguous -p a", "slurmjob.slinky.slurm.net/exclusive", "false", "slurm.berth.dev/contiguous", "False"), "--partition=a"},
+		{annotated("slurm.hpk.io/flags", "--exclusive", "slurm.berth.dev/exclusive", "false"), ""},
 		{annotated("slurm.hpk.io/flags", "--quiet -W"), ""},
 	} {
 		got, problems := Of(c.pod)
@@ -98,6 +102,16 @@ func TestSelectorsChoosePlaces(t *testing.T) {
 	if options := strings.Join(got.Options, " "); options != "--nodelist=Gpu_1 --partition=gpu" || len(problems) > 0 || got.Alone {
 		t.Errorf("%s, alone %v, %v", options, got.Alone, problems)
 	}
+	pod.Annotations["slurm.berth.dev/partition"] = "gpu"
+	if got, problems := Of(pod); !got.Alone || len(problems) > 0 {
+		t.Errorf("the same partition: alone %v, %v", got.Alone, problems)
+	}
+	pod.Annotations["slurm.berth.dev/partition"] = "cpu"
+	_, problems = Of(pod)
+	said, blocks := texts(problems)
+	if want := "nodeSelector: slurm.berth.dev/partition: gpu differs from --partition=cpu: delete one of them"; !blocks || !slices.Equal(said, []string{want}) {
+		t.Errorf("got %q, blocks %v, want %q", said, blocks, want)
+	}
 }
 
 func TestAmounts(t *testing.T) {
@@ -131,6 +145,8 @@ func TestAmounts(t *testing.T) {
 		{"GPUs", gpus("--gres=gpu:a100:2,shard:1 --cpus-per-gpu=4 --mem-per-gpu=2G"), 8000, 4 * gi, 2, "a100"},
 		{"GPUs by name", gpus("--gpus-per-node=h100:2"), 1000, gi, 2, "h100"},
 		{"fewer GPUs", gpus("--gres=gpu"), 1000, gi, 2, ""},
+		{"too many", container(annotated("slurm.hpk.io/flags", "--cpus-per-gpu=1048576"), "nvidia.com/gpu", "9007199254740992", "example.com/dongle", "1"), 1 << 60, 0, 1 << 53, ""},
+		{"tasks of a gang", container(annotated("slurm.hpk.io/flags", "-N 4 -n 14 -w n[1,2],n5,n6 --mem-per-cpu=1G --gpus=v100:8", own+gangName, "g", own+gangSize, "4"), "nvidia.com/gpu", "2", "example.com/dongle", "1"), 4000, 4 * gi, 2, "v100"},
 	} {
 		got, problems := Of(c.pod)
 		if got.MilliCPU != c.milli || got.Memory != c.memory || got.GPUs["nvidia.com/gpu"] != c.gpus || got.GPUType != c.kind || len(problems) > 0 {
@@ -138,6 +154,21 @@ func TestAmounts(t *testing.T) {
 		}
 		if c.gpus > 0 && !slices.Equal(got.Others, []v1.ResourceName{"example.com/dongle"}) {
 			t.Errorf("%s: others %v", c.name, got.Others)
+		}
+	}
+}
+
+func TestDevices(t *testing.T) {
+	for flags, want := range map[string]string{
+		"--gres=shard:1 --gres=gpu:a100:2":       "[] a100",
+		"--gres=gpu:a100:2 --gres=shard:1":       "[--gres=shard:1] ",
+		"--gpus-per-node=a100:2 --gres=shard:1":  "[--gres=shard:1] a100",
+		"--gres=GPU:a100:2":                      "[] a100",
+		"--gres=gres:gpu:a100:2,GRES/tmpdisk:10": "[--gres=tmpdisk:10] a100",
+	} {
+		got, problems := Of(container(annotated("slurm.hpk.io/flags", flags), "nvidia.com/gpu", "2"))
+		if said := fmt.Sprint(got.Options, " ", got.GPUType); said != want || len(problems) > 0 {
+			t.Errorf("%s: %s, %v; want %s", flags, said, problems, want)
 		}
 	}
 }
@@ -199,9 +230,9 @@ func TestProblems(t *testing.T) {
 		{"slurm.hpk.io/flags", "-o /home/alice/.ssh/authorized_keys", "--output: the output of a pod", false},
 		{"slurm.hpk.io/flags", "-e../x -D /", "--error: ", false},
 		{"slurm.hpk.io/flags", "--uid=0 --gid 0", "--uid: the job runs as you", false},
-		{"slurm.hpk.io/flags", "--prolog=/tmp/x", "--prolog: a pod may not use it", false},
-		{"slurm.hpk.io/flags", "--bb=x --bbf=/etc/passwd", "--bb: a pod may not use it", false},
-		{"slurm.hpk.io/flags", "--container=/x", "--container: a pod may not use it", false},
+		{"slurm.hpk.io/flags", "--prolog=/tmp/x", "--prolog: a pod may not use it", true},
+		{"slurm.hpk.io/flags", "--bb=x --bbf=/etc/passwd", "--bb: a pod may not use it", true},
+		{"slurm.hpk.io/flags", "--container=/x", "--container: a pod may not use it", true},
 		{"slurm.hpk.io/flags", "--nodelist=/etc/passwd", "list the nodes instead of a file", true},
 		{"slurm.hpk.io/flags", "--job-name=../../x", "may not be a path", true},
 		{"slurm.hpk.io/flags", "--hold", "--hold: use schedulingGates", true},
@@ -212,7 +243,7 @@ func TestProblems(t *testing.T) {
 		{"slurm.hpk.io/flags", "--mem=lots", "give an amount of memory", true},
 		{"slurm.hpk.io/flags", "-n 99999999999999999999", "give a number from 1", true},
 		{"slurm.hpk.io/flags", "-c -1", "give a number from 1", true},
-		{"slurm.hpk.io/flags", "--account=\"a\nb\"", "its value has control characters", true},
+		{"slurm.hpk.io/flags", "--account=\"a\tb\"", "its value has control characters", true},
 		{"slurm.hpk.io/flags", "--account=\"a", "unmatched", true},
 		{"slurm.hpk.io/flags", "--account=", "it needs a value", true},
 		{"slurm.hpk.io/flags", "--account", "option --account needs a value", true},
@@ -221,13 +252,19 @@ func TestProblems(t *testing.T) {
 		{"slurm.hpk.io/flags", "-p gpu -- id", "is not an option of sbatch", true},
 		{"slurm.hpk.io/flags", "-p gpu : -p cpu", "unexpected ':'", true},
 		{"slurm.hpk.io/flags", "\"'--gres gres-flags'\"", "unexpected argument", true},
-		{"slurm.hpk.io/flags", "'--gres gres-flags=x'", "a pod may not use it", false},
+		{"slurm.hpk.io/flags", "'--gres gres-flags=x'", "a pod may not use it", true},
 		{"slurm.hpk.io/flags", "--constraint=" + strings.Repeat("x", 5000), "more than 4096 bytes", true},
 		{"slurm.berth.dev/partition", "gpu\n#SBATCH --wrap=id", "its value has control characters", true},
 		{"slurm.berth.dev/partition", "", "it needs a value", true},
 		{"slurm.berth.dev/wrap", "id", "--wrap: the containers", false},
-		{"slurm.berth.dev/parition", "gpu", "--parition: a pod may not use it", false},
-		{"slurm.berth.dev/time --wrap", "id", "a pod may not use it", false},
+		{"slurm.berth.dev/parition", "gpu", "--parition: a pod may not use it", true},
+		{"slurmjob.slinky.slurm.net/parition", "gpu", "--parition: a pod may not use it", false},
+		{"slurm.hpk.io/flags", "--nodelist=tie0,tie1,tie3", "slurm.hpk.io/flags: --nodelist=tie0,tie1,tie3: the job gets all", true},
+		{"slurm.berth.dev/nodelist", "n[1-2]", "name one host", true},
+		{"slurm.berth.dev/nodelist", "n[1]", "", false},
+		{"slurm.hpk.io/flags", "--gres=gres/help", "it submits no job", true},
+		{"slurm.hpk.io/flags", "--mail-user=-x", "give an address", true},
+		{"slurm.berth.dev/time --wrap", "id", "a pod may not use it", true},
 		{"slurm.berth.dev/gang", "x", "gang-size is missing", true},
 		{"slurmjob.slinky.slurm.net/group-id", "0", "--gid: the job runs as you", false},
 		{"slurmjob.slinky.slurm.net/priority", "9", "only operators of Slurm", false},

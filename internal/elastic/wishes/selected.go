@@ -12,7 +12,8 @@ var selectable = map[string]string{own + "partition": "partition", own + "node":
 
 // selected takes the wishes of the pod's node selector, and of the node affinity that it requires
 // if only one value is permitted. Pods with the same selector share nodes, so they are no wishes
-// of the pod's own.
+// of the pod's own. A wish for another place is a problem: the scheduler would not bind the pod
+// there.
 func (r *reader) selected(pod *v1.Pod) {
 	take := func(from, label, value string) {
 		option := batch.Option{Name: selectable[label], Value: value}
@@ -21,6 +22,10 @@ func (r *reader) selected(pod *v1.Pod) {
 		}
 		if err := permit.Check(option); err != nil {
 			r.problem(from, true, "%v", err)
+			return
+		}
+		if other, ok := r.values[option.Name]; ok && other != value {
+			r.problem(from, true, "%s: %s differs from --%s=%s: delete one of them", label, value, option.Name, other)
 			return
 		}
 		r.values[option.Name] = value
