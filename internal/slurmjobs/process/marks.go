@@ -1,10 +1,14 @@
 package process
 
 import (
-	"bytes"
+	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // uploadedName names the file with the marks of an object, in the folder of its records.
@@ -13,44 +17,53 @@ const uploadedName = "uploaded"
 // marks holds a line for each file that was uploaded, so that an attempt does not repeat what an
 // earlier one has done, also after a crash.
 type marks struct {
-	file *os.File
-	text []byte
+	path string
+	// last maps destinations to the versions of the files that were last uploaded there.
+	last map[string]string
 }
 
-// openMarks opens the marks in a file, which it creates if it is missing.
-func openMarks(path string) (*marks, error) {
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open the marks of uploaded files: %w", err)
+// mark says that a version of a file is at a destination in S3. Both are parts of a line.
+type mark struct{ destination, version string }
+
+// newMark returns the mark of an open file, of which size bytes are to be uploaded. The time of the
+// last change of the inode also tells two files apart whose modification times were restored.
+func newMark(destination, path string, file *os.File, size int64) (mark, error) {
+	var info unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &info); err != nil {
+		return mark{}, fmt.Errorf("stat %s: %w", path, err)
 	}
-	text, err := io.ReadAll(file)
-	if err != nil {
-		file.Close()
-		return nil, fmt.Errorf("read the marks of uploaded files: %w", err)
-	}
-	// A crash may have left a part of a line.
-	return &marks{file, text[:bytes.LastIndexByte(text, '\n')+1]}, nil
+	return mark{strconv.Quote(destination), fmt.Sprintf(" %q %d %d %d", path, size, info.Mtim.Nano(), info.Ctim.Nano())}, nil
 }
 
-// once calls upload, unless a mark says that it was called for this file and destination, and that
-// the file has not changed since. It reports whether it has called upload.
-func (m *marks) once(destination string, file *os.File, upload func() error) (called bool, err error) {
-	info, err := file.Stat()
-	if err != nil {
-		return false, err
+// readMarks reads the marks in a file. A missing file has none.
+func readMarks(path string) (marks, error) {
+	m := marks{path, map[string]string{}}
+	text, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return m, fmt.Errorf("read the marks of uploaded files: %w", err)
 	}
-	mark := fmt.Appendf([]byte{'\n'}, "%q %d %d\n", destination, info.Size(), info.ModTime().UnixNano())
-	if bytes.Contains(m.text, mark) {
-		return false, nil
+	for line := range strings.SplitSeq(string(text), "\n") {
+		// A part of a line, which a crash leaves, equals no version.
+		if destination, err := strconv.QuotedPrefix(line); err == nil {
+			m.last[destination] = line[len(destination):]
+		}
 	}
-	if err := upload(); err != nil {
-		return true, err
-	}
-	// The line feed before it ends a part of a line.
-	if _, err := m.file.Write(mark); err != nil {
-		return true, fmt.Errorf("mark an uploaded file: %w", err)
-	}
-	return true, nil
+	return m, nil
 }
 
-func (m *marks) Close() error { return m.file.Close() }
+func (m marks) has(wanted mark) bool { return m.last[wanted.destination] == wanted.version }
+
+// add adds a mark. After an error, the file may lack it.
+func (m marks) add(added mark) error {
+	m.last[added.destination] = added.version
+	file, err := os.OpenFile(m.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err == nil {
+		// The line feed before it ends a part of a line.
+		_, err = file.WriteString("\n" + added.destination + added.version + "\n")
+		err = errors.Join(err, file.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("mark an uploaded file: %w", err)
+	}
+	return nil
+}

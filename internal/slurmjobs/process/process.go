@@ -155,7 +155,7 @@ func Run(ctx context.Context, o Options) error {
 		storage: storage,
 	}
 	options.Prepare = preparer.prepare
-	collector := collector{preparer: preparer, Collector: results.Default(o.Config, o.Results.Image), roots: o.Results.Roots, find: jobs.Find, turn: uploadTurn}
+	collector := collector{preparer: preparer, Collector: results.Default(o.Config, o.Results.Image), roots: o.Results.Roots, find: jobs.Find, turn: uploadTurn, log: o.Log}
 	options.Fetch, options.Collect = collector.fetch, collector.collect
 	shown, err := o.show(ctx, &options, cmp.Or(o.NodesName, short), os.Environ())
 	if err != nil {

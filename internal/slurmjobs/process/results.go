@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"time"
@@ -53,6 +54,7 @@ type collector struct {
 	find func(ctx context.Context, uid string) (id string, found bool, err error)
 	// turn is the time after which an object with more files to upload lets others come first.
 	turn time.Duration
+	log  *slog.Logger
 }
 
 // uploadTurn is the default of collector.turn.

@@ -156,9 +156,9 @@ func (p preparer) uploads(object *unstructured.Unstructured, request kinds.Reque
 }
 
 // upload uploads the files of an object whose job has ended. It returns an error if one of them was
-// not uploaded, but uploads the others. After a turn, it returns a *controller.Unfinished. It does not
-// upload a file again that an earlier call has uploaded. The number of the job, which is part of file names, does not
-// come from the status: whoever may write statuses could name other files there.
+// not uploaded, but uploads the others. After a turn, it returns a *controller.Unfinished. It does
+// not upload a file again that an earlier call has uploaded. The number of the job, which is part of
+// file names, does not come from the status: whoever may write statuses could name other files there.
 func (c collector) upload(ctx context.Context, object *unstructured.Unstructured, request kinds.Request) (string, error) {
 	status, err := kinds.StatusOf(object)
 	if err != nil {
@@ -192,11 +192,11 @@ func (c collector) upload(ctx context.Context, object *unstructured.Unstructured
 	if err != nil {
 		return "", fmt.Errorf("upload to bucket %s: %w", bucket, err)
 	}
-	marks, err := openMarks(filepath.Join(queue.Folder(c.state, string(object.GetUID())), uploadedName))
+	marks, err := readMarks(filepath.Join(queue.Folder(c.state, string(object.GetUID())), uploadedName))
+	kept := err == nil
 	if err != nil {
-		return "", err
+		c.warnMarks(err)
 	}
-	defer marks.Close()
 	var unread []error
 	done, begun := 0, time.Now()
 	for i, file := range files {
@@ -211,15 +211,25 @@ func (c collector) upload(ctx context.Context, object *unstructured.Unstructured
 			unread = append(unread, results.NewFinal(fmt.Errorf("%s is larger than %d bytes: have the job's script split it", file.path, int64(objectstore.MaxFile))))
 			continue
 		}
-		fresh, err := marks.once(fmt.Sprintf("%s %t %s %s", request.S3.Endpoint, request.S3.Secure, bucket, file.name), content, func() error {
-			return store.Put(ctx, bucket, file.name, io.NewSectionReader(content, 0, size), size)
-		})
+		mark, err := newMark(fmt.Sprintf("%s %t %s %s", request.S3.Endpoint, request.S3.Secure, bucket, file.name), file.path, content, size)
+		fresh := err == nil && !marks.has(mark)
+		if fresh {
+			err = store.Put(ctx, bucket, file.name, io.NewSectionReader(content, 0, size), size)
+		}
 		content.Close()
 		if err != nil {
 			return "", fmt.Errorf("upload %s to bucket %s: %w", file.path, bucket, err)
 		}
 		done++
-		if fresh && i+1 < len(files) && time.Since(begun) > c.turn {
+		if !fresh {
+			continue
+		}
+		if err := marks.add(mark); err != nil && kept {
+			kept = false
+			c.warnMarks(err)
+		}
+		// Without marks, the next turn would begin with the first file again.
+		if kept && i+1 < len(files) && time.Since(begun) > c.turn {
 			return "", &controller.Unfinished{Err: fmt.Errorf("%d of %d files are in bucket %s; the next ones follow after files of other objects", done, len(files), bucket)}
 		}
 	}
@@ -230,6 +240,11 @@ func (c collector) upload(ctx context.Context, object *unstructured.Unstructured
 		return "", fmt.Errorf("%d of %d files are in bucket %s: %w", done, len(files), bucket, err)
 	}
 	return fmt.Sprintf("%d files are in bucket %s below %s/", done, bucket, object.GetName()), nil
+}
+
+// warnMarks reports that marks are missing.
+func (c collector) warnMarks(err error) {
+	c.log.Warn(err.Error() + ": an attempt that fails uploads files again: free space in --state-dir, or correct its permissions")
 }
 
 // checkTotal returns an error if the files are larger than a limit together. Files that cannot be

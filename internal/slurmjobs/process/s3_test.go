@@ -1,9 +1,11 @@
 package process
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -130,7 +132,7 @@ func TestUpload(t *testing.T) {
 	server := testutil.NewS3Server(t)
 	server.Write("results", "other", "")
 	p, home := s3Fixture(t, server.Address)
-	c := collector{preparer: p, find: foundJob("17"), turn: time.Hour}
+	c := collector{preparer: p, find: foundJob("17"), turn: time.Hour, log: slog.New(slog.DiscardHandler)}
 	write := func(path, content string) {
 		path = filepath.Join(home, path)
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600)); err != nil {
@@ -221,4 +223,93 @@ func TestUpload(t *testing.T) {
 		t.Errorf("the job's files would be given up soon: %v", err)
 	}
 	server.Start()
+}
+
+// TestMarks uploads files that look like uploaded ones, and files whose marks cannot be written.
+func TestMarks(t *testing.T) {
+	server := testutil.NewS3Server(t)
+	server.Write("results", "other", "")
+	p, home := s3Fixture(t, server.Address)
+	var log bytes.Buffer
+	c := collector{preparer: p, find: foundJob("17"), turn: time.Hour, log: slog.New(slog.NewTextHandler(&log, nil))}
+	modified := time.Now().Add(-time.Hour)
+	write := func(path, content string) {
+		path = filepath.Join(home, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o600), os.Chtimes(path, modified, modified)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("state/u1/"+queue.UserScriptName, "#!/bin/sh\n#SBATCH --output=/dev/null\n")
+	collect := func(files string) {
+		t.Helper()
+		_, err := c.collect(t.Context(), bridgeJob(map[string]any{
+			"jobdata":  map[string]any{"jobscript": "gone:gone", "scriptlocation": "s3"},
+			"s3upload": map[string]any{"bucket": "results", "files": files}, "s3storage": map[string]any{"s3secret": "right", "endpoint": server.Address, "secure": false},
+		}, map[string]any{"started": "2026-11-28T17:21:03Z"}))
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	has := func(name, want string) {
+		t.Helper()
+		if got := server.Read("results", "train/"+name); got != want {
+			t.Errorf("%s: got %q, want %q", name, got, want)
+		}
+	}
+	write("a/w", "one")
+	write("b/w", "two")
+	for _, path := range []string{"a/w", "b/w", "a/w"} {
+		collect(path)
+		content, err := os.ReadFile(filepath.Join(home, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		has("w", string(content))
+	}
+	write("a/w", "new")
+	collect("a/w")
+	has("w", "new")
+	server.Write("results", "train/w", "kept")
+	collect("a/w")
+	has("w", "kept")
+
+	// Without marks, an upload has no turns, which would begin with the same file.
+	marks := filepath.Join(home, "state/u1", uploadedName)
+	if err := errors.Join(os.Remove(marks), os.Symlink("/none/marks", marks)); err != nil {
+		t.Fatal(err)
+	}
+	c.turn = 0
+	write("b/x", "three")
+	write("b/y", "four")
+	collect("a/w,b/x,b/y")
+	for name, want := range map[string]string{"w": "new", "x": "three", "y": "four"} {
+		has(name, want)
+	}
+	if text := log.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "free space in --state-dir") {
+		t.Errorf("got %s", text)
+	}
+	if err := errors.Join(os.Remove(marks), os.Mkdir(marks, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	write("b/y", "five")
+	collect("a/w,b/y")
+	has("y", "five")
+}
+
+// TestGrownFile: the mark of a file that grows after it was opened has the size that was uploaded.
+func TestGrownFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte("grown"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	uploaded, err := newMark("s3", path, file, 3)
+	next, nextErr := newMark("s3", path, file, 5)
+	if err := errors.Join(err, nextErr); err != nil || uploaded == next {
+		t.Errorf("got %v, %v", uploaded, err)
+	}
 }
