@@ -184,7 +184,7 @@ whoami' with the controller's kubeconfig prints it.`,
 	flags.StringVar(&user, "user", "", "`name` of the controller's user in the cluster")
 	f.addTrust(flags)
 	flags.BoolVar(&results, "results", false, "include the rights to create pods that collect results (--results-image)")
-	flags.BoolVar(&nodes, "partition-nodes", false, "include rights over Nodes of the whole cluster, to show partitions and jobs (--partition-nodes)")
+	flags.BoolVar(&nodes, "partition-nodes", false, "include rights over Nodes of the whole cluster, to show partitions and jobs (--partition-nodes); each namespace needs another --user")
 	flags.StringSliceVar(&secrets, "s3-secret", nil, "include the right to read the Secret with this `name`, for S3 stores (--s3-endpoint)")
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		if err := f.check(); err != nil {

@@ -104,7 +104,7 @@ var layers = map[string][]string{
 	"internal/slurmjobs/controller": {"internal/job/queue", "internal/slurmjobs/kinds", "internal/slurmjobs/results", "internal/slurmjobs/trust"},
 	"internal/slurmjobs/script":     {"internal/job/batch", "internal/job/permit", "internal/job/queue", "internal/job/slurm"},
 	// The annotation of the Nodes of partitions is in a policy.
-	"internal/slurmjobs/trust": {"internal/base/cluster", "internal/slurmjobs/kinds"},
+	"internal/slurmjobs/trust": {"internal/base/cluster", "internal/slurmjobs/kinds", "internal/slurmjobs/partitions"},
 
 	"internal/site/berthd": {
 		"internal/base/exitcode", "internal/base/linux", "internal/job/slurm",

@@ -30,8 +30,8 @@ const (
 	lateCreation = 10 * time.Minute
 	// JobContainer is the name of the container of a pod that shows a job.
 	JobContainer = "job"
-	// jobImage is the image of the container. WLM-Operator's pods have the same.
-	jobImage = "no-image"
+	// JobImage is the image of the container, which does not exist. WLM-Operator's pods have the same.
+	JobImage = "no-image"
 )
 
 // Jobs gives access to the objects whose jobs are shown.
@@ -251,7 +251,7 @@ func newJobPod(ref kinds.Reference, uid types.UID, node string) *corev1.Pod {
 				RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 			},
 			Containers: []corev1.Container{{
-				Name: JobContainer, Image: jobImage,
+				Name: JobContainer, Image: JobImage,
 				SecurityContext: &corev1.SecurityContext{
 					AllowPrivilegeEscalation: ptr.To(false), Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 				},

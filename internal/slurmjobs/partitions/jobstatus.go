@@ -15,7 +15,7 @@ import (
 
 // podStatus returns the status of the pod that shows a job.
 func podStatus(status kinds.Status) corev1.PodStatus {
-	container := corev1.ContainerStatus{Name: JobContainer, Image: jobImage, RestartCount: int32(status.Restarts)}
+	container := corev1.ContainerStatus{Name: JobContainer, Image: JobImage, RestartCount: int32(status.Restarts)}
 	pod := corev1.PodStatus{Phase: kinds.Phase(status.State)}
 	switch {
 	case kinds.Ended(status.State):

@@ -46,7 +46,9 @@ var Taint = corev1.Taint{Key: "virtual-kubelet.io/provider", Value: "wlm", Effec
 var preferOthers = corev1.Taint{Key: "berth.dev/slurm-partition", Effect: corev1.TaintEffectPreferNoSchedule}
 
 const (
-	component = cluster.SlurmJobsManager
+	// NodePrefix begins the name of each Node.
+	NodePrefix = "slurm-"
+	component  = cluster.SlurmJobsManager
 	// maxPods is the number of pods that the scheduler may bind to a Node, where they are
 	// ended. It does not limit the pods that show jobs.
 	maxPods = 1000
@@ -136,7 +138,7 @@ func resources(cpus, memoryMB, pods int64) corev1.ResourceList {
 // nodeName returns the name of a partition's Node. A name with characters that a Node's name cannot
 // have ends with a hash.
 func nodeName(host, partition string) string {
-	wanted := "slurm-" + host + "-" + partition
+	wanted := NodePrefix + host + "-" + partition
 	name := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' {
 			return r

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +13,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/slurmjobs/kinds"
+	"berth.dev/berth/internal/slurmjobs/partitions"
 )
 
 // rule returns a rule of a role.
@@ -102,7 +104,7 @@ func (t Trust) objects() []object {
 		rules = append(rules,
 			rule("", list("pods"), "get", "list", "watch", "create", "delete"),
 			rule("", list("pods/status"), "patch"))
-		userRules = append(userRules, rule("", list("pods", "pods/log"), "get", "list", "watch"))
+		userRules = append(userRules, rule("", list("pods"), "get", "list", "watch"), rule("", list("pods/log"), "get"))
 		objects = t.nodeObjects()
 	}
 	objects = append(objects, role("berth-slurm-jobs", t.Namespace, rules, t.Controller)...)
@@ -116,40 +118,59 @@ func (t Trust) objects() []object {
 	return append(objects, role("berth-slurm-jobs-users", t.Namespace, userRules, t.Users...)...)
 }
 
-// nodeObjects returns the controller's rights to show partitions as Nodes, and a policy: roles cannot
-// confine it to its own Nodes, whose names are not known yet. So the policy lets it change only
-// Nodes and leases with its annotation.
+// nodeObjects returns the controller's rights to show partitions as Nodes, and two policies, because
+// roles cannot confine it to Nodes and pods whose names are not known yet. The first lets it change
+// only Nodes and leases with its annotation, and only Nodes to which the scheduler binds no pods. The
+// second lets it change only pods on such Nodes, and create only pods that cannot run.
 func (t Trust) nodeObjects() []object {
 	name := "berth-slurm-jobs-" + t.Namespace + "-nodes"
-	ours := func(object string) string {
-		return fmt.Sprintf(`(%[1]s == null || has(%[1]s.metadata.annotations) && %[2]q in %[1]s.metadata.annotations && %[1]s.metadata.annotations[%[2]q] == %[3]q)`,
-			object, cluster.PartitionOwner, t.Namespace)
+	// A change has an object, an oldObject, or both.
+	each := func(condition string) string {
+		return fmt.Sprintf("[object, oldObject].filter(o, o != null).all(o, %s)", condition)
 	}
-	policy := object{
-		"failurePolicy": "Fail",
-		"matchConstraints": object{"resourceRules": list(
-			object{"apiGroups": list(""), "apiVersions": list("*"), "resources": list("nodes", "nodes/*"), "operations": list("CREATE", "UPDATE", "DELETE")},
-			object{"apiGroups": list("coordination.k8s.io"), "apiVersions": list("*"), "resources": list("leases"), "operations": list("CREATE", "UPDATE", "DELETE")},
-		)},
-		"matchConditions": list(object{
-			"name":       "controller",
-			"expression": fmt.Sprintf(`request.userInfo.username == %s && (!has(request.namespace) || request.namespace in ["", %q])`, strconv.QuoteToASCII(t.Controller), corev1.NamespaceNodeLease),
-		}),
-		"validations": list(object{
-			"expression": ours("object") + " && " + ours("oldObject"),
-			"message":    "the controller of Slurm jobs may change only the nodes of its partitions",
-			"reason":     "Forbidden",
-		}),
+	validation := func(expression, message string) object {
+		return object{"expression": expression, "message": message, "reason": "Forbidden"}
 	}
-	objects := []object{
-		manifest(admissionGroup+"/v1", "ValidatingAdmissionPolicy", name, "", object{"spec": policy}),
-		manifest(admissionGroup+"/v1", "ValidatingAdmissionPolicyBinding", name, "", object{"spec": object{"policyName": name, "validationActions": list("Deny")}}),
+	nodes := t.confine(name, list(
+		object{"apiGroups": list(""), "apiVersions": list("*"), "resources": list("nodes", "nodes/*"), "operations": list("CREATE", "UPDATE", "DELETE")},
+		object{"apiGroups": list("coordination.k8s.io"), "apiVersions": list("*"), "resources": list("leases"), "operations": list("CREATE", "UPDATE", "DELETE")},
+	), fmt.Sprintf(`(!has(request.namespace) || request.namespace in ["", %q])`, corev1.NamespaceNodeLease),
+		validation(each(fmt.Sprintf(`o.metadata.name.startsWith(%q) && o.metadata.?annotations[?%q].orValue("") == %q`, partitions.NodePrefix, cluster.PartitionOwner, t.Namespace)),
+			"the controller of Slurm jobs may change only the nodes of its partitions; each namespace needs a controller with its own user"),
+		validation(fmt.Sprintf(`object == null || request.resource.resource != "nodes" || object.spec.?taints.orValue([]).exists(t, t.key == %q && t.effect == %q) && object.status.?allocatable[?"pods"].orValue("") == "0" && (oldObject == null ? !has(object.spec.podCIDR) : object.spec.?podCIDR == oldObject.spec.?podCIDR)`, partitions.Taint.Key, partitions.Taint.Effect),
+			"the nodes of Slurm partitions need the taint "+partitions.Taint.Key+", have room for 0 pods, and get no podCIDR from the controller"))
+	pods := list("pods/status")
+	if !t.Results {
+		pods = append(pods, "pods")
 	}
-	objects = append(objects, role(name, "", list(
+	shown := t.confine("berth-slurm-jobs-"+t.Namespace+"-pods", list(
+		object{"apiGroups": list(""), "apiVersions": list("*"), "resources": pods, "operations": list("CREATE", "UPDATE", "DELETE")},
+	), fmt.Sprintf("request.namespace == %q", t.Namespace),
+		validation(each(fmt.Sprintf(`o.spec.?nodeName.orValue("").startsWith(%q)`, partitions.NodePrefix))+
+			fmt.Sprintf(` && (request.operation != "CREATE" || object.spec.containers.all(c, c.image == %q) && !has(object.spec.initContainers) && !has(object.spec.volumes))`, partitions.JobImage),
+			"the controller of Slurm jobs may change only pods that show jobs"))
+	objects := slices.Concat(nodes, shown, role(name, "", list(
 		rule("", list("nodes"), "list", "create", "patch", "delete"),
 		rule("", list("nodes/status"), "patch"),
-	), t.Controller)...)
+	), t.Controller))
 	objects = append(objects, role(name, corev1.NamespaceNodeLease, list(rule("coordination.k8s.io", list("leases"), "create", "patch")), t.Controller)...)
 	// The authority of the API servers' certificates, for the server of logs.
 	return append(objects, role(name, metav1.NamespaceSystem, list(namedRule("", list("configmaps"), []string{"extension-apiserver-authentication"}, "get")), t.Controller)...)
+}
+
+// confine returns a policy for what the controller changes under a condition, and its binding.
+func (t Trust) confine(name string, rules []any, condition string, validations ...any) []object {
+	policy := object{
+		"failurePolicy":    "Fail",
+		"matchConstraints": object{"resourceRules": rules},
+		"matchConditions": list(object{
+			"name":       "controller",
+			"expression": fmt.Sprintf("request.userInfo.username == %s && %s", strconv.QuoteToASCII(t.Controller), condition),
+		}),
+		"validations": validations,
+	}
+	return []object{
+		manifest(admissionGroup+"/v1", "ValidatingAdmissionPolicy", name, "", object{"spec": policy}),
+		manifest(admissionGroup+"/v1", "ValidatingAdmissionPolicyBinding", name, "", object{"spec": object{"policyName": name, "validationActions": list("Deny")}}),
+	}
 }
