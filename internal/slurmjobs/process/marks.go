@@ -25,8 +25,8 @@ type marks struct {
 // mark says that a version of a file is at a destination in S3. Both are parts of a line.
 type mark struct{ destination, version string }
 
-// newMark returns the mark of an open file, of which size bytes are to be uploaded. The time of the
-// last change of the inode also tells two files apart whose modification times were restored.
+// newMark returns the mark of an open file whose first size bytes are to be uploaded. The time of the
+// last change of the inode also tells two files apart if their modification times were restored.
 func newMark(destination, path string, file *os.File, size int64) (mark, error) {
 	var info unix.Stat_t
 	if err := unix.Fstat(int(file.Fd()), &info); err != nil {
