@@ -119,8 +119,8 @@ func (t Trust) objects() []object {
 }
 
 // nodeObjects returns the controller's rights to show partitions as Nodes, and two policies, because
-// roles cannot confine it to Nodes and pods whose names are not known yet. The first lets it change
-// only Nodes and leases with its annotation, and only Nodes to which the scheduler binds no pods. The
+// roles cannot confine it to Nodes and pods whose names are not known yet. The first policy lets it
+// change only Nodes and leases with its annotation. The scheduler binds no pods to such Nodes. The
 // second lets it change only pods on such Nodes, and create only pods that cannot run.
 func (t Trust) nodeObjects() []object {
 	name := "berth-slurm-jobs-" + t.Namespace + "-nodes"
