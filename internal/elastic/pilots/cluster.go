@@ -127,6 +127,11 @@ func (l *Loop) wanted(pod *corev1.Pod) (wanted plan.Pod, ignored []string) {
 		Pod: pod, Size: size, Options: request.Options, GPUType: request.GPUType,
 		Alone: request.Alone, Gang: request.Gang, GangSize: request.GangSize, Stuck: l.stuck(pod),
 	}
+	if pod.Spec.NodeSelector[cluster.ForLabel] != plan.ForValue(wanted.Only()) {
+		// The pod passed no gate, because it was annotated later or the policy was not in force yet.
+		// It would not tolerate a node for itself.
+		wanted.Alone, wanted.Gang, wanted.GangSize = false, "", 0
+	}
 	if len(request.Others) > 0 {
 		wanted.Stuck = fmt.Sprintf("no node of another job is requested: the pod needs %s, and jobs request only GPUs", request.Others[0])
 	}

@@ -45,7 +45,8 @@ func (l *Loop) openGate(ctx context.Context, pod *corev1.Pod) error {
 	request, problems := wishes.Of(pod, l.owners.of(pod)...)
 	spec := map[string]any{"schedulingGates": []any{map[string]any{"$patch": "delete", "name": cluster.WishesGate}}}
 	wanted := plan.Pod{Pod: pod, Alone: request.Alone, Gang: request.Gang}
-	if label := plan.ForValue(wanted.Only()); label != "" {
+	// A pod that selects nodes of 'berth join --for' keeps its selector, which nobody may change.
+	if label := plan.ForValue(wanted.Only()); label != "" && pod.Spec.NodeSelector[cluster.ForLabel] == "" {
 		spec["nodeSelector"] = map[string]string{cluster.ForLabel: label}
 		// The API server permits more tolerations at any time, and another selector while a gate is
 		// closed. Tolerations have no key to merge them by.

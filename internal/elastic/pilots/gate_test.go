@@ -22,10 +22,12 @@ func TestGateOpens(t *testing.T) {
 		name        string
 		annotations map[string]string
 		only, told  string
+		selected    string
 	}{
-		{"wishes", map[string]string{"slurm.hpk.io/flags": "-p long --wrap=id"}, "pod u", "slurm.hpk.io/flags: --wrap: "},
-		{"a gang", map[string]string{"slurm.berth.dev/gang": "g", "slurm.berth.dev/gang-size": "2"}, "gang ns/g", ""},
-		{"nothing that has a meaning", map[string]string{"slurm.hpk.io/flags": "--wrap=id"}, "", "slurm.hpk.io/flags: --wrap: "},
+		{"wishes", map[string]string{"slurm.hpk.io/flags": "-p long --wrap=id"}, "pod u", "slurm.hpk.io/flags: --wrap: ", ""},
+		{"a gang", map[string]string{"slurm.berth.dev/gang": "g", "slurm.berth.dev/gang-size": "2"}, "gang ns/g", "", ""},
+		{"nothing that has a meaning", map[string]string{"slurm.hpk.io/flags": "--wrap=id"}, "", "slurm.hpk.io/flags: --wrap: ", ""},
+		{"a node by hand", map[string]string{"slurm.berth.dev/partition": "long"}, "", "", "train"},
 	} {
 		keep := corev1.Toleration{Key: "a", Operator: corev1.TolerationOpExists}
 		pod := &corev1.Pod{
@@ -33,6 +35,9 @@ func TestGateOpens(t *testing.T) {
 			Spec: corev1.PodSpec{
 				SchedulingGates: []corev1.PodSchedulingGate{{Name: "other"}, {Name: cluster.WishesGate}}, Tolerations: []corev1.Toleration{keep},
 			},
+		}
+		if c.selected != "" {
+			pod.Spec.NodeSelector = map[string]string{cluster.ForLabel: c.selected}
 		}
 		client := fake.NewClientset(pod).CoreV1()
 		log := slog.New(slog.DiscardHandler)
@@ -51,8 +56,14 @@ func TestGateOpens(t *testing.T) {
 			t.Errorf("%s: %+v", c.name, got.Spec)
 		}
 		value := got.Spec.NodeSelector[cluster.ForLabel]
-		if value != plan.ForValue(c.only) || (value != "") != (len(got.Spec.Tolerations) == 2 && got.Spec.Tolerations[1].Value == value) {
+		if value != plan.ForValue(c.only)+c.selected || c.selected == "" && (value != "") != (len(got.Spec.Tolerations) == 2 && got.Spec.Tolerations[1].Value == value) {
 			t.Errorf("%s: selector %v, tolerations %v", c.name, got.Spec.NodeSelector, got.Spec.Tolerations)
+		}
+		if wanted, _ := l.wanted(got); wanted.Only() != c.only {
+			t.Errorf("%s: the pilot is for %q", c.name, wanted.Only())
+		}
+		if wanted, _ := l.wanted(pod); wanted.Only() != "" {
+			t.Errorf("%s: a pod that does not select its node gets one for itself", c.name)
 		}
 		events, err := client.Events("ns").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
