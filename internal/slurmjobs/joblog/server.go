@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync"
 	"time"
 )
 
@@ -46,6 +47,29 @@ type Server struct {
 // headerTimeout limits the time until a client has sent its certificate and its request.
 const headerTimeout = 10 * time.Second
 
+// maxPending limits the connections of clients that have not sent a certificate and a request.
+const maxPending = 100
+
+// pending holds the connections of such clients.
+type pending struct {
+	mu    sync.Mutex
+	conns map[net.Conn]bool
+}
+
+// changed notes the state of a connection. It closes new connections while there are too many.
+func (p *pending) changed(conn net.Conn, state http.ConnState) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case state != http.StateNew:
+		delete(p.conns, conn)
+	case len(p.conns) >= maxPending:
+		conn.Close()
+	default:
+		p.conns[conn] = true
+	}
+}
+
 // Serve serves the connections of a listener until ctx ends. Then it returns nil.
 func (s Server) Serve(ctx context.Context, listener net.Listener) error {
 	authority := x509.NewCertPool()
@@ -57,8 +81,9 @@ func (s Server) Serve(ctx context.Context, listener net.Listener) error {
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		refuse(w, http.StatusNotFound, errors.New("this pod shows a Slurm job: it has a log, but runs no programs"))
 	})
+	waiting := pending{conns: map[net.Conn]bool{}}
 	server := http.Server{
-		Handler: mux, ReadHeaderTimeout: headerTimeout, ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
+		Handler: mux, ConnState: waiting.changed, ReadHeaderTimeout: headerTimeout, ErrorLog: slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 		TLSConfig: &tls.Config{
 			MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{s.Certificate},
 			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: authority,

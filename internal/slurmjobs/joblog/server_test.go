@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/pki"
+	"berth.dev/berth/internal/testutil"
 )
 
 // served is a server whose job a test changes.
@@ -365,4 +366,37 @@ func TestSeal(t *testing.T) {
 	if _, err := NewSealer(path); err == nil {
 		t.Error("an empty key")
 	}
+}
+
+// TestPending: too many clients that send nothing are refused at once. When they have ended, the API
+// server is served.
+func TestPending(t *testing.T) {
+	s := serve(t)
+	address := strings.TrimPrefix(s.url, "https://")
+	var conns []net.Conn
+	for range maxPending + 1 {
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conns = append(conns, conn)
+	}
+	last := conns[maxPending]
+	if err := last.SetReadDeadline(time.Now().Add(headerTimeout / 2)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := last.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("got %v: it was not refused", err)
+	}
+	for _, conn := range conns {
+		conn.Close()
+	}
+	testutil.Await(t, time.Minute, "an answer", func() error {
+		answer, err := s.client(s.pair("api")).Get(s.url + "/none")
+		if err == nil {
+			answer.Body.Close()
+		}
+		return err
+	})
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -78,6 +79,8 @@ type Server struct {
 	mu sync.Mutex
 	// jobs is nil unless Run runs.
 	jobs *jobPods
+	// warned is true once report has reported missing rights.
+	warned bool
 }
 
 // New returns a server. It sends no requests.
@@ -193,13 +196,35 @@ func (s *Server) repeat(ctx context.Context, what string, do func(context.Contex
 	defer tick.Stop()
 	for ctx.Err() == nil {
 		if err := do(ctx); err != nil && ctx.Err() == nil {
-			s.Log.Debug(what + ": " + err.Error())
+			s.report(what, err)
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 		}
 	}
+}
+
+// report logs an error after which Run tries again. The first error about missing rights is a
+// warning, because there are no Nodes without them.
+func (s *Server) report(what string, err error) {
+	s.mu.Lock()
+	warn := apierrors.IsForbidden(err) && !s.warned
+	s.warned = s.warned || warn
+	s.mu.Unlock()
+	if warn {
+		s.Log.Warn(Explain(what, err).Error())
+		return
+	}
+	s.Log.Debug(what + ": " + err.Error())
+}
+
+// Explain adds to an error what was done, and the remedy for missing rights.
+func Explain(what string, err error) error {
+	if apierrors.IsForbidden(err) {
+		return fmt.Errorf("%s: %w: have the cluster's administrator apply the output of 'berth slurm-jobs setup --partition-nodes'", what, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
 }
 
 // list returns all Nodes for partitions by their names, also Nodes of other owners.

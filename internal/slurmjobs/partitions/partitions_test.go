@@ -1,9 +1,11 @@
 package partitions
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/netip"
 	"os"
@@ -363,4 +365,18 @@ func (f *fixture) testReplicas() {
 		f.Error(err)
 	}
 	f.awaitNoPod("next")
+}
+
+// TestMissingRights: a server that may only list Nodes reports it once.
+func TestMissingRights(t *testing.T) {
+	var log bytes.Buffer
+	server := Server{Options: Options{Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	denied := apierrors.NewForbidden(corev1.Resource("nodes"), "slurm-login1-main", errors.New("no role"))
+	for range 2 {
+		server.report("show partitions as nodes", errors.New("Slurm does not answer"))
+		server.report("show partitions as nodes", errors.Join(nil, fmt.Errorf("create node: %w", denied)))
+	}
+	if text := log.String(); strings.Count(text, "level=WARN") != 1 || !strings.Contains(text, "setup --partition-nodes") {
+		t.Errorf("got %s", text)
+	}
 }

@@ -3,16 +3,17 @@ package process
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	core "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
 	"berth.dev/berth/internal/base/pki"
+	"berth.dev/berth/internal/slurmjobs/partitions"
 )
 
 // LogListen configures the server for the logs of pods on a host that is no part of the cluster.
@@ -31,8 +32,11 @@ type LogListen struct {
 // KubeadmClient is the common name that kubeadm gives the API servers' client certificate.
 const KubeadmClient = "kube-apiserver-kubelet-client"
 
-// Check returns an error if the address is invalid.
+// Check returns an error if the address or the name is invalid.
 func (l LogListen) Check() error {
+	if l.Client == "" {
+		return errors.New("--logs-client: give the common name of the API servers' client certificate: without it, every certificate without a name could read the logs")
+	}
 	_, err := l.address()
 	return err
 }
@@ -105,19 +109,11 @@ func clientAuthority(ctx context.Context, config *rest.Config) ([]byte, error) {
 	}
 	published, err := client.ConfigMaps(metav1.NamespaceSystem).Get(ctx, "extension-apiserver-authentication", metav1.GetOptions{})
 	if err != nil {
-		return nil, lacksNodes("read the authority of the API servers' certificates", err)
+		return nil, partitions.Explain("read the authority of the API servers' certificates", err)
 	}
 	authority := published.Data["client-ca-file"]
 	if authority == "" {
 		return nil, fmt.Errorf("--logs-address: ConfigMap %s in namespace %s has no client-ca-file, so nobody can tell the API server from others: omit the option, and use 'berth slurm-jobs logs'", published.Name, published.Namespace)
 	}
 	return []byte(authority), nil
-}
-
-// lacksNodes adds the remedy for missing rights to an error.
-func lacksNodes(what string, err error) error {
-	if apierrors.IsForbidden(err) {
-		return fmt.Errorf("%s: %w: have the cluster's administrator apply the output of 'berth slurm-jobs setup --partition-nodes'", what, err)
-	}
-	return fmt.Errorf("%s: %w", what, err)
 }

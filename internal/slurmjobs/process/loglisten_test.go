@@ -28,6 +28,17 @@ func TestLogAddresses(t *testing.T) {
 	}
 }
 
+func TestLogClient(t *testing.T) {
+	listen := LogListen{Address: "10.0.0.5", Client: KubeadmClient}
+	if err := listen.Check(); err != nil {
+		t.Error(err)
+	}
+	listen.Client = ""
+	if err := listen.Check(); err == nil || !strings.Contains(err.Error(), "--logs-client: give the common name") {
+		t.Errorf("got %v", err)
+	}
+}
+
 // The server has the certificate of a file, or its own one for its address.
 func TestLogCertificate(t *testing.T) {
 	address := netip.MustParseAddr("10.0.0.5")

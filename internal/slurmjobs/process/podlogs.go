@@ -58,7 +58,7 @@ func (o Options) show(ctx context.Context, options *controller.Options, name str
 		return shown{}, err
 	}
 	if err := server.Check(ctx); err != nil {
-		return shown{}, lacksNodes("show partitions as nodes", err)
+		return shown{}, partitions.Explain("show partitions as nodes", err)
 	}
 	options.Beside, options.Changed, options.PodProblem = server.Run, server.Changed, server.Problem
 	s := shown{server: server, logs: o.PodLogs}
