@@ -38,6 +38,7 @@ type collections struct {
 	mu     sync.Mutex
 	errs   []error
 	calls  int
+	names  []string      // of the objects of calls
 	blocks chan struct{} // Collect waits until it is closed, unless it is nil
 	ended  int           // calls that waited until their context ended
 }
@@ -46,6 +47,7 @@ func (c *collections) collect(ctx context.Context, object *unstructured.Unstruct
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.calls++
+	c.names = append(c.names, object.GetName())
 	if blocks := c.blocks; blocks != nil {
 		c.mu.Unlock()
 		select {
@@ -267,6 +269,61 @@ func testTurns(p *fixture) {
 		p.Fatal(err)
 	}
 	p.awaitEnded(c, 1)
+}
+
+// testOrder: after a turn, an object that waits comes before the next turn.
+func testOrder(p *fixture) {
+	c := &collections{blocks: make(chan struct{}), errs: []error{&Unfinished{errors.New("1 of 2 files")}}}
+	options := p.options(p.server.Config(p, "admin", "system:masters"))
+	options.Collect = c.collect
+	controller, err := New(options)
+	if err != nil {
+		p.Fatal(err)
+	}
+	p.start(controller)
+	all := []*unstructured.Unstructured{}
+	create := func(name string) {
+		object := p.create(fmt.Sprintf(jobWithUpload, name))
+		p.end(object, "COMPLETED")
+		all = append(all, object)
+	}
+	for i := range copiers {
+		create(fmt.Sprintf("begun-%d", i))
+	}
+	await(p, "uploads", func() error {
+		if c.count() != copiers {
+			return fmt.Errorf("%d calls", c.count())
+		}
+		return nil
+	})
+	create("waits")
+	await(p, "an object that waits", func() error {
+		if controller.uploads.queue.Len() != 1 {
+			return errors.New("none")
+		}
+		return nil
+	})
+	c.mu.Lock()
+	for range all {
+		c.errs = append(c.errs, finalError())
+	}
+	c.mu.Unlock()
+	c.blocks <- struct{}{} // ends one turn; the other copiers stay busy
+	await(p, "the next upload", func() error {
+		if c.count() != copiers+1 {
+			return fmt.Errorf("%d calls", c.count())
+		}
+		return nil
+	})
+	close(c.blocks)
+	for _, object := range all {
+		p.awaitStatus(object, func(s kinds.Status) bool { return s.Results == kinds.NotCollected })
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.names) != copiers+2 || c.names[copiers] != "waits" {
+		p.Errorf("got %q", c.names)
+	}
 }
 
 // testCollector checks the errors of a collector whose pod does not start: no kubelet runs here.

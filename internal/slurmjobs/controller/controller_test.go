@@ -37,7 +37,7 @@ func TestController(t *testing.T) {
 		"lifecycle": testLifecycle, "kill": testKill, "delete": testDelete, "rejected": testRejected, "refused": testRefused,
 		"unavailable": testUnavailable, "edit": testEdit, "crashes": testCrashes, "leaders": testLeaders, "large": testLargeScript,
 		"schema": testSchema, "collect": testCollect, "inputs": testInputs, "noinputs": testNoInputs, "notcollected": testNotCollected, "upload": testUpload, "storeaway": testStoreAway, "collector": testCollector, "trust": testTrust, "forged": testForgedNumber,
-		"lost": testLost, "busy": testBusy, "temporary": testTemporary, "gone": testFileGone, "lease": testAnotherLease, "vanished": testVanished, "stored": testVanishedBeforeStored, "away": testServerAway, "wlmjob": testWlmJob, "shown": testShown, "nodes": testNodeRights, "turns": testTurns,
+		"lost": testLost, "busy": testBusy, "temporary": testTemporary, "gone": testFileGone, "lease": testAnotherLease, "vanished": testVanished, "stored": testVanishedBeforeStored, "away": testServerAway, "wlmjob": testWlmJob, "shown": testShown, "nodes": testNodeRights, "turns": testTurns, "order": testOrder, "inputsend": testInputsEnd,
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &fixture{T: t, server: server, client: admin, namespace: name, slurm: &fakeSlurm{}}

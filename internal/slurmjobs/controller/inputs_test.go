@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -86,5 +87,35 @@ func testNoInputs(p *fixture) {
 	p.awaitStatus(object, state("RUNNING"))
 	if got := f.calls(); got != "a b" {
 		p.Errorf("got %q", got)
+	}
+}
+
+// testInputsEnd: an attempt to copy inputs ends when its object is deleted.
+func testInputsEnd(p *fixture) {
+	begun, ended := make(chan struct{}), make(chan error, 1)
+	options := p.options(p.server.Config(p, "admin", "system:masters"))
+	options.Fetch = func(ctx context.Context, _ *unstructured.Unstructured, _ kinds.Request, _ queue.Job) (string, error) {
+		close(begun)
+		<-ctx.Done()
+		ended <- context.Cause(ctx)
+		return "", ctx.Err()
+	}
+	p.run(options)
+	object := p.create(fmt.Sprintf(jobWithInputs, "lasting", "a"))
+	limit := time.After(timeout)
+	select {
+	case <-begun:
+	case <-limit:
+		p.Fatal("the inputs are not copied")
+	}
+	p.delete(object)
+	p.awaitGone(object)
+	select {
+	case err := <-ended:
+		if !errors.Is(err, errChanged) {
+			p.Error(err)
+		}
+	case <-limit:
+		p.Error("the attempt lasts")
 	}
 }
