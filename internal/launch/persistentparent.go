@@ -20,6 +20,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/elastic/pilots"
 	"berth.dev/berth/internal/job/slurm"
 )
 
@@ -116,7 +117,14 @@ func (p *persistentParent) keep() (int, error) {
 	if err != nil && !errors.As(err, &exit) {
 		return 0, err
 	}
-	return exitcode.OfStatus(p.child.ProcessState.Sys().(syscall.WaitStatus)), nil
+	code := exitcode.OfStatus(p.child.ProcessState.Sys().(syscall.WaitStatus))
+	if p.config.Elastic && code != 0 {
+		// When the head is killed, srun kills the role that does this otherwise.
+		if err := pilots.CancelPending(context.Background(), slurm.AskLong, p.config.Job); err != nil {
+			p.receive("berth: " + err.Error())
+		}
+	}
+	return code, nil
 }
 
 // endStep has Slurm end the cluster's step.

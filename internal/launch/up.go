@@ -107,6 +107,8 @@ type parentConfig struct {
 	// Inside is set for a process of the job, which Slurm kills at the job's end.
 	// Nobody could remove the parent's directory then.
 	Inside bool
+	// Elastic is set if pods of the cluster may have brought jobs.
+	Elastic bool
 	// Input is set if the cluster reads the user's standard input.
 	Input bool
 	// Words is set if later messages of the cluster go to standard error.
@@ -130,7 +132,7 @@ const fdMessages = "messages"
 // its messages. It has its own session, because Ctrl-C and the end of a terminal
 // must not reach the cluster.
 func startPersistentParent(options Options, args []string, inside bool) (*os.Process, *os.File, error) {
-	o := parentConfig{Args: args, Job: jobOf(options.Getenv), Inside: inside, Input: slices.Contains(options.Spec.Manifests, "-")}
+	o := parentConfig{Args: args, Job: jobOf(options.Getenv), Inside: inside, Elastic: options.Spec.Seats > 0, Input: slices.Contains(options.Spec.Manifests, "-")}
 	// Send later messages to a terminal or a file, but not to a pipe, whose
 	// reader waits for its end.
 	if info, err := os.Stderr.Stat(); err == nil {

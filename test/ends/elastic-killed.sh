@@ -1,7 +1,8 @@
 #!/bin/bash
 # In the shell of an allocation of one node. The loop that submits pilots is killed with SIGKILL at
 # three moments: when the job is held and its number is not stored, when the number is stored and
-# the job is held, and when the job is released. Each time, one job becomes a node.
+# the job is held, and when the job is released. Each time, one job becomes a node. Then the head
+# is killed.
 set -euo pipefail
 shopt -s inherit_errexit
 image=$1 here=${0%/*}
@@ -40,6 +41,13 @@ for moment in held stored released; do
 	until_nodes n1
 	until [[ -z $(pilots) && -z $(records) ]]; do sleep 0.2; done
 done
-berth down
-rm -r "$HOME/spies"
+# A pilot waits when the head of the cluster is killed. Nobody needs it any more.
+busy=$(sbatch --parsable -w 'n[2-3]' --exclusive -o /dev/null --wrap 'exec sleep 1000')
+until [[ $(squeue -h -j "$busy" -o %T) == RUNNING ]]; do sleep 0.2; done
+kubectl scale deployment/web --replicas=4
+until [[ $(squeue -h -n "berth-join-$SLURM_JOB_ID" -o %T) == PENDING && -n $(events NodeRequested | grep 'waits in Slurm') ]]; do sleep 0.2; done
+echo ready to lose the head
+until [[ -z $(pilots) ]]; do sleep 0.2; done
+scancel "$busy"
+rm -r "$HOME/spies" "$HOME/submitted"
 exit 7

@@ -217,11 +217,14 @@ elastic_pods() {
 }
 
 # The loop that submits jobs for pods is killed at three moments. No job is lost, and none is
-# submitted twice.
+# submitted twice. When the head is killed, the job that waits is cancelled.
 elastic_killed() {
 	local longest_run=600 moment
 	begin a alice login salloc -N1 --mem=1500 bash $here/elastic-killed.sh $image
-	timeout=400 ends a 7
+	timeout=300 says a 'ready to lose the head'
+	"$bed" run n1 pkill -KILL -f '^[^ ]*berth up --foreground' || fail 'there is no berth on n1'
+	timeout=100 ends a 7
+	swept n1
 	for moment in held stored released; do says a "$moment: 1 submitted, 1 in the queue, 1 records"; done
 	[[ $(grep -c 'elastic ended: .*; starting it again' "$out/a") == 3 ]] || fail "the loop was not killed three times: $(cat "$out/a")"
 }

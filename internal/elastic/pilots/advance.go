@@ -18,6 +18,7 @@ import (
 
 	"berth.dev/berth/internal/elastic/plan"
 	"berth.dev/berth/internal/job/queue"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // hasWork reports whether a worker has something to do for a pilot. The caller holds mu.
@@ -306,9 +307,9 @@ func (l *Loop) cordon(ctx context.Context, nodes []string, closed bool) error {
 	return nil
 }
 
-// cancelPending cancels, with one command, all pilots that have not started.
-func (l *Loop) cancelPending(ctx context.Context, err error) error {
-	_, scancel := l.Ask(ctx, "scancel", "--state=PENDING", fmt.Sprintf("--user=%d", os.Getuid()), "--name="+jobName(l.Job))
+// cancelPending cancels all pilots that have not started.
+func (l *Loop) cancelPending(ctx context.Context) error {
+	err := CancelPending(ctx, l.Ask, l.Job)
 	// Pods may name their jobs.
 	named := []string{"scancel", "--state=PENDING"}
 	l.mu.Lock()
@@ -319,13 +320,21 @@ func (l *Loop) cancelPending(ctx context.Context, err error) error {
 	}
 	l.mu.Unlock()
 	if len(named) > 2 {
-		_, more := l.Ask(ctx, named...)
-		scancel = errors.Join(scancel, more)
+		if _, more := l.Ask(ctx, named...); more != nil {
+			err = errors.Join(err, fmt.Errorf("cancel the pilots that wait: %w", more))
+		}
 	}
-	if scancel != nil {
-		scancel = fmt.Errorf("cancel the pilots that wait: %w", scancel)
+	return err
+}
+
+// CancelPending cancels, with one command, the pilots of a cluster that have not started, and whose
+// jobs no pod has named.
+func CancelPending(ctx context.Context, ask slurm.Ask, job string) error {
+	_, err := ask(ctx, "scancel", "--state=PENDING", fmt.Sprintf("--user=%d", os.Getuid()), "--name="+jobName(job))
+	if err != nil {
+		return fmt.Errorf("cancel the pilots that wait: %w", err)
 	}
-	return errors.Join(err, scancel)
+	return nil
 }
 
 // cancelStrangers cancels pending pilots that nobody will release or needs: of clusters whose

@@ -3,6 +3,7 @@ package pilots
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -207,7 +208,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	case <-time.After(endLimit):
 	}
 	stop()
-	return l.cancelPending(context.WithoutCancel(ctx), err)
+	return errors.Join(err, l.cancelPending(context.WithoutCancel(ctx)))
 }
 
 // repeat makes passes until ctx ends.
@@ -248,8 +249,10 @@ func (l *Loop) awaitQuiet(ctx context.Context) {
 func (l *Loop) untilNext() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.pilots) > 0 {
-		return time.Second // pauses and idle times end
+	for _, p := range l.pilots {
+		if !p.idle.IsZero() || !p.started() || p.hasWork() {
+			return time.Second // a pause or an idle time may end
+		}
 	}
 	return longestIdle
 }
