@@ -106,9 +106,12 @@ func usersExist(ctx context.Context, config siteconf.Config) error {
 // berthd is registered in etcd, possibly with a name that only Slurm knows.
 func hostsExist(ctx context.Context, config siteconf.Config) error {
 	option := map[string]string{}
-	for name, hosts := range map[string][]string{"login-on": config.LoginOn, "routes-on": config.RoutesOn, "gateways.on": config.Gateways.On} {
-		for _, host := range hosts {
-			option[host] = name
+	for _, of := range []struct {
+		name  string
+		hosts []string
+	}{{"login-on", config.LoginOn}, {"routes-on", config.RoutesOn}, {"gateways.on", config.Gateways.On}} {
+		for _, host := range of.hosts {
+			option[host] = of.name
 		}
 	}
 	var missing []string
