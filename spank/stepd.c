@@ -97,6 +97,10 @@ static int fetch_network(spank_t spank, const struct settings *s, struct questio
 	question_number(q, "job", job);
 	question_number(q, "uid", uid);
 	user_name(q, uid);
+	/* slurmd starts other steps when the extern step on this node has been answered. So it
+	 * has already waited for the job's first node. */
+	if (step != SLURM_EXTERN_CONT && !is_script)
+		question_text(q, "waited", "yes");
 	/* The extern step, which Slurm starts on all nodes of a job before any other
 	 * step, sends the nodes, and so does the batch script. A requeued job that starts
 	 * again within two minutes has no extern step, because slurmd still remembers the

@@ -113,13 +113,16 @@ func requestOf(question siteconf.Message) (store.Request, error) {
 	return r, nil
 }
 
-// maxLimit bounds how long a step may wait for other nodes.
-const maxLimit = time.Minute
+// maxLimit bounds how long a step waits for the job's first node, whose berthd may be away for
+// 30 s.
+const maxLimit = 32 * time.Second
 
-// limitOf returns the time that the plugin waits for an answer. An earlier plugin does not send it.
+// limitOf returns how long a step waits for the job's first node: less than the plugin waits for
+// an answer. The steps after the extern step wait less long, or srun would give up before it has
+// the reason. An earlier plugin does not send its limit.
 func limitOf(question siteconf.Message) time.Duration {
 	seconds, err := number(question, "limit")
-	if err != nil {
+	if err != nil || question.Fields["waited"] != "" {
 		return attachTimeout
 	}
 	return min(time.Duration(seconds)*time.Second, maxLimit)
