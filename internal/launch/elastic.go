@@ -115,6 +115,21 @@ func pilotFolder(getenv func(string) string, home string) string {
 	return filepath.Join(state, "berth/elastic")
 }
 
+// cancelPilots cancels the pilots of a cluster that have not started, in another process than the
+// role.
+func cancelPilots(ctx context.Context, job string) error {
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return fmt.Errorf("cancel the pilots that wait: %w", err)
+	}
+	options := queue.Default(pilotFolder(os.Getenv, home), slog.New(slog.DiscardHandler))
+	jobs, err := queue.New(options)
+	if err != nil {
+		return err
+	}
+	return pilots.CancelPending(ctx, options.Ask, jobs.Submitted, job)
+}
+
 // ElasticRole runs the role. It returns 0 when the process that started it has ended it, and 1
 // after an error.
 func ElasticRole() int {
@@ -153,7 +168,7 @@ func submitPilots() error {
 	}
 	loop, err := pilots.New(pilots.Options{
 		Config: client, Job: config.Job, Seats: config.Seats, Idle: config.Idle, Node: config.Node,
-		Slurm: jobs, Test: jobs.Test, Forget: jobs.Forget, Pending: jobs.Pending, Ask: options.Ask, Interval: options.Interval, Log: log,
+		Slurm: jobs, Test: jobs.Test, Forget: jobs.Forget, Submitted: jobs.Submitted, Ask: options.Ask, Interval: options.Interval, Log: log,
 	})
 	if err != nil {
 		return err

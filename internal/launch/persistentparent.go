@@ -20,7 +20,6 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/rundir"
-	"berth.dev/berth/internal/elastic/pilots"
 	"berth.dev/berth/internal/job/slurm"
 )
 
@@ -120,7 +119,7 @@ func (p *persistentParent) keep() (int, error) {
 	code := exitcode.OfStatus(p.child.ProcessState.Sys().(syscall.WaitStatus))
 	if p.config.Elastic && code != 0 {
 		// When the head is killed, srun kills the role that does this otherwise.
-		if err := pilots.CancelPending(context.Background(), slurm.AskLong, p.config.Job); err != nil {
+		if err := cancelPilots(context.Background(), p.config.Job); err != nil {
 			p.receive("berth: " + err.Error())
 		}
 	}

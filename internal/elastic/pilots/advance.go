@@ -18,7 +18,6 @@ import (
 
 	"berth.dev/berth/internal/elastic/plan"
 	"berth.dev/berth/internal/job/queue"
-	"berth.dev/berth/internal/job/slurm"
 )
 
 // hasWork reports whether a worker has something to do for a pilot. The caller holds mu.
@@ -305,66 +304,4 @@ func (l *Loop) cordon(ctx context.Context, nodes []string, closed bool) error {
 		}
 	}
 	return nil
-}
-
-// cancelPending cancels all pilots that have not started.
-func (l *Loop) cancelPending(ctx context.Context) error {
-	err := CancelPending(ctx, l.Ask, l.Job)
-	// Pods may name their jobs.
-	named := []string{"scancel", "--state=PENDING"}
-	l.mu.Lock()
-	for _, p := range l.pilots {
-		if p.Job != "" && slices.ContainsFunc(p.Options, func(option string) bool { return strings.HasPrefix(option, "--job-name=") }) {
-			named = append(named, p.Job)
-		}
-	}
-	l.mu.Unlock()
-	if len(named) > 2 {
-		if _, more := l.Ask(ctx, named...); more != nil {
-			err = errors.Join(err, fmt.Errorf("cancel the pilots that wait: %w", more))
-		}
-	}
-	return err
-}
-
-// CancelPending cancels, with one command, the pilots of a cluster that have not started, and whose
-// jobs no pod has named.
-func CancelPending(ctx context.Context, ask slurm.Ask, job string) error {
-	_, err := ask(ctx, "scancel", "--state=PENDING", fmt.Sprintf("--user=%d", os.Getuid()), "--name="+jobName(job))
-	if err != nil {
-		return fmt.Errorf("cancel the pilots that wait: %w", err)
-	}
-	return nil
-}
-
-// cancelStrangers cancels pending pilots that nobody will release or needs: of clusters whose
-// jobs have ended, and of an earlier cluster in this job. A loop that is killed together with its
-// cluster leaves them.
-func (l *Loop) cancelStrangers(ctx context.Context) {
-	pending, err := l.Pending(ctx)
-	if err != nil {
-		return
-	}
-	// Read after the pending jobs: a cluster that has started meanwhile is in it.
-	jobs, err := l.Ask(ctx, "squeue", "--noheader", "--all", fmt.Sprintf("--user=%d", os.Getuid()), "--format=%A")
-	if err != nil {
-		return
-	}
-	alive := strings.Fields(string(jobs))
-	for uid, id := range pending {
-		of, _, ok := strings.Cut(strings.TrimPrefix(uid, uidPrefix), "-")
-		if !ok || !strings.HasPrefix(uid, uidPrefix) {
-			continue
-		}
-		l.mu.Lock()
-		known := l.pilots[uid] != nil
-		l.mu.Unlock()
-		if known || of != l.Job && slices.Contains(alive, of) {
-			continue
-		}
-		l.Log.Info("a pilot of an earlier cluster is cancelled", "pilot", uid, "job", id)
-		if err := l.Slurm.Cancel(ctx, id); err != nil {
-			l.Log.Debug(fmt.Sprintf("cancel job %s: %v", id, err))
-		}
-	}
 }

@@ -69,11 +69,11 @@ type Options struct {
 	Idle  time.Duration
 	Slurm Slurm
 	// Test asks Slurm whether it would ever start a job. Forget removes the files of a pilot whose
-	// job has ended. Pending returns the pending jobs of this user that Slurm.Submit has submitted,
-	// by their UIDs.
-	Test    func(ctx context.Context, job queue.Job) error
-	Forget  func(uid string) error
-	Pending func(ctx context.Context) (map[string]string, error)
+	// job has ended. Submitted returns the jobs of this user that Slurm.Submit has submitted,
+	// possibly in another process.
+	Test      func(ctx context.Context, job queue.Job) error
+	Forget    func(uid string) error
+	Submitted func(ctx context.Context) ([]queue.State, error)
 	// Ask runs other commands of Slurm.
 	Ask slurm.Ask
 	Node
@@ -194,7 +194,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	group.Go(func() error { return l.view.run(following) })
 	group.Go(func() error { l.events.run(following); return nil })
 	group.Go(func() error { l.poll(following); return nil })
-	group.Go(func() error { l.cancelStrangers(following); return nil })
+	group.Go(func() error { l.settleStrangers(following); return nil })
 	var work errgroup.Group
 	work.SetLimit(workers)
 	if l.view.awaitSync(following) {
@@ -311,7 +311,7 @@ func (l *Loop) pass(ctx context.Context) {
 
 // newUID returns the name of a new pilot.
 func (l *Loop) newUID() string {
-	return uidPrefix + l.Job + "-" + strings.ToLower(rand.Text()[:8])
+	return prefixOf(l.Job) + strings.ToLower(rand.Text()[:8])
 }
 
 // poll reads the states of jobs at the interval until ctx ends. One call of squeue serves all.

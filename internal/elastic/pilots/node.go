@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"berth.dev/berth/internal/elastic/plan"
+	"berth.dev/berth/internal/elastic/wishes"
 	"berth.dev/berth/internal/job/batch"
 	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/job/slurm"
@@ -42,7 +43,7 @@ const leastMemory = 512 << 20
 const outputName = "output"
 
 // jobName returns the name of the pilots of a cluster in Slurm's queue.
-func jobName(job string) string { return "berth-join-" + job }
+func jobName(job string) string { return wishes.PilotName + job }
 
 // job returns the job of a pilot.
 func (n Node) job(job string, r record) queue.Job {

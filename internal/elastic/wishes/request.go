@@ -103,6 +103,9 @@ func (r *reader) problem(from string, blocks bool, format string, values ...any)
 	}
 }
 
+// PilotName is the start of the names of jobs that bring nodes to a cluster. Pods may not use it.
+const PilotName = "berth-join-"
+
 // noValue and mayHaveValue list the permitted options that take no value, or need none.
 const (
 	noValue      = " contiguous oversubscribe spread-job use-min-nodes "
@@ -126,6 +129,9 @@ func (r *reader) take(w wish) {
 		return
 	}
 	switch {
+	case name == "job-name" && strings.HasPrefix(value, PilotName):
+		r.problem(w.from, true, "--%s: names that begin with %s are for nodes of clusters: choose another name", name, PilotName)
+		return
 	case len(value) > longest:
 		r.problem(w.from, true, "--%s: its value has more than %d bytes", name, longest)
 		return

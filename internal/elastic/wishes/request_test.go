@@ -256,6 +256,7 @@ func TestProblems(t *testing.T) {
 		{"slurm.hpk.io/flags", "--constraint=" + strings.Repeat("x", 5000), "more than 4096 bytes", true},
 		{"slurm.berth.dev/partition", "gpu\n#SBATCH --wrap=id", "its value has control characters", true},
 		{"slurm.berth.dev/partition", "", "it needs a value", true},
+		{"slurm.berth.dev/job-name", "berth-join-7", "choose another name", true},
 		{"slurm.berth.dev/wrap", "id", "--wrap: the containers", false},
 		{"slurm.berth.dev/parition", "gpu", "--parition: a pod may not use it", true},
 		{"slurmjob.slinky.slurm.net/parition", "gpu", "--parition: a pod may not use it", false},

@@ -157,20 +157,24 @@ func (c *Client) Cancel(ctx context.Context, id string) error {
 	return c.change(ctx, "scancel", id)
 }
 
-// Pending returns the numbers of the user's pending jobs by UID, if a client has submitted them,
-// possibly in another process.
-func (c *Client) Pending(ctx context.Context) (map[string]string, error) {
+// Submitted returns the user's jobs that Slurm lists and that a client has submitted, possibly in
+// another process. An object may have several. A State has only what squeue reports.
+func (c *Client) Submitted(ctx context.Context) ([]State, error) {
 	snapshot, err := c.snapshot(ctx, time.Now())
 	if err != nil {
 		return nil, err
 	}
-	pending := map[string]string{}
+	var jobs []State
 	for _, job := range snapshot.jobs {
-		if uid := job.object(); uid != "" && job.state == slurm.Pending {
-			pending[uid] = job.root
+		uid := job.object()
+		if script, ok := strings.CutPrefix(job.command, c.options.State+"/"); uid == "" && ok {
+			uid, _, _ = strings.Cut(script, "/") // a plugin of the site has changed the comment
+		}
+		if uid != "" {
+			jobs = append(jobs, State{UID: uid, ID: job.root, Name: job.name, State: job.state, Reason: job.reason, Nodes: job.nodes, Held: job.isHeld})
 		}
 	}
-	return pending, nil
+	return jobs, nil
 }
 
 // alreadyEnded matches the messages for jobs that have ended: ESLURM_ALREADY_DONE and

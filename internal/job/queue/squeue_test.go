@@ -85,6 +85,22 @@ func TestParseListedRefusesOtherOutput(t *testing.T) {
 	}
 }
 
+// A job of a client is recognized by its comment, or by the path of its script if a plugin has
+// changed the comment.
+func TestSubmittedJobs(t *testing.T) {
+	s := &site{}
+	c := newClient(t, s)
+	s.rows = [][]string{
+		row("7", "7", "PENDING", "JobHeldUser", "0", marker+"a more", ""),
+		row("8", "8", "RUNNING", "None", "0", "changed", Folder(c.options.State, "b")+"/"+ScriptName+"-1"),
+		row("9", "9", "PENDING", "None", "0", "x "+marker+"c", "/home/alice/run.sh"),
+	}
+	jobs, err := c.Submitted(t.Context())
+	if err != nil || len(jobs) != 2 || jobs[0].UID != "a" || jobs[0].ID != "7" || !jobs[0].Held || jobs[1].UID != "b" || jobs[1].State != "RUNNING" {
+		t.Errorf("%+v, %v", jobs, err)
+	}
+}
+
 // Variables of the user change what squeue lists, and the format of times.
 func TestSqueueListsAllJobs(t *testing.T) {
 	dir := t.TempDir()

@@ -1,0 +1,134 @@
+package pilots
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes/fake"
+
+	"berth.dev/berth/internal/elastic/plan"
+	"berth.dev/berth/internal/job/queue"
+	"berth.dev/berth/internal/job/slurm"
+)
+
+// slurmStub stands for Slurm. It records the commands that change jobs.
+type slurmStub struct {
+	// submitted holds the jobs with UIDs, and others the numbers of further jobs of the user.
+	submitted []queue.State
+	others    []string
+	// failures is the number of questions that fail before the first answer.
+	failures int
+	asked    []string
+}
+
+func (s *slurmStub) Submit(context.Context, string, string, func() (queue.Job, error)) (string, error) {
+	return "", errors.New("no test submits")
+}
+func (s *slurmStub) Find(context.Context, string) (string, bool, error) { return "", false, nil }
+func (s *slurmStub) Release(_ context.Context, id string) error         { return s.change("release", id) }
+func (s *slurmStub) Cancel(_ context.Context, id string) error          { return s.change("cancel", id) }
+func (s *slurmStub) States(context.Context, map[string]string) (map[string]queue.State, error) {
+	return nil, nil
+}
+
+func (s *slurmStub) change(words ...string) error {
+	s.asked = append(s.asked, strings.Join(words, " "))
+	return nil
+}
+
+func (s *slurmStub) all(context.Context) ([]queue.State, error) { return s.submitted, nil }
+
+func (s *slurmStub) ask(_ context.Context, command ...string) ([]byte, error) {
+	if command[0] != "squeue" {
+		return nil, s.change(command...)
+	}
+	if s.failures--; s.failures >= 0 {
+		return nil, errors.New("Unable to contact slurm controller")
+	}
+	ids := slices.Clone(s.others)
+	for _, job := range s.submitted {
+		ids = append(ids, job.ID)
+	}
+	return []byte(strings.Join(ids, "\n") + "\n"), nil
+}
+
+// newTestLoop returns a loop of the cluster of job 7 that is not running.
+func newTestLoop(s *slurmStub) *Loop {
+	return &Loop{
+		Options: Options{
+			Job: "7", Seats: 9, Slurm: s, Submitted: s.all, Ask: s.ask, Forget: func(string) error { return nil }, Log: slog.New(slog.DiscardHandler),
+		},
+		core: fake.NewClientset().CoreV1(), wake: make(chan struct{}, 1),
+		pilots: map[string]*pilot{}, failures: map[string]*failure{}, tested: map[string]time.Time{}, fewer: map[string]limit{},
+	}
+}
+
+// A loop that begins deals with the jobs of an earlier one.
+func TestPilotsWithoutRecord(t *testing.T) {
+	s := &slurmStub{others: []string{"7", "8"}, failures: 1, submitted: []queue.State{
+		{UID: "pilot-7-known", ID: "20", State: slurm.Pending},
+		{UID: "pilot-7-waits", ID: "21", State: slurm.Pending},
+		{UID: "pilot-7-runs", ID: "22", State: slurm.Running, Nodes: "n[1-3]"},
+		{UID: "pilot-7-over", ID: "23", State: "COMPLETED"},
+		{UID: "pilot-8-waits", ID: "24", State: slurm.Pending},
+		{UID: "pilot-6-waits", ID: "25", State: slurm.Pending},
+		{UID: "pilot-6-runs", ID: "26", State: slurm.Running},
+		{UID: "0b9d6c0e-object", ID: "27", State: slurm.Pending},
+	}}
+	l := newTestLoop(s)
+	l.pilots["pilot-7-known"] = &pilot{record: record{UID: "pilot-7-known", status: status{Job: "20"}}}
+	if err := l.settleStrangersOnce(t.Context()); err == nil || len(s.asked) > 0 {
+		t.Errorf("without an answer: %v, %q", err, s.asked)
+	}
+	if err := l.settleStrangersOnce(t.Context()); err != nil || fmt.Sprint(s.asked) != "[cancel 21 cancel 25]" {
+		t.Errorf("%v, %q", err, s.asked)
+	}
+	adopted := l.pilots["pilot-7-runs"]
+	if len(l.pilots) != 2 || adopted == nil || adopted.Job != "22" || adopted.Nodes != 3 || !adopted.Joined || !adopted.Released || !adopted.hasWork() {
+		t.Fatalf("%d pilots; adopted %+v", len(l.pilots), adopted)
+	}
+	if err := l.steps(t.Context(), adopted); err != nil || adopted.hasWork() || len(s.asked) != 2 {
+		t.Errorf("%v, %+v, %q", err, adopted, s.asked)
+	}
+	s.others = []string{"8"}
+	delete(l.pilots, "pilot-7-runs")
+	if err := l.settleStrangersOnce(t.Context()); err == nil || len(l.pilots) != 1 {
+		t.Error("a list of jobs without the cluster's own is believed")
+	}
+}
+
+// Only pilots are cancelled, whatever the names of jobs are.
+func TestPendingPilotsAreCancelled(t *testing.T) {
+	s := &slurmStub{submitted: []queue.State{
+		{UID: "pilot-7-a", ID: "21", Name: "mine", State: slurm.Pending},
+		{UID: "pilot-7-b", ID: "22", State: slurm.Running},
+		{UID: "pilot-77-c", ID: "23", Name: "berth-join-7", State: slurm.Pending},
+		{UID: "pilot-7-d", ID: "24", State: slurm.Pending},
+	}}
+	if err := CancelPending(t.Context(), s.ask, s.all, "7"); err != nil || fmt.Sprint(s.asked) != "[scancel --state=PENDING 21 24]" {
+		t.Errorf("%v, %q", err, s.asked)
+	}
+	for _, c := range []struct {
+		name  string
+		pilot pilot
+		want  string
+	}{
+		{"waits", pilot{record: record{status: status{Job: "21", State: slurm.Pending}}}, "[scancel --state=PENDING 21]"},
+		{"runs", pilot{record: record{status: status{Job: "22", State: slurm.Running}}}, "[]"},
+		{"may have been submitted", pilot{exists: true}, "[scancel --state=PENDING 21 24]"},
+		{"was planned", pilot{record: record{Request: plan.Request{Nodes: 1}}}, "[]"},
+	} {
+		s.asked = nil
+		l := newTestLoop(s)
+		l.pilots["pilot-7-x"] = &c.pilot
+		if err := l.cancelPending(t.Context()); err != nil || fmt.Sprint(s.asked) != c.want {
+			t.Errorf("a pilot that %s: %v, %q", c.name, err, s.asked)
+		}
+	}
+}
