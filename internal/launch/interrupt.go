@@ -19,7 +19,7 @@ func (r *run) askToEnd(ctx context.Context, cause error) {
 	var request *downRequest
 	if !errors.As(cause, &request) {
 		r.work.end(ctx, cause, func(ctx context.Context, grace time.Duration) {
-			r.moves.Store(r.nodesReturn() && r.allocation.StartsAgain())
+			r.moves.Store(r.nodesReturn() && r.allocation.MayStartAgain())
 			r.drain(ctx, grace)
 		})
 	} else {
@@ -34,8 +34,8 @@ func (r *run) askToEnd(ctx context.Context, cause error) {
 	}
 }
 
-// drain asks all pods to end and waits for them. If the job of the cluster starts again, the pods
-// on nodes of other jobs run on.
+// drain asks all pods to end and waits for them. If the job of the cluster may start again, the
+// pods on nodes of other jobs run on. These nodes ask Slurm, and end if the job has ended.
 func (r *run) drain(ctx context.Context, grace time.Duration) workload.Drained {
 	began := time.Now()
 	drained, err := r.work.client.DrainExcept(ctx, grace, func(node string) bool { return r.moves.Load() && r.isOfOtherJob(node) })

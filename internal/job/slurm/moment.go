@@ -25,6 +25,8 @@ type Moment struct {
 	// Returns is true if the job is preempted and will start again: it has a
 	// script, its owner permits it, and its partition's settings require it.
 	Returns bool
+	// Undecided is true if Slurm has not answered whether the job is preempted and returns.
+	Undecided bool
 	// Restarts counts the starts of the job that Slurm requeued. It counts one more as soon as a
 	// running job is requeued.
 	Restarts int
@@ -88,10 +90,10 @@ func endOfStep(ctx context.Context, job Job, ask Ask) (time.Time, error) {
 func jobNow(ctx context.Context, job Job, ask Ask) (Moment, error) {
 	said, err := showJob(ctx, job, ask)
 	if err != nil {
-		return Moment{}, err
+		return Moment{Undecided: true}, err
 	}
 	state, _ := field(said, "JobState")
-	moment := Moment{Running: StateOf(state) == Running}
+	moment := Moment{Running: StateOf(state) == Running, Undecided: true}
 	value, _ := field(said, "Restarts")
 	moment.Restarts, _ = strconv.Atoi(value)
 	if moment.End, err = readEnd(job, said); err != nil {
@@ -110,6 +112,7 @@ func jobNow(ctx context.Context, job Job, ask Ask) (Moment, error) {
 		return moment, fmt.Errorf("read when job %s was preempted from scontrol: %w", job.ID, err)
 	}
 	if preempted.IsZero() {
+		moment.Undecided = false
 		return moment, nil
 	}
 	name, _ := field(said, "Partition")
@@ -120,6 +123,7 @@ func jobNow(ctx context.Context, job Job, ask Ask) (Moment, error) {
 	mode, _ := field(string(partition), "PreemptMode")
 	requeue, _ := field(said, "Requeue")
 	batch, _ := field(said, "BatchFlag")
+	moment.Undecided = false
 	moment.Returns = strings.Contains(mode, "REQUEUE") && requeue == "1" && batch != "0" && batch != ""
 	if moment.End.IsZero() {
 		// scontrol (22.05) hides the end of a job that had no limit, although

@@ -34,6 +34,9 @@ type Allocation struct {
 	// preempted is set if the job makes room for another job and should start
 	// again. requeued is set if Slurm has requeued it already.
 	preempted, requeued bool
+	// asked is set if GraceNow has asked Slurm whether the job starts again, and answered if it has
+	// the answer.
+	asked, answered bool
 }
 
 // New returns the allocation of this process's job.
@@ -174,6 +177,7 @@ func (a *Allocation) GraceNow(ctx context.Context, signal syscall.Signal) time.D
 		a.preempted = true
 	}
 	a.requeued = a.requeued || moment.Restarts > a.Job.Restarts
+	a.asked, a.answered = true, a.answered || !moment.Undecided
 	// The limit may have been raised since the run asked for the end.
 	if !a.end.IsZero() && moment.Limit.After(a.end) && !moment.OfStep {
 		a.end = moment.Limit
@@ -202,14 +206,15 @@ func (a *Allocation) Requeue() {
 	}
 }
 
-// StartsAgain reports whether Slurm starts the job again, as far as GraceNow has learned.
-func (a *Allocation) StartsAgain() bool {
+// MayStartAgain reports whether Slurm starts the job again, as far as GraceNow has learned. It
+// also reports true if GraceNow got no answer.
+func (a *Allocation) MayStartAgain() bool {
 	if a == nil {
 		return false
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.preempted || a.requeued
+	return a.preempted || a.requeued || a.asked && !a.answered
 }
 
 func (a *Allocation) isPreempted() bool {

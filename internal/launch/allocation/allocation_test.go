@@ -85,12 +85,51 @@ func TestRequeuedJobStartsAgain(t *testing.T) {
 			return []byte("JobId=7 " + job + "\n"), nil
 		}
 		a.GraceNow(t.Context(), syscall.SIGTERM)
-		if got := a.StartsAgain(); got != want {
+		if got := a.MayStartAgain(); got != want {
 			t.Errorf("%s: starts again: %v", job, got)
 		}
 	}
-	if (*Allocation)(nil).StartsAgain() {
+	if (*Allocation)(nil).MayStartAgain() {
 		t.Error("a run outside of Slurm starts again")
+	}
+}
+
+// While many jobs are preempted, slurmctld may not answer. Then nobody knows whether this job starts
+// again, and pods on nodes of other jobs must not end for that.
+func TestJobMayStartAgainWithoutAnswer(t *testing.T) {
+	const preempted = "JobState=RUNNING EndTime=2026-01-01T12:00:10 PreemptTime=2026-01-01T12:00:00 Requeue=1 BatchFlag=1 Partition=low"
+	none := errors.New("no answer within 3s")
+	for _, test := range []struct {
+		name      string
+		signal    syscall.Signal
+		job, last string
+		partition error
+		want      bool
+	}{
+		{"no answer", syscall.SIGTERM, "", "", nil, true},
+		{"nobody asks", syscall.SIGINT, "", "", nil, false},
+		{"the partition is not known", syscall.SIGTERM, preempted, preempted, none, true},
+		{"an answer to the second question", syscall.SIGTERM, "", "JobState=CANCELLED EndTime=2026-01-01T12:00:00", nil, false},
+		{"no answer to the second question", syscall.SIGTERM, "JobState=CANCELLED EndTime=2026-01-01T12:00:00", "", nil, false},
+	} {
+		a := newAllocation("")
+		a.killWait = 3 * time.Second
+		job := test.job
+		a.Ask = func(_ context.Context, command ...string) ([]byte, error) {
+			if slices.Contains(command, "partition") {
+				return nil, test.partition
+			}
+			if job == "" {
+				return nil, none
+			}
+			return []byte("JobId=7 " + job + "\n"), nil
+		}
+		a.GraceNow(t.Context(), test.signal)
+		job = test.last
+		a.GraceNow(t.Context(), test.signal)
+		if got := a.MayStartAgain(); got != test.want {
+			t.Errorf("%s: may start again: %v", test.name, got)
+		}
 	}
 }
 
