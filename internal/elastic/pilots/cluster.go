@@ -66,6 +66,9 @@ func (l *Loop) input(now time.Time) input {
 			}
 		case waits(pod) && l.owners.known(pod):
 			wanted, ignored := l.wanted(pod)
+			if f := l.held[pod.UID]; f != nil && now.Before(f.until) {
+				wanted.Held = f.text()
+			}
 			in.Waiting = append(in.Waiting, wanted)
 			if len(ignored) > 0 {
 				in.ignored[pod.UID] = strings.Join(ignored, "; ")
@@ -200,6 +203,7 @@ func (l *Loop) forget(now time.Time) {
 	l.refusals = slices.DeleteFunc(l.refusals, func(r refusal) bool { return now.After(r.until) })
 	maps.DeleteFunc(l.tested, func(_ string, until time.Time) bool { return now.After(until) })
 	maps.DeleteFunc(l.fewer, func(_ string, f limit) bool { return now.After(f.until) })
+	maps.DeleteFunc(l.held, func(_ types.UID, f *failure) bool { return now.After(f.until.Add(longestHeld)) })
 }
 
 // refused returns why a pilot is not submitted now, or "". The caller holds mu.
@@ -212,7 +216,7 @@ func (l *Loop) refused(r plan.Request, now time.Time) string {
 		}
 	}
 	if f := l.failures[key]; f != nil && now.Before(f.until) {
-		return f.reason + "; another job follows at " + f.until.Format("15:04:05")
+		return f.text()
 	}
 	return ""
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+
 	"berth.dev/berth/internal/elastic/plan"
 )
 
@@ -39,12 +41,45 @@ func (l *Loop) judge(p *pilot, needed bool, in input, now time.Time) {
 		p.idle, p.idling = time.Time{}, false
 	case p.idle.IsZero():
 		p.idle = now
-	case now.Sub(p.idle) >= l.Idle:
+	case now.Sub(p.idle) >= l.Idle && !p.idling:
 		p.idling = true
+		if slices.ContainsFunc(nodes, func(node plan.Node) bool { return plan.IsReady(node.Node) && !node.Spec.Unschedulable }) {
+			l.holdUnplaced(p, in, now)
+		}
 	}
 	if !p.started() && !p.unneeded.IsZero() && now.Sub(p.unneeded) >= unneededFor {
 		p.Leaving = true
 	}
+}
+
+// await notes that a pod waits for the pilot.
+func (p *pilot) await(pod types.UID) {
+	if p.awaitedBy == nil {
+		p.awaitedBy = map[types.UID]bool{}
+	}
+	p.awaitedBy[pod] = true
+}
+
+// holdUnplaced holds the pods that have waited for an idle pilot and still wait: the scheduler has
+// a reason that the plan does not know, and would not use another node either. The caller holds mu.
+func (l *Loop) holdUnplaced(p *pilot, in input, now time.Time) {
+	for _, pod := range in.Waiting {
+		if p.awaitedBy[pod.UID] {
+			l.hold(pod.UID, fmt.Sprintf("job %s brought a node for the pod, but the scheduler did not place the pod there; its events FailedScheduling have the reason", p.Job), now)
+		}
+	}
+}
+
+// hold lets no new pilot follow for a pod, longer after each call. The caller holds mu.
+func (l *Loop) hold(pod types.UID, reason string, now time.Time) {
+	f := l.held[pod]
+	if f == nil {
+		f = &failure{}
+		l.held[pod] = f
+	}
+	f.count++
+	f.reason, f.until = reason, now.Add(min(firstPause<<min(f.count, 10), longestHeld))
+	l.Log.Warn(fmt.Sprintf("pod %s: %s", pod, f.text()))
 }
 
 // measure compares a ready node with the request for it. If its pods do not fit, each plan would

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
 	core "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
@@ -36,6 +37,9 @@ const (
 	firstPause, longestPause = 5 * time.Second, 5 * time.Minute
 	// refusedFor is the pause until a request that Slurm refused is repeated.
 	refusedFor = 5 * time.Minute
+	// longestHeld bounds the time until another pilot is submitted for a pod that the scheduler has
+	// placed on none.
+	longestHeld = time.Hour
 	// endLimit bounds the time for requests that have begun when the loop ends.
 	endLimit = 5 * time.Second
 	// workers is the number of pilots that are handled at the same time.
@@ -89,8 +93,9 @@ type pilot struct {
 	saved  status
 	exists bool
 	// pods is the number of pods that the pilot was planned for, and seen the number of its nodes
-	// that have been ready.
+	// that have been ready. awaitedBy holds the pods that have waited for it.
 	pods, seen int
+	awaitedBy  map[types.UID]bool
 	// busy is true while a worker handles the pilot. No worker does before next.
 	busy  bool
 	next  time.Time
@@ -121,6 +126,8 @@ type Loop struct {
 	// a node was ready, by group.
 	refusals []refusal
 	failures map[string]*failure
+	// held holds the pods that get no new pilot for a time.
+	held map[types.UID]*failure
 	// tested holds the requests that Slurm would start, and until when it is not asked again.
 	tested map[string]time.Time
 	// fewer limits the pods in a pilot, by group, after larger ones were refused.
@@ -147,11 +154,17 @@ type limit struct {
 	until time.Time
 }
 
-// failure counts pilots of a group that ended before a node was ready.
+// failure counts pilots that were of no use: pilots of a group that ended before a node was ready,
+// or pilots for a pod that the scheduler did not place there.
 type failure struct {
 	count  int
 	reason string
 	until  time.Time
+}
+
+// text returns the reason why no pilot is submitted before the pause ends.
+func (f *failure) text() string {
+	return f.reason + "; another job follows at " + f.until.Format("15:04:05")
 }
 
 // New returns a loop. It sends no requests.
@@ -162,7 +175,8 @@ func New(options Options) (*Loop, error) {
 	}
 	l := &Loop{
 		Options: options, core: client, wake: make(chan struct{}, 1),
-		pilots: map[string]*pilot{}, failures: map[string]*failure{}, tested: map[string]time.Time{}, fewer: map[string]limit{},
+		pilots: map[string]*pilot{}, failures: map[string]*failure{}, held: map[types.UID]*failure{},
+		tested: map[string]time.Time{}, fewer: map[string]limit{},
 	}
 	if l.owners, err = newOwners(options.Config); err != nil {
 		return nil, err
@@ -300,8 +314,9 @@ func (l *Loop) pass(ctx context.Context) {
 		l.Log.Info("a pilot is needed", "pilot", p.UID, "pods", p.pods, "milliCPU", request.Size.MilliCPU, "memory", request.Size.Memory, "nodes", request.Nodes)
 	}
 	needed := map[string]bool{}
-	for _, uid := range result.For {
+	for pod, uid := range result.For {
 		needed[uid] = true
+		l.pilots[uid].await(pod)
 	}
 	for uid, p := range l.pilots {
 		l.judge(p, needed[uid], in, now)

@@ -31,8 +31,9 @@ type Pod struct {
 	// GangSize nodes.
 	Gang     string
 	GangSize int
-	// Stuck is the reason why no pilot helps the pod, or empty.
-	Stuck string
+	// Stuck is the reason why no pilot helps the pod, or empty. Held is the reason why no new pilot
+	// is submitted for it now, or empty.
+	Stuck, Held string
 }
 
 // Only returns the key of the pods that may share a pilot with this one, or "" if others may.
@@ -141,13 +142,15 @@ type bin struct {
 
 // Make returns the plan for an input. The pods have the order of the scheduler's queue: priority,
 // then age. Each gets the first room that fits: on a node, in a pilot that started, in a pilot
-// that waits, or in a new one. So pods that fit soon bring no pilot.
+// that waits, or in a new one. So pods that fit soon bring no pilot. Held pods come last, because
+// the scheduler may not use their room.
 func Make(in Input) Result {
 	p := planner{Input: in, daemons: daemons(in.Nodes), result: Result{For: map[types.UID]string{}, Problems: map[types.UID]string{}}}
 	p.open()
 	waiting := slices.Clone(in.Waiting)
 	slices.SortStableFunc(waiting, func(a, b Pod) int {
 		return cmp.Or(
+			cmp.Compare(min(len(a.Held), 1), min(len(b.Held), 1)),
 			cmp.Compare(priority(b.Pod), priority(a.Pod)),
 			a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
 			cmp.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name))
@@ -168,6 +171,8 @@ func Make(in Input) Result {
 				p.bringGang(gang)
 				delete(gangs, pod.Only()) // the others are placed, or have the same problem
 			}
+		case pod.Held != "":
+			p.result.Problems[pod.UID] = pod.Held
 		default:
 			p.bring([]Pod{pod}, 1)
 		}
@@ -336,6 +341,12 @@ func (p *planner) bringGang(gang []Pod) {
 	if size := gang[0].GangSize; len(gang) < size {
 		p.fail(gang, fmt.Sprintf("%d of %d pods of its gang %s wait for a node: one job brings all nodes, once all pods exist", len(gang), size, gang[0].Gang))
 		return
+	}
+	for _, pod := range gang {
+		if pod.Held != "" {
+			p.fail(gang, pod.Held)
+			return
+		}
 	}
 	p.bring(gang, max(gang[0].GangSize, len(gang)))
 }

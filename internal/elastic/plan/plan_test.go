@@ -57,6 +57,7 @@ func daemon(p *Pod) {
 }
 
 func alone(p *Pod) { p.Alone = true }
+func held(p *Pod)  { p.Held = "later" }
 
 func prior(priority int32) func(*Pod) { return func(p *Pod) { p.Spec.Priority = &priority } }
 
@@ -243,6 +244,10 @@ func TestPlan(t *testing.T) {
 		{"smaller pilots after a refusal", Input{Waiting: []Pod{pod("a", "1", "1Gi"), pod("b", "1", "1Gi"), pod("c", "1", "1Gi")}, Fewer: func(string) int { return 2 }},
 			"new 1*(2000m 2048Mi 2p) for a,b\nnew 1*(1000m 1024Mi 1p) for c"},
 		{"no pilot helps", Input{Waiting: []Pod{pod("a", "1", "1Gi", func(p *Pod) { p.Stuck = "its claim is on n1" })}}, "a: its claim is on n1"},
+		{"a pod that is held brings no pilot, and takes no room from others", Input{
+			Waiting: []Pod{pod("a", "1", "1Gi", held), pod("b", "1", "1Gi"), pod("c", "1", "1Gi", gang("g", 2)), pod("d", "1", "1Gi", gang("g", 2), held)},
+			Pilots:  []Pilot{pilot("p", 1, 1)},
+		}, "a: later\nb waits for p\nc: later\nd: later"},
 		{"pods without requests", Input{Waiting: []Pod{pod("a", "0", "0"), pod("b", "0", "0")}}, "new 1*(0m 0Mi 2p) for a,b"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
