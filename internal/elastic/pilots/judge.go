@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"berth.dev/berth/internal/elastic/plan"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // judge decides whether a pilot stays.
@@ -32,7 +33,17 @@ func (l *Loop) judge(p *pilot, needed bool, in input, now time.Time) {
 	} else if p.unneeded.IsZero() {
 		p.unneeded = now
 	}
-	busy := needed || !p.Joined
+	switch {
+	case p.State != slurm.Running || p.seen >= p.Nodes:
+		p.joining = time.Time{}
+	case p.joining.IsZero():
+		p.joining = now
+	case now.Sub(p.joining) >= joinLimit:
+		l.fail(p, fmt.Sprintf("%d of %d nodes of job %s were not ready %s after its start", p.Nodes-p.seen, p.Nodes, p.Job, joinLimit))
+		p.seen = p.Nodes // pods do not wait for them
+		p.Leaving = !p.Joined
+	}
+	busy := needed || !p.started()
 	for _, node := range nodes {
 		busy = busy || slices.ContainsFunc(node.Pods, keepsNode)
 	}

@@ -29,6 +29,8 @@ const (
 	judgeLimit = 3 * time.Second
 	// longestIdle bounds the time between two passes.
 	longestIdle = 10 * time.Second
+	// joinLimit bounds the time from the start of a job until its nodes are ready.
+	joinLimit = 3 * time.Minute
 	// unneededFor is the delay before a pending job without pods is cancelled. A rolling update
 	// deletes pods before their successors wait, and a new job is last in the queue.
 	unneededFor = 10 * time.Second
@@ -103,8 +105,9 @@ type pilot struct {
 	// problem is the last error of a request to Slurm.
 	problem string
 	// unneeded and idle are the times since which no pod needs the pilot, or no pod is on its
-	// nodes. They are zero otherwise.
-	unneeded, idle time.Time
+	// nodes, and joining the time since which its job runs with a node that has not been ready. They
+	// are zero otherwise.
+	unneeded, idle, joining time.Time
 	// idling is true for a pilot that is to leave because it is idle.
 	idling bool
 	// final is the state of a job that has ended.

@@ -196,3 +196,40 @@ func TestUnplacedPodBringsFewPilots(t *testing.T) {
 		}
 	})
 }
+
+// TestNodeThatIsNeverReady checks that a job whose node does not become ready is cancelled: at
+// joinLimit if a pod waits for it, and like an idle node if none does.
+func TestNodeThatIsNeverReady(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		needed bool
+		leaves time.Duration
+	}{
+		{"a pod waits", true, joinLimit},
+		{"no pod waits", false, time.Minute},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBed(t)
+				pod := b.waitingPod("p", nil)
+				b.run(3)
+				p := b.start()
+				b.join(p, func(node *corev1.Node) { node.Status.Conditions[0].Status = corev1.ConditionFalse })
+				if !test.needed {
+					_ = b.view.podStore.Delete(pod)
+				}
+				seconds := int(test.leaves.Seconds())
+				if b.run(seconds - 5); len(b.slurm.cancelled) != 0 {
+					t.Errorf("the job is cancelled before %s", test.leaves)
+				}
+				if b.run(10); len(b.slurm.cancelled) != 1 {
+					t.Errorf("the job is not cancelled after %s", test.leaves)
+				}
+				want := "1 of 1 nodes of job 100 were not ready 3m0s after its start"
+				if got := b.problem(pod); test.needed && !strings.HasPrefix(got, want) {
+					t.Errorf("the event is %q, want %q", got, want)
+				}
+			})
+		})
+	}
+}
