@@ -32,9 +32,13 @@ const ElasticArg = "elastic-role"
 const (
 	// pilotGrace is the time that pods of a pilot have to end before its time limit.
 	pilotGrace = time.Minute
-	// endPilotsLimit bounds the time to cancel pilots that have not started. It is less than
-	// Slurm's KillWait.
-	endPilotsLimit = 10 * time.Second
+	// endPilotsLimit bounds the time to cancel pilots that have not started. After a signal they
+	// have the time of the pods, and then lateEndPilotsLimit: Slurm kills everything soon.
+	endPilotsLimit     = 10 * time.Second
+	lateEndPilotsLimit = 200 * time.Millisecond
+	// returnsWord tells the role that the cluster's job starts again. The next role needs the pilots
+	// that wait.
+	returnsWord = "r"
 	// elasticSettle is the time after which the role drops the memory that its start needed.
 	elasticSettle = 20 * time.Second
 )
@@ -77,16 +81,43 @@ func (r *run) servePilots(context.Context) error {
 		},
 	}
 	role, end := ownRole(r.supervisor, "elastic", ElasticArg, config, nil)
-	r.cancelPilots = func() { end(endPilotsLimit) }
+	r.endPilotRole = end
 	return r.addRoles(role)
 }
 
-// endPilots cancels the pilots that have not started.
-func (r *run) endPilots() error {
-	if r.cancelPilots != nil {
-		r.cancelPilots()
+// cancelPilots has the role cancel the pilots that have not started, unless the cluster's job starts
+// again. It returns a channel that is closed when the role has ended; nil without the role.
+func (r *run) cancelPilots() <-chan struct{} {
+	switch {
+	case r.endPilotRole == nil:
+		return nil
+	case r.moves.Load():
+		return r.endPilotRole(returnsWord)
 	}
+	return r.endPilotRole("")
+}
+
+// endPilots ends the role that submits pilots.
+func (r *run) endPilots() error {
+	limit := endPilotsLimit
+	if r.pilotsHadTime {
+		limit = lateEndPilotsLimit
+	}
+	awaitEnd(context.Background(), r.cancelPilots(), limit)
 	return nil
+}
+
+// awaitEnd waits until a channel is closed, for limit at most. It does not wait for nil.
+func awaitEnd(ctx context.Context, ended <-chan struct{}, limit time.Duration) {
+	if ended == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
 }
 
 // joinOptions returns the options of 'berth join' for pilots: the options of the cluster that
@@ -115,9 +146,9 @@ func pilotFolder(getenv func(string) string, home string) string {
 	return filepath.Join(state, "berth/elastic")
 }
 
-// cancelPilots cancels the pilots of a cluster that have not started, in another process than the
+// cancelPilotsOf cancels the pilots of a cluster that have not started, in another process than the
 // role.
-func cancelPilots(ctx context.Context, job string) error {
+func cancelPilotsOf(ctx context.Context, job string) error {
 	home, err := os.UserHomeDir()
 	if err != nil {
 		return fmt.Errorf("cancel the pilots that wait: %w", err)
@@ -150,7 +181,9 @@ func submitPilots() error {
 	}
 	ctx, end := context.WithCancelCause(context.Background())
 	go func() {
-		_, _ = files[fdLife].Read(make([]byte, 1))
+		if n, _ := files[fdLife].Read(make([]byte, 1)); n > 0 {
+			end(pilots.ErrReturns)
+		}
 		end(errors.New("the cluster ends"))
 	}()
 	client, err := clientcmd.RESTConfigFromKubeConfig(config.Kubeconfig)

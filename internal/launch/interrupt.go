@@ -20,11 +20,15 @@ func (r *run) askToEnd(ctx context.Context, cause error) {
 	if !errors.As(cause, &request) {
 		r.work.end(ctx, cause, func(ctx context.Context, grace time.Duration) {
 			r.moves.Store(r.nodesReturn() && r.allocation.MayStartAgain())
+			ended := r.cancelPilots()
 			r.drain(ctx, grace)
+			awaitEnd(ctx, ended, endPilotsLimit)
+			r.pilotsHadTime = true
 		})
 	} else {
 		ctx, cancel := context.WithTimeout(ctx, request.Grace)
 		defer cancel()
+		r.cancelPilots()
 		request.answer(r.drain(ctx, request.Grace))
 	}
 	if !r.moves.Load() {

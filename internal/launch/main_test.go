@@ -18,6 +18,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == CleanerArg {
 		os.Exit(CleanerRole())
 	}
+	if len(os.Args) == 2 && os.Args[1] == wordArg {
+		os.Exit(recordWord())
+	}
 	if path := os.Getenv(stepVariable); path != "" {
 		if len(os.Args) == 1 {
 			runStepToBeKilled()

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"strconv"
 	"sync"
 	"syscall"
 
@@ -117,13 +118,20 @@ func (p *persistentParent) keep() (int, error) {
 		return 0, err
 	}
 	code := exitcode.OfStatus(p.child.ProcessState.Sys().(syscall.WaitStatus))
-	if p.config.Elastic && code != 0 {
+	if p.config.Elastic && code != 0 && !jobReturns(context.Background(), p.config.Job) {
 		// When the head is killed, srun kills the role that does this otherwise.
-		if err := cancelPilots(context.Background(), p.config.Job); err != nil {
+		if err := cancelPilotsOf(context.Background(), p.config.Job); err != nil {
 			p.receive("berth: " + err.Error())
 		}
 	}
 	return code, nil
+}
+
+// jobReturns reports whether Slurm starts a job again. The next head needs the pilots that wait.
+func jobReturns(ctx context.Context, job string) bool {
+	starts, _ := strconv.Atoi(os.Getenv("SLURM_RESTART_COUNT"))
+	moment, _ := slurm.Now(ctx, slurm.Job{ID: job}, slurm.AskLong) // what is known is enough
+	return moment.Returns || moment.Restarts > starts
 }
 
 // endStep has Slurm end the cluster's step.

@@ -27,8 +27,10 @@ type run struct {
 	blocks cluster.Blocks
 	// moves is set if the job of the cluster starts again after this end.
 	moves atomic.Bool
-	// cancelPilots ends the role that submits pilots; nil without the role.
-	cancelPilots func()
+	// endPilotRole ends the role that submits pilots; nil without the role. pilotsHadTime is set if
+	// the role had the time of the pods to end.
+	endPilotRole  func(word string) <-chan struct{}
+	pilotsHadTime bool
 	// lease is set if another node may lead the run after this one. lostLease is set when
 	// this node has lost the lease, so that another node may lead the run.
 	lease     *lease.Lease

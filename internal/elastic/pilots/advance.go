@@ -208,7 +208,11 @@ func (l *Loop) end(ctx context.Context, p *pilot, final queue.State) error {
 	joined, leaving := p.Joined, p.Leaving
 	l.mu.Unlock()
 	if !joined && !leaving {
-		reason := fmt.Sprintf("job %s ended before its node was ready: %s", final.ID, describeEnd(final))
+		when := "before its node was ready"
+		if final.Nodes == "" {
+			when = "before it started" // somebody has cancelled it, or a dependency has failed
+		}
+		reason := fmt.Sprintf("job %s ended %s: %s", final.ID, when, describeEnd(final))
 		if last := lastLine(filepath.Join(queue.Folder(l.State, p.UID), outputName)); last != "" {
 			reason += ": " + last
 		}
@@ -217,7 +221,8 @@ func (l *Loop) end(ctx context.Context, p *pilot, final queue.State) error {
 	return l.drop(ctx, p)
 }
 
-// fail makes other pilots of the group wait, longer after each failure. The caller holds mu.
+// fail makes other pilots of the group wait, longer after each failure. Jobs that end together count
+// as one failure. The caller holds mu.
 func (l *Loop) fail(p *pilot, reason string) {
 	l.Log.Warn(fmt.Sprintf("pilot %s: %s", p.UID, reason))
 	f := l.failures[failureKey(p.Request)]
@@ -225,8 +230,11 @@ func (l *Loop) fail(p *pilot, reason string) {
 		f = &failure{}
 		l.failures[failureKey(p.Request)] = f
 	}
-	f.count++
-	f.reason, f.until = reason, time.Now().Add(min(firstPause<<min(f.count, 10), longestPause))
+	f.reason = reason
+	if now := time.Now(); now.After(f.until) {
+		f.count++
+		f.until = now.Add(min(firstPause<<min(f.count, 10), longestPause))
+	}
 }
 
 // failureKey identifies pilots that fail for the same reasons, because they have the same options.

@@ -197,9 +197,12 @@ func (l *Loop) changed() {
 	}
 }
 
-// Run submits and ends pilots until ctx ends. Then it cancels the pilots that have not started. The
-// others learn from the cluster that it ends. Requests that have begun are
-// awaited for endLimit.
+// ErrReturns is the cause of a context that ends because the cluster's job starts again.
+var ErrReturns = errors.New("the cluster's job starts again")
+
+// Run submits and ends pilots until ctx ends. Then it cancels the pilots that have not started,
+// unless the cause is ErrReturns. The others learn from the cluster that it ends. Requests that have
+// begun are awaited for endLimit.
 func (l *Loop) Run(ctx context.Context) error {
 	if err := l.load(ctx); err != nil {
 		return err
@@ -225,6 +228,9 @@ func (l *Loop) Run(ctx context.Context) error {
 	case <-time.After(endLimit):
 	}
 	stop()
+	if errors.Is(context.Cause(ctx), ErrReturns) {
+		return err
+	}
 	return errors.Join(err, l.cancelPending(context.WithoutCancel(ctx)))
 }
 

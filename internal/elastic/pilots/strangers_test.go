@@ -10,9 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
 
 	"berth.dev/berth/internal/elastic/plan"
+	"berth.dev/berth/internal/elastic/wishes"
 	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/job/slurm"
 )
@@ -64,7 +67,8 @@ func newTestLoop(s *slurmStub) *Loop {
 		Options: Options{
 			Job: "7", Seats: 9, Slurm: s, Submitted: s.all, Ask: s.ask, Forget: func(string) error { return nil }, Log: slog.New(slog.DiscardHandler),
 		},
-		core: fake.NewClientset().CoreV1(), wake: make(chan struct{}, 1),
+		core: fake.NewClientset().CoreV1(), wake: make(chan struct{}, 1), owners: &owners{byPod: map[types.UID][]wishes.Owner{}},
+		view: &view{podStore: cache.NewStore(cache.MetaNamespaceKeyFunc), nodeStore: cache.NewStore(cache.MetaNamespaceKeyFunc)},
 		pilots: map[string]*pilot{}, failures: map[string]*failure{}, tested: map[string]time.Time{}, fewer: map[string]limit{},
 	}
 }
@@ -130,5 +134,45 @@ func TestPendingPilotsAreCancelled(t *testing.T) {
 		if err := l.cancelPending(t.Context()); err != nil || fmt.Sprint(s.asked) != c.want {
 			t.Errorf("a pilot that %s: %v, %q", c.name, err, s.asked)
 		}
+	}
+}
+
+// The next head needs the pilots that wait, if the cluster's job starts again.
+func TestPendingPilotsStayForNextHead(t *testing.T) {
+	for cause, want := range map[error]string{
+		ErrReturns: "[]", errors.New("the cluster ends"): "[scancel --state=PENDING 21]",
+	} {
+		s := &slurmStub{}
+		l := newTestLoop(s)
+		l.events, l.Interval = newEvents(l.core, l.Log), time.Hour
+		waits := status{Job: "21", Released: true, State: slurm.Pending}
+		l.pilots["pilot-7-x"] = &pilot{record: record{status: waits}, saved: waits, exists: true}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(cause)
+		if err := l.Run(ctx); err != nil || fmt.Sprint(s.asked) != want {
+			t.Errorf("%v: %v, %q; want %s", cause, err, s.asked, want)
+		}
+	}
+}
+
+// A user who cancels pilots that wait does not delay others by minutes.
+func TestPilotsThatEndTogetherFailOnce(t *testing.T) {
+	l := newTestLoop(&slurmStub{})
+	for i := range 6 {
+		p := &pilot{record: record{UID: fmt.Sprintf("pilot-7-%d", i), status: status{Job: "21", State: slurm.Pending}}}
+		l.pilots[p.UID] = p
+		if err := l.end(t.Context(), p, queue.State{ID: "21", State: "CANCELLED"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := l.failures[failureKey(plan.Request{})]
+	if len(l.pilots) != 0 || f == nil || f.count != 1 || f.reason != "job 21 ended before it started: cancelled" {
+		t.Errorf("%d pilots, %+v", len(l.pilots), f)
+	}
+	f.until = time.Time{}
+	p := &pilot{record: record{UID: "pilot-7-x", status: status{Job: "22", State: slurm.Running}}}
+	if err := l.end(t.Context(), p, queue.State{ID: "22", State: "FAILED", ExitCode: 1, Nodes: "n1"}); err != nil || f.count != 2 ||
+		f.reason != "job 22 ended before its node was ready: failed (exit code 1)" {
+		t.Errorf("%v, %+v", err, f)
 	}
 }
