@@ -243,7 +243,7 @@ func (p *planner) open() {
 		for _, pod := range node.Pods {
 			room = room.minus(SizeOf(pod))
 		}
-		p.bins = append(p.bins, &bin{node: node.Node, room: room, pods: node.Pods, pilot: node.Pilot, only: pilot.Only, fresh: -1, ready: true})
+		p.bins = append(p.bins, &bin{node: settled(node.Node), room: room, pods: node.Pods, pilot: node.Pilot, only: pilot.Only, fresh: -1, ready: true})
 	}
 	order := slices.Clone(p.Pilots)
 	slices.SortStableFunc(order, func(a, b Pilot) int { return cmp.Compare(a.rank(), b.rank()) })
@@ -257,6 +257,18 @@ func (p *planner) open() {
 			})
 		}
 	}
+}
+
+// settled returns a ready node without the taint that a new node has. The controller of node
+// lifecycles removes the taint a moment after the node is ready.
+func settled(node *corev1.Node) *corev1.Node {
+	isNew := func(taint corev1.Taint) bool { return taint.Key == corev1.TaintNodeNotReady }
+	if !slices.ContainsFunc(node.Spec.Taints, isNew) {
+		return node
+	}
+	node = node.DeepCopy()
+	node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, isNew)
+	return node
 }
 
 // template returns a new node of a pilot.

@@ -200,6 +200,8 @@ func TestPlan(t *testing.T) {
 		{"the scheduler places a pod that fits a node", Input{Waiting: []Pod{pod("a", "1", "1Gi")}, Nodes: []Node{node("n1", "2", "2Gi", "")}}, ""},
 		{"a taint keeps a pod off a node", Input{Waiting: []Pod{pod("a", "1", "1Gi")}, Nodes: []Node{tainted(node("n1", "2", "2Gi", ""), "x")}},
 			"new 1*(1000m 1024Mi 1p) for a"},
+		{"a node loses the taint of new nodes soon after it is ready", Input{Waiting: []Pod{pod("a", "1", "1Gi")}, Pilots: []Pilot{pilot("p", 2, 2, started)},
+			Nodes: []Node{tainted(node("n1", "2", "2Gi", "p"), corev1.TaintNodeNotReady)}}, ""},
 		{"pods with other options have other pilots", Input{
 			Waiting: []Pod{pod("a", "1", "1Gi", wants("--partition=long")), pod("b", "1", "1Gi"), pod("c", "1", "1Gi", wants("--partition=long"))},
 			Pilots:  []Pilot{pilot("p", 1, 1)},
