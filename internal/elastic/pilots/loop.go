@@ -24,8 +24,8 @@ const (
 	// settle is the time without changes that a pass waits for, so that the pods of a new Deployment
 	// share pilots, and settleLimit bounds the wait.
 	settle, settleLimit = 300 * time.Millisecond, time.Second
-	// judgeLimit bounds the wait for the scheduler, which may not have looked at all pods of a
-	// Deployment yet. Pods of another scheduler may wait for longer.
+	// judgeLimit bounds the wait of a pilot for the scheduler, which may not have looked at all pods
+	// of a Deployment yet. Older pods without a result of the scheduler may be of another scheduler.
 	judgeLimit = 3 * time.Second
 	// longestIdle bounds the time between two passes.
 	longestIdle = 10 * time.Second
@@ -139,6 +139,8 @@ type Loop struct {
 	// that failed.
 	nextSubmit  time.Time
 	submitPause time.Duration
+	// delayed is the time since which new pilots wait for the scheduler, or zero.
+	delayed time.Time
 	// partitions is the result of sinfo, of the time asked.
 	partitions []slurm.Partition
 	asked      time.Time
@@ -272,6 +274,9 @@ func (l *Loop) awaitQuiet(ctx context.Context) {
 func (l *Loop) untilNext() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if !l.delayed.IsZero() {
+		return time.Second
+	}
 	for _, p := range l.pilots {
 		if !p.idle.IsZero() || !p.started() || p.hasWork() {
 			return time.Second // a pause or an idle time may end
@@ -310,7 +315,7 @@ func (l *Loop) pass(ctx context.Context) {
 	now := time.Now()
 	in := l.input(now)
 	result := plan.Make(in.Input)
-	if in.unjudged {
+	if l.delays(len(result.New) > 0 && in.unjudged, now) {
 		result.New = nil
 	}
 	for i, request := range result.New {
@@ -331,6 +336,18 @@ func (l *Loop) pass(ctx context.Context) {
 		l.judge(p, needed[uid], in, now)
 	}
 	l.explain(in, result)
+}
+
+// delays reports whether new pilots wait for the scheduler to look at other pods: at most for
+// judgeLimit, because pods may appear all the time. The caller holds mu.
+func (l *Loop) delays(unjudged bool, now time.Time) bool {
+	switch {
+	case !unjudged:
+		l.delayed = time.Time{}
+	case l.delayed.IsZero():
+		l.delayed = now
+	}
+	return unjudged && now.Sub(l.delayed) < judgeLimit
 }
 
 // newUID returns the name of a new pilot.

@@ -233,3 +233,22 @@ func TestNodeThatIsNeverReady(t *testing.T) {
 		})
 	}
 }
+
+// TestNewPodsDelayPilotsBriefly checks that pods that the scheduler has not looked at delay other
+// pods' pilots at most for judgeLimit, even if such pods appear all the time.
+func TestNewPodsDelayPilotsBriefly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		b.waitingPod("p", nil)
+		for i := range 5 {
+			unseen := b.waitingPod(fmt.Sprint("new", i), func(pod *corev1.Pod) { pod.Status.Conditions = nil })
+			b.run(1)
+			if err := b.view.podStore.Delete(unseen); err != nil {
+				t.Fatal(err)
+			}
+			if submitted, want := len(b.slurm.jobs) > 0, i >= 3; submitted != want {
+				t.Errorf("submitted after %d s: %t, want %t", i, submitted, want)
+			}
+		}
+	})
+}
