@@ -22,7 +22,7 @@ import (
 
 // hasWork reports whether a worker has something to do for a pilot. The caller holds mu.
 func (p *pilot) hasWork() bool {
-	return p.final != nil || p.idling || !p.Released || !p.exists || p.status != p.saved || p.Leaving && p.State != cancelled
+	return p.final != nil || p.idling || p.closed && !p.Leaving || !p.Released || !p.exists || p.status != p.saved || p.Leaving && p.State != cancelled
 }
 
 // cancelled is the state of a pilot whose job this process has cancelled, until Slurm reports
@@ -62,7 +62,7 @@ func longer(pause time.Duration) time.Duration { return min(max(2*pause, firstPa
 
 func (l *Loop) steps(ctx context.Context, p *pilot) error {
 	l.mu.Lock()
-	r, exists, final, idling := p.record, p.exists, p.final, p.idling
+	r, exists, final, idling, closed := p.record, p.exists, p.final, p.idling, p.closed
 	l.mu.Unlock()
 	switch {
 	case final != nil:
@@ -78,12 +78,17 @@ func (l *Loop) steps(ctx context.Context, p *pilot) error {
 		r.Job = id
 		l.update(p, func(p *pilot) { p.Job = id })
 	}
-	if idling && !r.Leaving {
+	switch {
+	case idling && !r.Leaving:
 		left, err := l.close(ctx, p, r)
 		if err != nil || !left {
 			return err
 		}
 		r.Leaving = true
+	case closed && !r.Leaving:
+		if err := l.reopen(ctx, p, r.Job); err != nil {
+			return err
+		}
 	}
 	if err := l.write(ctx, p, exists); err != nil {
 		return err
@@ -275,18 +280,23 @@ func lastLine(path string) string {
 }
 
 // close closes the nodes of an idle pilot to new pods, and reports whether they are still idle.
-// Otherwise it opens them again.
+// Otherwise it opens them again. After an error the caller repeats it, or opens them if a pod has
+// come meanwhile.
 func (l *Loop) close(ctx context.Context, p *pilot, r record) (bool, error) {
-	var nodes []string
+	var all, open []string
 	for _, node := range l.view.nodes() {
-		if node.Labels[jobLabel] == r.Job {
-			nodes = append(nodes, node.Name)
+		if node.Labels[jobLabel] != r.Job {
+			continue
+		}
+		all = append(all, node.Name)
+		if !node.Spec.Unschedulable { // others were closed by somebody else, or by an earlier try
+			open = append(open, node.Name)
 		}
 	}
-	if err := l.cordon(ctx, nodes, true); err != nil {
+	if err := l.cordon(ctx, open, true); err != nil {
 		return false, err
 	}
-	for _, node := range nodes {
+	for _, node := range all {
 		pods, err := l.core.Pods("").List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()})
 		if err != nil {
 			return false, fmt.Errorf("list the pods of node %s: %w", node, err)
@@ -295,20 +305,45 @@ func (l *Loop) close(ctx context.Context, p *pilot, r record) (bool, error) {
 			continue
 		}
 		l.update(p, func(p *pilot) { p.idle, p.idling = time.Time{}, false })
-		return false, l.cordon(ctx, nodes, false)
+		return false, l.cordon(ctx, open, false)
 	}
 	l.Log.Info("a pilot without pods leaves", "pilot", r.UID, "job", r.Job)
 	l.update(p, func(p *pilot) { p.Leaving = true })
 	return true, nil
 }
 
+// reopen opens the nodes of a pilot that does not leave, if a loop has closed them.
+func (l *Loop) reopen(ctx context.Context, p *pilot, job string) error {
+	var closed []string
+	for _, node := range l.view.nodes() {
+		if node.Labels[jobLabel] == job && isClosed(node) {
+			closed = append(closed, node.Name)
+		}
+	}
+	if err := l.cordon(ctx, closed, false); err != nil {
+		return err
+	}
+	l.update(p, func(p *pilot) { p.closed = false })
+	return nil
+}
+
+// closedByLoop is the annotation of a node that a loop has closed to new pods, because the node is
+// idle.
+const closedByLoop = "slurm.berth.dev/idle"
+
+// isClosed reports whether a loop has closed a node.
+func isClosed(node *corev1.Node) bool { return node.Annotations[closedByLoop] != "" }
+
 // cordon closes nodes to new pods, or opens them.
 func (l *Loop) cordon(ctx context.Context, nodes []string, closed bool) error {
-	patch := fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, closed)
+	patch, verb := []byte(`{"metadata":{"annotations":{"`+closedByLoop+`":null}},"spec":{"unschedulable":false}}`), "open"
+	if closed {
+		patch, verb = []byte(`{"metadata":{"annotations":{"`+closedByLoop+`":"true"}},"spec":{"unschedulable":true}}`), "close"
+	}
 	for _, node := range nodes {
 		_, err := l.core.Nodes().Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("close node %s to new pods: %w", node, err)
+			return fmt.Errorf("%s node %s to new pods: %w", verb, node, err)
 		}
 	}
 	return nil

@@ -91,6 +91,9 @@ func (l *Loop) input(now time.Time) input {
 			in.Seats-- // 'berth join' by hand
 		}
 	}
+	for uid, p := range l.pilots {
+		p.closed = slices.ContainsFunc(in.nodesOf[uid], func(node plan.Node) bool { return isClosed(node.Node) })
+	}
 	l.forget(now)
 	in.Largest = func(options []string) plan.Size { return l.Node.largest(l.partitions, options) }
 	in.Fewer = func(group string) int { return l.fewer[group].pods }

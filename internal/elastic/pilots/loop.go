@@ -108,8 +108,9 @@ type pilot struct {
 	// nodes, and joining the time since which its job runs with a node that has not been ready. They
 	// are zero otherwise.
 	unneeded, idle, joining time.Time
-	// idling is true for a pilot that is to leave because it is idle.
-	idling bool
+	// idling is true for a pilot that is to leave because it is idle. closed is true if a loop has
+	// closed a node of it to new pods.
+	idling, closed bool
 	// final is the state of a job that has ended.
 	final *queue.State
 }

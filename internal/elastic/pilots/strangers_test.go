@@ -68,7 +68,7 @@ func newTestLoop(s *slurmStub) *Loop {
 			Job: "7", Seats: 9, Slurm: s, Submitted: s.all, Ask: s.ask, Forget: func(string) error { return nil }, Log: slog.New(slog.DiscardHandler),
 		},
 		core: fake.NewClientset().CoreV1(), wake: make(chan struct{}, 1), owners: &owners{byPod: map[types.UID][]wishes.Owner{}},
-		view: &view{podStore: cache.NewStore(cache.MetaNamespaceKeyFunc), nodeStore: cache.NewStore(cache.MetaNamespaceKeyFunc)},
+		view:   &view{podStore: cache.NewStore(cache.MetaNamespaceKeyFunc), nodeStore: cache.NewStore(cache.MetaNamespaceKeyFunc)},
 		pilots: map[string]*pilot{}, failures: map[string]*failure{}, tested: map[string]time.Time{}, fewer: map[string]limit{},
 	}
 }
