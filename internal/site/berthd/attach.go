@@ -138,7 +138,7 @@ func (d *daemon) add(ctx context.Context, a siteconf.Allocation) (bool, error) {
 	if former != nil && former.After == a.After {
 		return false, nil
 	}
-	if err := d.pods.make(a); err != nil {
+	if err := d.pods.make(ctx, a); err != nil {
 		if former == nil {
 			err = errors.Join(err, d.pods.unmake(a.ID()))
 		}

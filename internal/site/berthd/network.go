@@ -113,7 +113,7 @@ func (n *network) state() (vxlan.State, []string) {
 			networks[local.Owner()] = user
 		}
 		user.Own(n.owner(local.Allocation))
-		user.Local = append(user.Local, vxlan.Pod{Address: pod.Address, Owner: local.UID, Namespace: n.pods.namespace(id), Gateway: through[pod.Address]})
+		user.Local = append(user.Local, vxlan.Pod{Address: pod.Address, Owner: local.UID, Namespace: n.pods.namespace(id), Gateway: through[pod.Address], Unmarked: local.unmarked})
 		ids = append(ids, id)
 	}
 	for owner, user := range networks {

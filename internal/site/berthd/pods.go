@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/site/berthd/pidns"
@@ -48,6 +49,8 @@ type localPod struct {
 	pending, again bool
 	// published is the pod's address in etcd. Steps run only if that is the current address.
 	published netip.Addr
+	// unmarked reports whether the mark of slurmstepd cannot be trusted in the pod.
+	unmarked bool
 	// loaded reports whether a previous daemon created the pod, and this daemon has not seen
 	// it connected yet.
 	loaded bool
@@ -60,8 +63,14 @@ func (l *localPod) here(node string) siteconf.Allocation { return l.With(node, l
 func (p *pods) file(id string) string      { return filepath.Join(p.config.Run, "pods", id) }
 func (p *pods) namespace(id string) string { return filepath.Join(p.config.Run, "net", id) }
 
+// markLimit bounds the time for marking the packets of slurmstepd in all pods, when berthd starts. A
+// pod takes some milliseconds.
+const markLimit = 10 * time.Second
+
 // load reads the pods that were here when the previous daemon ended.
-func (p *pods) load() error {
+func (p *pods) load(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, markLimit)
+	defer cancel()
 	entries, err := os.ReadDir(filepath.Join(p.config.Run, "pods"))
 	if err != nil {
 		return fmt.Errorf("list pods of this node: %w", err)
@@ -79,11 +88,14 @@ func (p *pods) load() error {
 			os.Remove(path)
 			continue
 		}
-		p.put(&localPod{Allocation: a, loaded: true})
-		// A berthd without these rules may have made the pod.
+		local := &localPod{Allocation: a, loaded: true}
+		p.put(local)
+		// A berthd without these rules may have made the pod. One pod must not keep this node
+		// without berthd.
 		if vxlan.IsNamespace(p.namespace(a.ID())) {
-			if err := p.markStepd(a); err != nil {
-				return err
+			if err := p.markStepd(ctx, a); err != nil {
+				local.unmarked = true
+				p.log.Error("the policy also applies to slurmstepd in a pod until berthd is restarted", "job", a.ID(), "error", err)
 			}
 		}
 	}
@@ -141,11 +153,11 @@ func (p *pods) removeStrays() error {
 }
 
 // make creates the namespaces and the resolv.conf of a pod, and records the pod last.
-func (p *pods) make(a siteconf.Allocation) error {
+func (p *pods) make(ctx context.Context, a siteconf.Allocation) error {
 	if err := vxlan.NewNamespace(p.namespace(a.ID()), p.config.ByCNI()); err != nil {
 		return err
 	}
-	if err := p.markStepd(a); err != nil {
+	if err := p.markStepd(ctx, a); err != nil {
 		return err
 	}
 	if err := p.processes.Start(a.ID()); err != nil {
@@ -170,11 +182,11 @@ func (p *pods) make(a siteconf.Allocation) error {
 
 // markStepd lets slurmstepd in the pod of a job past the policy. Where plugins connect pods,
 // berthd has no policy.
-func (p *pods) markStepd(a siteconf.Allocation) error {
+func (p *pods) markStepd(ctx context.Context, a siteconf.Allocation) error {
 	if p.config.ByCNI() {
 		return nil
 	}
-	return vxlan.MarkStepd(context.Background(), p.config.NFT, p.namespace(a.ID()), a.Login != "")
+	return vxlan.MarkStepd(ctx, p.config.NFT, p.namespace(a.ID()), a.Login != "")
 }
 
 // unmake removes what exists of a pod. It cleans up after a pod that was made only in part.

@@ -1,14 +1,17 @@
 package berthd
 
 import (
+	"context"
 	"encoding/json"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"berth.dev/berth/internal/site/siteconf"
+	"berth.dev/berth/internal/site/vxlan"
 	"berth.dev/berth/internal/testutil"
 )
 
@@ -58,7 +61,7 @@ func TestPodsOutliveDaemon(t *testing.T) {
 		write(kind+"/8", "")
 	}
 	p := newPods()
-	if err := p.load(); err != nil {
+	if err := p.load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if kept, here := p.allocation("7"); !here || kept.After != a.After || p.len() != 1 {
@@ -86,7 +89,54 @@ func TestPodsOutliveDaemon(t *testing.T) {
 		}
 	}
 	p.take("7")
-	if p = newPods(); p.load() != nil || p.len() != 0 {
+	if p = newPods(); p.load(t.Context()) != nil || p.len() != 0 {
 		t.Errorf("%d pods after the last one has gone", p.len())
+	}
+}
+
+// One pod whose rules cannot be loaded does not keep berthd of the node from starting, but what it
+// marks is not trusted.
+func TestPodWithoutMarkIsDistrusted(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	for name, nft := range map[string]string{"fails": "exit 1", "hangs": "exec sleep 600"} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for _, name := range []string{"pods", "net", "pid", "resolv"} {
+				if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			program := filepath.Join(dir, "nft")
+			if err := os.WriteFile(program, []byte("#!/bin/sh\n"+nft+"\n"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			address := netip.MustParseAddr("10.128.0.2")
+			a := siteconf.Allocation{Job: 7, UID: 1001, After: 3, Pods: []siteconf.Pod{{Node: "n0", Address: address}}}
+			text, err := json.Marshal(a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, "pods", "7"), text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d := newDaemon(siteconf.Config{Run: dir, NFT: program}, "n0", netip.Addr{}, nil, nil, slog.New(slog.DiscardHandler))
+			if err := vxlan.NewNamespace(d.pods.namespace("7"), false); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := vxlan.RemoveNamespace(d.pods.namespace("7")); err != nil {
+					t.Error(err)
+				}
+			}()
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			if err := d.pods.load(ctx); err != nil {
+				t.Fatal(err)
+			}
+			state, _ := d.network.state()
+			if len(state.Networks) != 1 || !state.Networks[0].Local[0].Unmarked {
+				t.Errorf("the state trusts the pod: %+v", state.Networks)
+			}
+		})
 	}
 }

@@ -77,7 +77,7 @@ func run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 			return fmt.Errorf("make directory of berthd: %w", err)
 		}
 	}
-	if err := d.pods.load(); err != nil {
+	if err := d.pods.load(ctx); err != nil {
 		return err
 	}
 	if err := d.network.apply(ctx, true); err != nil {

@@ -51,6 +51,7 @@ func (s State) rules(opened []string) string {
 		}
 		r.input()
 		r.forward()
+		r.distrustMark()
 		r.clearMark()
 		if s.forwards() {
 			r.gateway()

@@ -98,6 +98,27 @@ func counted(s State) State {
 	return s
 }
 
+// distrusted returns the state with one pod where users may be able to send slurmstepd's mark.
+func distrusted(s State) State {
+	s.Networks[0].Local[0].Unmarked = true
+	return s
+}
+
+func TestMarkOfUnmarkedPodIsRemoved(t *testing.T) {
+	const chain = `	chain distrust_mark {
+		type filter hook prerouting priority -11; policy accept;
+		ip saddr { 10.128.0.2 } ip dscp 0x3f ip dscp set cs0
+	}
+	chain distrust_mark6 {
+		type filter hook prerouting priority -11; policy accept;
+		ip6 saddr { fd42:6265:7274:1::a80:2 } ip6 dscp 0x3f ip6 dscp set cs0
+	}
+`
+	if rules := distrusted(dual(example())).rules(nil); !strings.Contains(rules, chain) {
+		t.Errorf("the mark of a pod is trusted: %s", rules)
+	}
+}
+
 func TestRulesMatchGolden(t *testing.T) {
 	for name, test := range map[string]struct {
 		state  State
@@ -117,7 +138,7 @@ func TestRulesMatchGolden(t *testing.T) {
 // The kernel accepts the rules, also when they are loaded already.
 func TestRulesLoad(t *testing.T) {
 	testutil.Require(t, testutil.UserNS)
-	for _, state := range []State{example(), gateway(), far(), routed(), routedGateway(), dual(example()), dual(far()), dual(routedGateway()), counted(example()), counted(dual(routed())), example()} {
+	for _, state := range []State{example(), gateway(), far(), routed(), routedGateway(), dual(example()), dual(far()), dual(routedGateway()), counted(example()), counted(dual(routed())), distrusted(dual(example())), distrusted(routed()), example()} {
 		command := exec.Command("nft", "-c", "-f", "-")
 		command.Stdin = strings.NewReader(state.rules([]string{"eth0", "eth1"}))
 		command.SysProcAttr = testutil.NewNamespaces()

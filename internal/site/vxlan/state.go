@@ -96,6 +96,9 @@ type Pod struct {
 	Namespace string
 	// Gateway forwards between the pod and the outside. It is invalid if there is none.
 	Gateway netip.Addr
+	// Unmarked is set if MarkStepd failed, so that users of the pod may be able to send the mark
+	// of slurmstepd.
+	Unmarked bool
 }
 
 // Peer is a pod on another node. Via is the address of that node.

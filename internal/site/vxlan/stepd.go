@@ -40,7 +40,7 @@ func podRules(sessions bool) string {
 
 // MarkStepd loads the rules that mark packets of slurmstepd in the namespace of a pod. In a pod
 // for sessions, the rules only keep users from marking packets. MarkStepd may be called again. It
-// must precede the rules of the host that trust the mark.
+// must precede the rules of the host that trust the mark. After an error the pod is Unmarked.
 func MarkStepd(ctx context.Context, nft, path string, sessions bool) error {
 	var err error
 	linux.OnNewThread(func() { err = markStepd(ctx, nft, path, sessions) })
@@ -72,6 +72,27 @@ func (r *ruleset) ofStepd() {
 			// slurmstepd may have to look up their names.
 			r.line("%s dscp %s %s dport 53 accept", kind.header, stepdCode, protocol)
 		}
+	}
+}
+
+// distrustMark removes the mark from packets of unmarked pods, before the rules that look at it.
+func (r *ruleset) distrustMark() {
+	for _, kind := range r.kinds() {
+		var pods []string
+		for _, n := range r.Networks {
+			for _, pod := range n.Local {
+				if pod.Unmarked {
+					pods = append(pods, kind.of(pod.Address).String())
+				}
+			}
+		}
+		if len(pods) == 0 {
+			return
+		}
+		r.block("chain distrust_mark"+kind.suffix, func() {
+			r.line("type filter hook prerouting priority -11; policy accept;")
+			r.line("%[1]s saddr { %[2]s } %[1]s dscp %[3]s %[1]s dscp set cs0", kind.header, join(pods), stepdCode)
+		})
 	}
 }
 
