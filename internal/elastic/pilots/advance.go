@@ -238,7 +238,7 @@ func (l *Loop) fail(p *pilot, reason string) {
 	f.reason = reason
 	if now := time.Now(); now.After(f.until) {
 		f.count++
-		f.until = now.Add(min(firstPause<<min(f.count, 10), longestPause))
+		f.size, f.until = p.Size, now.Add(min(firstPause<<min(f.count, 10), longestPause))
 	}
 }
 

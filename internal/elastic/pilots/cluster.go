@@ -201,11 +201,12 @@ func (n Node) template(options []string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: labels}}
 }
 
-// forget drops refusals that are over. The caller holds mu.
+// forget drops refusals that are over, and failures that were not repeated. The caller holds mu.
 func (l *Loop) forget(now time.Time) {
 	l.refusals = slices.DeleteFunc(l.refusals, func(r refusal) bool { return now.After(r.until) })
 	maps.DeleteFunc(l.tested, func(_ string, until time.Time) bool { return now.After(until) })
 	maps.DeleteFunc(l.fewer, func(_ string, f limit) bool { return now.After(f.until) })
+	maps.DeleteFunc(l.failures, func(_ string, f *failure) bool { return now.After(f.until.Add(longestHeld)) })
 	maps.DeleteFunc(l.held, func(_ types.UID, f *failure) bool { return now.After(f.until.Add(longestHeld)) })
 }
 

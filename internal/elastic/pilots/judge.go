@@ -14,17 +14,16 @@ import (
 // judge decides whether a pilot stays.
 func (l *Loop) judge(p *pilot, needed bool, in input, now time.Time) {
 	nodes := in.nodesOf[p.UID]
-	ready := 0
+	var ready []plan.Node
 	for _, node := range nodes {
 		if plan.IsReady(node.Node) {
-			ready++
-			if p.seen == 0 && ready == 1 {
-				l.measure(p, node)
-			}
+			ready = append(ready, node)
 		}
 	}
-	p.seen = max(p.seen, ready)
-	p.Joined = p.Joined || ready > 0
+	if len(ready) > p.seen {
+		p.seen, p.Joined = len(ready), true
+		l.measure(p, ready)
+	}
 	if p.Leaving || p.final != nil {
 		return
 	}
@@ -54,7 +53,7 @@ func (l *Loop) judge(p *pilot, needed bool, in input, now time.Time) {
 		p.idle = now
 	case now.Sub(p.idle) >= l.Idle && !p.idling:
 		p.idling = true
-		if slices.ContainsFunc(nodes, func(node plan.Node) bool { return plan.IsReady(node.Node) && !node.Spec.Unschedulable }) {
+		if slices.ContainsFunc(ready, func(node plan.Node) bool { return !node.Spec.Unschedulable }) {
 			l.holdUnplaced(p, in, now)
 		}
 	}
@@ -93,15 +92,21 @@ func (l *Loop) hold(pod types.UID, reason string, now time.Time) {
 	l.Log.Warn(fmt.Sprintf("pod %s: %s", pod, f.text()))
 }
 
-// measure compares a ready node with the request for it. If its pods do not fit, each plan would
-// bring another node like it, so the next pilot waits. The caller holds mu.
-func (l *Loop) measure(p *pilot, node plan.Node) {
+// measure compares the ready nodes of a pilot with the request for it. If its pods do not fit, each
+// plan would bring another node like it, so the next pilot waits. If they fit, the pause ends,
+// unless a larger pilot has caused it. The caller holds mu.
+func (l *Loop) measure(p *pilot, ready []plan.Node) {
 	want := p.Size
 	want.Pods = 0
-	if want.Within(plan.Room(node.Node)) {
-		delete(l.failures, failureKey(p.Request))
-		return
+	for _, node := range ready {
+		if !want.Within(plan.Room(node.Node)) {
+			l.FilesInMemory = true // the most likely cause
+			l.fail(p, fmt.Sprintf("node %s of job %s has less room for pods than was requested", node.Name, p.Job))
+			return
+		}
 	}
-	l.FilesInMemory = true // the most likely cause
-	l.fail(p, fmt.Sprintf("node %s of job %s has less room for pods than was requested", node.Name, p.Job))
+	key := failureKey(p.Request)
+	if f := l.failures[key]; f != nil && f.size.Within(p.Size) {
+		delete(l.failures, key)
+	}
 }

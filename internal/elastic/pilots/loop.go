@@ -166,6 +166,8 @@ type failure struct {
 	count  int
 	reason string
 	until  time.Time
+	// size is the size of the pilot that failed.
+	size plan.Size
 }
 
 // text returns the reason why no pilot is submitted before the pause ends.
