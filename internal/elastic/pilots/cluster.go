@@ -37,6 +37,8 @@ type input struct {
 	unjudged bool
 	// nodesOf holds the nodes of each pilot.
 	nodesOf map[string][]plan.Node
+	// failed holds the pods that have failed on a node.
+	failed []*corev1.Pod
 	// ignored holds the wishes of pods that have no meaning here.
 	ignored map[types.UID]string
 }
@@ -61,14 +63,14 @@ func (l *Loop) input(now time.Time) input {
 	for _, pod := range l.view.pods() {
 		switch {
 		case pod.Spec.NodeName != "":
+			if pod.Status.Phase == corev1.PodFailed {
+				in.failed = append(in.failed, pod)
+			}
 			if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
 				on[pod.Spec.NodeName] = append(on[pod.Spec.NodeName], pod)
 			}
 		case waits(pod) && l.owners.known(pod):
 			wanted, ignored := l.wanted(pod)
-			if f := l.held[pod.UID]; f != nil && now.Before(f.until) {
-				wanted.Held = f.text()
-			}
 			in.Waiting = append(in.Waiting, wanted)
 			if len(ignored) > 0 {
 				in.ignored[pod.UID] = strings.Join(ignored, "; ")
@@ -149,6 +151,20 @@ func (l *Loop) wanted(pod *corev1.Pod) (wanted plan.Pod, ignored []string) {
 		}
 	}
 	return wanted, ignored
+}
+
+// heldFor returns why no new pilot is submitted for a pod now, or "". The caller holds mu.
+func (l *Loop) heldFor(pod plan.Pod, now time.Time) string {
+	uids := []types.UID{pod.UID}
+	if owner := metav1.GetControllerOf(pod); owner != nil && pod.Alone {
+		uids = append(uids, owner.UID)
+	}
+	for _, uid := range uids {
+		if f := l.held[uid]; f != nil && now.Before(f.until) {
+			return f.text()
+		}
+	}
+	return ""
 }
 
 // stuck returns the reason why a claim of a pod keeps it off new nodes, or "".

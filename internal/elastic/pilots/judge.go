@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"berth.dev/berth/internal/elastic/plan"
@@ -14,6 +16,9 @@ import (
 // judge decides whether a pilot stays.
 func (l *Loop) judge(p *pilot, needed bool, in input, now time.Time) {
 	nodes := in.nodesOf[p.UID]
+	if p.Joined && p.seen == 0 {
+		p.seen = p.Nodes // an earlier loop has seen them, and a node that has left does not return
+	}
 	var ready []plan.Node
 	for _, node := range nodes {
 		if plan.IsReady(node.Node) {
@@ -80,16 +85,39 @@ func (l *Loop) holdUnplaced(p *pilot, in input, now time.Time) {
 	}
 }
 
-// hold lets no new pilot follow for a pod, longer after each call. The caller holds mu.
-func (l *Loop) hold(pod types.UID, reason string, now time.Time) {
-	f := l.held[pod]
+// holdAfterFailures holds the pods of a controller after a pod with a pilot for itself has failed
+// soon. Many controllers start another pod at once, whose pilot would be a new one. The caller holds
+// mu.
+func (l *Loop) holdAfterFailures(failed []*corev1.Pod, now time.Time) {
+	byOnly := map[string]*pilot{}
+	for _, p := range l.pilots {
+		byOnly[p.Only] = p
+	}
+	for _, pod := range failed {
+		p, owner, began := byOnly[plan.Pod{Pod: pod, Alone: true}.Only()], metav1.GetControllerOf(pod), pod.Status.StartTime
+		if p == nil || p.failed || owner == nil {
+			continue
+		}
+		p.failed = true
+		if began != nil && now.Sub(began.Time) < soon {
+			l.hold(owner.UID, fmt.Sprintf("pod %s of %s %s failed within %s on the node of job %s", pod.Name, owner.Kind, owner.Name, soon, p.Job), now)
+		}
+	}
+}
+
+// hold lets no new pilot follow for a pod, or for the pods of a controller, for a time that is
+// longer after each pause. The caller holds mu.
+func (l *Loop) hold(uid types.UID, reason string, now time.Time) {
+	f := l.held[uid]
 	if f == nil {
 		f = &failure{}
-		l.held[pod] = f
+		l.held[uid] = f
 	}
-	f.count++
-	f.reason, f.until = reason, now.Add(min(firstPause<<min(f.count, 10), longestHeld))
-	l.Log.Warn(fmt.Sprintf("pod %s: %s", pod, f.text()))
+	if now.After(f.until) {
+		f.count++
+		f.reason, f.until = reason, now.Add(min(firstPause<<min(f.count, 10), longestHeld))
+		l.Log.Warn(fmt.Sprintf("pods of %s: %s", uid, f.text()))
+	}
 }
 
 // measure compares the ready nodes of a pilot with the request for it. If its pods do not fit, each

@@ -1,14 +1,20 @@
 package pilots
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/elastic/plan"
+	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/job/slurm"
 )
 
@@ -58,6 +64,71 @@ func TestMeasure(t *testing.T) {
 				}
 				if count != test.count {
 					t.Errorf("%d failures, want %d", count, test.count)
+				}
+			})
+		})
+	}
+}
+
+// TestFailingPodsBringFewPilots checks that a controller whose pods fail at once, each on a node for
+// itself, gets ever fewer nodes, and that other controllers and long pods are not held.
+func TestFailingPodsBringFewPilots(t *testing.T) {
+	of := func(controller string) func(*corev1.Pod) {
+		return func(pod *corev1.Pod) {
+			pod.Annotations = map[string]string{"slurm.berth.dev/time": "10"}
+			pod.Spec.NodeSelector = map[string]string{cluster.ForLabel: plan.ForValue("pod " + pod.Name)}
+			pod.OwnerReferences = []metav1.OwnerReference{{Kind: "Trainer", Name: controller, UID: types.UID(controller), Controller: new(true)}}
+		}
+	}
+	for _, test := range []struct {
+		name        string
+		runs        time.Duration
+		least, most int
+	}{
+		{"pods fail at once", 0, 4, 10},
+		{"pods run for some time", 2 * soon, 20, 40},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBed(t)
+				var pod *corev1.Pod
+				var ran, failed int
+				for second := range 3600 {
+					switch {
+					case pod == nil:
+						failed++
+						pod = b.waitingPod(fmt.Sprint("p", failed), of("t"))
+					case pod.Status.StartTime != nil:
+						if time.Since(pod.Status.StartTime.Time) >= test.runs {
+							pod.Status.Phase = corev1.PodFailed
+							pod = nil
+						}
+					default:
+						for uid, p := range b.pilots {
+							if p.Only == "pod "+string(pod.UID) && b.slurm.states[uid].State == slurm.Pending {
+								b.slurm.states[uid] = queue.State{ID: p.Job, State: slurm.Running, Nodes: "n2"}
+								pod.Spec.NodeName, pod.Status.StartTime = b.join(p, nil).Name, new(metav1.Now())
+								ran++
+							}
+						}
+					}
+					b.run(1)
+					if second == 1800 {
+						before := len(b.slurm.jobs)
+						other := b.waitingPod("other", of("other"))
+						b.run(3)
+						if len(b.slurm.jobs) == before || b.problem(other) != "" {
+							t.Errorf("another controller gets no job: %s", b.problem(other))
+						}
+						_ = b.view.podStore.Delete(other)
+					}
+				}
+				if ran < test.least || ran > test.most {
+					t.Errorf("%d pods had a node in an hour, want %d to %d", ran, test.least, test.most)
+				}
+				want := "of Trainer t failed within 1m0s on the node of job"
+				if pod != nil && test.runs == 0 && !strings.Contains(b.problem(pod), want) {
+					t.Errorf("the event is %q, want one with %q", b.problem(pod), want)
 				}
 			})
 		})

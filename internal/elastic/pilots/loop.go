@@ -40,8 +40,8 @@ const (
 	// refusedFor is the pause until a request that Slurm refused is repeated.
 	refusedFor = 5 * time.Minute
 	// longestHeld bounds the time until another pilot is submitted for a pod that the scheduler has
-	// placed on none.
-	longestHeld = time.Hour
+	// placed on none, or for a controller whose pods fail soon after their start.
+	longestHeld, soon = time.Hour, time.Minute
 	// endLimit bounds the time for requests that have begun when the loop ends.
 	endLimit = 5 * time.Second
 	// workers is the number of pilots that are handled at the same time.
@@ -111,6 +111,8 @@ type pilot struct {
 	// idling is true for a pilot that is to leave because it is idle. closed is true if a loop has
 	// closed a node of it to new pods.
 	idling, closed bool
+	// failed is true once the only pod that the pilot is for has failed.
+	failed bool
 	// final is the state of a job that has ended.
 	final *queue.State
 }
@@ -130,7 +132,7 @@ type Loop struct {
 	// a node was ready, by group.
 	refusals []refusal
 	failures map[string]*failure
-	// held holds the pods that get no new pilot for a time.
+	// held holds the pods, and the controllers of pods, that get no new pilot for a time.
 	held map[types.UID]*failure
 	// tested holds the requests that Slurm would start, and until when it is not asked again.
 	tested map[string]time.Time
@@ -317,6 +319,10 @@ func (l *Loop) pass(ctx context.Context) {
 	defer l.mu.Unlock()
 	now := time.Now()
 	in := l.input(now)
+	l.holdAfterFailures(in.failed, now)
+	for i, pod := range in.Waiting {
+		in.Waiting[i].Held = l.heldFor(pod, now)
+	}
 	result := plan.Make(in.Input)
 	if l.delays(len(result.New) > 0 && in.unjudged, now) {
 		result.New = nil

@@ -122,9 +122,6 @@ func (l *Loop) load(ctx context.Context) error {
 			continue
 		}
 		l.pilots[r.UID] = &pilot{record: r, saved: r.status, exists: true, pods: int(r.Size.Pods)}
-		if r.Joined {
-			l.pilots[r.UID].seen = r.Nodes // a node that has left does not return
-		}
 	}
 	return nil
 }
