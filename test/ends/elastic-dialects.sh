@@ -13,8 +13,8 @@ kubectl create namespace slurm-bridge
 kubectl apply -f "$here/elastic-sets.yaml" >/dev/null
 bridge=$examples/slurm-bridge/hack/examples
 
-# phases prints the phases of the pods in the namespace slurm-bridge, and job_names the names of
-# the jobs of pilots that Slurm has seen since the last call.
+# phases prints the number of pods in each phase, in the namespace slurm-bridge. jobs_of prints the
+# nodes and time limits of the jobs with a name.
 phases() { kubectl -n slurm-bridge get pods "$@" -o jsonpath='{.items[*].status.phase}' | xargs -n1 | sort | uniq -c | xargs; }
 until_phases() { local want=$1; shift; until [[ $(phases "$@") == "$want" ]]; do sleep 0.2; done; }
 jobs_of() { squeue -h -n "$1" -o '%D %l' | sort | xargs; }
@@ -75,7 +75,7 @@ echo "LeaderWorkerSet: jobs of $(squeue -h -n "berth-join-$SLURM_JOB_ID" -o %D |
 kubectl -n slurm-bridge delete pods,leaderworkersets --all --grace-period=1
 gone
 
-# What has no meaning here, and what no job may start without.
+# An option without a meaning here is ignored. An option that must not be ignored gets no job.
 kubectl run ignored --image=busybox:1.37 --restart=Never --annotations='slurm.hpk.io/flags=--nodes=4 --wrap=id -t 2' -- true
 until events WishIgnored | grep -q -e '--wrap: the containers are the program of the job'; do sleep 0.2; done
 kubectl run blocked --image=busybox:1.37 --restart=Never --annotations='slurm.berth.dev/nodelist=/etc/passwd' -- true

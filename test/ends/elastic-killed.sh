@@ -1,8 +1,7 @@
 #!/bin/bash
 # In the shell of an allocation of one node. The loop that submits pilots is killed with SIGKILL at
-# three moments: when the job is held and its number is not stored, when the number is stored and
-# the job is held, and when the job is released. Each time, one job becomes a node. Then the head
-# is killed.
+# three moments: before the number of a held job is stored, before the job is released, and after
+# its release. Each time, one job becomes a node. Then the head is killed.
 set -euo pipefail
 shopt -s inherit_errexit
 image=$1 here=${0%/*}

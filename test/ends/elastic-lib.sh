@@ -23,7 +23,7 @@ everyone_answers() {
 	kubectl get pods -l app=web -o jsonpath='{.items[*].spec.nodeName}' | xargs -n1 | sort -u | xargs
 }
 
-# pilots prints the jobs of pilots, and records their records in the cluster.
+# pilots prints the numbers of the pilots' jobs, and records the names of their records in the cluster.
 pilots() { squeue -h -n "berth-join-$SLURM_JOB_ID" -o %A | sort; }
 records() { kubectl get configmaps -n kube-system -l slurm.berth.dev/pilot-of -o name | grep -v /berth-elastic$ || true; }
 
@@ -41,7 +41,7 @@ events() {
 	done
 }
 
-# debris prints what helps to understand a failure.
+# elastic_debris prints the state of the cluster and the queue after a failure.
 elastic_debris() {
 	echo 'the script failed; the cluster has:'
 	kubectl get nodes,pods -A -o wide || true

@@ -1,10 +1,10 @@
-// Standin makes the objects that the controllers of JobSet and LeaderWorkerSet would make. It
-// stands in for these controllers, which the Go module proxy does not have: it reads a JobSet or a
+// Standin makes the objects that the controllers of JobSet and LeaderWorkerSet would make, in tests
+// that cannot run these controllers: the Go module proxy does not have them. It reads a JobSet or a
 // LeaderWorkerSet as JSON from standard input, and prints a List for kubectl.
 //
-// The objects have the names, labels and annotations that the controllers give them. A Job of a
-// JobSet that depends on others is made once these have succeeded: arguments name them. Restarts,
-// Services and statuses are missing.
+// The objects have the names, labels and annotations that the controllers give them. The arguments
+// name the replicated jobs that have succeeded: others that depend on them are made only then.
+// Restarts, Services and statuses are missing.
 package main
 
 import (
@@ -99,7 +99,7 @@ func (s set) jobs(succeeded []string) (jobs []object) {
 	return jobs
 }
 
-// pods returns the pods of a LeaderWorkerSet. Its controller makes them by StatefulSets.
+// pods returns the pods of a LeaderWorkerSet, which its controller would make by StatefulSets.
 func (s set) pods() (pods []object) {
 	template := s.Spec.LeaderWorkerTemplate
 	for group := range s.Spec.Replicas {

@@ -155,8 +155,8 @@ func (a *amount) devices(r *reader, w wish) bool {
 	return true
 }
 
-// amounts sets what a pod needs: what the scheduler counts, or what its wishes ask for, if that is
-// more.
+// amounts sets the CPUs, memory and GPUs that a pod needs: its requests as the scheduler counts them,
+// or the amounts in its wishes, if these are greater.
 func (r *reader) amounts(pod *v1.Pod, to *Request) {
 	requests := helpers.PodRequests(pod, helpers.PodResourcesOptions{})
 	const most = 1 << 60

@@ -22,15 +22,15 @@ const (
 	own    = "slurm.berth.dev/"
 )
 
-// renamed holds the options of slurm-bridge that sbatch calls otherwise (slurm-bridge v1.2.1,
+// renamed maps slurm-bridge's names of options to sbatch's (slurm-bridge v1.2.1,
 // internal/wellknown/annotations.go).
 var renamed = map[string]string{
 	"constraints": "constraint", "cpu-per-task": "cpus-per-task", "group-id": "gid", "max-nodes": "nodes", "mem-per-node": "mem",
 	"min-nodes": "nodes", "timelimit": "time", "user-id": "uid",
 }
 
-// foreign holds annotations without a meaning in berth. A name that ends with a slash is a prefix.
-// It holds no reasons for annotations that only describe where HPK, KNoC and interLink keep a pod.
+// foreign maps annotations without a meaning in berth to the reason or what to use instead. A name
+// that ends with a slash is a prefix. Annotations that are not in it are ignored without a message.
 var foreign = map[string]string{
 	"slurm-job.knoc.io/mpi-flags":  "start mpiexec in the container's command",
 	"slurm-job.knoc.io/image-root": "name the image in the pod, and give files of images to 'berth up --image'",
@@ -42,8 +42,8 @@ var foreign = map[string]string{
 	"interlink.eu/":                "pods have the network of the cluster: delete it",
 }
 
-// meaningless holds options of sbatch that mean nothing for a job that is a node, and what to use
-// instead.
+// meaningless maps options of sbatch that mean nothing for the job of a node to the reason or what to
+// use instead.
 var meaningless = map[string]string{
 	":":            "a pod is one job: use a pod for each component",
 	"array":        "use a Job with completions",
@@ -76,7 +76,7 @@ var meaningless = map[string]string{
 	"cpu-bind": "a pod starts no tasks", "mem-bind": "a pod starts no tasks", "gpu-bind": "a pod starts no tasks", "tres-bind": "a pod starts no tasks",
 }
 
-// stops lists the options without which a job would start that was not to start.
+// stops lists the options that keep a job from starting. A pod with one of them gets no job.
 const stops = " hold test-only "
 
 // wishes returns the wishes of a pod and of the objects above it, the strongest last.
@@ -140,8 +140,8 @@ func (r *reader) flags(key, line string) []wish {
 	return all
 }
 
-// named reads annotations with a prefix that name one option each. It writes from instead of the
-// prefix into messages.
+// named reads annotations with a prefix that name one option each. In messages, from replaces the
+// prefix.
 func (r *reader) named(prefix, from string, annotations map[string]string) []wish {
 	var all []wish
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {

@@ -8,7 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// gangName and gangSize are the annotations of berth for gangs, after the prefix.
+// gangName and gangSize are berth's annotations for gangs, without the prefix.
 const (
 	gangName = "gang"
 	gangSize = "gang-size"
@@ -33,15 +33,15 @@ const (
 // greatestGang is more than the nodes that a cluster can have.
 const greatestGang = 4096
 
-// gang sets the gang of a pod. Its size may be known only to an object above the pod.
+// gang sets the gang of a pod. If the pod does not state the size, an object above it may.
 func (r *reader) gang(pod *v1.Pod, owners []Owner, to *Request) {
-	// kind is the source of the name: two sources may have the same name.
+	// kind tells gangs of the same name apart that come from different sources.
 	name, kind, text, from := "", "", "", ""
 	switch labels, notes := pod.Labels, pod.Annotations; {
 	case notes[own+gangName] != "":
 		name, text, from = notes[own+gangName], notes[own+gangSize], own+gangSize
 		if text == "" {
-			r.problem(own+gangName, true, "the annotation %s is missing: it has the number of pods", own+gangSize)
+			r.problem(own+gangName, true, "the annotation %s is missing: set it to the number of pods in the gang", own+gangSize)
 			return
 		}
 	case labels[leaderWorkerGroup] != "":
@@ -53,7 +53,7 @@ func (r *reader) gang(pod *v1.Pod, owners []Owner, to *Request) {
 	case labels[podGroup] != "":
 		kind, name = "PodGroup.scheduling.x-k8s.io", labels[podGroup]
 	case labels[jobSetName] != "":
-		// A JobSet that restarts deletes its pods, and the nodes of the new ones are another job.
+		// A JobSet that restarts deletes its pods. The new pods need a new job.
 		kind, name = "JobSet", labels[jobSetName]+"/"+cmp.Or(labels[jobSetRestart], "0")
 	}
 	size := 0

@@ -33,7 +33,7 @@ var resources = map[schema.GroupKind]schema.GroupVersionResource{
 	{Group: "scheduling.x-k8s.io", Kind: "PodGroup"}:             {Group: "scheduling.x-k8s.io", Version: "v1alpha1", Resource: "podgroups"},
 }
 
-// deepest bounds the controllers above a pod.
+// deepest is the largest number of controllers that are read above a pod.
 const deepest = 4
 
 // Owners returns the objects above a pod, for Of: the PodGroup of scheduling.k8s.io that the pod
@@ -83,8 +83,8 @@ type owners struct {
 	err error
 }
 
-// add adds an object, and returns it. If uid is not empty, add ignores a new object with the name of
-// an old one.
+// add adds an object, and returns it. If uid is not empty, add ignores an object with another UID,
+// which is a later one of the same name.
 func (r *owners) add(group, kind, name string, uid types.UID) *unstructured.Unstructured {
 	resource, known := resources[schema.GroupKind{Group: group, Kind: kind}]
 	if !known || r.err != nil {
@@ -111,8 +111,8 @@ func (r *owners) add(group, kind, name string, uid types.UID) *unstructured.Unst
 }
 
 // ofJobSet returns the number of pods that a JobSet starts together. A JobSet with an order starts
-// one replicated job after the other: then ofJobSet counts only the pods of this one, and returns
-// its name.
+// one replicated job after the other: then ofJobSet counts only the pods of the replicated job part,
+// and returns its name.
 func ofJobSet(set *unstructured.Unstructured, part string) (pods int, replicatedJob string) {
 	order, _, _ := unstructured.NestedString(set.Object, "spec", "startupPolicy", "startupPolicyOrder")
 	ordered := order == "InOrder"

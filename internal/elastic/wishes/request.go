@@ -26,23 +26,23 @@ type Request struct {
 	// --gpus-per-node.
 	GPUs    map[v1.ResourceName]int64
 	GPUType string
-	// Others lists further resources of the pod, which no option of sbatch brings.
+	// Others lists the pod's other resources, which no option of sbatch requests.
 	Others []v1.ResourceName
-	// Alone reports whether an annotation asks for something, even if no job can give it. No other
-	// pod uses the job of such a pod, so the accounting of the job describes only this pod.
+	// Alone reports whether an annotation asks for something, even for something that no job can
+	// give. No other pod uses the job of such a pod, so the job's accounting describes only this pod.
 	Alone bool
 	// Gang identifies the pods that need their nodes together, and GangSize is their number. One
-	// job gets a node for each, or no node. Gang is empty if the pod is in no gang.
+	// job brings a node for each of them, or none. Gang is empty if the pod is in no gang.
 	Gang     string
 	GangSize int
 }
 
 // Problem describes a wish that is not fulfilled.
 type Problem struct {
-	// Wish is the annotation or the field of the pod, and Why the reason and what to do.
+	// Wish is the annotation or the field of the pod. Why is the reason and the remedy.
 	Wish, Why string
-	// Blocks reports whether a job would be another one than the pod asks for: no job may be
-	// submitted. Without it, the wish only has no meaning here.
+	// Blocks is true if a job without the wish would not be what the pod asks for, so none may be
+	// submitted. Otherwise the wish is ignored.
 	Blocks bool
 }
 
@@ -53,8 +53,8 @@ type Owner struct {
 	// Kind and Name are for messages.
 	Kind, Name  string
 	Annotations map[string]string
-	// Gang is the number of pods that the object needs together with this one, or 0. Part names
-	// these pods if they are only a part of the object's.
+	// Gang is the number of pods, this one included, that the object needs together, or 0. Part
+	// names these pods if the object has others, too.
 	Gang int
 	Part string
 }
@@ -75,8 +75,8 @@ func Of(pod *v1.Pod, owners ...Owner) (Request, []Problem) {
 	return request, r.problems
 }
 
-// A wish is an option of sbatch, and the annotation or field that asks for it. It may also ask for
-// the job to be without the option.
+// A wish is an option of sbatch, and the annotation or field that asks for it. If without is true,
+// it asks for a job without the option.
 type wish struct {
 	from    string
 	option  batch.Option
@@ -106,7 +106,8 @@ func (r *reader) problem(from string, blocks bool, format string, values ...any)
 // PilotName is the start of the names of jobs that bring nodes to a cluster. Pods may not use it.
 const PilotName = "berth-join-"
 
-// noValue and mayHaveValue list the permitted options that take no value, or need none.
+// noValue lists the permitted options that take no value. For options in mayHaveValue, the value is
+// optional.
 const (
 	noValue      = " contiguous oversubscribe spread-job use-min-nodes "
 	mayHaveValue = " exclusive nice "

@@ -10,10 +10,9 @@ import (
 // selectable maps labels of nodes to the option of sbatch that chooses such a node.
 var selectable = map[string]string{own + "partition": "partition", own + "node": "nodelist"}
 
-// selected takes the wishes of the pod's node selector, and of the node affinity that it requires
-// if only one value is permitted. Pods with the same selector share nodes, so they are no wishes
-// of the pod's own. A wish for another place is a problem: the scheduler would not bind the pod
-// there.
+// selected takes the wishes in the pod's node selector, and in its required node affinity if that
+// has a single value. Pods with the same selector may share a job, unlike pods with annotations.
+// An annotation that names another place is a problem: the scheduler would not bind the pod there.
 func (r *reader) selected(pod *v1.Pod) {
 	take := func(from, label, value string) {
 		option := batch.Option{Name: selectable[label], Value: value}

@@ -23,7 +23,7 @@ func (c *Controller) endWithoutJob(ctx context.Context, t target, object *unstru
 	return c.writeStatus(ctx, t, object, status, next)
 }
 
-// errLost is the error for a job whose number is stored and that cannot be found.
+// errLost reports a job whose number is in the status of its object, and that cannot be found.
 var errLost = errors.New("no record of it is in --state-dir: was this controller started with another folder? " +
 	"If the folder is lost, call scancel, and 'berth slurm-jobs remove' without a controller")
 

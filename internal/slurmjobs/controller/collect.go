@@ -18,11 +18,11 @@ import (
 	"berth.dev/berth/internal/slurmjobs/results"
 )
 
-// copiers is the number of objects whose results are collected at the same time. As many have
-// their inputs copied, and as many their files uploaded.
+// copiers is the number of objects whose results are collected at the same time. The same number
+// applies to objects whose inputs are copied, and to objects whose files are uploaded.
 const copiers = 2
 
-// Unfinished wraps an error of Collect that has collected a part of the results.
+// Unfinished wraps the error of a Collect that has collected only a part of the results.
 type Unfinished struct{ Err error }
 
 func (u *Unfinished) Error() string { return u.Err.Error() }
@@ -45,14 +45,14 @@ type transfers struct {
 	queue workqueue.TypedRateLimitingInterface[target]
 
 	mu sync.Mutex
-	// known holds the objects that are queued or wait for another attempt, with the time of the
-	// first attempt since the last progress, or zero.
+	// known holds the objects that are queued or wait for another attempt. Its values are the times
+	// of the first attempt since the last progress, or zero.
 	known map[types.UID]time.Time
 	// running holds the attempts that run.
 	running map[types.UID]attempt
 }
 
-// attempt copies files of a version of an object.
+// attempt is a transfer of the files of one version of an object.
 type attempt struct {
 	generation int64
 	cancel     context.CancelCauseFunc
@@ -61,7 +61,7 @@ type attempt struct {
 // errChanged ends an attempt whose object was deleted or edited.
 var errChanged = errors.New("the object was deleted or edited")
 
-// begin begins an attempt, which ends with the returned context.
+// begin registers an attempt, and returns its context. The caller calls end after the attempt.
 func (q *transfers) begin(ctx context.Context, object *unstructured.Unstructured) (attempting context.Context, end func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	q.mu.Lock()
@@ -75,7 +75,7 @@ func (q *transfers) begin(ctx context.Context, object *unstructured.Unstructured
 	}
 }
 
-// check ends the attempt for an object that is deleted, or is a later version.
+// check cancels the running attempt of an object that was deleted, or edited since the attempt began.
 func (q *transfers) check(object *unstructured.Unstructured, deleted bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -113,7 +113,7 @@ func (q *transfers) begun(uid types.UID) time.Time {
 	return q.known[uid]
 }
 
-// progressed starts the time of an object's attempts again.
+// progressed makes the next attempt of an object count as its first.
 func (q *transfers) progressed(uid types.UID) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -199,8 +199,8 @@ func (c *Controller) collect(ctx context.Context, t target) error {
 	return err
 }
 
-// begin begins an attempt for an object. If the object has changed since it was read, the attempt ends
-// at once.
+// begin registers an attempt for an object. If the object has changed since it was read, the context
+// of the attempt is already cancelled.
 func (c *Controller) begin(ctx context.Context, q *transfers, t target, object *unstructured.Unstructured) (attempting context.Context, end func()) {
 	attempting, end = q.begin(ctx, object)
 	seen := c.Object(kinds.Reference{Kind: t.kind, Namespace: t.namespace, Name: t.name})
@@ -212,8 +212,8 @@ func (c *Controller) begin(ctx context.Context, q *transfers, t target, object *
 	return attempting, end
 }
 
-// collectionsOf returns the queue for the results of a kind. Uploads to slow stores do not delay the
-// results for volumes.
+// collectionsOf returns the queue for the results of a kind. Uploads have their own queue, so that
+// slow stores do not delay results for volumes.
 func (c *Controller) collectionsOf(kind kinds.Kind) *transfers {
 	if kind == kinds.BridgeJob {
 		return c.uploads

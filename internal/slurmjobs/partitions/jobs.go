@@ -30,7 +30,7 @@ const (
 	lateCreation = 10 * time.Minute
 	// JobContainer is the name of the container of a pod that shows a job.
 	JobContainer = "job"
-	// JobImage is the image of the container, which does not exist. WLM-Operator's pods have the same.
+	// JobImage names the container's image, which does not exist. WLM-Operator uses the same name.
 	JobImage = "no-image"
 )
 

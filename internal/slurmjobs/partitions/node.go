@@ -49,8 +49,8 @@ const (
 	// NodePrefix begins the name of each Node.
 	NodePrefix = "slurm-"
 	component  = cluster.SlurmJobsManager
-	// maxPods is the number of pods that the scheduler may bind to a Node, where they are
-	// ended. It does not limit the pods that show jobs.
+	// maxPods is the number of pods that the scheduler may bind to a Node. The controller ends
+	// these pods. maxPods does not limit the pods that show jobs.
 	maxPods = 1000
 	// leaseSeconds is the duration of a Node's lease. kubelets have the same.
 	leaseSeconds = 40

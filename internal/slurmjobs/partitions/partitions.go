@@ -39,7 +39,7 @@ type Options struct {
 	// Namespace holds the objects. Empty means all namespaces. Otherwise the scheduler binds no
 	// pods to the Nodes, because nobody would end the pods of other namespaces.
 	Namespace string
-	// Host is in the names of the Nodes, and is usually a host's name.
+	// Host is a part of the names of the Nodes, and usually the name of a host.
 	Host string
 	// Owner marks the Nodes. Run changes and removes no other Nodes.
 	Owner string

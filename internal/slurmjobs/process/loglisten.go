@@ -21,8 +21,8 @@ type LogListen struct {
 	// Address is an address of this host that API servers reach. Without a port, the server
 	// takes a free one.
 	Address string
-	// Certificate is the path of a file with the server's certificate and key in PEM, as a
-	// kubelet has it. If it is empty, the server makes its own certificate. API servers verify it
+	// Certificate is the path of a file with the server's certificate and key in PEM, such as a
+	// kubelet's. If it is empty, the server makes its own certificate. API servers verify it
 	// only with --kubelet-certificate-authority.
 	Certificate string
 	// Client is the common name of the API servers' client certificate for kubelets.
@@ -55,8 +55,8 @@ func (l LogListen) address() (netip.AddrPort, error) {
 	return address, nil
 }
 
-// Listen starts to listen, and returns the server's configuration. The cluster publishes the
-// authority that has signed the API servers' certificates.
+// Listen starts to listen, and returns the server's configuration. It reads the authority of the API
+// servers' certificates from the cluster.
 func (l LogListen) Listen(ctx context.Context, config *rest.Config) (*PodLogs, error) {
 	address, err := l.address()
 	if err != nil {

@@ -14,15 +14,15 @@ import (
 // uploadedName names the file with the marks of an object, in the folder of its records.
 const uploadedName = "uploaded"
 
-// marks holds a line for each file that was uploaded, so that an attempt does not repeat what an
-// earlier one has done, also after a crash.
+// marks is a file with a line for each file that was uploaded. So an attempt uploads no file again
+// that an earlier one has uploaded, also after a crash.
 type marks struct {
 	path string
 	// last maps destinations to the versions of the files that were last uploaded there.
 	last map[string]string
 }
 
-// mark says that a version of a file is at a destination in S3. Both are parts of a line.
+// mark states that a version of a file is at a destination in S3. Both fields are parts of a line.
 type mark struct{ destination, version string }
 
 // newMark returns the mark of an open file whose first size bytes are to be uploaded. The time of the
@@ -43,7 +43,7 @@ func readMarks(path string) (marks, error) {
 		return m, fmt.Errorf("read the marks of uploaded files: %w", err)
 	}
 	for line := range strings.SplitSeq(string(text), "\n") {
-		// A part of a line, which a crash leaves, equals no version.
+		// A crash may leave a part of a line, which equals no version.
 		if destination, err := strconv.QuotedPrefix(line); err == nil {
 			m.last[destination] = line[len(destination):]
 		}
@@ -58,7 +58,7 @@ func (m marks) add(added mark) error {
 	m.last[added.destination] = added.version
 	file, err := os.OpenFile(m.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err == nil {
-		// The line feed before it ends a part of a line.
+		// The first line feed ends the part of a line that a crash may have left.
 		_, err = file.WriteString("\n" + added.destination + added.version + "\n")
 		err = errors.Join(err, file.Close())
 	}

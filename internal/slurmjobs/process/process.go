@@ -54,8 +54,8 @@ type Options struct {
 	// PerMinute limits the submissions per minute. Zero means no limit.
 	PerMinute int
 	// PartitionNodes shows each partition as a Node, and each job as a pod. The user of Config
-	// must have the rights. NodesName is in the names of the Nodes. If it is empty, this host's
-	// name is. PodLogs serves the logs of the pods. It may be nil.
+	// must have the rights. NodesName is a part of the names of the Nodes. It defaults
+	// to this host's name. PodLogs serves the logs of the pods. It may be nil.
 	PartitionNodes bool
 	NodesName      string
 	PodLogs        *PodLogs

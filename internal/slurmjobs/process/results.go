@@ -52,7 +52,7 @@ type collector struct {
 	roots []string
 	// find returns the number of the job of an object. It is the controller's Slurm.Find.
 	find func(ctx context.Context, uid string) (id string, found bool, err error)
-	// turn is the time after which an object with more files to upload lets others come first.
+	// turn is the time after which the upload of an object pauses, and other objects come first.
 	turn time.Duration
 	log  *slog.Logger
 }

@@ -156,9 +156,9 @@ func (p preparer) uploads(object *unstructured.Unstructured, request kinds.Reque
 }
 
 // upload uploads the files of an object whose job has ended. It returns an error if one of them was
-// not uploaded, but uploads the others. After a turn, it returns a *controller.Unfinished. It does
-// not upload a file again that an earlier call has uploaded. The number of the job, which is part of
-// file names, does not come from the status: whoever may write statuses could name other files there.
+// not uploaded, but uploads the others. After a turn, it returns a *controller.Unfinished. It skips
+// files that an earlier call has uploaded. The number of the job, which is part of file names, does
+// not come from the status: whoever may write statuses could name other files there.
 func (c collector) upload(ctx context.Context, object *unstructured.Unstructured, request kinds.Request) (string, error) {
 	status, err := kinds.StatusOf(object)
 	if err != nil {

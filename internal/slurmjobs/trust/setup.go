@@ -59,7 +59,7 @@ func manifest(api, kind, name, namespace string, fields object) object {
 	return result
 }
 
-// role returns a Role, or a ClusterRole without a namespace, and binds it to users.
+// role returns a Role, or a ClusterRole if namespace is empty, and its binding to users.
 func role(name, namespace string, rules []any, users ...string) []object {
 	kind := "Role"
 	if namespace == "" {
@@ -158,7 +158,7 @@ func (t Trust) nodeObjects() []object {
 	return append(objects, role(name, metav1.NamespaceSystem, list(namedRule("", list("configmaps"), []string{"extension-apiserver-authentication"}, "get")), t.Controller)...)
 }
 
-// confine returns a policy for what the controller changes under a condition, and its binding.
+// confine returns a policy that validates the controller's changes under a condition, and its binding.
 func (t Trust) confine(name string, rules []any, condition string, validations ...any) []object {
 	policy := object{
 		"failurePolicy":    "Fail",

@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// cost holds what processes have used until now.
+// cost holds the resources that processes have used until a time.
 type cost struct {
 	at time.Time
 	// cpu is in seconds, pss in bytes, by name of the process.
 	cpu, pss map[string]float64
 }
 
-// Names of what does not belong to the head.
+// Names of processes that are not counted as the head's.
 const (
 	simulatedNodes = "simulated nodes"
 	munged         = "munged"
@@ -49,7 +49,7 @@ func costs() cost {
 		}
 		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 		var ticks float64
-		for _, field := range fields[11:15] { // user and system, and that of children
+		for _, field := range fields[11:15] { // user and system time, its own and its children's
 			n, _ := strconv.ParseFloat(field, 64)
 			ticks += n
 		}
@@ -59,7 +59,7 @@ func costs() cost {
 	return c
 }
 
-// nameOf returns the name of a process that counts, or "".
+// nameOf returns the name of a process that is measured, or "".
 func nameOf(command []string) string {
 	program := filepath.Base(command[0])
 	switch {

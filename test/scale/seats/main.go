@@ -1,12 +1,12 @@
 // Command seats joins simulated nodes to a cluster of 'berth up --elastic', and records the
 // cost of the join and of the nodes after it.
 //
-// Real are the join protocol for each seat, with munge, squeue and a Slurm job for each node, the
-// control plane, and the head's overlay table and service map. Each node has its own certificate and
-// connection to the API server, registers a Node, renews a Lease, and watches what a kubelet
-// and a node's service map watch. Simulated are the kubelet, the containers and the far end of the
-// overlay: nobody answers the head's probes. KWOK would keep the Nodes with one admin's client,
-// so it would test neither the nodes' certificates nor their connections.
+// These parts are real: the join protocol for each seat, with munge, squeue and a Slurm job for each
+// node, the control plane, and the head's overlay table and service map. Each node has its own
+// certificate and connection to the API server, registers a Node, renews a Lease, and watches what a
+// kubelet and a node's service map watch. A node has no kubelet, no containers and no end of the
+// overlay: nobody answers the head's probes. KWOK would keep all Nodes with one client of an
+// administrator, so it would test neither the certificates of nodes nor their connections.
 package main
 
 import (
@@ -45,8 +45,8 @@ func main() {
 // record is the result of one stage of the series.
 type record struct {
 	Time time.Time `json:"time"`
-	// Nodes is the number of simulated nodes at the end of the stage, Joined the number
-	// that joined in it, all at once.
+	// Nodes is the number of simulated nodes at the end of the stage, and Joined the number of nodes
+	// that joined in it.
 	Nodes  int `json:"nodes"`
 	Joined int `json:"joined"`
 	// Values holds the results, with the unit in the name.

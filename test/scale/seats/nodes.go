@@ -37,8 +37,8 @@ type simulated struct {
 	begin    time.Time
 	lifetime context.Context
 	members  *members.Members
-	// met, welcomed and ready are the times since the begin of join until the head has accepted the node, until
-	// it has its plan, and until its Node is Ready.
+	// met, welcomed and ready are the times from the start of join until the head has accepted the
+	// node, until the node has its plan, and until its Node is Ready.
 	met, welcomed, ready time.Duration
 	// retries counts the failures of the API server during the registration.
 	retries int
@@ -119,7 +119,7 @@ func (n *simulated) leave() {
 	n.running.Wait()
 }
 
-// lostOf returns the errors of nodes that did not live until now.
+// lostOf returns the first errors of nodes that have failed since they joined, five at most.
 func lostOf(all []*simulated) error {
 	var problems []error
 	for _, n := range all {
@@ -141,7 +141,7 @@ func register(ctx context.Context, client kubernetes.Interface, plan cluster.Pla
 	now := metav1.Now()
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: plan.Node.Name, Labels: map[string]string{corev1.LabelHostname: plan.Node.Name, corev1.LabelOSStable: "linux"}},
-		// No controller may count on a container there.
+		// No pod may be bound to the node, because it runs no containers.
 		Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: "simulated", Effect: corev1.TaintEffectNoSchedule}}},
 		Status: corev1.NodeStatus{
 			Capacity: room, Allocatable: room,
@@ -175,7 +175,7 @@ func (n *simulated) renew(ctx context.Context, client kubernetes.Interface, name
 		case <-ctx.Done():
 			return
 		}
-		// A kubelet tries again, too, when the server is late; the lease then ends after 40 s.
+		// Like a kubelet, the node tries again when the server is late. The lease expires after 40 s.
 		lease, err := leases.Get(ctx, name, metav1.GetOptions{})
 		if err == nil {
 			now := metav1.NowMicro()
@@ -241,7 +241,7 @@ func (r *record) addTimes(joined []*simulated) {
 	}
 }
 
-// facts returns what is needed to judge a record.
+// facts returns the conditions of a record.
 func facts(o options) map[string]string {
 	return map[string]string{"load": loadAverage(), "together": strconv.Itoa(o.together), "lease renewal, s": strconv.Itoa(int(renewEvery.Seconds())), "version": cluster.Version()}
 }
