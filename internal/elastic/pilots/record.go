@@ -15,6 +15,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/elastic/plan"
+	"berth.dev/berth/internal/elastic/wishes"
 	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/job/slurm"
 )
@@ -78,7 +79,8 @@ func (r record) configMap(job string) (*corev1.ConfigMap, error) {
 	}, nil
 }
 
-// readRecord reads a record.
+// readRecord reads a record. Others may write ConfigMaps, too: it returns an error if the record
+// would give a command of Slurm other words than the loop does.
 func readRecord(object *corev1.ConfigMap) (record, error) {
 	data := object.Data
 	r := record{UID: object.Name, status: status{
@@ -89,6 +91,12 @@ func readRecord(object *corev1.ConfigMap) (record, error) {
 		return r, fmt.Errorf("read the record of pilot %s: %w", object.Name, err)
 	}
 	r.Nodes = max(1, r.Nodes)
+	if strings.Trim(r.Job, "0123456789") != "" {
+		return r, fmt.Errorf("read the record of pilot %s: %q is not the number of a job", object.Name, r.Job)
+	}
+	if err := wishes.CheckOptions(r.Options); err != nil {
+		return r, fmt.Errorf("read the record of pilot %s: %w", object.Name, err)
+	}
 	return r, nil
 }
 
@@ -112,11 +120,11 @@ func (l *Loop) load(ctx context.Context) error {
 			continue
 		}
 		r, err := readRecord(&found.Items[i])
-		if err == nil && found.Items[i].Labels[cluster.PilotLabel] != l.Job {
+		if err == nil && (found.Items[i].Labels[cluster.PilotLabel] != l.Job || clusterOf(r.UID) != l.Job) {
 			err = fmt.Errorf("pilot %s is of an earlier cluster, whose state this one continues", r.UID)
 		}
 		if err != nil {
-			// Its job, if there is one, is cancelled as one without a record.
+			// Its job, if there is one, is handled as one without a record.
 			l.Log.Warn(err.Error())
 			_ = l.core.ConfigMaps(namespace).Delete(ctx, found.Items[i].Name, metav1.DeleteOptions{})
 			continue

@@ -187,3 +187,18 @@ func (r *reader) options() []string {
 	}
 	return words
 }
+
+// CheckOptions returns an error if Options of a Request cannot contain one of the words.
+func CheckOptions(words []string) error {
+	for _, word := range words {
+		long, ok := strings.CutPrefix(word, "--")
+		name, value, _ := strings.Cut(long, "=")
+		if !ok || !permit.In(permit.Placement, name) && name != "gres" {
+			return fmt.Errorf("no pod may use the option %q of sbatch", word)
+		}
+		if err := permit.Check(batch.Option{Name: name, Value: value}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

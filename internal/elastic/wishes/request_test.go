@@ -77,6 +77,17 @@ func TestOptionsOfAllDialects(t *testing.T) {
 	}
 }
 
+func TestCheckOptions(t *testing.T) {
+	if err := CheckOptions([]string{"--contiguous", "--gres=gpu:a100:2", "--partition=long", "--time=2:00:00"}); err != nil {
+		t.Error(err)
+	}
+	for _, word := range []string{"", "-p long", "/home/a/job.sh", "--uid=root", "--output=/etc/x", "--wrap=id", "--nodelist=/etc/passwd", "--export=ALL"} {
+		if err := CheckOptions([]string{"--partition=long", word}); err == nil {
+			t.Errorf("%q is permitted", word)
+		}
+	}
+}
+
 func TestOwnersCountForSlurmBridge(t *testing.T) {
 	job := Owner{Kind: "Job", Name: "j", Annotations: map[string]string{"slurmjob.slinky.slurm.net/job-name": "j", "slurmjob.slinky.slurm.net/qos": "low", "slurm.hpk.io/flags": "--time=1"}}
 	workload := Owner{Kind: "Workload", Name: "w", Annotations: map[string]string{"slurmjob.slinky.slurm.net/job-name": "w", "slurmjob.slinky.slurm.net/user-id": "0"}}
