@@ -81,6 +81,7 @@ func (r *run) servePilots(context.Context) error {
 		},
 	}
 	role, end := ownRole(r.supervisor, "elastic", ElasticArg, config, nil)
+	role.Patient = true // pods wait until it has read their annotations
 	r.endPilotRole = end
 	return r.addRoles(role)
 }

@@ -30,6 +30,8 @@ const (
 	// does not help a role that dies more often.
 	maxRestarts   = 3
 	restartWindow = 5 * time.Minute
+	// patience is the pause before a patient role is started again that has died more often.
+	patience = time.Minute
 	// disturbance is the time that a role, started again, may need to come up.
 	disturbance = 10 * time.Second
 	// goPanic is the exit code of a Go program that crashed.
@@ -75,8 +77,10 @@ type Role struct {
 	Silent bool
 	// Outside roles do not end with the sandbox.
 	Outside bool
-	// Optional roles are not needed: the run continues without one that fails.
-	Optional bool
+	// Optional roles are not needed: the run continues without one that fails. Patient roles are
+	// optional, but others wait for them: one that has started once is started again after a pause,
+	// however often it fails.
+	Optional, Patient bool
 	// Start starts the process with the given inherited descriptors, from 3 up.
 	Start func(r *Role, files []*os.File) error
 	// Kill sends the process SIGKILL.
@@ -117,6 +121,7 @@ type Supervisor struct {
 	// KeepLogs reports whether the logs outlive the run.
 	KeepLogs bool
 	now      func() time.Time
+	after    func(time.Duration, func())
 
 	mu       sync.Mutex
 	roles    map[string]*Role
@@ -138,7 +143,8 @@ type Supervisor struct {
 func New(log *slog.Logger, report func(string), giveUp context.CancelCauseFunc) *Supervisor {
 	kills := oomKills("/proc")
 	return &Supervisor{log: log, report: report, GiveUp: giveUp, now: time.Now, roles: map[string]*Role{}, once: map[string]chan<- sandbox.Status{},
-		proc: "/proc", self: strconv.Itoa(os.Getpid()), oomKills: [2]uint64{kills, kills}}
+		after: func(pause time.Duration, do func()) { time.AfterFunc(pause, do) },
+		proc:  "/proc", self: strconv.Itoa(os.Getpid()), oomKills: [2]uint64{kills, kills}}
 }
 
 // Add starts a role and supervises it. It returns no error for an optional role that does
@@ -321,13 +327,34 @@ func (s *Supervisor) disturbed(r *Role) bool {
 	return false
 }
 
+// failRole ends the run, or continues it without an optional role. The caller holds mu.
 func (s *Supervisor) failRole(r *Role, what string) {
-	if r.Optional {
+	switch {
+	case r.Patient && s.roles[r.Name] == r:
+		s.log.Warn(fmt.Sprintf("%s %s; starting it again in %s", r.Name, what, patience))
+		s.startLater(r)
+		return
+	case r.Optional:
 		delete(s.roles, r.Name)
 		s.log.Warn(fmt.Sprintf("%s %s; the run goes on without it", r.Name, what))
 		return
 	}
 	s.GiveUp(failedCode(s.FailedError(r.Name, what, r.Log)))
+}
+
+// startLater starts a role again after a pause. The caller holds mu.
+func (s *Supervisor) startLater(r *Role) {
+	life := r.life
+	s.after(patience, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.stopping || r.life != life {
+			return
+		}
+		if err := s.start(r); err != nil {
+			s.failRole(r, fmt.Sprintf("could not be started again: %v", err))
+		}
+	})
 }
 
 // Failed records that the process of a role or a command of RunOnce could not be

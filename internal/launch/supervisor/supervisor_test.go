@@ -200,6 +200,48 @@ func TestRestartsAreBounded(t *testing.T) {
 
 // TestYieldingRoleIsStartedAgain: controllers that lose their lease again and again on a busy
 // machine do not end the run.
+// Pods wait for the role that submits pilots, so the run never goes on without it.
+func TestPatientRoleIsStartedAgainAfterPauses(t *testing.T) {
+	s := newStage(t)
+	var later []func()
+	s.after = func(_ time.Duration, do func()) { later = append(later, do) }
+	r := s.play(t, &Role{Name: "elastic", Silent: true, Optional: true, Patient: true})
+	for range 3 + maxRestarts {
+		s.Ended("elastic", killed())
+		for len(later) > 0 {
+			next := later[0]
+			later = later[1:]
+			next()
+			next() // a role that runs is not started a second time
+		}
+	}
+	if s.starts != 4+maxRestarts || s.lost != nil {
+		t.Errorf("%d starts, want %d; %v", s.starts, 4+maxRestarts, s.lost)
+	}
+	start, unable := r.Start, 2
+	r.Start = func(r *Role, files []*os.File) error {
+		if unable--; unable >= 0 {
+			return errors.New("no memory")
+		}
+		return start(r, files)
+	}
+	s.Ended("elastic", killed())
+	for len(later) > 0 {
+		next := later[0]
+		later = later[1:]
+		next()
+	}
+	if s.starts != 5+maxRestarts {
+		t.Errorf("%d starts after two that failed, want %d", s.starts, 5+maxRestarts)
+	}
+	s.Ended("elastic", killed())
+	s.IgnoreExits()
+	later[0]()
+	if s.starts != 5+maxRestarts {
+		t.Error("the role is started while the run ends")
+	}
+}
+
 func TestYieldingRoleIsStartedAgain(t *testing.T) {
 	s := newStage(t)
 	r := s.play(t, &Role{Name: "controllers"})
