@@ -47,14 +47,22 @@ func (l *Loop) advance(ctx context.Context, p *pilot) {
 			l.submitPause = 0
 		}
 		return
-	case p.Job == "" && now.After(l.nextSubmit):
+	case p.Job == "" && ofSlurm(err) && now.After(l.nextSubmit):
 		// Slurm would refuse other pilots, too.
 		l.submitPause = longer(l.submitPause)
 		l.nextSubmit = now.Add(l.submitPause)
 	}
 	p.pause = longer(p.pause)
-	p.next, p.problem = now.Add(p.pause), err.Error()
+	p.next, p.problem = now.Add(p.pause), "no job is submitted for a new node yet: "+err.Error()
+	if ofSlurm(err) {
+		p.problem = "Slurm takes no job for a new node now: " + err.Error()
+	}
 	l.Log.Warn(fmt.Sprintf("pilot %s: %v; trying again in %s", p.UID, err, p.pause))
+}
+
+// ofSlurm reports whether an error is an answer of Slurm, or that there is none.
+func ofSlurm(err error) bool {
+	return errors.As(err, new(*queue.Refused)) || errors.As(err, new(*queue.Unavailable))
 }
 
 // longer returns the pause after another error.

@@ -49,7 +49,7 @@ func (l *Loop) explain(in input, result plan.Result) {
 func (p *pilot) describe() notice {
 	switch {
 	case p.Job == "" && p.problem != "":
-		return notice{corev1.EventTypeWarning, "NodeRequested", "Slurm takes no job for a new node now: " + p.problem + "; berth tries again"}
+		return notice{corev1.EventTypeWarning, "NodeRequested", p.problem + "; berth tries again"}
 	case p.Job == "" || p.State == cancelled:
 		return notice{}
 	case p.started():

@@ -102,7 +102,7 @@ type pilot struct {
 	busy  bool
 	next  time.Time
 	pause time.Duration
-	// problem is the last error of a request to Slurm.
+	// problem is the reason why the job is not submitted yet, after an error.
 	problem string
 	// unneeded and idle are the times since which no pod needs the pilot, or no pod is on its
 	// nodes, and joining the time since which its job runs with a node that has not been ready. They

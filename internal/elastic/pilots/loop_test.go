@@ -2,6 +2,7 @@ package pilots
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -251,4 +252,38 @@ func TestNewPodsDelayPilotsBriefly(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestErrorsBeforeSubmission checks that only an answer of Slurm, or none, pauses other
+// submissions, and that Events name the part that has failed.
+func TestErrorsBeforeSubmission(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		slurm  error
+		paused bool
+		want   string
+	}{
+		{"Slurm's queue is full", &queue.Refused{Message: "too many jobs", Full: true}, true, "Slurm takes no job for a new node now: too many jobs; berth tries again"},
+		{"Slurm is unavailable", &queue.Unavailable{Err: errors.New("timeout")}, true, "Slurm takes no job for a new node now: Slurm is unavailable: timeout; berth tries again"},
+		{"the folder of jobs", errors.New("disk quota exceeded"), false, "no job is submitted for a new node yet: disk quota exceeded; berth tries again"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBed(t)
+				b.slurm.err = test.slurm
+				pod := b.waitingPod("p", nil)
+				b.run(2)
+				if paused := time.Now().Before(b.nextSubmit); paused != test.paused {
+					t.Errorf("submissions pause: %t, want %t", paused, test.paused)
+				}
+				if told := b.events.all[topic{pod.UID, false}]; told == nil || told.text != test.want {
+					t.Errorf("the event is %+v, want %q", told, test.want)
+				}
+				b.slurm.err = nil
+				if b.run(10); len(b.slurm.jobs) != 1 {
+					t.Errorf("%d jobs, want 1", len(b.slurm.jobs))
+				}
+			})
+		})
+	}
 }

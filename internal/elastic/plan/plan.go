@@ -382,7 +382,11 @@ func (p *planner) bring(pods []Pod, nodes int) {
 		return
 	}
 	if nodes > p.Seats {
-		p.fail(pods, fmt.Sprintf("no job is submitted: it needs %d seats, and %d of the cluster's seats are free; a larger number for --elastic of 'berth up' allows more", nodes, max(0, p.Seats)))
+		need := "1 seat"
+		if nodes > 1 {
+			need = fmt.Sprintf("%d seats", nodes)
+		}
+		p.fail(pods, fmt.Sprintf("no job is submitted: it needs %s (free: %d); a larger number for --elastic of 'berth up' allows more", need, max(0, p.Seats)))
 		return
 	}
 	p.Seats -= nodes

@@ -219,8 +219,8 @@ func TestPlan(t *testing.T) {
 		{"older pods and pods with priority get the last seat", Input{Seats: 1, Waiting: []Pod{
 			pod("young", "8", "1Gi", created(9)), pod("old", "8", "1Gi", created(1)), pod("first", "8", "1Gi", created(9), prior(5)),
 		}}, "new 1*(8000m 1024Mi 1p) for first\n" +
-			"old: no job is submitted: it needs 1 seats, and 0 of the cluster's seats are free; a larger number for --elastic of 'berth up' allows more\n" +
-			"young: no job is submitted: it needs 1 seats, and 0 of the cluster's seats are free; a larger number for --elastic of 'berth up' allows more"},
+			"old: no job is submitted: it needs 1 seat (free: 0); a larger number for --elastic of 'berth up' allows more\n" +
+			"young: no job is submitted: it needs 1 seat (free: 0); a larger number for --elastic of 'berth up' allows more"},
 		{"a pod alone shares with none", Input{Waiting: []Pod{pod("a", "1", "1Gi", alone), pod("b", "1", "1Gi"), pod("c", "1", "1Gi", alone)}, Pilots: []Pilot{
 			pilot("p", 4, 4, func(p *Pilot) { p.Only = "pod c" }),
 		}}, "new 1*(1000m 1024Mi 1p) for a\nnew 1*(1000m 1024Mi 1p) for b\nc waits for p"},
@@ -233,8 +233,8 @@ func TestPlan(t *testing.T) {
 			pilot("p", 4, 4, func(p *Pilot) { p.Nodes, p.Only = 2, "gang g" }),
 		}}, "a waits for p\nb waits for p"},
 		{"all nodes of a gang or none", Input{Seats: 1, Waiting: []Pod{pod("a", "1", "1Gi", gang("g", 2)), pod("b", "2", "1Gi", gang("g", 2))}},
-			"a: no job is submitted: it needs 2 seats, and 1 of the cluster's seats are free; a larger number for --elastic of 'berth up' allows more\n" +
-				"b: no job is submitted: it needs 2 seats, and 1 of the cluster's seats are free; a larger number for --elastic of 'berth up' allows more"},
+			"a: no job is submitted: it needs 2 seats (free: 1); a larger number for --elastic of 'berth up' allows more\n" +
+				"b: no job is submitted: it needs 2 seats (free: 1); a larger number for --elastic of 'berth up' allows more"},
 		{"a refused pilot is not submitted again", Input{Waiting: []Pod{pod("a", "1", "1Gi"), pod("b", "7", "1Gi"), pod("c", "1", "1Gi")},
 			Refused: func(r Request) string {
 				if r.Size.MilliCPU > 6000 {
