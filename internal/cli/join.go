@@ -52,9 +52,9 @@ on the remaining nodes. All nodes leave when the cluster ends.`,
 	flags := command.Flags()
 	flags.SortFlags = false
 	flags.DurationVar(&spec.Grace, "grace", 0, "leave this `time` before the time limit of the job or its step (default: at the limit, with Slurm's KillWait left)")
-	flags.StringVar(&spec.For, "for", "", "run only pods that select `name` as slurm.berth.dev/for and tolerate this taint")
+	flags.StringVar(&spec.For, "for", "", "run only pods whose node selector has `name` as slurm.berth.dev/for, and that tolerate the taint of that name")
 	flags.DurationVar(&spec.NodeWait, "node-wait", 0, "how long to wait for the cluster, as a `time` such as 90s (default 1m)")
-	flags.DurationVar(&spec.HeadWait, "head-wait", 10*time.Minute, "how long to go on when the job of the cluster is requeued, until it is back (with 'berth up --state'), as a `time` such as 5m")
+	flags.DurationVar(&spec.HeadWait, "head-wait", 10*time.Minute, "how long the nodes wait for the cluster when its job is requeued (with 'berth up --state'), as a `time` such as 5m")
 	flags.StringVar(&spec.StateDir, "state-dir", "", "`directory` on a local disk for the node's files (default: chosen by berth)")
 	flags.StringVar(&spec.Network.Interface, "interface", "", "`name` of the network interface for pod traffic between nodes (default: the one that reaches the cluster)")
 	flags.StringVar(&spec.Network.Ports, "port-range", "", "`ports` to use between nodes, the same as for the cluster (default 21000-28999)")
@@ -66,7 +66,7 @@ on the remaining nodes. All nodes leave when the cluster ends.`,
 
 // addElasticFlags adds the flags for nodes of other jobs.
 func addElasticFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
-	flags.IntVar(&spec.Seats, "elastic", 0, "submit jobs whose nodes join the cluster for pods that do not fit, at most this `number` of nodes (64 if you give none); 'berth join' adds nodes by hand")
+	flags.IntVar(&spec.Seats, "elastic", 0, "for pods that do not fit, submit jobs whose nodes join the cluster, at most this `number` of nodes (64 if you give none); 'berth join' adds nodes by hand")
 	flags.Lookup("elastic").NoOptDefVal = strconv.Itoa(cluster.DefaultSeats)
 	flags.DurationVar(&spec.Idle, "elastic-idle", 0, "end the job of such a node after this `time` without pods (default 1m)")
 }

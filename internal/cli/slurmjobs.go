@@ -84,8 +84,8 @@ cluster's administrator installs what is needed, see 'berth slurm-jobs setup'.`,
 	flags.StringSliceVar(&o.Results.Volumes, "results-volume", []string{"persistentVolumeClaim"}, "`type` of volume for results; repeatable")
 	flags.StringSliceVar(&o.S3.Endpoints, "s3-endpoint", nil, "`URL` of an S3 store for BridgeJobs; repeatable")
 	flags.StringVar(&o.NodesName, "partition-nodes", "", "show partitions as Nodes slurm-`NAME`-PARTITION, and jobs as pods")
-	flags.StringVar(&logs.Address, "logs-address", "", "serve the pods' logs at this `address` of the host, with a port or a free one")
-	flags.StringVar(&logs.Certificate, "logs-cert", "", "PEM `file` with certificate and key for that (default: self-signed)")
+	flags.StringVar(&logs.Address, "logs-address", "", "serve the pods' logs at this `address` of the host, with a port (default: a free one)")
+	flags.StringVar(&logs.Certificate, "logs-cert", "", "PEM `file` with the certificate and key of that server (default: self-signed)")
 	flags.StringVar(&logs.Client, "logs-client", process.KubeadmClient, "common `name` of the API server's client certificate for kubelets")
 	flags.IntVar(&o.PerMinute, "submit-rate", 120, "maximum number of submissions per minute")
 	shown.addFlags(flags)
@@ -184,7 +184,7 @@ whoami' with the controller's kubeconfig prints it.`,
 	flags.StringVar(&user, "user", "", "`name` of the controller's user in the cluster")
 	f.addTrust(flags)
 	flags.BoolVar(&results, "results", false, "include the rights to create pods that collect results (--results-image)")
-	flags.BoolVar(&nodes, "partition-nodes", false, "include rights over Nodes of the whole cluster, to show partitions and jobs (--partition-nodes); each namespace needs another --user")
+	flags.BoolVar(&nodes, "partition-nodes", false, "include rights over Nodes of the whole cluster, to show partitions and jobs (--partition-nodes); each namespace needs its own --user")
 	flags.StringSliceVar(&secrets, "s3-secret", nil, "include the right to read the Secret with this `name`, for S3 stores (--s3-endpoint)")
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		if err := f.check(); err != nil {
