@@ -70,7 +70,7 @@ struct pod {
 	char mounts[2048];
 	/* Whether the job has no network because it declined one. */
 	int declined;
-	/* Whether a job without a network might get one later, or elsewhere. */
+	/* Whether a job without a network might get one later, or on other nodes. */
 	int later;
 };
 

@@ -214,19 +214,22 @@ static int converse(int c, const struct question *q, struct pod *pod, int *again
 }
 
 /* ask_once asks with so many seconds left. It returns 0, or -1 with the reason, and in again
- * whether it is worth to ask again. The text of the question stays as it was. */
+ * whether it is worth asking again. The text of the question stays as it was. */
 static int ask_once(const struct settings *s, struct question *q, int left, struct pod *pod, int *again, char reason[REASON_SIZE])
 {
 	size_t length = q->length;
+	/* Without an answer, berthd may give one later. */
+	pod->later = 1;
 	int rc = -1, c = dial(s, left, again, reason);
 	if (c < 0)
 		return -1;
 	/* berthd must answer before this side gives up. */
 	question_number(q, "limit", left > ANSWER_MARGIN ? left - ANSWER_MARGIN : 1);
 	append(q, "\n");
-	if (q->overflow)
+	if (q->overflow) {
+		pod->later = 0;
 		snprintf(reason, REASON_SIZE, "the list of the job's nodes is too long");
-	else
+	} else
 		rc = converse(c, q, pod, again, reason);
 	close(c);
 	q->length = length;
@@ -241,7 +244,7 @@ int ask_berthd(const struct settings *s, struct question *q, struct pod *pod, ch
 	int rc;
 	for (;;) {
 		int again = 0;
-		received = (struct pod){ .network = -1, .processes = -1, .session = -1, .later = 1 };
+		received = (struct pod){ .network = -1, .processes = -1, .session = -1 };
 		rc = ask_once(s, q, q->answer_limit - (int)(now() - began), &received, &again, reason);
 		if (rc == 0 || !again || now() - began >= q->restart_limit)
 			break;

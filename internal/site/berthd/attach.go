@@ -40,7 +40,9 @@ func (d *daemon) attach(ctx context.Context, request store.Request, limit time.D
 	if err != nil {
 		d.metrics.refuse()
 		d.audit.write(auditRefused, request.Allocation(), err)
-		err = &noNetwork{err}
+		if !errors.As(err, new(*tooLarge)) {
+			err = &noNetwork{err}
+		}
 	}
 	return pod, err
 }
@@ -50,6 +52,9 @@ func (d *daemon) attach(ctx context.Context, request store.Request, limit time.D
 type noNetwork struct{ error }
 
 func (n *noNetwork) Unwrap() error { return n.error }
+
+// tooLarge is the error of a job that never gets a network.
+type tooLarge struct{ error }
 
 func (d *daemon) attachWithin(ctx context.Context, request store.Request) (siteconf.Pod, error) {
 	began := time.Now()
@@ -62,6 +67,9 @@ func (d *daemon) attachWithin(ctx context.Context, request store.Request) (sitec
 		if err != nil {
 			if ctx.Err() != nil {
 				err = fmt.Errorf("%w: %w", err, context.Cause(ctx))
+			}
+			if errors.Is(err, store.ErrTooLarge) {
+				err = &tooLarge{err}
 			}
 			return siteconf.Pod{}, d.refuse(ctx, user, request, err)
 		}
@@ -108,11 +116,11 @@ func (d *daemon) refuse(ctx context.Context, user *follower, request store.Reque
 		return why
 	}
 	refused := request.Allocation()
-	refused.Problem = why.Error()
+	refused.Problem, refused.Final = why.Error(), errors.As(why, new(*tooLarge))
 	user.put(refused)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refuseLimit)
 	defer cancel()
-	if err := d.store.Refuse(ctx, request, why); err != nil {
+	if err := d.store.Refuse(ctx, refused); err != nil {
 		d.log.Warn("refuse", "error", err)
 	}
 	return why

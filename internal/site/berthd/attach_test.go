@@ -186,3 +186,30 @@ func TestPluginWaitsLongerThanBerthd(t *testing.T) {
 		t.Errorf("berthd answers after %s, the plugin waits %d s", own, seconds)
 	}
 }
+
+// A job that the range of pods can never hold is not held in the queue, on any of its nodes. A job
+// of a node without berthd may be mended.
+func TestJobThatIsTooLargeIsNotHeld(t *testing.T) {
+	config := testConfig()
+	config.Pods, config.Run = netip.MustParsePrefix("10.128.0.0/30"), t.TempDir()
+	shared := newStore(t, config)
+	for _, test := range []struct {
+		name  string
+		nodes []string
+		later bool
+	}{{"too large", []string{"n0", "n1"}, false}, {"not registered", []string{"n9"}, true}} {
+		request := store.Request{Job: 7, UID: 1001, User: "somebody", Name: "x", Nodes: test.nodes}
+		if !test.later {
+			request.Job = 8
+		}
+		for _, node := range []string{"n0", "n1"} {
+			d := newDaemon(config, node, netip.Addr{}, shared, nil, slog.New(slog.DiscardHandler))
+			d.watch.start(t.Context(), false)
+			_, err := d.attach(t.Context(), request, attachTimeout)
+			if err == nil || errors.As(err, new(*noNetwork)) != test.later {
+				t.Errorf("%s, on %s: may come later %v: %v", test.name, node, !test.later, err)
+			}
+			request.Nodes = nil // the other node learns from etcd
+		}
+	}
+}

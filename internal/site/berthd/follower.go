@@ -123,6 +123,9 @@ func (f *follower) await(ctx context.Context, id, node string) (siteconf.Allocat
 			problem = errors.New("no answer yet")
 		}
 		f.mu.Unlock()
+		if known && a.Final {
+			return a, &tooLarge{errors.New(a.Problem)}
+		}
 		if known && a.Problem != "" {
 			return a, errors.New(a.Problem)
 		}

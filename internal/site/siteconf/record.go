@@ -53,6 +53,8 @@ type Allocation struct {
 	After int64 `json:"after"`
 	// Problem is the reason why the job got no pods.
 	Problem string `json:"problem,omitempty"`
+	// Final reports that the job gets no pods later either.
+	Final bool `json:"final,omitempty"`
 }
 
 // Pod is the pod of a job on one node.

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"path"
@@ -78,11 +79,9 @@ func (r Request) Allocation() siteconf.Allocation {
 	return siteconf.Allocation{Job: r.Job, Login: r.Login, UID: r.UID, User: r.User, Group: r.Group, Name: r.Name}
 }
 
-// Refuse records why a job gets no addresses, for its other nodes, which are waiting.
-// It does nothing if the job has an allocation or a refusal.
-func (s *Store) Refuse(ctx context.Context, request Request, why error) error {
-	a := request.Allocation()
-	a.Problem = why.Error()
+// Refuse records the Problem of a job that gets no addresses, for its other nodes, which are
+// waiting. It does nothing if the job has an allocation or a refusal.
+func (s *Store) Refuse(ctx context.Context, a siteconf.Allocation) error {
 	value, err := json.Marshal(a)
 	if err != nil {
 		return err
@@ -238,12 +237,18 @@ func (s *Store) choose(k knowledge, nodes []string) ([]siteconf.Pod, error) {
 	return pods, nil
 }
 
+// ErrTooLarge is wrapped by the error of a job that needs more addresses than there are.
+var ErrTooLarge = errors.New("the job has too many nodes")
+
 // choose assigns the lowest free addresses of a range. via maps nodes to their addresses.
 func choose(pods netip.Prefix, taken map[netip.Addr]bool, via map[string]netip.Addr, nodes []string) ([]siteconf.Pod, error) {
 	var chosen []siteconf.Pod
 	pods = pods.Masked()
 	// Each node itself uses the first address.
 	address := pods.Addr().Next().Next()
+	if most := 1<<(32-pods.Bits()) - 3; len(nodes) > most {
+		return nil, fmt.Errorf("%w: %d addresses are needed, and pods have %d of %s: use fewer nodes, or give 'pods' a larger range", ErrTooLarge, len(nodes), most, pods)
+	}
 	for _, node := range nodes {
 		end, known := via[node]
 		if !known {
