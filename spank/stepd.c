@@ -47,12 +47,13 @@ static int describe(struct question *q, uint32_t job)
 
 /* hold_job puts a batch job without a network back into the queue, held, instead of letting
  * it fail. Slurm refuses that for other jobs and with --no-requeue. The steps of several
- * nodes may do so, and later ones find the job in the queue. */
+ * nodes may do so; Slurm ignores all but the first. */
 static void hold_job(uint32_t job)
 {
 	job_desc_msg_t change;
 	char comment[REASON_SIZE + 80];
-	if (slurm_requeue(job, JOB_REQUEUE_HOLD))
+	/* Only a running job: one that was cancelled meanwhile would come back. */
+	if (slurm_requeue(job, JOB_REQUEUE_HOLD | JOB_RUNNING))
 		return;
 	held = 1;
 	snprintf(comment, sizeof comment, "berth: no network on a node: %s: then scontrol release %u", no_network, job);
