@@ -3,11 +3,15 @@ package control
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"testing"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/kube/control/controltest"
@@ -81,4 +85,25 @@ func TestPodsOfOtherSystems(t *testing.T) {
 		})
 	}
 	r.stop(t)
+}
+
+// TestPodsAreGatedOnlyIfGatesOpen checks that no pod waits for a loop that does not run, as on a host
+// without sbatch.
+func TestPodsAreGatedOnlyIfGatesOpen(t *testing.T) {
+	for _, submits := range []bool{false, true} {
+		protobuf, _ := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+		s := &seeder{encoder: legacyscheme.Codecs.EncoderForVersion(protobuf.Serializer, admissionv1.SchemeGroupVersion)}
+		if err := s.addSlurmPods(cluster.Plan{Seats: 1, SubmitsPilots: submits}); err != nil || s.err != nil || len(s.objects) != 2 {
+			t.Fatalf("%d objects: %v, %v", len(s.objects), err, s.err)
+		}
+		object, _, err := legacyscheme.Codecs.UniversalDeserializer().Decode(s.objects[0].value, nil, nil)
+		policy, ok := object.(*admissionv1.MutatingAdmissionPolicy)
+		if err != nil || !ok {
+			t.Fatalf("%T, %v", object, err)
+		}
+		gates := slices.ContainsFunc(policy.Spec.Variables, func(v admissionv1.Variable) bool { return v.Name == "gated" && v.Expression != "false" })
+		if gates != submits {
+			t.Errorf("a cluster that submits jobs: %v; it gates pods: %v", submits, gates)
+		}
+	}
 }
