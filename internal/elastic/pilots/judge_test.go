@@ -48,9 +48,7 @@ func TestMeasure(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBed(t)
 				p := &pilot{record: record{UID: "p", Request: plan.Request{Size: test.size, Nodes: len(test.nodes)}, status: status{Job: "100", State: slurm.Running}}}
-				if test.joined {
-					p.seen = len(test.nodes)
-				}
+				p.Joined = test.joined
 				if test.before != nil {
 					b.failures[failureKey(p.Request)] = test.before
 				}
