@@ -32,6 +32,9 @@ const ElasticArg = "elastic-role"
 const (
 	// pilotGrace is the time that pods of a pilot have to end before its time limit.
 	pilotGrace = time.Minute
+	// pilotNodeWait is the time that a pilot waits for a cluster that starts again. Slurm starts a
+	// requeued job after two minutes.
+	pilotNodeWait = 10 * time.Minute
 	// endPilotsLimit bounds the time to cancel pilots that have not started. After a signal they
 	// have the time of the pods, and then lateEndPilotsLimit: Slurm kills everything soon.
 	endPilotsLimit     = 10 * time.Second
@@ -74,7 +77,7 @@ func (r *run) servePilots(context.Context) error {
 	config := elasticConfig{
 		Kubeconfig: r.identities.Kubeconfig, Job: r.allocation.Job.ID, Seats: r.Spec.Seats, Idle: cmp.Or(r.Spec.Idle, cluster.DefaultIdle),
 		Node: pilots.Node{
-			Berth: self, JoinOptions: joinOptions(r.Spec), Dir: home, State: pilotFolder(r.Getenv, home),
+			Berth: self, JoinOptions: joinOptions(r.Spec, r.nodesReturn()), Dir: home, State: pilotFolder(r.Getenv, home),
 			Roles: workerMemory, Pods: int64(r.plan.Node.MaxPods),
 			// Other hosts are like this one, until one is not.
 			FilesShare: memoryFilesShare, FilesInMemory: r.host.state.Kind == probe.KindMemory,
@@ -122,9 +125,13 @@ func awaitEnd(ctx context.Context, ended <-chan struct{}, limit time.Duration) {
 }
 
 // joinOptions returns the options of 'berth join' for pilots: the options of the cluster that
-// concern a host.
-func joinOptions(spec cluster.Spec) []string {
+// concern a host. returns reports whether the cluster may start again. A pilot that starts in
+// between has waited in the queue for a long time, so it waits for the cluster.
+func joinOptions(spec cluster.Spec, returns bool) []string {
 	options := []string{"--grace=" + pilotGrace.String()}
+	if returns {
+		options = append(options, "--node-wait="+pilotNodeWait.String())
+	}
 	for name, value := range map[string]string{
 		"state-dir": spec.StateDir, "interface": spec.Network.Interface, "port-range": spec.Network.Ports,
 		"rendezvous-dir": spec.Network.Folder, "debug-dir": spec.DebugDir,

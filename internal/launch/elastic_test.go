@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/launch/supervisor"
 )
@@ -64,6 +65,19 @@ func TestPilotRoleLearnsHowTheClusterEnds(t *testing.T) {
 	cancel()
 	awaitEnd(ctx, make(chan struct{}), time.Hour)
 	awaitEnd(t.Context(), nil, time.Hour)
+}
+
+func TestOptionsOfPilots(t *testing.T) {
+	spec := cluster.Spec{StateDir: "/scratch"}
+	spec.Network.Ports = "21000-21999"
+	for returns, want := range map[bool]string{
+		false: "--grace=1m0s --port-range=21000-21999 --state-dir=/scratch",
+		true:  "--grace=1m0s --node-wait=10m0s --port-range=21000-21999 --state-dir=/scratch",
+	} {
+		if got := strings.Join(joinOptions(spec, returns), " "); got != want {
+			t.Errorf("the cluster may start again: %v: got %s, want %s", returns, got, want)
+		}
+	}
 }
 
 // A program replaces scontrol, because no real job starts again here.
