@@ -75,7 +75,7 @@ is up results COLLECTED || fail "the results"
 [[ $(cd store/results/up && echo *) == 'model slurmjob-sample.err slurmjob-sample.out' ]] || fail "uploaded: $(find store/results)"
 [[ $(cat store/results/up/model ran store/results/up/slurmjob-sample.out | tr '\n' ' ') == 'weights up done ' ]] || fail "another content"
 
-# An attempt that fails is repeated without the files that are uploaded already.
+# After an attempt that fails, the next one omits the files that are uploaded already.
 printf '#!/bin/sh\necho weights >model\necho first >changing\n' >store/mybucket/again.sh
 { fill operator/job1slurm.yaml again.sh | sed 's/name: slurmjob$/name: again/' && printf '  s3upload: {bucket: results, files: "model, changing, late"}\n'; } | kubectl create -f -
 await 120 contains again message '4 of 5 files are in bucket results'

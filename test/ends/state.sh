@@ -64,8 +64,7 @@ state_requeue() {
 }
 
 # The job of an elastic cluster moves to another host, because it is requeued or preempted, or its
-# host is lost.
-# Nodes of other jobs stay, with their pods.
+# host is lost. Nodes of other jobs stay, with their pods.
 elastic_requeue() {
 	local longest_run=500 from how
 	for how in requeue preempt lose; do
