@@ -21,7 +21,7 @@ func (l *Loop) judge(p *pilot, needed bool, in input, now time.Time) {
 	}
 	var ready []plan.Node
 	for _, node := range nodes {
-		if plan.IsReady(node.Node) {
+		if p.Has(node.Node) {
 			ready = append(ready, node)
 		}
 	}

@@ -42,12 +42,13 @@ func TestMeasure(t *testing.T) {
 		{"a large node shows that small ones are well", large, false, []plan.Node{room("8")}, &failure{count: 3, size: small}, 0},
 		{"a node that is too small", large, false, []plan.Node{room("4")}, &failure{count: 3, size: large}, 4},
 		{"the second node is too small", large, false, []plan.Node{room("8"), room("4")}, nil, 1},
+		{"a node whose devices are not known yet", plan.Size{MilliCPU: 1000, Devices: map[corev1.ResourceName]int64{"nvidia.com/gpu": 1}}, false, []plan.Node{room("1")}, nil, 0},
 		{"an earlier loop has measured the node", large, true, []plan.Node{room("4")}, nil, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBed(t)
-				p := &pilot{record: record{UID: "p", Request: plan.Request{Size: test.size, Nodes: len(test.nodes)}, status: status{Job: "100", State: slurm.Running}}}
+				p := &pilot{record: record{UID: "p", Request: plan.Request{Size: test.size, Nodes: len(test.nodes)}, status: status{Job: "100"}}}
 				p.Joined = test.joined
 				if test.before != nil {
 					b.failures[failureKey(p.Request)] = test.before

@@ -58,7 +58,7 @@ func sameNode(a, b *corev1.Node) bool {
 		}
 		return status
 	}
-	return ready(a) == ready(b) && len(a.Spec.Taints) == len(b.Spec.Taints) && a.Spec.Unschedulable == b.Spec.Unschedulable
+	return ready(a) == ready(b) && len(a.Spec.Taints) == len(b.Spec.Taints) && len(a.Status.Allocatable) == len(b.Status.Allocatable) && a.Spec.Unschedulable == b.Spec.Unschedulable
 }
 
 // trim removes what plans do not need.

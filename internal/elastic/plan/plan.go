@@ -235,7 +235,7 @@ func (p *planner) open() {
 	registered := map[string]int{}
 	for _, node := range p.Nodes {
 		pilot := pilots[node.Pilot]
-		if pilot.Leaving || !IsReady(node.Node) {
+		if pilot.Leaving || !pilot.Has(node.Node) {
 			continue
 		}
 		registered[node.Pilot]++
@@ -289,8 +289,19 @@ func (p Pilot) rank() int {
 	return 1
 }
 
-// IsReady reports whether the kubelet of a node is ready.
-func IsReady(node *corev1.Node) bool {
+// Has reports whether a node has become ready with the devices of the request. The kubelet reports
+// devices a moment after it is ready.
+func (r Request) Has(node *corev1.Node) bool {
+	for name, count := range r.Size.Devices {
+		if _, known := node.Status.Allocatable[name]; count > 0 && !known {
+			return false
+		}
+	}
+	return isReady(node)
+}
+
+// isReady reports whether the kubelet of a node is ready.
+func isReady(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})

@@ -202,6 +202,9 @@ func TestPlan(t *testing.T) {
 			"new 1*(1000m 1024Mi 1p) for a"},
 		{"a node loses the taint of new nodes soon after it is ready", Input{Waiting: []Pod{pod("a", "1", "1Gi")}, Pilots: []Pilot{pilot("p", 2, 2, started)},
 			Nodes: []Node{tainted(node("n1", "2", "2Gi", "p"), corev1.TaintNodeNotReady)}}, ""},
+		{"a node has its devices soon after it is ready", Input{Waiting: []Pod{pod("a", "1", "1Gi", gpus("1"))},
+			Pilots: []Pilot{pilot("p", 2, 2, started, func(p *Pilot) { p.Size.Devices = map[corev1.ResourceName]int64{"nvidia.com/gpu": 1} })},
+			Nodes:  []Node{node("n1", "2", "2Gi", "p")}}, "a waits for p"},
 		{"pods with other options have other pilots", Input{
 			Waiting: []Pod{pod("a", "1", "1Gi", wants("--partition=long")), pod("b", "1", "1Gi"), pod("c", "1", "1Gi", wants("--partition=long"))},
 			Pilots:  []Pilot{pilot("p", 1, 1)},
