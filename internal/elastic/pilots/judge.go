@@ -80,7 +80,7 @@ func (p *pilot) await(pod types.UID) {
 func (l *Loop) holdUnplaced(p *pilot, in input, now time.Time) {
 	for _, pod := range in.Waiting {
 		if p.awaitedBy[pod.UID] {
-			l.hold(pod.UID, fmt.Sprintf("job %s brought a node for the pod, but the scheduler did not place the pod there; its events FailedScheduling have the reason", p.Job), now)
+			l.hold(pod.UID, fmt.Sprintf("job %s brought a node for the pod, but the scheduler did not place it there; the pod's events FailedScheduling have the reason", p.Job), now)
 		}
 	}
 }

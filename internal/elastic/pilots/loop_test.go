@@ -184,7 +184,7 @@ func TestUnplacedPodBringsFewPilots(t *testing.T) {
 		if jobs := len(b.slurm.jobs); jobs < 8 || jobs > 12 || len(b.slurm.cancelled) < jobs-1 {
 			t.Errorf("%d jobs in three hours, %d cancelled, want about ten of each", jobs, len(b.slurm.cancelled))
 		}
-		want := "brought a node for the pod, but the scheduler did not place the pod there"
+		want := "brought a node for the pod, but the scheduler did not place it there"
 		if got := b.problem(pod); !strings.Contains(got, want) {
 			t.Errorf("the event is %q, want one with %q", got, want)
 		}
