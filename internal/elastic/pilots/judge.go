@@ -67,6 +67,18 @@ func (l *Loop) judge(p *pilot, needed bool, in input, now time.Time) {
 	}
 }
 
+// delays reports whether new pilots wait for the scheduler to look at other pods: at most for
+// judgeLimit, because pods may appear all the time. The caller holds mu.
+func (l *Loop) delays(unjudged bool, now time.Time) bool {
+	switch {
+	case !unjudged:
+		l.delayed = time.Time{}
+	case l.delayed.IsZero():
+		l.delayed = now
+	}
+	return unjudged && now.Sub(l.delayed) < judgeLimit
+}
+
 // await notes that a pod waits for the pilot.
 func (p *pilot) await(pod types.UID) {
 	if p.awaitedBy == nil {

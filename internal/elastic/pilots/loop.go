@@ -347,18 +347,6 @@ func (l *Loop) pass(ctx context.Context) {
 	l.explain(in, result)
 }
 
-// delays reports whether new pilots wait for the scheduler to look at other pods: at most for
-// judgeLimit, because pods may appear all the time. The caller holds mu.
-func (l *Loop) delays(unjudged bool, now time.Time) bool {
-	switch {
-	case !unjudged:
-		l.delayed = time.Time{}
-	case l.delayed.IsZero():
-		l.delayed = now
-	}
-	return unjudged && now.Sub(l.delayed) < judgeLimit
-}
-
 // newUID returns the name of a new pilot.
 func (l *Loop) newUID() string {
 	return prefixOf(l.Job) + strings.ToLower(rand.Text()[:8])

@@ -10,6 +10,36 @@ import (
 	"k8s.io/klog/v2"
 )
 
+// Has reports whether a node has become ready with the devices of the request. The kubelet reports
+// devices a moment after it is ready.
+func (r Request) Has(node *corev1.Node) bool {
+	for name, count := range r.Size.Devices {
+		if _, known := node.Status.Allocatable[name]; count > 0 && !known {
+			return false
+		}
+	}
+	return isReady(node)
+}
+
+// isReady reports whether the kubelet of a node is ready.
+func isReady(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// settled returns a ready node without the taint that a new node has. The controller of node
+// lifecycles removes the taint a moment after the node is ready.
+func settled(node *corev1.Node) *corev1.Node {
+	isNew := func(taint corev1.Taint) bool { return taint.Key == corev1.TaintNodeNotReady }
+	if !slices.ContainsFunc(node.Spec.Taints, isNew) {
+		return node
+	}
+	node = node.DeepCopy()
+	node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, isNew)
+	return node
+}
+
 // Admits reports whether the labels and taints of a node let a pod run there.
 func Admits(node *corev1.Node, pod *corev1.Pod) bool {
 	if node.Spec.Unschedulable {

@@ -259,18 +259,6 @@ func (p *planner) open() {
 	}
 }
 
-// settled returns a ready node without the taint that a new node has. The controller of node
-// lifecycles removes the taint a moment after the node is ready.
-func settled(node *corev1.Node) *corev1.Node {
-	isNew := func(taint corev1.Taint) bool { return taint.Key == corev1.TaintNodeNotReady }
-	if !slices.ContainsFunc(node.Spec.Taints, isNew) {
-		return node
-	}
-	node = node.DeepCopy()
-	node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, isNew)
-	return node
-}
-
 // template returns a new node of a pilot.
 func (p *planner) template(request Request) *corev1.Node {
 	node := p.Template(request.Options)
@@ -287,24 +275,6 @@ func (p Pilot) rank() int {
 		return 0
 	}
 	return 1
-}
-
-// Has reports whether a node has become ready with the devices of the request. The kubelet reports
-// devices a moment after it is ready.
-func (r Request) Has(node *corev1.Node) bool {
-	for name, count := range r.Size.Devices {
-		if _, known := node.Status.Allocatable[name]; count > 0 && !known {
-			return false
-		}
-	}
-	return isReady(node)
-}
-
-// isReady reports whether the kubelet of a node is ready.
-func isReady(node *corev1.Node) bool {
-	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	})
 }
 
 // place gives a pod room in a bin that exists, and reports whether there is some.
