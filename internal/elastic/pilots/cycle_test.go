@@ -148,3 +148,24 @@ func TestNextLoopContinues(t *testing.T) {
 		}
 	})
 }
+
+// TestNodeAwaitsScheduler checks that a node with a short idle time stays until the scheduler has
+// tried the pods that waited for it.
+func TestNodeAwaitsScheduler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		b.Idle = time.Second
+		pod := b.waitingPod("p", nil)
+		b.run(2)
+		node := b.join(b.start(), nil)
+		b.run(10)
+		pod.Spec.NodeName = node.Name
+		if b.run(10); len(b.slurm.cancelled) != 0 || len(b.held) != 0 {
+			t.Errorf("%d cancelled, %d held, want the pod to use the node", len(b.slurm.cancelled), len(b.held))
+		}
+		_ = b.view.podStore.Delete(pod)
+		if b.run(5); len(b.slurm.cancelled) != 1 {
+			t.Errorf("%d cancelled, want the idle pilot to leave", len(b.slurm.cancelled))
+		}
+	})
+}

@@ -26,7 +26,7 @@ func (l *Loop) judge(p *pilot, needed bool, in input, now time.Time) {
 		}
 	}
 	if len(ready) > p.seen {
-		p.seen, p.Joined = len(ready), true
+		p.seen, p.Joined, p.arrived = len(ready), true, now
 		l.measure(p, ready)
 	}
 	if p.Leaving || p.final != nil {
@@ -47,7 +47,8 @@ func (l *Loop) judge(p *pilot, needed bool, in input, now time.Time) {
 		p.seen = p.Nodes // pods do not wait for them
 		p.Leaving = !p.Joined
 	}
-	busy := needed || !p.started()
+	unplaced := p.unplaced(in.Waiting)
+	busy := needed || !p.started() || len(unplaced) > 0 && now.Sub(p.arrived) < placeLimit
 	for _, node := range nodes {
 		busy = busy || slices.ContainsFunc(node.Pods, keepsNode)
 	}
@@ -59,7 +60,10 @@ func (l *Loop) judge(p *pilot, needed bool, in input, now time.Time) {
 	case now.Sub(p.idle) >= l.Idle && !p.idling:
 		p.idling = true
 		if slices.ContainsFunc(ready, func(node plan.Node) bool { return !node.Spec.Unschedulable }) {
-			l.holdUnplaced(p, in, now)
+			// The scheduler has a reason that the plan does not know, and would not use another node either.
+			for _, pod := range unplaced {
+				l.hold(pod, fmt.Sprintf("job %s brought a node for the pod, but the scheduler did not place it there; the pod's events FailedScheduling have the reason", p.Job), now)
+			}
 		}
 	}
 	if !p.started() && !p.unneeded.IsZero() && now.Sub(p.unneeded) >= unneededFor {
@@ -87,14 +91,14 @@ func (p *pilot) await(pod types.UID) {
 	p.awaitedBy[pod] = true
 }
 
-// holdUnplaced holds the pods that have waited for an idle pilot and still wait: the scheduler has
-// a reason that the plan does not know, and would not use another node either. The caller holds mu.
-func (l *Loop) holdUnplaced(p *pilot, in input, now time.Time) {
-	for _, pod := range in.Waiting {
+// unplaced returns the pods that have waited for the pilot and still wait.
+func (p *pilot) unplaced(waiting []plan.Pod) (pods []types.UID) {
+	for _, pod := range waiting {
 		if p.awaitedBy[pod.UID] {
-			l.hold(pod.UID, fmt.Sprintf("job %s brought a node for the pod, but the scheduler did not place it there; the pod's events FailedScheduling have the reason", p.Job), now)
+			pods = append(pods, pod.UID)
 		}
 	}
+	return pods
 }
 
 // holdAfterFailures holds the pods of a controller after a pod with a pilot for itself has failed

@@ -31,6 +31,9 @@ const (
 	longestIdle = 10 * time.Second
 	// joinLimit bounds the time from the start of a job until its nodes are ready.
 	joinLimit = 3 * time.Minute
+	// placeLimit bounds the time until the scheduler has tried a pod on a new node: at most ten
+	// seconds pass between two tries.
+	placeLimit = 15 * time.Second
 	// unneededFor is the delay before a pending job without pods is cancelled. A rolling update
 	// deletes pods before their successors wait, and a new job is last in the queue.
 	unneededFor = 10 * time.Second
@@ -111,6 +114,8 @@ type pilot struct {
 	// idling is true for a pilot that is to leave because it is idle. closed is true if a loop has
 	// closed a node of it to new pods.
 	idling, closed bool
+	// arrived is the time when the last node became ready, if this loop has seen it.
+	arrived time.Time
 	// failed is true once the only pod that the pilot is for has failed.
 	failed bool
 	// final is the state of a job that has ended.
