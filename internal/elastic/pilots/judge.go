@@ -47,10 +47,14 @@ func (l *Loop) judge(p *pilot, needed bool, in input, now time.Time) {
 		p.seen = p.Nodes // pods do not wait for them
 		p.Leaving = !p.Joined
 	}
-	unplaced := p.unplaced(in.Waiting)
-	busy := needed || !p.started() || len(unplaced) > 0 && now.Sub(p.arrived) < placeLimit
+	busy := needed || !p.started()
 	for _, node := range nodes {
 		busy = busy || slices.ContainsFunc(node.Pods, keepsNode)
+	}
+	var unplaced []types.UID
+	if !busy {
+		unplaced = p.unplaced(in.Waiting)
+		busy = len(unplaced) > 0 && now.Sub(p.arrived) < placeLimit
 	}
 	switch {
 	case busy:
