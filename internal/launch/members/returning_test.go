@@ -33,7 +33,7 @@ type lasting struct {
 // joinLasting lets a node take a seat that it keeps when the head moves.
 func (s *seatTest) joinLasting(host, job string) *lasting {
 	s.Helper()
-	p := &lasting{s.pilot(host, job, long), make(chan *seatTest, 1), make(chan error, 1)}
+	p := &lasting{s.pilot(host, job), make(chan *seatTest, 1), make(chan error, 1)}
 	p.back.wait = long
 	p.back.again = func(ctx context.Context) (PilotConfig, error) {
 		select {
@@ -153,14 +153,14 @@ func TestSeatOfThePreviousHeadIsNotGivenToOthers(t *testing.T) {
 	t.Run("a claim for the previous head", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		late := next.pilot("n2", "57", long)
+		late := next.pilot("n2", "57")
 		late.config.Step.Attempt--
 		late.config.Log = testutil.OnError("belongs to step", cancel)
 		_, err := late.Meet(ctx)
 		wantText(t, err, "belongs to step")
 	})
 	t.Run("another process of the job", func(t *testing.T) {
-		other := next.pilot("n2", "57", long)
+		other := next.pilot("n2", "57")
 		if _, err := other.Meet(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -181,7 +181,7 @@ func TestNodeMayTryAgainToReturn(t *testing.T) {
 	s.head.Move()
 	next := s.next(expected)
 	next.open()
-	broken := next.pilot("n2", "57", long)
+	broken := next.pilot("n2", "57")
 	if _, err := broken.Meet(t.Context()); err != nil {
 		t.Fatal(err)
 	}

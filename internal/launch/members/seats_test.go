@@ -148,11 +148,11 @@ func prepareSeatTest(t testing.TB, host string, seats int, step rendezvous.Step,
 }
 
 // pilot returns a node of another job, whose head has not seen it yet.
-func (s *seatTest) pilot(host, job string, wait time.Duration) *Members {
+func (s *seatTest) pilot(host, job string) *Members {
 	p := NewPilot(PilotConfig{
 		Join: s.config.Join, Head: s.head.Name(), Host: host, Job: job, Prover: s.config.Prover, Ports: rendezvous.DefaultPorts(),
 		Addresses: func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopbackOnly}, nil },
-		Wait:      wait, Log: slog.New(slog.DiscardHandler),
+		Wait:      long, Log: slog.New(slog.DiscardHandler),
 	})
 	p.config.Ports = headPorts
 	s.Cleanup(func() { p.Leave("the test is over") })
@@ -182,14 +182,14 @@ func (s *seatTest) refusal(host, job string) error {
 		}
 		cancel()
 	}()
-	_, err := s.pilot(host, job, long).Meet(ctx)
+	_, err := s.pilot(host, job).Meet(ctx)
 	return err
 }
 
 // join lets a node take a seat. ended receives the error that ends it.
 func (s *seatTest) join(host, job string) (p *Members, answer Welcome, ended chan error) {
 	s.Helper()
-	p = s.pilot(host, job, long)
+	p = s.pilot(host, job)
 	spec, err := p.Meet(s.Context())
 	if err == nil {
 		answer, err = p.Join(s.Context(), cluster.Offer{Host: p.Name()}, 1)
@@ -333,7 +333,7 @@ func TestNodesWithoutRightGetNoSeat(t *testing.T) {
 	meet := func(t *testing.T, words string, change func(*Members)) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		p := s.pilot("n2", "57", long)
+		p := s.pilot("n2", "57")
 		p.config.Log = testutil.OnError(words, cancel)
 		change(p)
 		_, err := p.Meet(ctx)
@@ -357,7 +357,7 @@ func TestNodesWithoutRightGetNoSeat(t *testing.T) {
 // A node whose offer does not fit leaves the seat again, with the reason.
 func TestNodeThatDoesNotFitLeavesTheSeat(t *testing.T) {
 	s := newSeatTest(t, running("57", "n2"))
-	p := s.pilot("n2", "57", long)
+	p := s.pilot("n2", "57")
 	if _, err := p.Meet(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -380,7 +380,7 @@ func TestNameInUseIsRefused(t *testing.T) {
 	s.head.lay([]byte("key"), plans[0].Places(), nil)
 	first, _, _ := s.join("N_2", "57")
 	for _, host := range []string{"n-2", "n1"} {
-		p := s.pilot(host, "57", long)
+		p := s.pilot(host, "57")
 		if _, err := p.Meet(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -436,7 +436,7 @@ func TestNodeWithUnusableAddressTakesNoSeat(t *testing.T) {
 		}, "an address of node n2-57"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := s.pilot("n3", "57", long)
+			p := s.pilot("n3", "57")
 			if _, err := p.Meet(t.Context()); err != nil {
 				t.Fatal(err)
 			}

@@ -86,11 +86,11 @@ func (p *fixture) collecting(c *collections) (stop func()) {
 	return p.run(options)
 }
 
-// end ends the job of an object now.
-func (p *fixture) end(object *unstructured.Unstructured, state string) {
+// complete ends the job of an object now.
+func (p *fixture) complete(object *unstructured.Unstructured) {
 	p.awaitStatus(object, func(s kinds.Status) bool { return s.State == "RUNNING" })
 	p.slurm.set(string(object.GetUID()), func(job *fakeJob) {
-		job.State.State, job.End = state, time.Now()
+		job.State.State, job.End = "COMPLETED", time.Now()
 	})
 }
 
@@ -133,7 +133,7 @@ func testUpload(p *fixture) {
 	c := &collections{blocks: make(chan struct{}), errs: []error{fmt.Errorf("upload: %w", finalError())}}
 	p.collecting(c)
 	object := p.create(fmt.Sprintf(jobWithUpload, "up"))
-	p.end(object, "COMPLETED")
+	p.complete(object)
 	p.awaitStatus(object, func(s kinds.Status) bool {
 		return s.State == "COMPLETED" && s.JobStatus == "RUNNING" && s.Results == kinds.Collecting && c.count() == 1
 	})
@@ -185,7 +185,7 @@ func testNotCollected(p *fixture) {
 	c := &collections{errs: []error{fmt.Errorf("collect: %w", finalError())}}
 	p.collecting(c)
 	object := p.create(fmt.Sprintf(jobWithResults, "outside"))
-	p.end(object, "COMPLETED")
+	p.complete(object)
 	status := p.awaitStatus(object, func(s kinds.Status) bool { return s.Results == kinds.NotCollected })
 	if status.State != "COMPLETED" || status.Status != "Failed" || !strings.Contains(status.Message, "; the results were not collected: collect: ") {
 		p.Errorf("got %+v", status)
@@ -196,7 +196,7 @@ func testNotCollected(p *fixture) {
 	c.errs = []error{errPanic}
 	c.mu.Unlock()
 	panics := p.create(fmt.Sprintf(jobWithResults, "panics"))
-	p.end(panics, "COMPLETED")
+	p.complete(panics)
 	status = p.awaitStatus(panics, func(s kinds.Status) bool { return s.Results == kinds.NotCollected })
 	if !strings.Contains(status.Message, "an error in berth (nil): report it") {
 		p.Errorf("got %+v", status)
@@ -206,7 +206,7 @@ func testNotCollected(p *fixture) {
 	c.mu.Unlock()
 	defer close(c.blocks)
 	lasting := p.create(fmt.Sprintf(jobWithResults, "lasting"))
-	p.end(lasting, "COMPLETED")
+	p.complete(lasting)
 	await(p, "collect", func() error {
 		if c.count() != 3 {
 			return fmt.Errorf("%d calls", c.count())
@@ -238,7 +238,7 @@ func testTurns(p *fixture) {
 	p.collecting(c)
 	create := func(name string) *unstructured.Unstructured {
 		object := p.create(fmt.Sprintf(jobWithUpload, name))
-		p.end(object, "COMPLETED")
+		p.complete(object)
 		return object
 	}
 	p.awaitStatus(create("turns"), func(s kinds.Status) bool { return s.Results == kinds.NotCollected })
@@ -258,7 +258,7 @@ func testTurns(p *fixture) {
 		}
 		return nil
 	})
-	p.end(p.create(fmt.Sprintf(jobWithResults, "beside")), "COMPLETED")
+	p.complete(p.create(fmt.Sprintf(jobWithResults, "beside")))
 	await(p, "a collection beside them", func() error {
 		if c.count() != 4+copiers {
 			return fmt.Errorf("%d calls", c.count())
@@ -284,7 +284,7 @@ func testOrder(p *fixture) {
 	all := []*unstructured.Unstructured{}
 	create := func(name string) {
 		object := p.create(fmt.Sprintf(jobWithUpload, name))
-		p.end(object, "COMPLETED")
+		p.complete(object)
 		all = append(all, object)
 	}
 	for i := range copiers {

@@ -65,7 +65,7 @@ func testInputs(p *fixture) {
 	p.awaitStatus(object, state("RUNNING"))
 	stop()
 	p.run(options)
-	p.end(object, "COMPLETED")
+	p.complete(object)
 	p.awaitStatus(object, state("COMPLETED"))
 	if got := f.calls(); got != "a a b" {
 		p.Errorf("got %q", got)

@@ -85,7 +85,7 @@ func (e *podEnder) watch(ctx context.Context, nodes map[string]*corev1.Node) {
 				object = missed.Obj
 			}
 			if pod, ok := object.(*corev1.Pod); ok {
-				if ref, _, shown := e.jobOf(pod); shown {
+				if ref, shown := e.jobOf(pod); shown {
 					e.changed(ref)
 				}
 			}
@@ -115,11 +115,12 @@ func trim(object any) (any, error) {
 }
 
 // jobOf is like the function jobOf, but reports false if no jobs are shown.
-func (e *podEnder) jobOf(pod *corev1.Pod) (kinds.Reference, types.UID, bool) {
+func (e *podEnder) jobOf(pod *corev1.Pod) (kinds.Reference, bool) {
 	if e.changed == nil {
-		return kinds.Reference{}, "", false
+		return kinds.Reference{}, false
 	}
-	return jobOf(pod)
+	ref, _, shown := jobOf(pod)
+	return ref, shown
 }
 
 // serves reports whether the pods of a Node are watched.
@@ -190,7 +191,7 @@ func (e *podEnder) handle(ctx context.Context, name podName) (wait time.Duration
 	}
 	pod := item.(*corev1.Pod)
 	ended, deleted := ended(pod), pod.DeletionTimestamp != nil
-	ref, _, shown := e.jobOf(pod)
+	ref, shown := e.jobOf(pod)
 	if !ended && !deleted && !shown {
 		wait = e.wait(pod)
 	}
