@@ -197,7 +197,7 @@ func (l *Loop) test(ctx context.Context, r record, job queue.Job) error {
 // refuse remembers that Slurm refuses a pilot. Fewer pods may fit a smaller one. The caller holds
 // mu.
 func (l *Loop) refuse(p *pilot, reason string) {
-	l.Log.Warn(fmt.Sprintf("pilot %s (%s): %s", p.UID, strings.Join(l.Node.options(l.Job, p.record), " "), reason))
+	l.Log.Warn(fmt.Sprintf("pilot %s (%s): %s", p.UID, strings.Join(l.options(l.Job, p.record), " "), reason))
 	if p.Only == "" && p.pods > 1 {
 		l.fewer[p.Group()] = limit{p.pods / 2, time.Now().Add(refusedFor)}
 		return

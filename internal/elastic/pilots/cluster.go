@@ -97,10 +97,10 @@ func (l *Loop) input(now time.Time) input {
 		p.closed = slices.ContainsFunc(in.nodesOf[uid], func(node plan.Node) bool { return isClosed(node.Node) })
 	}
 	l.forget(now)
-	in.Largest = func(options []string) plan.Size { return l.Node.largest(l.partitions, options) }
+	in.Largest = func(options []string) plan.Size { return l.largest(l.partitions, options) }
 	in.Fewer = func(group string) int { return l.fewer[group].pods }
 	in.Refused = func(r plan.Request) string { return l.refused(r, now) }
-	in.Template = l.Node.template
+	in.Template = l.template
 	return in
 }
 
@@ -193,7 +193,7 @@ func (l *Loop) stuck(pod *corev1.Pod) string {
 		if bound == nil || bound.Spec.NodeAffinity == nil || bound.Spec.NodeAffinity.Required == nil {
 			continue
 		}
-		if fits, err := nodeaffinity.NewLazyErrorNodeSelector(bound.Spec.NodeAffinity.Required).Match(l.Node.template(nil)); err != nil || !fits {
+		if fits, err := nodeaffinity.NewLazyErrorNodeSelector(bound.Spec.NodeAffinity.Required).Match(l.template(nil)); err != nil || !fits {
 			return fmt.Sprintf("no node of another job is requested: the volume of claim %s is on another node", name)
 		}
 	}
@@ -228,7 +228,7 @@ func (l *Loop) forget(now time.Time) {
 
 // refused returns why a pilot is not submitted now, or "". The caller holds mu.
 func (l *Loop) refused(r plan.Request, now time.Time) string {
-	r.Size = l.Node.round(r.Size)
+	r.Size = l.round(r.Size)
 	key := failureKey(r)
 	for _, refusal := range l.refusals {
 		if failureKey(refusal.Request) == key && refusal.Nodes <= r.Nodes && refusal.Size.Within(r.Size) {

@@ -333,7 +333,7 @@ func (l *Loop) pass(ctx context.Context) {
 		result.New = nil
 	}
 	for i, request := range result.New {
-		request.Size = l.Node.round(request.Size)
+		request.Size = l.round(request.Size)
 		p := &pilot{record: record{UID: l.newUID(), Request: request}, pods: len(result.NewFor[i])}
 		l.pilots[p.UID] = p
 		for _, pod := range result.NewFor[i] {

@@ -48,8 +48,8 @@ func gpus(count string) func(*Pod) {
 
 func wants(options ...string) func(*Pod) { return func(p *Pod) { p.Options = options } }
 
-func gang(name string, size int) func(*Pod) {
-	return func(p *Pod) { p.Gang, p.GangSize = name, size }
+func gangOf(size int) func(*Pod) {
+	return func(p *Pod) { p.Gang, p.GangSize = "g", size }
 }
 
 func daemon(p *Pod) {
@@ -227,15 +227,15 @@ func TestPlan(t *testing.T) {
 		{"a pod alone shares with none", Input{Waiting: []Pod{pod("a", "1", "1Gi", alone), pod("b", "1", "1Gi"), pod("c", "1", "1Gi", alone)}, Pilots: []Pilot{
 			pilot("p", 4, 4, func(p *Pilot) { p.Only = "pod c" }),
 		}}, "new 1*(1000m 1024Mi 1p) for a\nnew 1*(1000m 1024Mi 1p) for b\nc waits for p"},
-		{"a gang has one pilot", Input{Waiting: []Pod{pod("a", "1", "1Gi", gang("g", 2)), pod("b", "2", "1Gi", gang("g", 2))}},
+		{"a gang has one pilot", Input{Waiting: []Pod{pod("a", "1", "1Gi", gangOf(2)), pod("b", "2", "1Gi", gangOf(2))}},
 			"new 2*(2000m 1024Mi 1p) for a,b"},
-		{"a gang waits for its pods", Input{Waiting: []Pod{pod("a", "1", "1Gi", gang("g", 3)), pod("b", "2", "1Gi", gang("g", 3))}},
+		{"a gang waits for its pods", Input{Waiting: []Pod{pod("a", "1", "1Gi", gangOf(3)), pod("b", "2", "1Gi", gangOf(3))}},
 			"a: 2 of 3 pods of its gang g wait for a node: one job brings all nodes, once all pods exist\n" +
 				"b: 2 of 3 pods of its gang g wait for a node: one job brings all nodes, once all pods exist"},
-		{"a gang has a node for each pod", Input{Waiting: []Pod{pod("a", "1", "1Gi", gang("g", 2)), pod("b", "1", "1Gi", gang("g", 2))}, Pilots: []Pilot{
+		{"a gang has a node for each pod", Input{Waiting: []Pod{pod("a", "1", "1Gi", gangOf(2)), pod("b", "1", "1Gi", gangOf(2))}, Pilots: []Pilot{
 			pilot("p", 4, 4, func(p *Pilot) { p.Nodes, p.Only = 2, "gang g" }),
 		}}, "a waits for p\nb waits for p"},
-		{"all nodes of a gang or none", Input{Seats: 1, Waiting: []Pod{pod("a", "1", "1Gi", gang("g", 2)), pod("b", "2", "1Gi", gang("g", 2))}},
+		{"all nodes of a gang or none", Input{Seats: 1, Waiting: []Pod{pod("a", "1", "1Gi", gangOf(2)), pod("b", "2", "1Gi", gangOf(2))}},
 			"a: no job is submitted: it needs 2 seats (free: 1); a larger number for --elastic of 'berth up' allows more\n" +
 				"b: no job is submitted: it needs 2 seats (free: 1); a larger number for --elastic of 'berth up' allows more"},
 		{"a refused pilot is not submitted again", Input{Waiting: []Pod{pod("a", "1", "1Gi"), pod("b", "7", "1Gi"), pod("c", "1", "1Gi")},
@@ -250,7 +250,7 @@ func TestPlan(t *testing.T) {
 			"new 1*(2000m 2048Mi 2p) for a,b\nnew 1*(1000m 1024Mi 1p) for c"},
 		{"no pilot helps", Input{Waiting: []Pod{pod("a", "1", "1Gi", func(p *Pod) { p.Stuck = "its claim is on n1" })}}, "a: its claim is on n1"},
 		{"a pod that is held brings no pilot, and takes no room from others", Input{
-			Waiting: []Pod{pod("a", "1", "1Gi", held), pod("b", "1", "1Gi"), pod("c", "1", "1Gi", gang("g", 2)), pod("d", "1", "1Gi", gang("g", 2), held)},
+			Waiting: []Pod{pod("a", "1", "1Gi", held), pod("b", "1", "1Gi"), pod("c", "1", "1Gi", gangOf(2)), pod("d", "1", "1Gi", gangOf(2), held)},
 			Pilots:  []Pilot{pilot("p", 1, 1)},
 		}, "a: later\nb waits for p\nc: later\nd: later"},
 		{"pods without requests", Input{Waiting: []Pod{pod("a", "0", "0"), pod("b", "0", "0")}}, "new 1*(0m 0Mi 2p) for a,b"},
