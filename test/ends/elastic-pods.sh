@@ -43,7 +43,7 @@ until [[ $(squeue -h -j "$busy" -o %T) == RUNNING ]]; do sleep 0.2; done
 kubectl scale deployment/web --replicas=16
 until [[ $(squeue -h -n "berth-join-$SLURM_JOB_ID" -o %T | sort | xargs) == 'PENDING RUNNING' ]]; do sleep 0.2; done
 until events NodeRequested | grep -q 'waits in Slurm.s queue: Resources\|waits in Slurm.s queue: Priority'; do sleep 0.2; done
-until events NoNodeRequested | grep -q 'of the cluster.s seats are free'; do sleep 0.2; done
+until events NoNodeRequested | grep -q 'needs 1 seat (free: 0)'; do sleep 0.2; done
 echo 'one waits'
 berth status | grep '^seats\|^job [0-9]*  *\(running\|pending\)' | sed 's/^job [0-9]*/pilot/; s/  */ /g'
 
