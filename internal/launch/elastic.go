@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -145,13 +144,9 @@ func joinOptions(spec cluster.Spec, returns bool) []string {
 }
 
 // pilotFolder returns the folder for the scripts and outputs of pilots, which the hosts of a
-// cluster share: berth/elastic below XDG_STATE_HOME, which defaults to .local/state below the home.
+// cluster share.
 func pilotFolder(getenv func(string) string, home string) string {
-	state := getenv("XDG_STATE_HOME")
-	if !filepath.IsAbs(state) {
-		state = filepath.Join(home, ".local/state")
-	}
-	return filepath.Join(state, "berth/elastic")
+	return queue.StateFolder(getenv, home, "elastic")
 }
 
 // cancelPilotsOf cancels the pilots of a cluster that have not started, in another process than the

@@ -238,15 +238,14 @@ func (l *Loop) end(ctx context.Context, p *pilot, final queue.State) error {
 // as one failure. The caller holds mu.
 func (l *Loop) fail(p *pilot, reason string) {
 	l.Log.Warn(fmt.Sprintf("pilot %s: %s", p.UID, reason))
-	f := l.failures[failureKey(p.Request)]
-	if f == nil {
-		f = &failure{}
-		l.failures[failureKey(p.Request)] = f
+	key := failureKey(p.Request)
+	if l.failures[key] == nil {
+		l.failures[key] = &failure{}
 	}
+	f := l.failures[key]
 	f.reason = reason
-	if now := time.Now(); now.After(f.until) {
-		f.count++
-		f.size, f.until = p.Size, now.Add(min(firstPause<<min(f.count, 10), longestPause))
+	if f.pause(time.Now(), longestPause) {
+		f.size = p.Size
 	}
 }
 

@@ -63,10 +63,11 @@ func (l *Loop) input(now time.Time) input {
 	for _, pod := range l.view.pods() {
 		switch {
 		case pod.Spec.NodeName != "":
-			if pod.Status.Phase == corev1.PodFailed {
+			switch pod.Status.Phase {
+			case corev1.PodSucceeded:
+			case corev1.PodFailed:
 				in.failed = append(in.failed, pod)
-			}
-			if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+			default:
 				on[pod.Spec.NodeName] = append(on[pod.Spec.NodeName], pod)
 			}
 		case waits(pod) && l.owners.known(pod):

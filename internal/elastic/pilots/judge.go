@@ -13,6 +13,31 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
+// failure counts pilots that were of no use: pilots of a group that ended before a node was ready,
+// or pilots for a pod that the scheduler did not place there.
+type failure struct {
+	count  int
+	reason string
+	until  time.Time
+	// size is the size of the pilot that failed.
+	size plan.Size
+}
+
+// pause begins a pause, longer after each one, up to longest. It reports false during a pause.
+func (f *failure) pause(now time.Time, longest time.Duration) bool {
+	if !now.After(f.until) {
+		return false
+	}
+	f.count++
+	f.until = now.Add(min(firstPause<<min(f.count, 10), longest))
+	return true
+}
+
+// text returns the reason why no pilot is submitted before the pause ends.
+func (f *failure) text() string {
+	return f.reason + "; another job follows at " + f.until.Format("15:04:05")
+}
+
 // judge decides whether a pilot stays.
 func (l *Loop) judge(p *pilot, needed bool, in input, now time.Time) {
 	nodes := in.nodesOf[p.UID]
@@ -128,14 +153,11 @@ func (l *Loop) holdAfterFailures(failed []*corev1.Pod, now time.Time) {
 // hold lets no new pilot follow for a pod, or for the pods of a controller, for a time that is
 // longer after each pause. The caller holds mu.
 func (l *Loop) hold(uid types.UID, reason string, now time.Time) {
-	f := l.held[uid]
-	if f == nil {
-		f = &failure{}
-		l.held[uid] = f
+	if l.held[uid] == nil {
+		l.held[uid] = &failure{}
 	}
-	if now.After(f.until) {
-		f.count++
-		f.reason, f.until = reason, now.Add(min(firstPause<<min(f.count, 10), longestHeld))
+	if f := l.held[uid]; f.pause(now, longestHeld) {
+		f.reason = reason
 		l.Log.Warn(fmt.Sprintf("pods of %s: %s", uid, f.text()))
 	}
 }

@@ -167,21 +167,6 @@ type limit struct {
 	until time.Time
 }
 
-// failure counts pilots that were of no use: pilots of a group that ended before a node was ready,
-// or pilots for a pod that the scheduler did not place there.
-type failure struct {
-	count  int
-	reason string
-	until  time.Time
-	// size is the size of the pilot that failed.
-	size plan.Size
-}
-
-// text returns the reason why no pilot is submitted before the pause ends.
-func (f *failure) text() string {
-	return f.reason + "; another job follows at " + f.until.Format("15:04:05")
-}
-
 // New returns a loop. It sends no requests.
 func New(options Options) (*Loop, error) {
 	client, err := core.NewForConfig(options.Config)

@@ -36,6 +36,16 @@ const (
 	EndName    = "end"
 )
 
+// StateFolder returns the default folder for the records of a part of berth: berth/PART below
+// XDG_STATE_HOME, which defaults to .local/state below the home.
+func StateFolder(getenv func(string) string, home, part string) string {
+	state := getenv("XDG_STATE_HOME")
+	if !filepath.IsAbs(state) {
+		state = filepath.Join(home, ".local/state")
+	}
+	return filepath.Join(state, "berth", part)
+}
+
 // Folder returns the path of the folder of an object below the folder state.
 func Folder(state, uid string) string { return filepath.Join(state, uid) }
 

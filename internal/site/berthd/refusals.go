@@ -31,16 +31,23 @@ const refusalsPeriod = 10 * time.Second
 
 // run looks at the counts until the context ends.
 func (r *refusals) run(ctx context.Context) error {
-	ticker := time.NewTicker(refusalsPeriod)
+	return repeat(ctx, refusalsPeriod, func() {
+		if err := r.look(ctx); err != nil && ctx.Err() == nil {
+			r.log.Warn("count refused connections", "error", err)
+		}
+	})
+}
+
+// repeat calls do once in each period until the context ends. Then it returns nil.
+func repeat(ctx context.Context, period time.Duration, do func()) error {
+	ticker := time.NewTicker(period)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-ticker.C:
-		}
-		if err := r.look(ctx); err != nil && ctx.Err() == nil {
-			r.log.Warn("count refused connections", "error", err)
+			do()
 		}
 	}
 }

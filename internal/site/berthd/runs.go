@@ -231,18 +231,11 @@ func (r *namedRuns) heldNames(name string) ([]string, error) {
 // follow removes the names of runs that have ended, and adds the names that had to wait,
 // until the context ends.
 func (r *namedRuns) follow(ctx context.Context) error {
-	ticker := time.NewTicker(servedPeriod)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
+	return repeat(ctx, servedPeriod, func() {
 		if err := r.update(ctx); err != nil && ctx.Err() == nil {
 			r.log.Warn("bring the names of runs up to date", "error", err)
 		}
-	}
+	})
 }
 
 // update writes the names of the runs that hold their files to etcd.

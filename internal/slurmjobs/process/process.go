@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/exec"
 	"os/user"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -86,14 +85,9 @@ func Connect(path string) (*rest.Config, string, error) {
 	return config, namespace, err
 }
 
-// StateFolder returns the default folder for records of jobs: berth/slurm-jobs below
-// XDG_STATE_HOME, which defaults to .local/state below the home.
+// StateFolder returns the default folder for records of jobs.
 func StateFolder(getenv func(string) string, home string) string {
-	state := getenv("XDG_STATE_HOME")
-	if !filepath.IsAbs(state) {
-		state = filepath.Join(home, ".local/state")
-	}
-	return filepath.Join(state, "berth/slurm-jobs")
+	return queue.StateFolder(getenv, home, "slurm-jobs")
 }
 
 // settleTime is the time after which the process drops the memory that only its start needed.
