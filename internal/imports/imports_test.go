@@ -108,11 +108,12 @@ var layers = map[string][]string{
 
 	"internal/site/berthd": {
 		"internal/base/exitcode", "internal/base/linux", "internal/job/slurm",
-		"internal/site/berthd/etcd", "internal/site/berthd/gateway", "internal/site/berthd/limits", "internal/site/berthd/nameserver", "internal/site/berthd/pidns", "internal/site/berthd/store",
+		"internal/site/berthd/etcd", "internal/site/berthd/gateway", "internal/site/berthd/keys", "internal/site/berthd/limits", "internal/site/berthd/nameserver", "internal/site/berthd/pidns", "internal/site/berthd/store",
 		"internal/site/nametable", "internal/site/podcni", "internal/site/siteconf", "internal/site/vxlan",
 	},
-	"internal/site/berthd/etcd":       {"internal/site/siteconf"},
+	"internal/site/berthd/etcd":       {"internal/site/berthd/keys", "internal/site/siteconf"},
 	"internal/site/berthd/gateway":    {"internal/site/berthd/store", "internal/site/siteconf", "internal/site/vxlan"},
+	"internal/site/berthd/keys":       {"internal/site/berthd/store", "internal/site/siteconf"},
 	"internal/site/berthd/nameserver": {"internal/site/nametable", "internal/site/siteconf"},
 	"internal/site/berthd/pidns":      {"internal/site/vxlan"},
 	"internal/site/berthd/store":      {"internal/site/siteconf"},

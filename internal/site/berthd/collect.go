@@ -23,9 +23,7 @@ import (
 const (
 	// leaderLease is the longest delay, in seconds, that a killed collector causes for the next.
 	leaderLease = 10
-
-	collectorKey = siteconf.Prefix + "collector"
-	squeueLimit  = 20 * time.Second
+	squeueLimit = 20 * time.Second
 )
 
 // collector frees the addresses of jobs that are over.
@@ -58,7 +56,7 @@ func (c *collector) run(ctx context.Context) error {
 			case <-ctx.Done():
 			}
 		}()
-		if err := concurrency.NewElection(session, collectorKey).Campaign(ctx, c.node); err != nil {
+		if err := concurrency.NewElection(session, store.CollectorKey).Campaign(ctx, c.node); err != nil {
 			return fmt.Errorf("stand for election: %w", err)
 		}
 		missed := map[string]int{}

@@ -1,6 +1,7 @@
 package berthd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -21,6 +22,7 @@ const usage = `berthd is the daemon of the site network of berth. It runs as roo
 
   berthd run [--node NAME]          run the daemon of this node
   berthd etcd --host ADDRESS ...    run a member of etcd, if the site has no etcd
+  berthd keys VERB [NODES]          make keys for etcd and nodes, and etcd's roles for nodes
   berthd check                      check the configuration, and what it names
   berthd status                     list the pods of this node
   berthd name [--job JOB] [NAME...] set the names of your job, below the job's own name;
@@ -38,7 +40,7 @@ func Main(ctx context.Context, args []string) int {
 	}
 	commands := map[string]func(context.Context, *flag.FlagSet, []string) error{
 		"run": runCommand, "etcd": etcdCommand, "check": checkCommand, "status": statusCommand,
-		"doctor": doctorCommand, "name": nameCommand,
+		"doctor": doctorCommand, "name": nameCommand, "keys": keysCommand,
 	}
 	command, known := commands[args[0]]
 	if !known {
@@ -123,10 +125,13 @@ func etcdCommand(ctx context.Context, flags *flag.FlagSet, args []string) error 
 	flags.StringVar(&member.Host, "host", "", "address of this host")
 	flags.StringVar(&member.Cluster, "cluster", "", "all members: NAME=https://HOST:2380,...")
 	flags.StringVar(&member.HTTP, "http", etcd.DefaultHTTP, "address and port for HTTP, as metrics; empty for port 2379 of --host, beside gRPC")
+	flags.StringVar(&member.Cert, "cert", "", "file of its certificate (default: etcd.cert of the configuration)")
+	flags.StringVar(&member.Key, "key", "", "file of its key (default: etcd.key of the configuration)")
 	config, err := configOf(flags, args)
 	if err != nil {
 		return err
 	}
+	member.Cert, member.Key = cmp.Or(member.Cert, config.Etcd.Cert), cmp.Or(member.Key, config.Etcd.Key)
 	if member.Host == "" {
 		return &wrongConfiguration{errors.New("start etcd: give --host, the address where nodes reach it")}
 	}

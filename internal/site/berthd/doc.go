@@ -11,8 +11,9 @@
 //
 // Files use only files that are listed below them:
 //
-//   - commands: command.go; doctor.go finds what is wrong on a node, check.go what is wrong in
-//     the configuration, and plugstack.go asks Slurm; the package etcd runs a member of etcd.
+//   - commands: command.go; keyscommand.go for the package keys; doctor.go finds what is wrong on
+//     a node, check.go what is wrong in the configuration, and plugstack.go asks Slurm; the
+//     package etcd runs a member of etcd.
 //   - daemon: run.go lists everything that runs. agree.go reacts to changes in etcd.
 //     questions.go dispatches requests, which login.go, naming.go and attach.go execute.
 //     register.go registers this node, and daemon.go has the order of mutexes.

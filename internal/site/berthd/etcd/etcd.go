@@ -2,7 +2,9 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/url"
@@ -11,7 +13,10 @@ import (
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/embed"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 
+	"berth.dev/berth/internal/site/berthd/keys"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -25,12 +30,24 @@ type Member struct {
 	Host string
 	// Cluster lists all members as NAME=https://HOST:2380, separated by commas.
 	Cluster string
+	// Cert and Key are the files of its certificate and key.
+	Cert, Key string
 	// HTTP is the address for HTTP; "" to serve it on the port of gRPC.
 	HTTP string
+	// ConnectionAge limits how long a client keeps a connection for gRPC; 0 for 10 minutes. etcd
+	// checks who may watch a key only when the watch begins, and certificates when a connection
+	// begins. Clients resume their watches in the next connection.
+	ConnectionAge time.Duration
 }
 
 // startLimit bounds how long a member waits for the others.
 const startLimit = 2 * time.Minute
+
+const (
+	connectionAge = 10 * time.Minute
+	// connectionGrace is the time for requests to finish in a connection that ends.
+	connectionGrace = 5 * time.Second
+)
 
 // DefaultHTTP is the default HTTP address of a member, with the same certificates: only
 // its own host can connect.
@@ -40,7 +57,11 @@ const DefaultHTTP = "127.0.0.1:2381"
 // certificates of the same authority.
 func Run(ctx context.Context, config siteconf.Etcd, member Member) error {
 	client, peer := url.URL{Scheme: "https", Host: member.Host + ":2379"}, url.URL{Scheme: "https", Host: member.Host + ":2380"}
-	tls := transport.TLSInfo{CertFile: config.Cert, KeyFile: config.Key, TrustedCAFile: config.CA, ClientCertAuth: true}
+	info := transport.TLSInfo{CertFile: member.Cert, KeyFile: member.Key, TrustedCAFile: config.CA, ClientCertAuth: true}
+	peers, err := peerSecurity(info)
+	if err != nil {
+		return err
+	}
 	c := embed.NewConfig()
 	c.Name, c.Dir, c.InitialCluster = member.Name, member.Dir, member.Cluster
 	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
@@ -51,7 +72,12 @@ func Run(ctx context.Context, config siteconf.Etcd, member Member) error {
 		c.ListenClientHttpUrls = []url.URL{{Scheme: "https", Host: member.HTTP}}
 	}
 	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
-	c.ClientTLSInfo, c.PeerTLSInfo = tls, tls
+	c.ClientTLSInfo, c.PeerTLSInfo = info, peers
+	guard := new(guard)
+	c.GRPCAdditionalServerOptions = []grpc.ServerOption{grpc.ChainUnaryInterceptor(guard.check), grpc.KeepaliveParams(keepalive.ServerParameters{
+		Time: c.GRPCKeepAliveInterval, Timeout: c.GRPCKeepAliveTimeout,
+		MaxConnectionAge: cmp.Or(member.ConnectionAge, connectionAge), MaxConnectionAgeGrace: connectionGrace,
+	})}
 	c.LogLevel = "error"
 	// Jobs come and go: their former keys are useless after an hour.
 	c.AutoCompactionMode, c.AutoCompactionRetention = "periodic", "1h"
@@ -62,6 +88,7 @@ func Run(ctx context.Context, config siteconf.Etcd, member Member) error {
 	if err != nil {
 		return fmt.Errorf("start etcd member %s: %w", member.Name, err)
 	}
+	guard.server.Store(e.Server)
 	defer e.Close()
 	select {
 	case <-e.Server.ReadyNotify():
@@ -78,4 +105,17 @@ func Run(ctx context.Context, config siteconf.Etcd, member Member) error {
 	case <-ctx.Done():
 		return nil
 	}
+}
+
+// peerSecurity returns how members recognize each other. If this member has a certificate that only
+// members have, it accepts no other. Otherwise all hosts share one certificate.
+func peerSecurity(info transport.TLSInfo) (transport.TLSInfo, error) {
+	own, err := tls.LoadX509KeyPair(info.CertFile, info.KeyFile)
+	if err != nil {
+		return info, fmt.Errorf("read keys of etcd: %w", err)
+	}
+	if own.Leaf.Subject.CommonName == keys.MemberName {
+		info.AllowedCN = keys.MemberName
+	}
+	return info, nil
 }

@@ -24,8 +24,8 @@ func TestOccupiedEtcdAddressIsNamed(t *testing.T) {
 	}
 	defer first.Close()
 	taken := first.Addr().String()
-	member := Member{Name: "a", Dir: t.TempDir(), Host: host, Cluster: "a=https://" + host + ":2380", HTTP: taken}
-	err = Run(t.Context(), siteconf.Etcd{Cert: keys.CertFile, Key: keys.KeyFile, CA: keys.CertFile}, member)
+	member := Member{Name: "a", Dir: t.TempDir(), Host: host, Cluster: "a=https://" + host + ":2380", HTTP: taken, Cert: keys.CertFile, Key: keys.KeyFile}
+	err = Run(t.Context(), siteconf.Etcd{CA: keys.CertFile}, member)
 	if err == nil || !strings.Contains(err.Error(), taken) || !strings.Contains(err.Error(), "give another address with --http") {
 		t.Errorf("%s is taken, and it says: %v", taken, err)
 	}

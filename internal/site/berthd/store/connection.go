@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -90,6 +91,9 @@ func (c *connection) Persist(ctx context.Context, log *slog.Logger, what string,
 
 // explain adds the reason of the last refused connection to the error of a request.
 func (c *connection) explain(err error) error {
+	if errors.Is(err, rpctypes.ErrPermissionDenied) || errors.Is(err, rpctypes.ErrUserEmpty) || errors.Is(err, rpctypes.ErrUserNotFound) {
+		return fmt.Errorf("%w: etcd refuses the certificate of this host (etcd.cert): give the node a role with 'berthd keys grant NODE', or find out who has thrown it out", err)
+	}
 	last := c.refused.Load()
 	if err == nil || last == nil {
 		return err

@@ -4,5 +4,6 @@
 // Read connection.go and store.go first. allocate.go allocates addresses, and routed.go where each
 // node has its own subnet. publish.go and names.go write addresses from plugins and names.
 // listing.go reads and watches, lease.go keeps what lives with this host, queue.go orders writers
-// that compete, refusal.go records why a connection was refused, and keys.go has the keys.
+// that compete, refusal.go records why a connection was refused, keys.go has the
+// keys, and roles.go who may use them.
 package store

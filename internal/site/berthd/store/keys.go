@@ -51,7 +51,7 @@ func besideOf(key, kind string) (id string, after int64, end string, found bool)
 	return parts[2], after, parts[4], err == nil
 }
 
-func leftPrefix(a siteconf.Allocation) string { return siteconf.Prefix + "left/" + a.ID() + "/" }
+func leftPrefix(a siteconf.Allocation) string { return leftKeys + a.ID() + "/" }
 func leftKey(a siteconf.Allocation, node string) string {
 	return fmt.Sprintf("%s%d/%s", leftPrefix(a), a.After, node)
 }
@@ -69,10 +69,13 @@ const (
 	bornKey     = siteconf.Prefix + "born"
 	youngKey    = siteconf.Prefix + "young"
 	networksKey = siteconf.Prefix + "networks/"
+	leftKeys    = siteconf.Prefix + "left/"
 	usersKey    = siteconf.Prefix + "users/"
 	NodesKey    = siteconf.Prefix + "nodes/"
 	TunnelsKey  = siteconf.Prefix + "tunnels/"
 	GatewaysKey = siteconf.Prefix + "gateways/"
+	// CollectorKey begins the keys of the election of the node that frees addresses.
+	CollectorKey = siteconf.Prefix + "collector"
 )
 
 // tunnelKey holds the port of a node's tunnels. It is separate from nodeKey because

@@ -1,0 +1,305 @@
+package keys_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"berth.dev/berth/internal/site/berthd/etcd"
+	"berth.dev/berth/internal/site/berthd/keys"
+	"berth.dev/berth/internal/site/berthd/store"
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+// site is an etcd with keys of 'berthd keys make'.
+type site struct {
+	dir    keys.Directory
+	host   string
+	config siteconf.Config
+}
+
+// newSite makes keys for the nodes a and b, valid for so many days, and starts an etcd with them.
+func newSite(t *testing.T, host string, days int) *site {
+	t.Helper()
+	s := &site{dir: keys.Directory(filepath.Join(t.TempDir(), "keys")), host: host, config: siteconf.Default()}
+	s.config.Pods, s.config.Collect = netip.MustParsePrefix("10.0.0.0/24"), 0
+	s.config.Etcd.Endpoints = []string{"https://" + host + ":2379"}
+	s.make(t, days)
+	at := filepath.Join("etcd", host, "etcd")
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		ended <- etcd.Run(ctx, siteconf.Etcd{CA: s.path("ca.crt")}, etcd.Member{
+			Name: "m", Dir: t.TempDir(), Host: host, Cluster: "m=https://" + host + ":2380", HTTP: host + ":2381",
+			Cert: s.path(at + ".crt"), Key: s.path(at + ".key"), ConnectionAge: time.Second,
+		})
+	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func (s *site) make(t *testing.T, days int) {
+	t.Helper()
+	if err := s.dir.Make(s.config.Etcd, []string{"a", "b"}, days); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *site) path(name string) string { return filepath.Join(string(s.dir), name) }
+
+// open connects to etcd with a certificate.
+func (s *site) open(t *testing.T, name string) *store.Store {
+	t.Helper()
+	config := s.config
+	config.Etcd.CA, config.Etcd.Cert, config.Etcd.Key = s.path("ca.crt"), s.path(name+".crt"), s.path(name+".key")
+	opened, err := store.Open(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { opened.Close() })
+	return opened
+}
+
+// ready waits until etcd answers.
+func ready(t *testing.T, s *store.Store) {
+	t.Helper()
+	for s.Check(t.Context()) != nil {
+		if t.Context().Err() != nil {
+			t.Fatal("etcd does not answer")
+		}
+	}
+}
+
+// enforced returns a site whose etcd enforces the roles of a and b.
+func enforced(t *testing.T, host string) (*site, *clientv3.Client) {
+	t.Helper()
+	s := newSite(t, host, 1)
+	admin := s.open(t, "root")
+	ready(t, admin)
+	// An upgrade calls it again.
+	for range 2 {
+		if err := keys.Grant(t.Context(), admin.Client(), []string{"a", "b"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := keys.Enforce(t.Context(), admin.Client()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s, admin.Client()
+}
+
+// The attacker is root of node a.
+func TestRolesOfNodes(t *testing.T) {
+	s, admin := enforced(t, "127.0.0.94")
+	a, b := s.open(t, "nodes/a/node"), s.open(t, "nodes/b/node")
+	for node, own := range map[string]*store.Store{"a": a, "b": b} {
+		if _, err := own.Register(t.Context(), node, netip.MustParseAddr("192.168.0.1")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := a.Register(t.Context(), "b", netip.MustParseAddr("192.168.0.66")); !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		t.Errorf("a moves b's tunnels to itself: %v", err)
+	}
+	client := a.Client()
+	lease, err := b.Client().Grant(t.Context(), 60)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Client().Put(t.Context(), store.GatewaysKey+"b", "192.168.0.2", clientv3.WithLease(lease.ID)); err != nil {
+		t.Fatal(err)
+	}
+	for what, do := range map[string]func(context.Context) error{
+		"becomes gateway b": func(ctx context.Context) error {
+			_, err := client.Put(ctx, store.GatewaysKey+"b", "192.168.0.66")
+			return err
+		},
+		"removes b": func(ctx context.Context) error { _, err := client.Delete(ctx, store.NodesKey+"b"); return err },
+		"removes all nodes": func(ctx context.Context) error {
+			_, err := client.Delete(ctx, store.NodesKey, clientv3.WithPrefix())
+			return err
+		},
+		"reads keys of others": func(ctx context.Context) error { _, err := client.Get(ctx, "/other"); return err },
+		"reads everything":     func(ctx context.Context) error { _, err := client.Get(ctx, "", clientv3.WithPrefix()); return err },
+		"hides a write": func(ctx context.Context) error {
+			_, err := client.Txn(ctx).Then(clientv3.OpTxn(nil, []clientv3.Op{clientv3.OpPut(store.NodesKey+"b", "")}, nil)).Commit()
+			return err
+		},
+		"hides a read": func(ctx context.Context) error {
+			_, err := client.Txn(ctx).Then(clientv3.OpTxn(nil, nil, []clientv3.Op{clientv3.OpGet("/other")})).Commit()
+			return err
+		},
+		"forgets the past": func(ctx context.Context) error { _, err := client.Compact(ctx, 1); return err },
+		"lists members":    func(ctx context.Context) error { _, err := client.MemberList(ctx); return err },
+		"clears alarms": func(ctx context.Context) error {
+			_, err := client.AlarmDisarm(ctx, &clientv3.AlarmMember{})
+			return err
+		},
+		"ends the lease of b": func(ctx context.Context) error { _, err := client.Revoke(ctx, lease.ID); return err },
+		"gives itself a role": func(ctx context.Context) error { _, err := client.UserGrantRole(ctx, "node:a", "node:b"); return err },
+		"turns off the roles": func(ctx context.Context) error { _, err := client.AuthDisable(ctx); return err },
+		"makes itself a member": func(ctx context.Context) error {
+			_, err := client.MemberAdd(ctx, []string{"https://127.0.0.1:9"})
+			return err
+		},
+		"takes a copy of all data": func(ctx context.Context) error { r, err := client.Snapshot(ctx); return errors.Join(err, drain(r)) },
+	} {
+		if err := do(t.Context()); err == nil {
+			t.Errorf("root of a %s", what)
+		}
+	}
+	if err := s.open(t, "etcd/"+s.host+"/etcd").Check(t.Context()); err == nil {
+		t.Error("the certificate of a member is a client's")
+	}
+	// Both nodes allocate, and leave.
+	job := store.Request{Job: 1, UID: 1001, User: "alice", Nodes: []string{"a", "b"}}
+	given, err := a.Allocate(t.Context(), job)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for node, own := range map[string]*store.Store{"a": a, "b": b} {
+		if err := own.Leave(t.Context(), given, node); err != nil {
+			t.Error(err)
+		}
+	}
+	if left, err := a.List(t.Context(), ""); err != nil || len(left.Jobs) != 0 {
+		t.Errorf("left: %v %v", left.Jobs, err)
+	}
+
+	// Watches go on although etcd ends each connection after a second.
+	watchers := map[*store.Store]clientv3.WatchChan{}
+	for _, own := range []*store.Store{a, b} {
+		watchers[own] = own.Client().Watch(clientv3.WithRequireLeader(t.Context()), store.NodesKey, clientv3.WithPrefix())
+	}
+	for began := time.Now(); time.Since(began) < 8*time.Second; {
+		if _, err := admin.Put(t.Context(), store.NodesKey+"c", "192.168.0.3"); err != nil {
+			t.Fatal(err)
+		}
+		for own, events := range watchers {
+			if seen, open := <-events; !open || seen.Err() != nil || len(seen.Events) != 1 {
+				t.Fatalf("the watch of %v ends: %v", own, seen.Err())
+			}
+		}
+	}
+	if err := keys.Expel(t.Context(), admin, "b"); err != nil {
+		t.Fatal(err)
+	}
+	for seen := range watchers[b] {
+		if err := seen.Err(); err != nil {
+			t.Log("the watch of b ends:", err)
+		}
+	}
+	job.Job = 2
+	if _, err := b.Allocate(t.Context(), job); err == nil || !strings.Contains(err.Error(), "berthd keys grant") {
+		t.Errorf("b allocates after it was thrown out: %v", err)
+	}
+	if _, err := a.Allocate(t.Context(), job); err == nil || !strings.Contains(err.Error(), "node b is not registered") {
+		t.Errorf("a allocates on b, which was thrown out: %v", err)
+	}
+	if err := keys.Expel(t.Context(), admin, "b"); err != nil {
+		t.Errorf("throw out b again: %v", err)
+	}
+}
+
+func drain(r interface{ Read([]byte) (int, error) }) error {
+	if r == nil {
+		return nil
+	}
+	_, err := r.Read(make([]byte, 1))
+	return err
+}
+
+// etcd also has a port for its members, and one for HTTP, whose requests it forwards to itself.
+func TestOtherPortsOfEtcdAreClosedToNodes(t *testing.T) {
+	s, _ := enforced(t, "127.0.0.95")
+	info := transport.TLSInfo{CertFile: s.path("nodes/a/node.crt"), KeyFile: s.path("nodes/a/node.key"), TrustedCAFile: s.path("ca.crt")}
+	security, err := info.ClientConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := &http.Client{Transport: &http.Transport{TLSClientConfig: security, DisableKeepAlives: true}}
+	for _, what := range []string{"/members", "/raft/stream/message/1"} {
+		if answer, err := node.Get("https://" + s.host + ":2380" + what); err == nil {
+			t.Errorf("the port of members answers a node: %s", answer.Status)
+			answer.Body.Close()
+		}
+	}
+	for _, accept := range []string{"", "application/json"} {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+s.host+":2381/v3/kv/range", bytes.NewBufferString(`{"key":"AA==","range_end":"AA=="}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if accept != "" {
+			request.Header.Set("Accept", accept)
+		}
+		answer, err := node.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answer.StatusCode == http.StatusOK {
+			t.Errorf("a node reads everything by HTTP (Accept: %q)", accept)
+		}
+		answer.Body.Close()
+	}
+	// The test's client works: without its certificate there is no answer at all.
+	security = security.Clone()
+	security.GetClientCertificate = nil
+	if conn, err := tls.DialWithDialer(&net.Dialer{Timeout: time.Second}, "tcp", s.host+":2381", security); err == nil {
+		if _, err := conn.Read(make([]byte, 1)); err == nil {
+			t.Error("etcd answers without a certificate")
+		}
+		conn.Close()
+	}
+}
+
+// Neither berthd nor etcd is restarted.
+func TestCertificatesAreRenewedWhileInUse(t *testing.T) {
+	s := newSite(t, "127.0.0.96", 0)
+	a := s.open(t, "nodes/a/node")
+	if err := a.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "expired") {
+		t.Fatalf("with certificates that have ended: %v", err)
+	}
+	authority, err := os.ReadFile(s.path("ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.make(t, 1)
+	ready(t, a)
+	if now, err := os.ReadFile(s.path("ca.crt")); err != nil || !bytes.Equal(authority, now) {
+		t.Errorf("the authority is another: %v", err)
+	}
+}
+
+func TestKeysAreTheAdministrators(t *testing.T) {
+	s := &site{dir: keys.Directory(filepath.Join(t.TempDir(), "keys")), config: siteconf.Default()}
+	s.config.Etcd.Endpoints = []string{"https://etcd.example:2379"}
+	s.make(t, 1)
+	for _, name := range []string{"ca.key", "root.key", "nodes/a/node.key", "etcd/etcd.example/etcd.key"} {
+		if at, err := os.Stat(s.path(name)); err != nil || at.Mode() != 0o600 {
+			t.Errorf("%s: %v %v", name, at, err)
+		}
+	}
+	if at, err := os.Stat(string(s.dir)); err != nil || at.Mode().Perm() != 0o700 {
+		t.Errorf("the directory: %v %v", at, err)
+	}
+	if err := s.dir.Make(s.config.Etcd, nil, 365*20); err == nil || !strings.Contains(err.Error(), "fewer --days") {
+		t.Errorf("a certificate outlives its authority: %v", err)
+	}
+}
