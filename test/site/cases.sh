@@ -168,10 +168,12 @@ users_apart() {
 	for node in login n2 n1; do
 		as alice $node /srv/site/frames udp 0 "$(address n1):289" "$node/udp=vxlan:$(network_of bob),$(mac_of "$b"),$(mac_of "$b"),$b,$b" || fail "send from $node"
 	done
+	# So does root of a host without a pod of bob's network.
+	on login /srv/site/frames udp 600 "$(address n1):289" "login/root=vxlan:$(network_of bob),$(mac_of "$b"),$(mac_of "$b"),$b,$b" || fail "send as root of login"
 	still_listens bob n1 "$(pod_of bob n2)" n2
 	! grep -v "control" "$out/frames" | grep received || fail "bob's pod received: $(grep -v control "$out/frames" | head -n 5)"
-	# With routes there are no tunnels. With tunnels, the same packet from root is
-	# accepted.
+	# With routes there are no tunnels. With tunnels, the same packet from root of a node with
+	# a pod of bob's is accepted.
 	[[ -z $subnets ]] || return
 	on n2 /srv/site/frames udp 600 "$(address n1):289" "tunnelled=vxlan:$(network_of bob),$(mac_of "$b"),$(mac_of "$b"),$b,$b" || fail "send as root"
 	poll 10 grep -q "received tunnelled" "$out/frames" || fail "tunnel packets do not arrive from anybody"

@@ -43,9 +43,6 @@ func (s State) rules(opened []string) string {
 		r.bridges()
 	}
 	r.block("table inet "+table, func() {
-		if s.tunnels() {
-			r.set("tunnels", "ip saddr", r.tunnelEnds())
-		}
 		if s.Routed != nil {
 			r.routed()
 		}
@@ -183,20 +180,12 @@ func (r *ruleset) byPod(side string, chain func(Network, Pod) string) {
 // on other links do.
 func (s State) tunnels() bool { return s.Routed == nil || len(s.distant) > 0 }
 
-// tunnelEnds returns the hosts whose tunnels lead here.
-func (r *ruleset) tunnelEnds() []string {
-	var all []string
-	for _, n := range r.Networks {
-		for _, peer := range n.Peers {
-			if r.Routed == nil {
-				all = append(all, peer.Via.String())
-			}
-		}
+// tunnelEnds accepts packets of a tunnel from hosts at its other ends. The number of the network
+// follows the UDP header and 32 bits of VXLAN's header.
+func (r *ruleset) tunnelEnds(vni uint32, hosts []string) {
+	if len(hosts) > 0 {
+		r.line("@th,96,24 %d ip saddr { %s } accept", vni, join(hosts))
 	}
-	for _, host := range r.distant {
-		all = append(all, host.String())
-	}
-	return all
 }
 
 // podLinks returns the pattern of the interfaces that lead from this host to its
@@ -235,7 +224,21 @@ func (r *ruleset) input() {
 		return
 	}
 	r.block("chain tunnel", func() {
-		r.line("ip saddr @tunnels udp sport %d-%d accept", firstSource, LastSource)
+		r.line("udp sport != %d-%d drop", firstSource, LastSource)
+		if r.Routed == nil {
+			for _, n := range r.Networks {
+				var nodes []string
+				for _, peer := range n.Peers {
+					nodes = append(nodes, peer.Via.String())
+				}
+				r.tunnelEnds(n.VNI, nodes)
+			}
+		}
+		var hosts []string
+		for _, host := range r.distant {
+			hosts = append(hosts, host.String())
+		}
+		r.tunnelEnds(gatewayTunnel, hosts)
 		r.line("drop")
 	})
 }
