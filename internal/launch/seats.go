@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"time"
@@ -63,7 +64,7 @@ func (r *run) openSeats(ctx context.Context) error {
 			return plan, files, err
 		},
 		Jobs:     func(ctx context.Context) ([]slurm.Queued, error) { return slurm.Queue(ctx, os.Getuid(), slurm.AskLong) },
-		Reporter: seatReporter{nodeloss.NewReporter(r.work.client.Dynamic()), r.work.client},
+		Reporter: seatReporter{nodeloss.NewReporter(r.work.client.Dynamic()), r.work.client, r.Log},
 		Returns:  r.nodesReturn(), Seated: r.saver.saveSoon,
 	}
 	if r.returning != nil {
@@ -87,11 +88,12 @@ func (r *run) closeSeats() {
 type seatReporter struct {
 	*nodeloss.Reporter
 	client *workload.Client
+	log    *slog.Logger
 }
 
 // Drain implements members.SeatReporter.
 func (s seatReporter) Drain(ctx context.Context, node string, grace time.Duration) error {
-	_, err := s.client.DrainNode(ctx, node, grace)
+	_, err := s.client.DrainNode(ctx, s.log, node, grace)
 	return err
 }
 

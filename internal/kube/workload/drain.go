@@ -60,14 +60,6 @@ func (c *Client) DrainExcept(ctx context.Context, grace time.Duration, stays fun
 	return c.drain(ctx, func(node string) bool { return !virtual[node] && !stays(node) }, grace)
 }
 
-// DrainNode is like Drain for one node and its pods.
-func (c *Client) DrainNode(ctx context.Context, name string, grace time.Duration) (Drained, error) {
-	if err := c.close(ctx, name); err != nil {
-		return Drained{}, err
-	}
-	return c.drain(ctx, func(node string) bool { return node == name }, grace)
-}
-
 // close makes a node unschedulable. A node of another job may have left meanwhile.
 func (c *Client) close(ctx context.Context, node string) error {
 	patch := []byte(`{"spec":{"unschedulable":true}}`)
@@ -79,7 +71,7 @@ func (c *Client) close(ctx context.Context, node string) error {
 
 // drain deletes the pods of the nodes that on selects, and waits for them.
 func (c *Client) drain(ctx context.Context, on func(node string) bool, grace time.Duration) (drained Drained, err error) {
-	asked, longest, err := c.deletePods(ctx, on, max(1, int64(grace/time.Second)))
+	asked, longest, err := c.deletePods(ctx, on, grace)
 	if drained.Asked = len(asked); err != nil {
 		return drained, err
 	}
@@ -111,8 +103,8 @@ func (c *Client) drain(ctx context.Context, on func(node string) bool, grace tim
 }
 
 // deletePods deletes all running pods of the nodes that on selects, with a grace period of at
-// most limit seconds. It returns their UIDs and their longest grace period.
-func (c *Client) deletePods(ctx context.Context, on func(node string) bool, limit int64) (asked map[types.UID]bool, longest time.Duration, err error) {
+// most grace. It returns their UIDs and their longest grace period.
+func (c *Client) deletePods(ctx context.Context, on func(node string) bool, grace time.Duration) (asked map[types.UID]bool, longest time.Duration, err error) {
 	pods, err := c.runningPods(ctx)
 	if err != nil {
 		return nil, 0, err
@@ -124,10 +116,7 @@ func (c *Client) deletePods(ctx context.Context, on func(node string) bool, limi
 		if node, _, _ := unstructured.NestedString(pod.Object, "spec", "nodeName"); !on(node) {
 			continue
 		}
-		seconds, set, _ := unstructured.NestedInt64(pod.Object, "spec", "terminationGracePeriodSeconds")
-		if !set || seconds > limit {
-			seconds = limit
-		}
+		seconds := gracePeriod(pod, grace)
 		asked[pod.GetUID()] = true
 		longest = max(longest, time.Duration(seconds)*time.Second)
 		deletes.Go(func() error {
@@ -139,6 +128,16 @@ func (c *Client) deletePods(ctx context.Context, on func(node string) bool, limi
 		})
 	}
 	return asked, longest, deletes.Wait()
+}
+
+// gracePeriod returns the grace period of a pod in seconds, at most grace, and one second at least
+// if the pod's is longer.
+func gracePeriod(pod unstructured.Unstructured, grace time.Duration) int64 {
+	limit := max(1, int64(grace/time.Second))
+	if seconds, set, _ := unstructured.NestedInt64(pod.Object, "spec", "terminationGracePeriodSeconds"); set && seconds < limit {
+		return seconds
+	}
+	return limit
 }
 
 // runningPods returns the pods that are assigned to a node and have not ended.

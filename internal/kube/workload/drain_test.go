@@ -2,6 +2,7 @@ package workload
 
 import (
 	"context"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,7 +34,7 @@ func pod(name, node, phase string, grace int64) *unstructured.Unstructured {
 
 func newDrainClient(objects ...runtime.Object) *fake.FakeDynamicClient {
 	return fake.NewSimpleDynamicClientWithCustomListKinds(runtime.NewScheme(),
-		map[schema.GroupVersionResource]string{podResource: "PodList", nodeResource: "NodeList"}, objects...)
+		map[schema.GroupVersionResource]string{podResource: "PodList", nodeResource: "NodeList", budgetResource: "PodDisruptionBudgetList"}, objects...)
 }
 
 func TestDrain(t *testing.T) {
@@ -123,7 +124,7 @@ func drainWithin(t *testing.T, api *fake.FakeDynamicClient, limit time.Duration,
 
 func TestDrainOfNodeThatHasLeft(t *testing.T) {
 	client := &Client{dynamic: newDrainClient()}
-	if drained, err := client.DrainNode(t.Context(), "n2-57", time.Second); err != nil || drained.Asked > 0 {
+	if drained, err := client.DrainNode(t.Context(), slog.New(slog.DiscardHandler), "n2-57", time.Second); err != nil || drained.Asked > 0 {
 		t.Errorf("%d pods were asked, %v", drained.Asked, err)
 	}
 }
