@@ -28,6 +28,10 @@ const proofLimit = 15 * time.Second
 // retireTime is the time that the head needs, at most, to delete a node whose pods have ended.
 const retireTime = 2 * time.Second
 
+// pilotGraceShare limits --grace to a quarter of the job's time: otherwise the node of a short job
+// would leave as soon as it joins.
+const pilotGraceShare = 4
+
 // joinWait is the default time that a node waits for the cluster that it joins.
 const joinWait = time.Minute
 

@@ -111,6 +111,9 @@ func runNode(ctx context.Context, options Options, job slurm.Job, inJob bool, be
 	if inJob {
 		r.allocation = allocation.New(job, options.Log)
 		r.allocation.Early, r.work.allocation = options.Spec.Grace, r.allocation
+		if all.IsPilot() {
+			r.allocation.EarlyShare = pilotGraceShare
+		}
 		if err := r.allocation.Check(); err != nil {
 			return 0, err
 		}

@@ -5,13 +5,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"berth.dev/berth/internal/elastic/plan"
 	"berth.dev/berth/internal/elastic/wishes"
-	"berth.dev/berth/internal/job/batch"
 	"berth.dev/berth/internal/job/queue"
 	"berth.dev/berth/internal/job/slurm"
 )
@@ -56,27 +54,10 @@ func (n Node) job(job string, r record) queue.Job {
 // command returns the command of a pilot.
 func (n Node) command(job string, r record) []string {
 	command := append([]string{n.Berth, "join", job}, n.JoinOptions...)
-	if limit, known := timeLimit(r.Options); known && limit < shortLimit {
-		// The node would leave as soon as it joins.
-		command = append(command, "--grace="+(limit/4).String())
-	}
 	if value := plan.ForValue(r.Only); value != "" {
 		command = append(command, "--for="+value)
 	}
 	return command
-}
-
-// shortLimit is a time limit that leaves too little time to pods before JoinOptions' --grace.
-const shortLimit = 4 * time.Minute
-
-// timeLimit returns the time limit in options of sbatch, and whether they have one.
-func timeLimit(options []string) (time.Duration, bool) {
-	for _, option := range options {
-		if text, ok := strings.CutPrefix(option, "--time="); ok {
-			return batch.TimeLimit(text)
-		}
-	}
-	return 0, false
 }
 
 // options returns the options of sbatch for a pilot.

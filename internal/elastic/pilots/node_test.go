@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"berth.dev/berth/internal/elastic/plan"
 	"berth.dev/berth/internal/job/slurm"
@@ -37,15 +38,12 @@ func TestJobOfPilot(t *testing.T) {
 
 func TestCommandOfPilot(t *testing.T) {
 	for _, c := range []struct {
-		only    string
-		options []string
-		want    string
+		only, want string
 	}{
-		{"", []string{"--time=10"}, "join 7 --grace=1m0s"},
-		{"", []string{"--time=1"}, "join 7 --grace=1m0s --grace=15s"},
-		{"pod u", nil, "join 7 --grace=1m0s --for=" + plan.ForValue("pod u")},
+		{"", "join 7 --grace=1m0s"},
+		{"pod u", "join 7 --grace=1m0s --for=" + plan.ForValue("pod u")},
 	} {
-		command := testNode().command("7", record{Request: plan.Request{Options: c.options, Only: c.only}})
+		command := testNode().command("7", record{Request: plan.Request{Only: c.only}})
 		if got := strings.Join(command[1:], " "); got != c.want {
 			t.Errorf("%q: got %s, want %s", c.only, got, c.want)
 		}
@@ -151,5 +149,29 @@ func TestOnlyUnschedulablePodsWait(t *testing.T) {
 	}
 	if want := []bool{true, false, false, false}; !slices.Equal(waiting, want) {
 		t.Errorf("pods wait: %v, want %v", waiting, want)
+	}
+}
+
+// Each node has pods of DaemonSets, and may have mirrors of static pods. A pod that has ended may
+// stay for days.
+func TestPodsThatKeepTheirNode(t *testing.T) {
+	pod := func(change func(*corev1.Pod)) bool {
+		p := &corev1.Pod{Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+		change(p)
+		return keepsNode(p)
+	}
+	yes := true
+	kept := []bool{
+		pod(func(*corev1.Pod) {}),
+		pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }),
+		pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
+		pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }),
+		pod(func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: ""} }),
+		pod(func(p *corev1.Pod) {
+			p.OwnerReferences = []metav1.OwnerReference{{Kind: "DaemonSet", Controller: &yes}}
+		}),
+	}
+	if want := []bool{true, true, false, false, false, false}; !slices.Equal(kept, want) {
+		t.Errorf("pods keep their node: %v, want %v", kept, want)
 	}
 }

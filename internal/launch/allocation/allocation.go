@@ -31,6 +31,9 @@ type Allocation struct {
 	// Early is the time that the run leaves between its own end and the end of
 	// the job. If it is 0, Slurm ends the run.
 	Early time.Duration
+	// EarlyShare limits Early to a share of the time that the job has left at the start: one half if
+	// it is 2. With 0, there is no limit.
+	EarlyShare int
 	// preempted is set if the job makes room for another job and should start
 	// again. requeued is set if Slurm has requeued it already.
 	preempted, requeued bool
@@ -118,17 +121,20 @@ func (a *Allocation) endEarly(ctx context.Context, giveUp context.CancelCauseFun
 	if a.Early == 0 {
 		return
 	}
-	last := slurm.Moment{End: a.KnownEnd()}
-	for {
+	last, early := slurm.Moment{End: a.KnownEnd()}, a.Early
+	for first := true; ; {
 		moment, err := slurm.Now(ctx, a.Job, a.Ask)
 		if err == nil {
 			last = moment
 			a.noteEnd(moment)
 		}
-		wait := last.End.Sub(a.now()) - a.Early - takeDownTime
+		if first && a.EarlyShare > 0 && !last.End.IsZero() {
+			early, first = min(early, last.End.Sub(a.now())/time.Duration(a.EarlyShare)), false
+		}
+		wait := last.End.Sub(a.now()) - early - takeDownTime
 		switch limited := !last.End.IsZero(); {
 		case limited && wait <= 0:
-			giveUp(exitcode.Wrap(exitcode.TimeLimit, &TimeUp{a.Early, last.OfStep}))
+			giveUp(exitcode.Wrap(exitcode.TimeLimit, &TimeUp{early, last.OfStep}))
 			return
 		case !limited && err == nil:
 			return

@@ -223,18 +223,21 @@ func TestGraceCountsFromEarlierEnd(t *testing.T) {
 		name, step string
 		// silent is the time without answers about the step.
 		silent time.Duration
+		share  int
 		want   time.Duration
 		says   string
 	}{
-		{"no limit of the step", "UNLIMITED", 0, time.Hour, "the job's time is over in 20s"},
-		{"the step ends before", "00:10:00", 0, 10 * time.Minute, "the step's time is over in 20s"},
-		{"the job ends before", "02:00:00", 0, time.Hour, "the job's time is over in 20s"},
-		{"no answer at first", "00:10:00", 5 * time.Minute, 10 * time.Minute, "the step's time is over in 20s"},
-		{"no answer", "00:10:00", 2 * time.Hour, time.Hour, "the job's time is over in 20s"},
+		{"no limit of the step", "UNLIMITED", 0, 0, time.Hour - 20*time.Second, "the job's time is over in 20s"},
+		{"the step ends before", "00:10:00", 0, 0, 10*time.Minute - 20*time.Second, "the step's time is over in 20s"},
+		{"the job ends before", "02:00:00", 0, 0, time.Hour - 20*time.Second, "the job's time is over in 20s"},
+		{"no answer at first", "00:10:00", 5 * time.Minute, 0, 10*time.Minute - 20*time.Second, "the step's time is over in 20s"},
+		{"no answer", "00:10:00", 2 * time.Hour, 0, time.Hour - 20*time.Second, "the job's time is over in 20s"},
+		{"a share of a short step", "00:01:00", 0, 4, 45 * time.Second, "the step's time is over in 15s"},
+		{"a share of a long step", "00:10:00", 0, 4, 10*time.Minute - 20*time.Second, "the step's time is over in 20s"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			a := newAllocation("")
-			a.Early, a.now = 20*time.Second, time.Now
+			a.Early, a.EarlyShare, a.now = 20*time.Second, test.share, time.Now
 			a.Job.Place, a.Job.StepID = slurm.PlaceTask, 2
 			began := time.Now()
 			config := a.Ask
@@ -251,7 +254,7 @@ func TestGraceCountsFromEarlierEnd(t *testing.T) {
 			}
 			var given error
 			a.Inquire(t.Context(), func(err error) { given = err })
-			if want := test.want - a.Early - takeDownTime; time.Since(began).Round(time.Second) != want.Round(time.Second) {
+			if want := test.want - takeDownTime; time.Since(began).Round(time.Second) != want.Round(time.Second) {
 				t.Errorf("%s: after %s, want %s", test.name, time.Since(began), want)
 			}
 			if exitcode.Of(given) != exitcode.TimeLimit || !strings.HasPrefix(given.Error(), test.says) {
