@@ -216,6 +216,7 @@ var unavailable = []string{
 var full = []string{
 	"SubmitJob", "MaxJobCount", "Requested partition configuration not available now",
 	"Required node not available (down, drained or reserved)", "Requested nodes are busy",
+	"Required partition not available (inactive or drain)",
 }
 
 // matches reports whether a text contains one of the parts.
