@@ -1,10 +1,11 @@
-// Standin makes the objects that the controllers of JobSet and LeaderWorkerSet would make, in tests
-// that cannot run these controllers: the Go module proxy does not have them. It reads a JobSet or a
-// LeaderWorkerSet as JSON from standard input, and prints a List for kubectl.
+// Standin makes the objects that the controllers of JobSet, LeaderWorkerSet and Argo Workflows would
+// make, in tests that cannot run these controllers: the Go module proxy does not have them. It reads
+// a JobSet, a LeaderWorkerSet or a Workflow as JSON from standard input, and prints a List for
+// kubectl.
 //
-// The objects have the names, labels and annotations that the controllers give them. The arguments
-// name the replicated jobs that have succeeded: others that depend on them are made only then.
-// Restarts, Services and statuses are missing.
+// The objects have the labels and annotations that the controllers give them. Objects of sets also
+// have the names. The arguments name the replicated jobs, or the pods of a Workflow, that have succeeded:
+// others that depend on them are made only then. Restarts, Services and statuses are missing.
 package main
 
 import (
@@ -51,8 +52,12 @@ func main() {
 }
 
 func run(from io.Reader, to io.Writer, succeeded []string) error {
+	text, err := io.ReadAll(from)
+	if err != nil {
+		return fmt.Errorf("read the object: %w", err)
+	}
 	var s set
-	if err := json.NewDecoder(from).Decode(&s); err != nil {
+	if err := json.Unmarshal(text, &s); err != nil {
 		return fmt.Errorf("read the object: %w", err)
 	}
 	var items []object
@@ -61,8 +66,12 @@ func run(from io.Reader, to io.Writer, succeeded []string) error {
 		items = s.jobs(succeeded)
 	case "LeaderWorkerSet":
 		items = s.pods()
+	case "Workflow":
+		if items, err = podsOf(text, succeeded); err != nil {
+			return err
+		}
 	default:
-		return fmt.Errorf("kind %q: give a JobSet or a LeaderWorkerSet", s.Kind)
+		return fmt.Errorf("kind %q: give a JobSet, a LeaderWorkerSet or a Workflow", s.Kind)
 	}
 	return json.NewEncoder(to).Encode(object{"apiVersion": "v1", "kind": "List", "items": items})
 }
