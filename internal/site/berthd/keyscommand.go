@@ -21,6 +21,7 @@ const keysUsage = `usage: berthd keys VERB [--dir DIR] [--config FILE] [NODES...
                           and these nodes; repeated, it renews them
   grant NODES             make roles in etcd for these nodes
   enforce                 have etcd refuse everybody without a role
+  relax                   undo enforce
   expel NODES             take the roles from these nodes
 
 NODES are as Slurm writes them: n1 n[2-400].`
@@ -50,9 +51,9 @@ func keysCommand(ctx context.Context, flags *flag.FlagSet, args []string) error 
 	where := keys.Directory(*dir)
 	verb := args[0]
 	switch {
-	case !slices.Contains([]string{"make", "grant", "enforce", "expel"}, verb):
+	case !slices.Contains([]string{"make", "grant", "enforce", "relax", "expel"}, verb):
 		return errors.New(keysUsage)
-	case (verb == "enforce") != (len(nodes) == 0):
+	case (verb == "enforce" || verb == "relax") != (len(nodes) == 0):
 		return errors.New(keysUsage)
 	case verb == "make":
 		return where.Make(config.Etcd, nodes, *days)
@@ -63,6 +64,8 @@ func keysCommand(ctx context.Context, flags *flag.FlagSet, args []string) error 
 			return keys.Grant(ctx, client, nodes)
 		case "enforce":
 			return keys.Enforce(ctx, client)
+		case "relax":
+			return keys.Relax(ctx, client)
 		default:
 			for _, node := range nodes {
 				if err := keys.Expel(ctx, client, node); err != nil {

@@ -38,12 +38,19 @@ func newSite(t *testing.T, host string, days int) *site {
 	s.config.Pods, s.config.Collect = netip.MustParsePrefix("10.0.0.0/24"), 0
 	s.config.Etcd.Endpoints = []string{"https://" + host + ":2379"}
 	s.make(t, days)
+	s.start(t, host, host+"=https://"+host+":2380")
+	return s
+}
+
+// start starts a member of etcd, whose name is its address.
+func (s *site) start(t *testing.T, host, cluster string) {
+	t.Helper()
 	at := filepath.Join("etcd", host, "etcd")
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
 		ended <- etcd.Run(ctx, siteconf.Etcd{CA: s.path("ca.crt")}, etcd.Member{
-			Name: "m", Dir: t.TempDir(), Host: host, Cluster: "m=https://" + host + ":2380", HTTP: host + ":2381",
+			Name: host, Dir: t.TempDir(), Host: host, Cluster: cluster, HTTP: host + ":2381",
 			Cert: s.path(at + ".crt"), Key: s.path(at + ".key"), ConnectionAge: time.Second,
 		})
 	}()
@@ -53,7 +60,6 @@ func newSite(t *testing.T, host string, days int) *site {
 			t.Error(err)
 		}
 	})
-	return s
 }
 
 func (s *site) make(t *testing.T, days int) {
@@ -146,6 +152,10 @@ func TestRolesOfNodes(t *testing.T) {
 			_, err := client.Txn(ctx).Then(clientv3.OpTxn(nil, nil, []clientv3.Op{clientv3.OpGet("/other")})).Commit()
 			return err
 		},
+		"attaches a key to the lease of b": func(ctx context.Context) error {
+			_, err := client.Txn(ctx).Then(clientv3.OpPut(store.GatewaysKey+"a", "", clientv3.WithLease(lease.ID))).Commit()
+			return err
+		},
 		"forgets the past": func(ctx context.Context) error { _, err := client.Compact(ctx, 1); return err },
 		"lists members":    func(ctx context.Context) error { _, err := client.MemberList(ctx); return err },
 		"clears alarms": func(ctx context.Context) error {
@@ -167,6 +177,16 @@ func TestRolesOfNodes(t *testing.T) {
 	}
 	if err := s.open(t, "etcd/"+s.host+"/etcd").Check(t.Context()); err == nil {
 		t.Error("the certificate of a member is a client's")
+	}
+	// Sessions have a lease, in a transaction.
+	own, err := client.Grant(t.Context(), 60)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := client.Txn(t.Context()).Then(clientv3.OpPut(store.GatewaysKey+"a", "", clientv3.WithLease(own.ID))).Commit(); err != nil {
+			t.Errorf("a uses its own lease: %v", err)
+		}
 	}
 	// Both nodes allocate, and leave.
 	job := store.Request{Job: 1, UID: 1001, User: "alice", Nodes: []string{"a", "b"}}
@@ -266,6 +286,51 @@ func TestOtherPortsOfEtcdAreClosedToNodes(t *testing.T) {
 			t.Error("etcd answers without a certificate")
 		}
 		conn.Close()
+	}
+}
+
+// A key can be read from each of three members once it was written to one.
+func TestMembersAcceptEachOther(t *testing.T) {
+	s := &site{dir: keys.Directory(filepath.Join(t.TempDir(), "keys")), config: siteconf.Default()}
+	hosts := []string{"127.0.0.97", "127.0.0.98", "127.0.0.99"}
+	var cluster []string
+	for _, host := range hosts {
+		s.config.Etcd.Endpoints = append(s.config.Etcd.Endpoints, "https://"+host+":2379")
+		cluster = append(cluster, host+"=https://"+host+":2380")
+	}
+	s.make(t, 1)
+	for _, host := range hosts {
+		s.start(t, host, strings.Join(cluster, ","))
+	}
+	admin := s.open(t, "root")
+	ready(t, admin)
+	if err := keys.Grant(t.Context(), admin.Client(), []string{"a"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := keys.Enforce(t.Context(), admin.Client()); err != nil {
+		t.Fatal(err)
+	}
+	all := s.config.Etcd.Endpoints
+	for i := range all {
+		s.config.Etcd.Endpoints = all[i : i+1]
+		a := s.open(t, "nodes/a/node")
+		ready(t, a)
+		if _, err := a.Register(t.Context(), "a", netip.AddrFrom4([4]byte{192, 168, 0, byte(i + 1)})); err != nil {
+			t.Errorf("by %s: %v", all[i], err)
+		}
+		lease, err := a.Client().Grant(t.Context(), 60)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Client().Txn(t.Context()).Then(clientv3.OpPut(store.GatewaysKey+"a", "", clientv3.WithLease(lease.ID))).Commit(); err != nil {
+			t.Errorf("a lease by %s: %v", all[i], err)
+		}
+	}
+	if err := keys.Relax(t.Context(), admin.Client()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.open(t, "nodes/b/node").Register(t.Context(), "b", netip.MustParseAddr("192.168.0.9")); err != nil {
+		t.Errorf("a node without a role, after etcd was relaxed: %v", err)
 	}
 }
 

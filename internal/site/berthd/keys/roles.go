@@ -57,6 +57,14 @@ func Enforce(ctx context.Context, client *clientv3.Client) error {
 	return nil
 }
 
+// Relax undoes Enforce. The roles stay.
+func Relax(ctx context.Context, client *clientv3.Client) error {
+	if _, err := client.AuthDisable(ctx); err != nil {
+		return fmt.Errorf("have etcd ignore roles: %w", err)
+	}
+	return nil
+}
+
 // Expel removes the user and the role of a node, and its registration.
 func Expel(ctx context.Context, client *clientv3.Client, node string) error {
 	user := userOf(node)
