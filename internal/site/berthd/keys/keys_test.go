@@ -5,18 +5,21 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"berth.dev/berth/internal/site/berthd/etcd"
 	"berth.dev/berth/internal/site/berthd/keys"
@@ -236,6 +239,71 @@ func TestRolesOfNodes(t *testing.T) {
 	if err := keys.Expel(t.Context(), admin, "b"); err != nil {
 		t.Errorf("throw out b again: %v", err)
 	}
+}
+
+// Roles permit everything that berthd does, also in a new etcd and when many allocate at once.
+func TestRolesPermitWorkOfNodes(t *testing.T) {
+	s := newSite(t, "127.0.0.93", 1)
+	s.config.Collect, s.config.Lease = time.Second, 10*time.Second
+	admin := s.open(t, "root")
+	ready(t, admin)
+	if err := errors.Join(keys.Grant(t.Context(), admin.Client(), []string{"a", "b"}), keys.Enforce(t.Context(), admin.Client())); err != nil {
+		t.Fatal(err)
+	}
+	must := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	nodes := map[string]*store.Store{"a": s.open(t, "nodes/a/node"), "b": s.open(t, "nodes/b/node")}
+	for name, node := range nodes {
+		_, err := node.Register(t.Context(), name, netip.MustParseAddr("192.168.0.1"))
+		must("register", err)
+		_, err = node.Nodes(t.Context())
+		must("list nodes", err)
+		_, err = node.TunnelPorts(t.Context())
+		must("list ports", err)
+	}
+	var group sync.WaitGroup
+	for i := range 40 {
+		for name, node := range nodes {
+			group.Go(func() {
+				job := uint32(100*i) + uint32(name[0])
+				given, err := node.Allocate(t.Context(), store.Request{Job: job, UID: job, User: "u", Nodes: []string{name}})
+				must("allocate", err)
+				must("leave", node.Leave(t.Context(), given, name))
+			})
+		}
+	}
+	group.Wait()
+
+	a := nodes["a"]
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	leased := make(chan struct{})
+	group.Go(func() { _ = a.KeepLease(ctx, slog.New(slog.DiscardHandler), func() { close(leased) }) })
+	<-leased
+	session, err := a.Allocate(t.Context(), store.Request{Login: "a", UID: 7, User: "u", Nodes: []string{"a"}})
+	must("allocate for sessions", err)
+	must("hold", a.Hold(t.Context(), session))
+	must("publish", a.Publish(t.Context(), session, "a"))
+	must("withdraw", a.Withdraw(t.Context(), session, "a"))
+	_, err = a.SetNames(t.Context(), session, "a", []string{"web"})
+	must("set names", err)
+	_, _, err = a.RestoreNames(t.Context(), session, "", []string{"web"})
+	must("restore names", err)
+	must("free", a.Free(t.Context(), session))
+	must("restore", a.Restore(t.Context(), session))
+	must("refuse", a.Refuse(t.Context(), siteconf.Allocation{Job: 9, UID: 9, Problem: "none"}))
+	_, err = a.List(t.Context(), "")
+	must("list", err)
+	elected, err := concurrency.NewSession(a.Client())
+	must("get a lease", err)
+	must("stand for election", concurrency.NewElection(elected, store.CollectorKey).Campaign(t.Context(), "a"))
+	must("end the election", elected.Close())
+	stop()
+	group.Wait()
 }
 
 func drain(r interface{ Read([]byte) (int, error) }) error {
