@@ -148,6 +148,9 @@ func (e *finalError) Unwrap() error { return e.error }
 // Final marks an error of Config.Admit: the node does not try again.
 func Final(err error) error { return &finalError{err} }
 
+// IsFinal reports whether Final has marked an error.
+func IsFinal(err error) bool { return errors.As(err, new(*finalError)) }
+
 // admit registers a pending connection. If its address already has a quarter of
 // MaxPending, admit evicts a random one of them. If there are MaxPending in all, it evicts
 // a random one of the address with the most. So a slow client cannot keep others out,
@@ -262,7 +265,7 @@ func (h *Head) serve(ctx context.Context, this *pending, raw net.Conn, from neti
 	if h.cfg.Admit != nil && !slices.Contains(h.cfg.Nodes, claim.Node) {
 		if err := h.cfg.Admit(ctx, claim.Node, from); err != nil {
 			h.addRefusal(claim.Node, err)
-			return refuse(err, errors.As(err, new(*finalError)))
+			return refuse(err, IsFinal(err))
 		}
 		return h.join(claim.Node, conn, stop, refuse)
 	}

@@ -92,24 +92,39 @@ func (s *Seats) leave(ctx context.Context, n *seated, why error) {
 	go s.retireLate(ctx, n, why, lateRegistration)
 }
 
-// lateRegistration is the time after which a kubelet whose node has lost its seat registers no
-// more: its processes have ended.
-const lateRegistration = 30 * time.Second
+// lateRegistration is the time after which a node that has lost its seat is deleted again. The time
+// doubles, up to longestRegistration, while the job of the node runs.
+const lateRegistration, longestRegistration = 30 * time.Second, 10 * time.Minute
 
-// retireLate deletes a node again after a while, unless a node of the same host and job has come
-// meanwhile. The kubelet may have registered the node when the seat was free already.
+// retireLate deletes a node again, and repeats that until its job has ended, or a node of the same
+// host and job has come. A kubelet may register its node when the seat is free already: a process
+// that was stopped, for example, continues at any time.
 func (s *Seats) retireLate(ctx context.Context, n *seated, why error, after time.Duration) {
-	select {
-	case <-time.After(after):
-	case <-ctx.Done():
-		return
-	}
-	s.mu.Lock()
-	back := slices.ContainsFunc(s.taken, func(other *seated) bool { return other != nil && other.name == n.name })
-	s.mu.Unlock()
-	if !back {
+	for ended := false; !ended; after = min(2*after, longestRegistration) {
+		select {
+		case <-time.After(after):
+		case <-ctx.Done():
+			return
+		}
+		ended = s.jobHasEnded(ctx, n) // before the last deletion
+		s.mu.Lock()
+		back := slices.ContainsFunc(s.taken, func(other *seated) bool { return other != nil && other.name == n.name })
+		s.mu.Unlock()
+		if back {
+			return
+		}
 		s.retire(ctx, n, why)
 	}
+}
+
+// jobHasEnded reports whether the job of a node is not in Slurm's queue. If Slurm does not answer,
+// it may be.
+func (s *Seats) jobHasEnded(ctx context.Context, n *seated) bool {
+	_, id, err := parseSeated(n.name)
+	if err == nil {
+		_, err = s.queue.find(ctx, id)
+	}
+	return rendezvous.IsFinal(err)
 }
 
 // retire deletes a node from the API, if it has a name there.

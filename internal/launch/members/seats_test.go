@@ -450,19 +450,39 @@ func TestNodeWithUnusableAddressTakesNoSeat(t *testing.T) {
 	}
 }
 
-// A kubelet may register its node after the seat is free.
+// A kubelet may register its node after the seat is free, as long as its job runs.
 func TestLateRegistrationIsDeleted(t *testing.T) {
 	s := newSeatTest(t, running("57", "n2,n3"))
 	s.join("n2", "57")
 	gone := errors.New("gone")
-	s.head.seats.retireLate(t.Context(), &seated{name: "n2-57", node: "n2-57"}, gone, 0)
+	s.head.seats.retireLate(t.Context(), &seated{name: "n2-57", node: "n2-57"}, gone, time.Millisecond)
 	if s.called("retire n2-57") {
 		t.Error("a node that is back is deleted")
 	}
-	s.head.seats.retireLate(t.Context(), &seated{name: "n3-57", node: "n3-57"}, gone, 0)
-	if !s.called("retire n3-57") {
-		t.Error("a node that registered late stays")
+	s.head.seats.retireLate(t.Context(), &seated{name: "n3-56", node: "n3-56"}, gone, time.Millisecond)
+	deleted := func(node string) (times int) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, call := range s.calls {
+			if call == "retire "+node {
+				times++
+			}
+		}
+		return times
 	}
+	if times := deleted("n3-56"); times != 1 {
+		t.Errorf("the node of a job that has ended is deleted %d times, want once", times)
+	}
+	watching, stop := context.WithCancel(t.Context())
+	defer stop()
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		s.head.seats.retireLate(watching, &seated{name: "n3-57", node: "n3-57"}, gone, time.Millisecond)
+	}()
+	testutil.Eventually(t, "a node is deleted as long as its job runs", func() bool { return deleted("n3-57") > 2 })
+	stop()
+	<-over
 }
 
 // A node of the step that returns learns of all seats.
