@@ -42,9 +42,15 @@ func settled(node *corev1.Node) *corev1.Node {
 
 // Admits reports whether the labels and taints of a node let a pod run there.
 func Admits(node *corev1.Node, pod *corev1.Pod) bool {
-	if node.Spec.Unschedulable {
+	if node.Spec.Unschedulable || !toleratesTaints(node, pod) {
 		return false
 	}
+	matches, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node)
+	return err == nil && matches
+}
+
+// toleratesTaints reports whether a pod tolerates the taints of a node.
+func toleratesTaints(node *corev1.Node, pod *corev1.Pod) bool {
 	for i := range node.Spec.Taints {
 		taint := &node.Spec.Taints[i]
 		if taint.Effect == corev1.TaintEffectPreferNoSchedule {
@@ -54,8 +60,7 @@ func Admits(node *corev1.Node, pod *corev1.Pod) bool {
 			return false
 		}
 	}
-	matches, err := nodeaffinity.GetRequiredNodeAffinity(pod).Match(node)
-	return err == nil && matches
+	return true
 }
 
 // apart reports whether two pods may not run on one node: they use the same port of the node, or
@@ -107,4 +112,28 @@ func avoids(pod, other *corev1.Pod) bool {
 		}
 	}
 	return false
+}
+
+// daemons returns the most room that pods of DaemonSets take on a node.
+func daemons(nodes []Node) (most Size) {
+	for _, node := range nodes {
+		var sum Size
+		for _, pod := range node.Pods {
+			if IsDaemon(pod) {
+				sum = sum.plus(SizeOf(pod))
+			}
+		}
+		most = most.max(sum)
+	}
+	return most
+}
+
+// IsDaemon reports whether each node has a pod like this one: a pod of a DaemonSet, or the mirror
+// of a static pod.
+func IsDaemon(pod *corev1.Pod) bool {
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		return true
+	}
+	owner := metav1.GetControllerOf(pod)
+	return owner != nil && owner.Kind == "DaemonSet"
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"berth.dev/berth/internal/base/cluster"
@@ -202,30 +201,6 @@ type planner struct {
 	result  Result
 }
 
-// daemons returns the most room that pods of DaemonSets take on a node.
-func daemons(nodes []Node) (most Size) {
-	for _, node := range nodes {
-		var sum Size
-		for _, pod := range node.Pods {
-			if IsDaemon(pod) {
-				sum = sum.plus(SizeOf(pod))
-			}
-		}
-		most = most.max(sum)
-	}
-	return most
-}
-
-// IsDaemon reports whether each node has a pod like this one: a pod of a DaemonSet, or the mirror
-// of a static pod.
-func IsDaemon(pod *corev1.Pod) bool {
-	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-		return true
-	}
-	owner := metav1.GetControllerOf(pod)
-	return owner != nil && owner.Kind == "DaemonSet"
-}
-
 // open makes the bins of nodes and of submitted pilots.
 func (p *planner) open() {
 	pilots := map[string]Pilot{}
@@ -280,6 +255,7 @@ func (p Pilot) rank() int {
 // place gives a pod room in a bin that exists, and reports whether there is some.
 func (p *planner) place(pod Pod) bool {
 	request := Request{Options: pod.Options, GPUType: pod.GPUType, Only: pod.Only()}
+	spreads := p.spreads(pod.Pod)
 	for _, one := range p.bins {
 		size := pod.Size
 		switch {
@@ -293,7 +269,7 @@ func (p *planner) place(pod Pod) bool {
 		case one.only != "" && one.used.Pods > 0:
 			continue // a node for each pod of a gang
 		}
-		if !one.used.plus(size).Within(one.room) || !Admits(one.node, pod.Pod) ||
+		if !one.used.plus(size).Within(one.room) || !Admits(one.node, pod.Pod) || !admitsSpread(spreads, one) ||
 			slices.ContainsFunc(one.pods, func(other *corev1.Pod) bool { return apart(pod.Pod, other) }) {
 			continue
 		}
@@ -329,8 +305,17 @@ func (p *planner) put(pod Pod, size Size, one *bin) {
 	}
 }
 
-// bringGang brings a pilot for the pods of a gang that have no room, once all of them exist.
+// bringGang brings a pilot for the pods of a gang that have no room, once all of them exist and a
+// node helps each of them.
 func (p *planner) bringGang(gang []Pod) {
+	for _, stuck := range gang {
+		if stuck.Stuck == "" {
+			continue
+		}
+		p.fail(gang, fmt.Sprintf("no job is submitted for its gang %s, because no node helps pod %s/%s: %s", gang[0].Gang, stuck.Namespace, stuck.Name, stuck.Stuck))
+		p.result.Problems[stuck.UID] = stuck.Stuck
+		return
+	}
 	if size := gang[0].GangSize; len(gang) < size {
 		p.fail(gang, fmt.Sprintf("%d of %d pods of its gang %s wait for a node: one job brings all nodes, once all pods exist", len(gang), size, gang[0].Gang))
 		return

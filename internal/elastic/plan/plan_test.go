@@ -71,6 +71,25 @@ func apartFrom(key, value string) func(*Pod) {
 	}
 }
 
+// spreadOver returns a topology spread constraint over hosts for pods with a label.
+func spreadOver(skew int32, value string, options ...func(*corev1.TopologySpreadConstraint)) func(*Pod) {
+	return func(p *Pod) {
+		constraint := corev1.TopologySpreadConstraint{
+			MaxSkew: skew, TopologyKey: corev1.LabelHostname, WhenUnsatisfiable: corev1.DoNotSchedule,
+			LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": value}},
+		}
+		for _, option := range options {
+			option(&constraint)
+		}
+		p.Labels = map[string]string{"app": value}
+		p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{constraint}
+	}
+}
+
+func onlyPreferred(c *corev1.TopologySpreadConstraint) { c.WhenUnsatisfiable = corev1.ScheduleAnyway }
+
+func overThree(c *corev1.TopologySpreadConstraint) { c.MinDomains = new(int32(3)) }
+
 // node returns a node that is ready, with pods on it.
 func node(name, cpu, memory, pilot string, pods ...Pod) Node {
 	n := Node{Pilot: pilot, Node: &corev1.Node{
@@ -217,6 +236,25 @@ func TestPlan(t *testing.T) {
 			Waiting: []Pod{pod("a", "1", "1Gi", apartFrom("app", "a")), pod("b", "1", "1Gi", apartFrom("app", "a")), pod("c", "1", "1Gi")},
 			Nodes:   []Node{node("n1", "2", "2Gi", "", pod("x", "1", "1Gi", labelled("app", "a")))},
 		}, "new 1*(1000m 1024Mi 1p) for a\nnew 1*(1000m 1024Mi 1p) for b"},
+		{"pods that are spread over nodes bring more nodes", Input{
+			Waiting: []Pod{pod("a", "1", "1Gi", spreadOver(1, "a")), pod("b", "1", "1Gi", spreadOver(1, "a")), pod("c", "1", "1Gi", spreadOver(1, "a"))},
+			Nodes: []Node{
+				node("n1", "8", "8Gi", "", pod("x", "1", "1Gi", labelled("app", "a")), pod("y", "1", "1Gi", labelled("app", "a"))),
+				node("n2", "1", "8Gi", "", pod("z", "1", "1Gi", labelled("app", "a"))),
+			},
+		}, "new 1*(2000m 2048Mi 2p) for a,b\nnew 1*(1000m 1024Mi 1p) for c"},
+		{"the scheduler does not know of nodes that come", Input{
+			Waiting: []Pod{pod("a", "1", "1Gi", spreadOver(1, "a"))}, Pilots: []Pilot{pilot("p", 4, 4)},
+			Nodes: []Node{node("n1", "8", "8Gi", "", pod("x", "1", "1Gi", labelled("app", "a")))},
+		}, ""},
+		{"pods are spread over at least so many nodes", Input{
+			Waiting: []Pod{pod("a", "1", "1Gi", spreadOver(1, "a", overThree)), pod("b", "1", "1Gi", spreadOver(1, "a", overThree))},
+			Nodes:   []Node{node("n1", "8", "8Gi", "", pod("x", "1", "1Gi", labelled("app", "a")))},
+		}, "new 1*(1000m 1024Mi 1p) for a\nnew 1*(1000m 1024Mi 1p) for b"},
+		{"a spread that is only preferred", Input{
+			Waiting: []Pod{pod("a", "1", "1Gi", spreadOver(1, "a", onlyPreferred))},
+			Nodes:   []Node{node("n1", "8", "8Gi", "", pod("x", "1", "1Gi", labelled("app", "a"))), node("n2", "1", "1Gi", "", pod("y", "1", "1Gi"))},
+		}, ""},
 		{"GPUs", Input{Waiting: []Pod{pod("a", "1", "1Gi", gpus("2"))}, Nodes: []Node{node("n1", "8", "8Gi", "")}},
 			"new 1*(1000m 1024Mi 1p nvidia.com/gpu=2) for a"},
 		{"older pods and pods with priority get the last seat", Input{Seats: 1, Waiting: []Pod{
@@ -238,6 +276,9 @@ func TestPlan(t *testing.T) {
 		{"all nodes of a gang or none", Input{Seats: 1, Waiting: []Pod{pod("a", "1", "1Gi", gangOf(2)), pod("b", "2", "1Gi", gangOf(2))}},
 			"a: no job is submitted: it needs 2 seats (free: 1); a larger number for --elastic of 'berth up' allows more\n" +
 				"b: no job is submitted: it needs 2 seats (free: 1); a larger number for --elastic of 'berth up' allows more"},
+		{"a gang with a pod that no node helps brings none", Input{Waiting: []Pod{
+			pod("a", "1", "1Gi", gangOf(2)), pod("b", "1", "1Gi", gangOf(2), func(p *Pod) { p.Stuck = "its claim is on n1" }),
+		}}, "a: no job is submitted for its gang g, because no node helps pod default/b: its claim is on n1\nb: its claim is on n1"},
 		{"a refused pilot is not submitted again", Input{Waiting: []Pod{pod("a", "1", "1Gi"), pod("b", "7", "1Gi"), pod("c", "1", "1Gi")},
 			Refused: func(r Request) string {
 				if r.Size.MilliCPU > 6000 {
