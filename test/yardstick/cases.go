@@ -29,6 +29,8 @@ var cases = map[string]func(*bencher) (map[string]float64, error){
 	"worker":   (*bencher).workerMemory,
 	"services": (*bencher).services,
 	"objects":  (*bencher).slurmObjects,
+	"elastic":  (*bencher).elasticPod,
+	"pilots":   (*bencher).elasticIdle,
 }
 
 type bencher struct {

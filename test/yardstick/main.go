@@ -24,6 +24,7 @@ func main() {
 	flag.DurationVar(&b.idle, "idle", 30*time.Second, "how long to watch an idle cluster")
 	own := map[string]func() error{
 		"schedule": schedule, "ticks": printTicks, "memory": printMemory, "reach": reach, "objects": objects,
+		"elastic": elastic, "roles": roles,
 	}
 	// The program starts itself inside the cluster that it measures.
 	if len(os.Args) == 2 {

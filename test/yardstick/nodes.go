@@ -146,14 +146,19 @@ func (b *bencher) workerMemory() (map[string]float64, error) {
 	return map[string]float64{"memory of a worker without pods, MB": bytes / 1e6}, err
 }
 
-// printMemory prints the memory that the processes of this user use on this host, in
-// bytes. File pages count once and whole: hosts of a bed share them, hosts
-// of a site do not.
+// printMemory prints the memory that the processes of this user use on this host, in bytes.
 func printMemory() error {
 	pids, err := ownProcesses()
 	if err != nil {
 		return err
 	}
+	fmt.Println(int64(memoryOf(pids)))
+	return nil
+}
+
+// memoryOf returns the memory that processes use, in bytes. File pages count once and whole: hosts
+// of a bed share them, hosts of a site do not.
+func memoryOf(pids []int) float64 {
 	type mapping struct{ inode, offset string }
 	files := map[mapping]float64{}
 	total := 0.0
@@ -185,8 +190,7 @@ func printMemory() error {
 	for _, resident := range files {
 		total += resident
 	}
-	fmt.Println(int64(total))
-	return nil
+	return total
 }
 
 // ownProcesses returns the processes of this user on this host, except this one.
