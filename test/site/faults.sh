@@ -179,6 +179,53 @@ etcd_closed() {
 	return 0
 }
 
+# roles: each host has its own certificate and role in etcd. Root of a node cannot throw out
+# another; the administrator can, and a node that was thrown out gets no job's network.
+roles() {
+	local host seen dir=/run/berth-keys settings=/run/roles.yaml
+	on ctl /srv/site/berthd keys make --dir $dir "${hosts[@]}" || fail "make keys"
+	stop_site
+	stop_etcd
+	configuration | sed -E "s,/etc/berth/(ca.crt|node.crt|node.key),/run/own/\\1," >"$out/roles.yaml"
+	for host in "${hosts[@]}"; do
+		on "$host" sh -c "cat >$settings; mkdir -p /run/own" <"$out/roles.yaml"
+		on ctl tar -c -C $dir ca.crt -C nodes/"$host" node.crt node.key | on "$host" tar -x -C /run/own || fail "copy keys to $host"
+	done
+	start etcd ctl etcd --config $settings --host "$(address ctl)" --data /run/etcd --cert "$dir/etcd/$(address ctl)/etcd.crt" --key "$dir/etcd/$(address ctl)/etcd.key"
+	start_site --config $settings
+	poll 30 on ctl /srv/site/berthd keys grant --dir $dir --config $settings "${hosts[@]}" || fail "grant"
+	on ctl /srv/site/berthd keys enforce --dir $dir --config $settings || fail "enforce"
+	poll 60 runs bob || fail "no job starts with roles"
+	job alice
+	serve alice n2 7000
+	talks n1 n2 || fail "pods do not reach each other: $heard"
+	# Root of n1 takes its own certificate for the administrator's, and the site's former one.
+	on n1 sh -c 'cd /run/own && cp node.crt root.crt && cp node.key root.key'
+	for host in expel grant; do
+		seen=$(both n1 /srv/site/berthd keys $host --dir /run/own --config $settings n2) && fail "root of n1 may $host n2"
+		[[ $seen == *"permission denied"* ]] || fail "root of n1 reads: $seen"
+	done
+	seen=$(both n1 /srv/site/berthd keys relax --dir /run/own --config $settings) && fail "root of n1 turns off roles"
+	on ctl /srv/site/berthd keys expel --dir $dir --config $settings n2 || fail "expel n2"
+	seen=$(as bob login srun -Q -N1 -n1 -w n2 --mem=100 hostname 2>&1) && fail "a job has started on n2, which was thrown out: $seen"
+	[[ $seen == *"etcd refuses the certificate of this host"* ]] || fail "bob reads: $seen"
+	[[ $(as bob login srun -Q -N1 -n1 -w n1 --mem=100 hostname 2>&1) == n1 ]] || fail "no job starts on n1"
+	# The running job goes on, and n2 comes back.
+	talks n1 n2 || fail "pods do not reach each other any more: $heard"
+	on ctl /srv/site/berthd keys grant --dir $dir --config $settings n2 || fail "grant n2 again"
+	poll 60 runs bob || fail "no job starts on n2, which is back"
+	on ctl /srv/site/berthd keys relax --dir $dir --config $settings || fail "relax"
+	on ctl scancel "${jobs[alice]}"
+	poll 20 gone alice || fail "the job does not end"
+	stop_site
+	stop_etcd
+	for host in "${hosts[@]}"; do on "$host" rm -r /run/own $settings; done
+	on ctl rm -r $dir
+	start_etcd
+	start_site
+	poll 20 registered || fail "nodes are not registered again"
+}
+
 # exhausted: without a free address a job reports that, and runs once there is one.
 exhausted() {
 	local seen id

@@ -64,7 +64,7 @@ func (s *Store) list(ctx context.Context, prefix string) (Listing, error) {
 	defer cancel()
 	got, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
 	if err != nil {
-		return Listing{}, fmt.Errorf("ask etcd for pods (%s): %w", prefix, errors.Join(err, context.Cause(ctx)))
+		return Listing{}, fmt.Errorf("ask etcd for pods (%s): %w", prefix, s.explain(errors.Join(err, context.Cause(ctx))))
 	}
 	known := Listing{Jobs: map[string]siteconf.Allocation{}, At: map[Part]netip.Addr{}, Names: map[Part]GivenNames{}, Revision: got.Header.Revision}
 	for _, kv := range got.Kvs {
