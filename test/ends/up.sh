@@ -216,6 +216,18 @@ elastic_pods() {
 	never_says a 'no pilot yet'
 }
 
+# Nodes that pods have brought leave before the time limit of their job, and without pods. They come
+# back for a webhook that all pods need.
+elastic_leave() {
+	local longest_run=600 said
+	begin a alice login salloc -N1 --mem=1500 bash $here/elastic-leave.sh $image $web_image
+	timeout=400 ends a 7
+	for said in 'alone: kept on n1$' 'a minute: 1:00$' 'idle: the pod of a DaemonSet keeps no node$' 'time limit: JobState=COMPLETED ExitCode=0:0$' \
+		'the budget was heeded first$' 'the pod is on another node$' 'the webhook is gone$' 'another job brought the webhook back$'; do
+		grep -q "^$said" "$out/a" || fail "no '$said': $(cat "$out/a")"
+	done
+}
+
 # The loop that submits jobs for pods is killed at three moments. No job is lost, and none is
 # submitted twice. When the head is killed, the job that waits is cancelled.
 elastic_killed() {
@@ -227,6 +239,14 @@ elastic_killed() {
 	swept n1
 	for moment in held stored released; do says a "$moment: 1 submitted, 1 in the queue, 1 records"; done
 	[[ $(grep -c 'elastic ended: .*; starting it again' "$out/a") == 3 ]] || fail "the loop was not killed three times: $(cat "$out/a")"
+}
+
+# Pods bring nodes with the GPUs that they request.
+elastic_gpus() {
+	begin a alice login salloc -N1 --mem=1500 bash $here/elastic-gpus.sh $image
+	timeout=300 ends a 7
+	says a 'one: gres:gpu:1, 1 on its node, sees 1'
+	says a 'two: gres:gpu:2, 2 on its node, sees 2'
 }
 
 # Unchanged examples of KNoC, HPK and slurm-bridge get the nodes that they ask for.

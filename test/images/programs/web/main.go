@@ -1,6 +1,7 @@
 // Command web is a server to probe, to balance and to break.
 //
 //	web [-http :8080] [-tcp :8081] [-udp :8082] [-ask ADDRESS[,ADDRESS...] [-over udp]]
+//	    [-admit :8443 -cert FILE -key FILE]
 //
 // HTTP: / answers with the host's name, the peer's address and the request;
 // /healthz with 200 or 503, which POST /healthz?ok=true|false changes; /slow?for=3s
@@ -8,11 +9,12 @@
 // TCP and UDP echo; a line "whoami" is answered with the host's name and the
 // peer's address. With -ask the process is a client: it sends one
 // line (-say, "whoami") over TCP or UDP to each address in turn, prints the
-// answers and ends.
+// answers and ends. With -admit, it also is an admission webhook that permits everything.
 package main
 
 import (
 	"bufio"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -34,6 +36,8 @@ func main() {
 	udpAddr := flag.String("udp", ":8082", "UDP address, empty for none")
 	ask := flag.String("ask", "", "be a client of these addresses, with commas between them")
 	over := flag.String("over", "tcp", "network of -ask: tcp or udp")
+	admitAddr := flag.String("admit", "", "HTTPS address of an admission webhook, empty for none")
+	cert, key := flag.String("cert", "", "certificate of -admit"), flag.String("key", "", "key of -admit")
 	say := flag.String("say", "whoami", "line that -ask sends")
 	flag.Parse()
 
@@ -46,7 +50,10 @@ func main() {
 	if *ask != "" {
 		err = askAll(*over, strings.Split(*ask, ","), *say)
 	} else {
-		err = s.run(*httpAddr, *tcpAddr, *udpAddr)
+		admit := func(addr string) error {
+			return http.ListenAndServeTLS(addr, *cert, *key, http.HandlerFunc(admitAll))
+		}
+		err = s.run(part{*httpAddr, s.http}, part{*tcpAddr, s.tcp}, part{*udpAddr, s.udp}, part{*admitAddr, admit})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "web:", err)
@@ -59,13 +66,16 @@ type server struct {
 	healthy atomic.Bool
 }
 
+// part serves one protocol, unless its address is empty.
+type part struct {
+	addr  string
+	serve func(string) error
+}
+
 // run serves until SIGTERM or the first failure.
-func (s *server) run(httpAddr, tcpAddr, udpAddr string) error {
-	failed := make(chan error, 3)
-	for _, part := range []struct {
-		addr  string
-		serve func(string) error
-	}{{httpAddr, s.http}, {tcpAddr, s.tcp}, {udpAddr, s.udp}} {
+func (s *server) run(parts ...part) error {
+	failed := make(chan error, len(parts))
+	for _, part := range parts {
 		if part.addr != "" {
 			go func() { failed <- part.serve(part.addr) }()
 		}
@@ -178,6 +188,23 @@ func (s *server) udp(addr string) error {
 			return err
 		}
 	}
+}
+
+// admitAll answers a request of the API server to permit a change.
+func admitAll(w http.ResponseWriter, r *http.Request) {
+	var review struct {
+		APIVersion, Kind string
+		Request          struct{ UID string }
+	}
+	if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{
+		"apiVersion": review.APIVersion, "kind": review.Kind,
+		"response": map[string]any{"uid": review.Request.UID, "allowed": true},
+	})
 }
 
 // answerTimeout bounds the wait for an answer: a lost datagram never has one.
