@@ -37,7 +37,7 @@ func TestController(t *testing.T) {
 		"lifecycle": testLifecycle, "kill": testKill, "delete": testDelete, "rejected": testRejected, "refused": testRefused,
 		"unavailable": testUnavailable, "edit": testEdit, "crashes": testCrashes, "leaders": testLeaders, "large": testLargeScript,
 		"schema": testSchema, "collect": testCollect, "inputs": testInputs, "noinputs": testNoInputs, "notcollected": testNotCollected, "upload": testUpload, "storeaway": testStoreAway, "collector": testCollector, "trust": testTrust, "forged": testForgedNumber,
-		"lost": testLost, "busy": testBusy, "temporary": testTemporary, "gone": testFileGone, "lease": testAnotherLease, "vanished": testVanished, "stored": testVanishedBeforeStored, "away": testServerAway, "wlmjob": testWlmJob, "shown": testShown, "nodes": testNodeRights, "turns": testTurns, "order": testOrder, "inputsend": testInputsEnd,
+		"lost": testLost, "busy": testBusy, "temporary": testTemporary, "gone": testFileGone, "lease": testAnotherLease, "unchanged": testUnchanged, "vanished": testVanished, "stored": testVanishedBeforeStored, "away": testServerAway, "wlmjob": testWlmJob, "shown": testShown, "nodes": testNodeRights, "turns": testTurns, "order": testOrder, "inputsend": testInputsEnd,
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &fixture{T: t, server: server, client: admin, namespace: name, slurm: &fakeSlurm{}}
@@ -255,6 +255,56 @@ func testAnotherLease(p *fixture) {
 	c.serve(ended)
 	if c.states != nil || c.slurmError != "" {
 		p.Errorf("got %v, %q", c.states, c.slurmError)
+	}
+}
+
+// testUnchanged: a poll queues only objects whose jobs have changed, and all when Slurm begins or
+// ceases to answer.
+func testUnchanged(p *fixture) {
+	c, err := New(p.options(p.server.Config(p, "admin", "system:masters")))
+	if err != nil {
+		p.Fatal(err)
+	}
+	object := &unstructured.Unstructured{Object: map[string]any{
+		"metadata": map[string]any{"namespace": p.namespace, "name": "job", "uid": "u"},
+		"status":   map[string]any{"jobID": "7", "state": "PENDING", "released": true},
+	}}
+	for kind, informer := range c.informer {
+		if kind.Name == "SlurmJob" {
+			if err := informer.GetStore().Add(object); err != nil {
+				p.Fatal(err)
+			}
+		}
+	}
+	job := &fakeJob{State: queue.State{UID: "u", ID: "7", State: "PENDING", Reason: "Priority"}}
+	p.slurm.mu.Lock()
+	p.slurm.jobs = append(p.slurm.jobs, job)
+	p.slurm.mu.Unlock()
+	unavailable := func(err error) {
+		p.slurm.mu.Lock()
+		p.slurm.unavailable = err
+		p.slurm.mu.Unlock()
+	}
+	for _, step := range []struct {
+		what   string
+		change func()
+		queued int
+	}{
+		{"the first poll", func() {}, 1},
+		{"nothing changed", func() {}, 0},
+		{"another reason", func() { p.slurm.set("u", func(job *fakeJob) { job.State.Reason = "Resources" }) }, 1},
+		{"Slurm is away", func() { unavailable(errors.New("away")) }, 1},
+		{"Slurm is still away", func() {}, 0},
+		{"Slurm is back", func() { unavailable(nil) }, 1},
+		{"a message to be replaced", func() { _ = unstructured.SetNestedField(object.Object, "old", "status", "message") }, 1},
+	} {
+		step.change()
+		c.queue = c.newQueue()
+		c.poll(p.Context())
+		if n := c.queue.Len(); n != step.queued {
+			p.Errorf("%s: %d objects are queued, not %d", step.what, n, step.queued)
+		}
+		c.queue.ShutDown()
 	}
 }
 

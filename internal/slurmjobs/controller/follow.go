@@ -16,25 +16,32 @@ import (
 // minStartChange is the smallest change of a job's expected start that is written to its status.
 const minStartChange = 2 * time.Minute
 
-// poll reads the states of the jobs of all objects with one call of Slurm.States, and queues
-// the objects.
+// poll reads the states of the jobs of all objects with one call of Slurm.States. It queues objects
+// whose jobs have changed, and objects that have a problem or are being deleted.
 func (c *Controller) poll(ctx context.Context) {
 	jobs := map[string]string{}
-	var following []target
+	following := map[string]target{} // by UID
+	var urgent []target              // to be queued even if their jobs have not changed
 	for kind, informer := range c.informer {
 		for _, item := range informer.GetStore().List() {
 			object := item.(*unstructured.Unstructured)
-			// Most objects have ended, and decoding a status is slow in comparison.
-			if state, _, _ := unstructured.NestedString(object.Object, "status", "state"); kinds.Ended(state) {
+			// Converting each status to kinds.Status would need most of the time of a poll.
+			field := func(name string) string {
+				text, _, _ := unstructured.NestedString(object.Object, "status", name)
+				return text
+			}
+			number := field("jobID")
+			if number == "" || kinds.Ended(field("state")) {
 				continue
 			}
-			status, err := kinds.StatusOf(object)
-			if err != nil || status.JobID == "" {
-				continue
-			}
-			jobs[string(object.GetUID())] = status.JobID
-			if status.Released || object.GetDeletionTimestamp() != nil {
-				following = append(following, targetOf(kind, object))
+			uid, t := string(object.GetUID()), targetOf(kind, object)
+			jobs[uid] = number
+			released, _, _ := unstructured.NestedBool(object.Object, "status", "released")
+			switch {
+			case object.GetDeletionTimestamp() != nil || released && (field("message") != "" || kinds.Killed(object) || c.podProblem(t) != ""):
+				urgent = append(urgent, t)
+			case released:
+				following[uid] = t
 			}
 		}
 	}
@@ -45,17 +52,35 @@ func (c *Controller) poll(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	c.mu.Lock()
-	c.slurmError = ""
+	failure := ""
 	if err != nil {
-		c.slurmError = err.Error()
-	} else {
+		failure = err.Error()
+	}
+	c.mu.Lock()
+	before, sameFailure := c.states, c.slurmError == failure
+	c.slurmError = failure
+	if err == nil {
 		c.states = states
 	}
 	c.mu.Unlock()
-	for _, t := range following {
+	for uid, t := range following {
+		old, wasKnown := before[uid]
+		state, known := states[uid]
+		if !sameFailure || err == nil && (!wasKnown || !known || old != state) {
+			urgent = append(urgent, t)
+		}
+	}
+	for _, t := range urgent {
 		c.queue.Add(t)
 	}
+}
+
+// podProblem returns the reason why an object has no pod, or "".
+func (c *Controller) podProblem(t target) string {
+	if c.PodProblem == nil {
+		return ""
+	}
+	return c.PodProblem(kinds.Reference{Kind: t.kind, Namespace: t.namespace, Name: t.name})
 }
 
 // follow updates the status of an object with a released job from the last poll. It reports a
@@ -79,8 +104,8 @@ func (c *Controller) follow(ctx context.Context, t target, object *unstructured.
 		next.Results = kinds.Collecting
 	}
 	reason := "SlurmUnavailable"
-	if message == "" && c.PodProblem != nil {
-		message, reason = c.PodProblem(kinds.Reference{Kind: t.kind, Namespace: t.namespace, Name: t.name}), "NoPod"
+	if message == "" {
+		message, reason = c.podProblem(t), "NoPod"
 	}
 	if message != "" && !kinds.Ended(next.State) {
 		next.Message = message
