@@ -7,6 +7,7 @@
  *   root.c     make an image the root directory
  *   prolog.c   the beginning of a job on a node, as root: does it decline a network?
  *   epilog.c   the end of a job on a node: leave the network
+ *   drain.c    take a node out of service where berthd does not run
  *   client.c   requests to berthd
  *
  * For sshd, session.c is a program and pam.c a PAM module, from the same parts.
@@ -70,8 +71,9 @@ struct pod {
 	char mounts[2048];
 	/* Whether the job has no network because it declined one. */
 	int declined;
-	/* Whether a job without a network might get one later, or on other nodes. */
-	int later;
+	/* Whether a job without a network might get one later, or on other nodes, and whether the
+	 * node is ill: berthd does not run there, or reports that. */
+	int later, ill;
 };
 
 void close_pod(struct pod *p);
@@ -79,6 +81,9 @@ void close_pod(struct pod *p);
 /* ask_berthd returns 0, or -1 with the reason. The caller owns the descriptors in the
  * answer; pod may be NULL if none are expected. */
 int ask_berthd(const struct settings *s, struct question *q, struct pod *pod, char reason[REASON_SIZE]);
+
+/* drain_node makes Slurm send no more jobs to this node. It returns 0 if the node is drained. */
+int drain_node(const struct settings *s, const char *why);
 
 void enter_network(spank_t spank, const struct settings *s);
 void enter_pod(void);

@@ -174,6 +174,7 @@ static int understand(const char *answer, struct pod *pod, char reason[REASON_SI
 	}
 	char yes[4];
 	pod->later = field(answer, "later", yes, sizeof yes);
+	pod->ill = field(answer, "ill", yes, sizeof yes);
 	reason[0] = '\0';
 	if (strncmp(answer, wrong, sizeof wrong - 1) == 0)
 		field(answer, "reason", reason, REASON_SIZE);
@@ -221,8 +222,10 @@ static int ask_once(const struct settings *s, struct question *q, int left, stru
 	/* Without an answer, berthd may give one later. */
 	pod->later = 1;
 	int rc = -1, c = dial(s, left, again, reason);
-	if (c < 0)
+	if (c < 0) {
+		pod->ill = *again;
 		return -1;
+	}
 	/* berthd must answer before this side gives up. */
 	question_number(q, "limit", left > ANSWER_MARGIN ? left - ANSWER_MARGIN : 1);
 	append(q, "\n");

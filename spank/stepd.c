@@ -18,8 +18,8 @@ static char no_network[REASON_SIZE];
 static struct pod of_tasks = { .network = -1, .processes = -1, .session = -1 };
 static int is_script;
 
-/* Whether the job is back in the queue. */
-static int held;
+/* What has become of the job: it is back in the queue, held, or to start on other nodes. */
+static enum { NOTHING, HELD, REQUEUED } became;
 
 /* describe adds data that only the controller has: the nodes, in their order, and the
  * name. It returns 0, or -1 with the reason in no_network. */
@@ -45,23 +45,27 @@ static int describe(struct question *q, uint32_t job)
 	return rc;
 }
 
-/* hold_job puts a batch job without a network back into the queue, held, instead of letting
- * it fail. Slurm refuses that for other jobs and with --no-requeue. The steps of several
- * nodes may do so; Slurm ignores all but the first. */
-static void hold_job(uint32_t job)
+/* requeue_job puts a batch job without a network back into the queue instead of letting it
+ * fail. It is held, unless this node is out of service, so that the job starts on other
+ * nodes. Slurm refuses that for other jobs and with --no-requeue. The steps of several nodes
+ * may do so; Slurm ignores all but the first. */
+static void requeue_job(uint32_t job, int elsewhere)
 {
 	job_desc_msg_t change;
 	char comment[REASON_SIZE + 80];
 	/* Only a running job: one that was cancelled meanwhile would come back. */
-	if (slurm_requeue(job, JOB_REQUEUE_HOLD | JOB_RUNNING))
+	if (slurm_requeue(job, JOB_RUNNING | (elsewhere ? 0 : JOB_REQUEUE_HOLD)))
 		return;
-	held = 1;
-	snprintf(comment, sizeof comment, "berth: no network on a node: %s: then scontrol release %u", no_network, job);
+	became = elsewhere ? REQUEUED : HELD;
+	if (elsewhere)
+		snprintf(comment, sizeof comment, "berth: started again: no network on a node, which is drained: %s", no_network);
+	else
+		snprintf(comment, sizeof comment, "berth: no network on a node: %s: then scontrol release %u", no_network, job);
 	slurm_init_job_desc_msg(&change);
 	change.job_id = job;
 	change.admin_comment = comment;
 	if (slurm_update_job(&change))
-		slurm_error("berth: say why job %u is held: %s", job, slurm_strerror(errno));
+		slurm_error("berth: say why job %u is in the queue again: %s", job, slurm_strerror(errno));
 }
 
 static void user_name(struct question *q, uid_t uid)
@@ -113,9 +117,10 @@ static int fetch_network(spank_t spank, const struct settings *s, struct questio
 		no_network[0] = '\0';
 	struct pod pod;
 	if (ask_berthd(s, q, &pod, no_network)) {
+		int elsewhere = pod.ill && drain_node(s, no_network) == 0;
 		/* Other steps may belong to an srun that reports the failure. */
 		if (pod.later && (is_script || step == SLURM_EXTERN_CONT))
-			hold_job(job);
+			requeue_job(job, elsewhere);
 		return -1;
 	}
 	if (pod.declined) {
@@ -170,7 +175,9 @@ void refuse_without_network(void)
 	if (!no_network[0])
 		return;
 	fprintf(stderr, "berth: this job has no network: %s\nberth: tell the administrators of this cluster\n", no_network);
-	if (held)
+	if (became == REQUEUED)
+		fprintf(stderr, "berth: the job is in the queue again, and starts on other nodes\n");
+	if (became == HELD)
 		fprintf(stderr, "berth: the job is in the queue again, held: scontrol release it when they have mended that\n");
 	_exit(EXIT_FAILURE);
 }

@@ -219,14 +219,15 @@ nobody_spoofs() {
 	poll 10 grep -q "received true" "$out/frames" || fail "ARP with the pod's own addresses does not pass"
 }
 
-# readable_failure: without berthd on a node, a job fails with the reason, and slurmd
-# continues.
+# readable_failure: without berthd on a node, a job fails with the reason, and the node is drained
+# until berthd is back.
 readable_failure() {
 	local seen
 	kill "${daemons[n2]}" && wait "${daemons[n2]}"
 	seen=$(as alice login srun -N2 -n2 --mem=100 hostname 2>&1) && fail "it ran: $seen"
 	[[ $seen == *"this job has no network: berthd does not answer"* ]] || fail "the user reads: $seen"
-	[[ $(on ctl sinfo -h -o %T | sort -u) != *d[ro]* ]] || fail "nodes: $(on ctl sinfo -h -N -o '%N %T')"
+	drained_for n2 'berth: berthd does not answer' || fail "n2 is not drained: $(node_states)"
+	[[ $(on ctl sinfo -h -n n1 -o %T) != *d[ro]* ]] || fail "nodes: $(node_states)"
 	start n2 n2 run
 	poll 20 answers n2 || fail "berthd does not come back"
 	seen=$(as alice login srun -N2 -n2 --mem=100 hostname 2>"$out/errors" | sort)

@@ -41,7 +41,7 @@ func (d *daemon) attach(ctx context.Context, request store.Request, limit time.D
 		d.metrics.refuse()
 		d.audit.write(auditRefused, request.Allocation(), err)
 		if !errors.As(err, new(*tooLarge)) {
-			err = &noNetwork{err}
+			err = &noNetwork{error: err, ill: d.service.probe() != nil}
 		}
 	}
 	return pod, err
@@ -49,7 +49,11 @@ func (d *daemon) attach(ctx context.Context, request store.Request, limit time.D
 
 // noNetwork is the error of a job that might get a network later or on other nodes. The plugin
 // puts a batch job back into the queue.
-type noNetwork struct{ error }
+type noNetwork struct {
+	error
+	// ill reports whether this node gives no job a network.
+	ill bool
+}
 
 func (n *noNetwork) Unwrap() error { return n.error }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"time"
@@ -27,6 +28,8 @@ const usage = `berthd is the daemon of the site network of berth. It runs as roo
   berthd status                     list the pods of this node
   berthd name [--job JOB] [NAME...] set the names of your job, below the job's own name;
                                     names of 'berth run --publish NAME=PORT' stay
+  berthd healthcheck [--node NAME]  drain this node in Slurm if its jobs would get no network, or
+                                    the hosts'; for HealthCheckProgram and Prolog
   berthd doctor [--node NAME]       list what is missing on this node, and the remedies
 
 All accept --config FILE (` + siteconf.ConfigPath + `).
@@ -40,7 +43,7 @@ func Main(ctx context.Context, args []string) int {
 	}
 	commands := map[string]func(context.Context, *flag.FlagSet, []string) error{
 		"run": runCommand, "etcd": etcdCommand, "check": checkCommand, "status": statusCommand,
-		"doctor": doctorCommand, "name": nameCommand, "keys": keysCommand,
+		"doctor": doctorCommand, "name": nameCommand, "keys": keysCommand, "healthcheck": healthcheckCommand,
 	}
 	command, known := commands[args[0]]
 	if !known {
@@ -81,7 +84,7 @@ func configOf(flags *flag.FlagSet, args []string) (siteconf.Config, error) {
 
 // nodeOf works like configOf with --node. It also returns the name of the node.
 func nodeOf(flags *flag.FlagSet, args []string) (siteconf.Config, string, error) {
-	node := flags.String("node", "", "Slurm's name of this node (default: its host name)")
+	node := flags.String("node", os.Getenv("SLURMD_NODENAME"), "Slurm's name of this node (default: its host name)")
 	config, err := configOf(flags, args)
 	if err != nil || *node != "" {
 		return config, *node, err
@@ -99,6 +102,25 @@ func doctorCommand(ctx context.Context, flags *flag.FlagSet, args []string) erro
 		return err
 	}
 	return doctor(ctx, os.Stdout, nodeChecks(config, node))
+}
+
+// healthcheckCommand runs 'berthd healthcheck'. slurmd gives a HealthCheckProgram no PATH.
+func healthcheckCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
+	config, node, problem := nodeOf(flags, args)
+	if node == "" {
+		node, _ = os.Hostname()
+	}
+	path := cmp.Or(os.Getenv("PATH"), "/usr/sbin:/usr/bin:/sbin:/bin")
+	if filepath.IsAbs(config.Squeue) {
+		path = filepath.Dir(config.Squeue) + ":" + path
+	}
+	if err := os.Setenv("PATH", path); err != nil {
+		return err
+	}
+	if problem == nil {
+		problem = healthcheck(ctx, config, os.Getenv("SLURM_JOB_ID") != "")
+	}
+	return checkService(ctx, cmp.Or(config.Run, siteconf.Default().Run), node, problem)
 }
 
 func runCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {

@@ -36,6 +36,7 @@ type daemon struct {
 	network   *network
 	refusals  *refusals
 	collector *collector
+	service   *service
 	log       *slog.Logger
 
 	// lastWords bounds how long the end of a job waits for the last packets of its connections.

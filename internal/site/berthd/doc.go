@@ -17,6 +17,8 @@
 //   - daemon: run.go lists everything that runs. agree.go reacts to changes in etcd.
 //     questions.go dispatches requests, which login.go, naming.go and attach.go execute.
 //     register.go registers this node, and daemon.go has the order of mutexes.
+//   - service: service.go drains this node while it is ill, and resumes it; slurmnode.go asks and
+//     changes Slurm.
 //   - collector: collect.go frees addresses of jobs that have ended.
 //   - server: server.go answers clients, within the limits for each user that the package
 //     limits keeps.

@@ -94,7 +94,7 @@ func TestPluginHoldsJobsThatMayGetNetworkLater(t *testing.T) {
 		{"berthd is away", nil, 60, 1, "1: berthd does not answer"},
 		{"berthd ends", accepting(false), 60, 1, "1: "},
 		{"berthd hangs", accepting(true), 1, 1, "1: berthd has not answered"},
-		{"for now", refusing(&noNetwork{errors.New("etcd is away")}), 60, 1, "1: etcd is away"},
+		{"for now", refusing(&noNetwork{error: errors.New("etcd is away")}), 60, 1, "1: etcd is away"},
 		{"for good", refusing(never), 60, 1, "0: this job is too large"},
 		{"too many nodes", refusing(never), 60, 5000, "0: the list of the job's nodes is too long"},
 	} {

@@ -107,6 +107,7 @@ func (d *daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 	group.Go(func() error { return d.register(ctx) })
 	group.Go(func() error { return d.collector.run(ctx) })
 	group.Go(func() error { return d.runs.follow(ctx) })
+	group.Go(func() error { return d.service.follow(ctx) })
 	if config.Policy.Flows > 0 {
 		group.Go(func() error { return d.refusals.run(ctx) })
 	}
@@ -162,6 +163,7 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, shared *sto
 	}
 	d.refusals = &refusals{flows: config.Policy.Flows, pods: d.pods, metrics: d.metrics, audit: d.audit, log: log}
 	d.collector = &collector{node: node, squeue: config.Squeue, period: config.Collect, store: shared, log: log}
+	d.service = &service{node: node, run: config.Run, log: log}
 	if config.ByRoutes() {
 		d.network.routed = vxlan.NewRouted(node, config.Subnets())
 	}

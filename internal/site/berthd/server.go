@@ -177,8 +177,11 @@ func (s *server) answer(ctx context.Context, conn *net.UnixConn, peer *unix.Ucre
 	}
 	if err != nil {
 		answer = siteconf.Message{Verb: siteconf.VerbError, Fields: map[string]string{"reason": err.Error()}}
-		if errors.As(err, new(*noNetwork)) {
+		if missing := (*noNetwork)(nil); errors.As(err, &missing) {
 			answer.Fields["later"] = "yes"
+			if missing.ill {
+				answer.Fields["ill"] = "yes"
+			}
 		}
 		s.log.Log(ctx, level, "refuse", "question", question.Verb, "uid", peer.Uid, "pid", peer.Pid, "reason", err)
 	}
