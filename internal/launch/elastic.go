@@ -57,11 +57,13 @@ type elasticConfig struct {
 
 // servePilots starts the role that submits pilots, if nodes of other jobs may join. The role runs
 // in the namespaces of the host, because it calls Slurm's commands.
-func (r *run) servePilots(context.Context) error {
+func (r *run) servePilots(ctx context.Context) error {
 	if r.Spec.Seats == 0 {
+		r.openGates(ctx, "the cluster has no --elastic")
 		return nil
 	}
 	if _, err := exec.LookPath("sbatch"); err != nil {
+		r.openGates(ctx, "the host of the cluster has no sbatch")
 		r.Log.Warn(fmt.Sprintf("pods that do not fit bring no nodes: %v; start the cluster on a host with Slurm's commands, or call 'berth join' in other jobs", err))
 		return nil
 	}
@@ -83,9 +85,24 @@ func (r *run) servePilots(context.Context) error {
 		},
 	}
 	role, end := ownRole(r.supervisor, "elastic", ElasticArg, config, nil)
-	role.Patient = true // pods wait until it has read their annotations
+	role.Optional, role.Patient = false, true // pods wait until it has read their annotations
 	r.endPilotRole = end
 	return r.addRoles(role)
+}
+
+// openGates lets the scheduler place pods of the saved state that wait for a role to read their
+// annotations. This cluster has no such role, for the reason why.
+func (r *run) openGates(ctx context.Context, why string) {
+	if r.Spec.State == "" {
+		return
+	}
+	config, err := clientcmd.RESTConfigFromKubeConfig(r.identities.Kubeconfig)
+	if err == nil {
+		err = pilots.OpenGates(ctx, config, why, r.Log)
+	}
+	if err != nil && ctx.Err() == nil {
+		r.Log.Warn(fmt.Sprintf("pods with annotations for Slurm may wait for ever: %v; delete and create them again", err))
+	}
 }
 
 // cancelPilots has the role cancel the pilots that have not started, unless the cluster's job starts

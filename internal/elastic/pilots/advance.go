@@ -155,7 +155,7 @@ func (l *Loop) submit(ctx context.Context, p *pilot, r record) (string, error) {
 	l.mu.Lock()
 	node := l.Node
 	l.mu.Unlock()
-	id, err := l.Slurm.Submit(ctx, r.UID, "1", func() (queue.Job, error) {
+	id, err := l.Slurm.Submit(ctx, r.UID, scriptVersion, func() (queue.Job, error) {
 		job := node.job(l.Job, r)
 		return job, l.test(ctx, r, job)
 	})

@@ -21,6 +21,8 @@ const (
 	component = "berth-elastic"
 	// wishIgnored is the reason of Events about annotations without a meaning here.
 	wishIgnored = "WishIgnored"
+	// noNodeRequested is the reason of Events about pods that bring no node.
+	noNodeRequested = "NoNodeRequested"
 	// refreshAfter is the time after which an Event is written again. The API server deletes
 	// Events an hour after the last change.
 	refreshAfter = 30 * time.Minute
@@ -35,7 +37,7 @@ func (l *Loop) explain(in input, result plan.Result) {
 			l.events.set(pod.Pod, notice{corev1.EventTypeWarning, wishIgnored, ignored})
 		}
 		if problem := result.Problems[pod.UID]; problem != "" {
-			l.events.set(pod.Pod, notice{corev1.EventTypeWarning, "NoNodeRequested", problem})
+			l.events.set(pod.Pod, notice{corev1.EventTypeWarning, noNodeRequested, problem})
 		} else if p := l.pilots[result.For[pod.UID]]; p != nil {
 			if said := p.describe(); said.text != "" {
 				l.events.set(pod.Pod, said)

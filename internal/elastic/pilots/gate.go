@@ -3,7 +3,10 @@ package pilots
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -11,7 +14,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	core "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/elastic/plan"
@@ -43,7 +49,7 @@ func (l *Loop) openGates(ctx context.Context) {
 // gang, goes only to nodes that are for it.
 func (l *Loop) openGate(ctx context.Context, pod *corev1.Pod) error {
 	request, problems := wishes.Of(pod, l.owners.of(pod)...)
-	spec := map[string]any{"schedulingGates": []any{map[string]any{"$patch": "delete", "name": cluster.WishesGate}}}
+	spec := map[string]any{}
 	wanted := plan.Pod{Pod: pod, Alone: request.Alone, Gang: request.Gang}
 	// A pod that selects nodes of 'berth join --for' keeps its selector, which nobody may change.
 	if label := plan.ForValue(wanted.Only()); label != "" && pod.Spec.NodeSelector[cluster.ForLabel] == "" {
@@ -54,15 +60,57 @@ func (l *Loop) openGate(ctx context.Context, pod *corev1.Pod) error {
 			Key: cluster.ForLabel, Operator: corev1.TolerationOpEqual, Value: label, Effect: corev1.TaintEffectNoSchedule,
 		})
 	}
-	patch, err := json.Marshal(map[string]any{"spec": spec})
-	if err != nil {
-		return err
-	}
-	if _, err := l.core.Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if err := removeGate(ctx, l.core, pod, spec); err != nil {
 		return err
 	}
 	l.tellIgnored(ctx, pod, problems)
 	return nil
+}
+
+// OpenGates lets the scheduler place all pods whose gate is closed on any node. It is for a cluster
+// that submits no pilots, and continues one that did. why is the reason in the pods' Events.
+func OpenGates(ctx context.Context, config *rest.Config, why string, log *slog.Logger) error {
+	client, err := core.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("make client: %w", err)
+	}
+	return openAll(ctx, client, why, log)
+}
+
+func openAll(ctx context.Context, client core.CoreV1Interface, why string, log *slog.Logger) error {
+	unplaced := fields.OneTermEqualSelector("spec.nodeName", "").String()
+	pods, err := client.Pods(corev1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: unplaced})
+	if err != nil {
+		return fmt.Errorf("list the pods that have no node: %w", err)
+	}
+	var failed error
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if !gated(pod) {
+			continue
+		}
+		if err := removeGate(ctx, client, pod, nil); err != nil && !apierrors.IsNotFound(err) {
+			failed = errors.Join(failed, fmt.Errorf("let the scheduler place pod %s/%s: %w", pod.Namespace, pod.Name, err))
+			continue
+		}
+		one := &told{pod: pod, notice: notice{corev1.EventTypeWarning, noNodeRequested, "the annotations of the pod for Slurm are ignored: " + why}, at: time.Now()}
+		if err := newEvents(client, log).write(ctx, one); err != nil {
+			log.Debug(fmt.Sprintf("write an event for pod %s/%s: %v", pod.Namespace, pod.Name, err))
+		}
+	}
+	return failed
+}
+
+// removeGate removes the gate of a pod, and changes other parts of its spec.
+func removeGate(ctx context.Context, client core.CoreV1Interface, pod *corev1.Pod, others map[string]any) error {
+	spec := map[string]any{"schedulingGates": []any{map[string]any{"$patch": "delete", "name": cluster.WishesGate}}}
+	maps.Copy(spec, others)
+	patch, err := json.Marshal(map[string]any{"spec": spec})
+	if err != nil {
+		return err
+	}
+	_, err = client.Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	return err
 }
 
 // tellIgnored writes an Event about wishes that have no meaning here.

@@ -74,3 +74,29 @@ func TestGateOpens(t *testing.T) {
 		}
 	}
 }
+
+// A cluster that submits no pilots opens the gates that it finds closed, and only these.
+func TestClusterWithoutPilotsOpensGates(t *testing.T) {
+	pod := func(name string, gates ...string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name)}}
+		for _, gate := range gates {
+			p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: gate})
+		}
+		return p
+	}
+	client := fake.NewClientset(pod("saved", "other", cluster.WishesGate), pod("foreign", "other"), pod("free")).CoreV1()
+	if err := openAll(t.Context(), client, "no sbatch", slog.New(slog.DiscardHandler)); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]int{"saved": 1, "foreign": 1, "free": 0} {
+		got, err := client.Pods("ns").Get(t.Context(), name, metav1.GetOptions{})
+		if err != nil || len(got.Spec.SchedulingGates) != want || gated(got) || len(got.Spec.NodeSelector) > 0 {
+			t.Errorf("%s: %v, %+v", name, err, got.Spec)
+		}
+	}
+	events, err := client.Events("ns").List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(events.Items) != 1 || events.Items[0].InvolvedObject.Name != "saved" || events.Items[0].Reason != noNodeRequested ||
+		!strings.HasSuffix(events.Items[0].Message, "are ignored: no sbatch") {
+		t.Errorf("%v, %+v", err, events.Items)
+	}
+}

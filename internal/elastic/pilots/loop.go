@@ -133,6 +133,9 @@ type Loop struct {
 
 	mu     sync.Mutex
 	pilots map[string]*pilot
+	// settled is set once the pilots without a record are known. One of them may be for a pod that
+	// waits, so no new ones are planned before.
+	settled bool
 	// refusals holds the requests that Slurm has refused, and failures the pilots that ended before
 	// a node was ready, by group.
 	refusals []refusal
@@ -314,7 +317,7 @@ func (l *Loop) pass(ctx context.Context) {
 		in.Waiting[i].Held = l.heldFor(pod, now)
 	}
 	result := plan.Make(in.Input)
-	if l.delays(len(result.New) > 0 && in.unjudged, now) {
+	if l.delays(len(result.New) > 0 && in.unjudged, now) || !l.settled {
 		result.New = nil
 	}
 	for i, request := range result.New {

@@ -90,7 +90,7 @@ func newBed(t *testing.T) *bed {
 		core: client, events: newEvents(client, log), owners: &owners{byPod: map[types.UID][]wishes.Owner{}}, wake: make(chan struct{}, 1),
 		view:   &view{podStore: store(), nodeStore: store(), claims: store(), disk: store()},
 		pilots: map[string]*pilot{}, failures: map[string]*failure{}, held: map[types.UID]*failure{},
-		tested: map[string]time.Time{}, fewer: map[string]limit{},
+		tested: map[string]time.Time{}, fewer: map[string]limit{}, settled: true,
 	}}
 }
 
@@ -286,4 +286,22 @@ func TestErrorsBeforeSubmission(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A pilot without a record may be for a pod that waits.
+func TestNoPilotBeforeEarlierOnesAreKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		b.settled = false
+		b.waitingPod("a", nil)
+		b.run(5)
+		if len(b.pilots) > 0 {
+			t.Fatalf("%d pilots", len(b.pilots))
+		}
+		b.settled = true
+		b.run(5)
+		if len(b.pilots) != 1 {
+			t.Errorf("%d pilots, want 1", len(b.pilots))
+		}
+	})
 }

@@ -37,6 +37,9 @@ type Node struct {
 // some, too.
 const leastMemory = 512 << 20
 
+// scriptVersion is the only version of the batch script of a pilot.
+const scriptVersion = "1"
+
 // outputName names the file with the output of a pilot, in its folder.
 const outputName = "output"
 
@@ -47,7 +50,7 @@ func jobName(job string) string { return wishes.PilotName + job }
 func (n Node) job(job string, r record) queue.Job {
 	return queue.Job{
 		Options: n.options(job, r), Comment: "node for the pods of job " + job, Dir: n.Dir,
-		Script: []byte("#!/bin/sh\nexec " + strings.Join(quoted(n.command(job, r)), " ") + "\n"),
+		Script: []byte("#!/bin/sh\n" + requestLine(r.Request) + "exec " + strings.Join(quoted(n.command(job, r)), " ") + "\n"),
 	}
 }
 

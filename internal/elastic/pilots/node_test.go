@@ -31,7 +31,8 @@ func TestJobOfPilot(t *testing.T) {
 	if got := strings.Join(job.Options, " "); got != want {
 		t.Errorf("options:\n%s\nwant:\n%s", got, want)
 	}
-	if got, want := string(job.Script), "#!/bin/sh\nexec '/opt/it'\\''s/berth' 'join' '7' '--grace=1m0s'\n"; got != want {
+	const request = `# request: {"options":["--partition=long"],"gpuType":"a100","size":{"milliCPU":2000,"memory":1074790400,"pods":250,"devices":{"nvidia.com/gpu":2}},"nodes":2}`
+	if got, want := string(job.Script), "#!/bin/sh\n"+request+"\nexec '/opt/it'\\''s/berth' 'join' '7' '--grace=1m0s'\n"; got != want {
 		t.Errorf("script %q, want %q", got, want)
 	}
 }

@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -98,6 +101,43 @@ func readRecord(object *corev1.ConfigMap) (record, error) {
 		return r, fmt.Errorf("read the record of pilot %s: %w", object.Name, err)
 	}
 	return r, nil
+}
+
+// requestMark begins the line of a batch script that holds the request of the pilot.
+const requestMark = "# request: "
+
+// requestLine returns the line with a request. JSON has no line breaks.
+func requestLine(request plan.Request) string {
+	encoded, err := json.Marshal(request)
+	if err != nil {
+		return "" // adopt does without
+	}
+	return requestMark + string(encoded) + "\n"
+}
+
+// requestOf reads the request of a pilot from its batch script. It refuses a request that would give
+// a command of Slurm other words than the loop does.
+func (n Node) requestOf(uid string) (request plan.Request, err error) {
+	const most = 1 << 20
+	file, err := os.Open(filepath.Join(queue.Folder(n.State, uid), queue.ScriptName+"-"+scriptVersion))
+	if err != nil {
+		return request, err
+	}
+	defer file.Close()
+	script, err := io.ReadAll(io.LimitReader(file, most))
+	if err != nil {
+		return request, err
+	}
+	_, line, found := strings.Cut(string(script), "\n"+requestMark)
+	if !found {
+		return request, fmt.Errorf("read the request of pilot %s: its batch script has none", uid)
+	}
+	line, _, _ = strings.Cut(line, "\n")
+	if err := json.Unmarshal([]byte(line), &request); err != nil {
+		return request, fmt.Errorf("read the request of pilot %s: %w", uid, err)
+	}
+	request.Nodes = max(1, request.Nodes)
+	return request, wishes.CheckOptions(request.Options)
 }
 
 // load reads the records of an earlier loop.

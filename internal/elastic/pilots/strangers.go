@@ -126,22 +126,30 @@ func (l *Loop) settleStrangersOnce(ctx context.Context) error {
 			l.adopt(one)
 		}
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.settled = true
+	l.changed()
 	return failed
 }
 
-// adopt makes a pilot of a job that runs without a record. It takes no pod that waits, because the
-// size of its nodes is unknown until they join. Without pods it leaves.
+// adopt makes a pilot of a job that runs without a record. Its batch script has the request. Without
+// the script, the pilot takes no pod that waits, because the size of its nodes is unknown until they
+// join. Without pods it leaves.
 func (l *Loop) adopt(job queue.State) {
-	hosts, err := slurm.ExpandHosts(job.Nodes)
-	if err != nil {
-		hosts = nil
+	p := &pilot{record: record{UID: job.UID, status: status{Job: job.ID, Released: true, State: job.State, Hosts: job.Nodes}}}
+	var err error
+	if p.Request, err = l.requestOf(job.UID); err != nil {
+		l.Log.Debug(err.Error())
+		hosts, err := slurm.ExpandHosts(job.Nodes)
+		if err != nil {
+			hosts = nil
+		}
+		p.Request, p.Joined = plan.Request{Nodes: max(1, len(hosts))}, true
 	}
 	l.Log.Info("a pilot without a record is adopted", "pilot", job.UID, "job", job.ID)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.pilots[job.UID] = &pilot{record: record{
-		UID: job.UID, Request: plan.Request{Nodes: max(1, len(hosts))},
-		status: status{Job: job.ID, Released: true, Joined: true, State: job.State, Hosts: job.Nodes},
-	}}
+	l.pilots[job.UID] = p
 	l.changed()
 }

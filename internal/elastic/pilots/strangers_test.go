@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -104,6 +107,38 @@ func TestPilotsWithoutRecord(t *testing.T) {
 	delete(l.pilots, "pilot-7-runs")
 	if err := l.settleStrangersOnce(t.Context()); err == nil || len(l.pilots) != 1 {
 		t.Error("a list of jobs without the cluster's own is believed")
+	}
+}
+
+// A pilot that was submitted after the state was saved last keeps its wishes: a pod that has brought
+// it brings no second one.
+func TestAdoptedPilotKeepsItsRequest(t *testing.T) {
+	request := plan.Request{Options: []string{"--partition=long"}, Only: "pod u", Nodes: 2, Size: plan.Size{MilliCPU: 2000, Memory: 1 << 30}}
+	for _, c := range []struct {
+		name   string
+		change func(script string) string
+		want   plan.Request
+		joined bool
+	}{
+		{"its script", func(script string) string { return script }, request, false},
+		{"another script", func(string) string { return "#!/bin/sh\nexec berth join 7\n" }, plan.Request{Nodes: 3}, true},
+		{"a refused option", func(script string) string { return strings.Replace(script, "--partition=long", "--wrap=id", 1) }, plan.Request{Nodes: 3}, true},
+		{"no request", func(script string) string { return strings.Replace(script, requestMark+"{", requestMark, 1) }, plan.Request{Nodes: 3}, true},
+	} {
+		s := &slurmStub{others: []string{"7"}, submitted: []queue.State{{UID: "pilot-7-runs", ID: "22", State: slurm.Running, Nodes: "n[1-3]"}}}
+		l := newTestLoop(s)
+		l.State = t.TempDir()
+		script := l.job("7", record{UID: "pilot-7-runs", Request: request}).Script
+		folder := queue.Folder(l.State, "pilot-7-runs")
+		if err := errors.Join(os.Mkdir(folder, 0o700), os.WriteFile(filepath.Join(folder, queue.ScriptName+"-1"), []byte(c.change(string(script))), 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.settleStrangersOnce(t.Context()); err != nil || !l.settled {
+			t.Fatal(err)
+		}
+		if p := l.pilots["pilot-7-runs"]; p == nil || !reflect.DeepEqual(p.Request, c.want) || p.Joined != c.joined {
+			t.Errorf("%s: %+v, want %+v", c.name, p, c.want)
+		}
 	}
 }
 

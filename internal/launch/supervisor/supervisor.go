@@ -77,9 +77,8 @@ type Role struct {
 	Silent bool
 	// Outside roles do not end with the sandbox.
 	Outside bool
-	// Optional roles are not needed: the run continues without one that fails. Patient roles are
-	// optional, but others wait for them: one that has started once is started again after a pause,
-	// however often it fails.
+	// Optional roles are not needed: the run continues without one that fails. A Patient role that
+	// has started once is started again after a pause, however often it fails.
 	Optional, Patient bool
 	// Start starts the process with the given inherited descriptors, from 3 up.
 	Start func(r *Role, files []*os.File) error

@@ -234,6 +234,9 @@ func TestPatientRoleIsStartedAgainAfterPauses(t *testing.T) {
 	if s.starts != 5+maxRestarts {
 		t.Errorf("%d starts after two that failed, want %d", s.starts, 5+maxRestarts)
 	}
+	if s.Add(&Role{Name: "never", Silent: true, Patient: true, Start: func(*Role, []*os.File) error { return errors.New("no memory") }}) == nil {
+		t.Error("the run goes on without a patient role that never started")
+	}
 	s.Ended("elastic", killed())
 	s.IgnoreExits()
 	later[0]()
