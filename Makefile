@@ -11,6 +11,7 @@
 #                        FAULTS=10 up to ten, one after the other, in a run that heals
 #   make linearizable ROUNDS=10 SEED=1   whether writes of the API are lost with --ha, one fault in each run
 #   make objects OBJECTS=200 KILLS=100 SEED=1   whether the controller of SlurmJobs, killed so often, loses or repeats one
+#   make site-cases      every case of the site network on a real Slurm; RESULTS=FILE keeps the results
 #   make soak            1,000 runs, 20,000 pods and 2,000 jobs in a row, which takes hours: nothing may grow
 #   make lint            formatting, vet, golangci-lint
 #   make bench           speed and memory, recorded in bench/results
@@ -51,7 +52,7 @@ kube_ldflags := -X $(kube_version).gitVersion=$(KUBERNETES) -X $(kube_version).g
 	-X $(kube_version).gitCommit= -X $(kube_version).buildDate=2026-07-22T18:07:38Z
 berth_ldflags := -X berth.dev/berth/internal/base/cluster.version=$(VERSION)
 
-.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test fuzz chaos linearizable objects soak bench bench-network bench-bed bench-images reports conformance lint notices install dist packages sources clean
+.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test fuzz chaos linearizable objects site-cases soak bench bench-network bench-bed bench-images reports conformance lint notices install dist packages sources clean
 # Linking takes a gigabyte of memory, so link one program after the other.
 .NOTPARALLEL:
 
@@ -130,6 +131,12 @@ KILLS ?= 100
 objects:
 	scripts/install-deps build bed
 	test/objects/run -j $(OBJECTS) -k $(KILLS) -s $(SEED)
+
+site-cases:
+	scripts/install-deps build bed
+	$(MAKE) all
+	$(MAKE) -C test/images out/busybox.tar
+	test/site/run -a $(if $(RESULTS),-r $(RESULTS))
 
 RUNS ?= 1000
 PODS ?= 20000

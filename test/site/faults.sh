@@ -78,19 +78,10 @@ restored() { [[ $(pod_of alice n1) == "$1" ]]; }
 # by this one, with a job and a session running. They continue, and everything new
 # works.
 upgraded() {
-	local host before former=${SITE_FORMER:-$(git rev-list -n 1 --skip 5 HEAD -- cmd/berthd internal/site/siteconf internal/site/berthd internal/site/vxlan)}
-	git worktree add -q --detach "$out/former" "$former" && (cd "$out/former" && go build -o "$stage/former/berthd" ./cmd/berthd) && chmod -R a+rX "$stage/former" || fail "build the former berthd, of the commit '$former'"
-	git worktree remove --force "$out/former"
-	say "from berthd of $(git log -1 --format='%h, %cs' "$former")"
+	local before
+	build_former
 	stop_site
-	# The default port of earlier versions was 4789. No other nft was available.
-	configuration | sed '/^nft: /d; s/^cluster: .*/&\ntunnel: {port: 4789}/' >"$out/changed.yaml"
-	for host in "${hosts[@]}"; do
-		on "$host" sh -c 'cat >/run/changed.yaml' <"$out/changed.yaml"
-		"$bed" run "$host" /srv/site/former/berthd run --config /run/changed.yaml >>"$out/$host.log" 2>&1 </dev/null &
-		daemons[$host]=$!
-	done
-	for host in "${hosts[@]}"; do poll 30 answers "$host" || fail "the former berthd does not start on $host"; done
+	start_former
 	job alice
 	serve alice n2 7000
 	stay bob
@@ -104,6 +95,60 @@ upgraded() {
 	job bob
 	serve bob n2 7000
 	[[ $(step bob n1 socat -u "TCP:$(pod_of bob n2):7000,connect-timeout=5" -) == "from $(pod_of bob n1)" ]] || fail "pods of a new job do not reach each other"
+	lose_clients
+	on ctl scancel "${jobs[alice]}" "${jobs[bob]}"
+	poll 20 settled || fail "left: $(etcdctl get --prefix /berth/site/1/networks/)"
+	stop_site
+	start_site
+}
+
+# build_former builds berthd of an earlier commit.
+build_former() {
+	local former=${SITE_FORMER:-$(git rev-list -n 1 --skip 5 HEAD -- cmd/berthd internal/site/siteconf internal/site/berthd internal/site/vxlan)}
+	git worktree add -q --detach "$out/former" "$former" && (cd "$out/former" && go build -o "$stage/former/berthd" ./cmd/berthd) && chmod -R a+rX "$stage/former" || fail "build the former berthd, of the commit '$former'"
+	git worktree remove --force "$out/former"
+	say "berthd of $(git log -1 --format='%h, %cs' "$former")"
+}
+
+# start_former starts it on all hosts.
+start_former() {
+	local host
+	# The default port of earlier versions was 4789. No other nft was available.
+	configuration | sed '/^nft: /d; s/^cluster: .*/&\ntunnel: {port: 4789}/' >"$out/changed.yaml"
+	for host in "${hosts[@]}"; do
+		on "$host" sh -c 'cat >/run/changed.yaml' <"$out/changed.yaml"
+		"$bed" run "$host" /srv/site/former/berthd run --config /run/changed.yaml >>"$out/$host.log" 2>&1 </dev/null &
+		daemons[$host]=$!
+	done
+	for host in "${hosts[@]}"; do poll 30 answers "$host" || fail "the former berthd does not start on $host"; done
+}
+
+# downgraded: this berthd is replaced by that of an earlier commit, with jobs and a session running,
+# and the other way round. They continue, and new jobs start with either.
+downgraded() {
+	local before
+	build_former
+	stop_site
+	configuration | sed '/^nft: /d; s/^cluster: .*/&\ntunnel: {port: 4789}/' >"$out/changed.yaml"
+	for host in "${hosts[@]}"; do on "$host" sh -c 'cat >/run/changed.yaml' <"$out/changed.yaml"; done
+	start_site --config /run/changed.yaml
+	job alice
+	serve alice n2 7000
+	stay bob
+	before=$(pod_of alice n1)
+	stop_site
+	start_former
+	talks n1 n2 || fail "pods do not reach each other with the former berthd: $heard"
+	[[ $(step alice n1 ip -o -4 addr show dev eth0) == *" $before/"* && $(pod_of alice n1) == "$before" ]] || fail "a new step has $(step alice n1 ip -o -4 addr show dev eth0), want $before"
+	[[ $(step alice n1 getent hosts pod1) == "$(pod_of alice n2) "* ]] || fail "names: $(step alice n1 getent hosts pod1)"
+	[[ $(from_outside bob login 'ps -e -o args= | grep -c "[s]leep 300"') == 1 ]] || fail "a new session of bob's is not where the former one is"
+	runs carol || fail "no job starts with the former berthd"
+	job bob
+	stop_site
+	start_site --config /run/changed.yaml
+	talks n1 n2 || fail "pods do not reach each other afterwards: $heard"
+	serve bob n2 7000
+	[[ $(step bob n1 socat -u "TCP:$(pod_of bob n2):7000,connect-timeout=5" -) == "from $(pod_of bob n1)" ]] || fail "pods of the former berthd's job do not reach each other"
 	lose_clients
 	on ctl scancel "${jobs[alice]}" "${jobs[bob]}"
 	poll 20 settled || fail "left: $(etcdctl get --prefix /berth/site/1/networks/)"

@@ -49,21 +49,28 @@ silent() {
 }
 
 # ipv6: if the site has a range, pods also have an IPv6 address, by tunnels and by
-# routes, and everything that holds for the IPv4 address holds for it. SITE_IPV6="mpi
-# kubernetes" runs only the named cases.
-ipv6() {
+# routes, and everything that holds for the IPv4 address holds for it.
+ipv6() { with_ipv6 "pods_speak outside_speaks nobody_spoofs6 apart6 begins6 far6" "pods_speak outside_speaks nobody_spoofs6 apart6 routed_afar6"; }
+
+# ipv6_programs and ipv6_losses: cases that know nothing of IPv6 pass where pods have it.
+ipv6_programs() { with_ipv6 "$programs_beside_ipv6" "$programs_beside_ipv6"; }
+ipv6_losses() { with_ipv6 "$losses_beside_ipv6" "$losses_beside_ipv6"; }
+programs_beside_ipv6="mpi mpirun kubernetes names_of_runs sessions groups gateways ssh_into_job slurm_from_login"
+losses_beside_ipv6="daemon_killed etcd_away etcd_lost lost_epilog"
+
+# with_ipv6 BY-TUNNELS BY-ROUTES runs these cases. SITE_IPV6="mpi kubernetes" runs only the
+# named ones.
+with_ipv6() {
 	local part told=no
 	hosts_speak
 	ipv6=with_second
 	with_routes ''
-	# shellcheck disable=SC2086
-	for part in ${SITE_IPV6:-pods_speak outside_speaks nobody_spoofs6 apart6 begins6 far6}; do
+	for part in ${SITE_IPV6:-$1}; do
 		[[ $failed == yes ]] || "$part"
 		part_ends "$part, by tunnels"
 	done
 	with_routes "$a_subnet_each"
-	# shellcheck disable=SC2086
-	for part in ${SITE_IPV6:-pods_speak outside_speaks nobody_spoofs6 apart6 routed_afar6}; do
+	for part in ${SITE_IPV6:-$2}; do
 		[[ $failed == yes ]] || "$part"
 		part_ends "$part, by routes"
 	done

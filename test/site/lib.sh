@@ -244,9 +244,11 @@ case_() {
 	end_case
 	if [[ $failed == yes ]]; then
 		fails=$((fails + 1))
+		keep "$1" FAILED $((SECONDS - began))
 		echo "FAIL $1 ($((SECONDS - began)) s)"
 		(grep -h -A12 panic "$out"/*.log; tail -n 6 "$out"/*.log) | sed 's/^/      /'
 	else
+		keep "$1" ok $((SECONDS - began))
 		echo "ok   $1 ($((SECONDS - began)) s)"
 	fi
 }

@@ -231,20 +231,8 @@ overflows() {
 # three_members: etcd has three members. One of them may end or lose its network.
 # Without two there are no new jobs, and running ones continue.
 three_members() {
-	local host name cluster seen
-	local -A members=([ctl]=a [login]=b [n1]=c)
-	stop_site
-	stop_etcd
-	for host in "${!members[@]}"; do cluster+="${cluster:+,}${members[$host]}=https://$(address $host):2380"; done
-	configuration >"$out/site.yaml"
-	sed "s|endpoints: .*|endpoints: [\"https://$(address ctl):2379\", \"https://$(address login):2379\", \"https://$(address n1):2379\"]|" "$out/site.yaml" |
-		on ctl sh -c 'cat >/run/three.yaml'
-	for host in "${hosts[@]}"; do
-		[[ $host == ctl ]] || on ctl cat /run/three.yaml | on $host sh -c 'cat >/run/three.yaml'
-	done
-	for host in "${!members[@]}"; do member $host; done
-	start_site --config /run/three.yaml
-	poll 60 registered || fail "no member of etcd answers"
+	local seen
+	with_three
 	job alice
 	serve alice n2 7000
 	stop_member ctl
@@ -267,6 +255,29 @@ three_members() {
 	[[ -z $seen ]] || fail "given out twice: $seen"
 	on ctl scancel "${jobs[alice]}"
 	poll 20 gone alice || fail "the job does not end"
+	without_three
+}
+
+# with_three starts three members instead of one. without_three undoes it.
+declare -A members=([ctl]=a [login]=b [n1]=c)
+with_three() {
+	local host
+	stop_site
+	stop_etcd
+	cluster=''
+	for host in "${!members[@]}"; do cluster+="${cluster:+,}${members[$host]}=https://$(address $host):2380"; done
+	configuration >"$out/site.yaml"
+	sed "s|endpoints: .*|endpoints: [\"https://$(address ctl):2379\", \"https://$(address login):2379\", \"https://$(address n1):2379\"]|" "$out/site.yaml" |
+		on ctl sh -c 'cat >/run/three.yaml'
+	for host in "${hosts[@]}"; do
+		[[ $host == ctl ]] || on ctl cat /run/three.yaml | on $host sh -c 'cat >/run/three.yaml'
+	done
+	for host in "${!members[@]}"; do member $host; done
+	start_site --config /run/three.yaml
+	poll 60 registered || fail "no member of etcd answers"
+}
+without_three() {
+	local host
 	stop_site
 	for host in "${!members[@]}"; do
 		stop_member $host
@@ -276,8 +287,8 @@ three_members() {
 	start_site
 	poll 60 registered || fail "etcd does not come back"
 }
-member() { # HOST
-	start "etcd-$1" "$1" etcd --config /run/three.yaml --name "${members[$1]}" --host "$(address "$1")" --data /run/etcd3 --cluster "$cluster"
+member() { # HOST [OPTION]
+	start "etcd-$1" "$1" etcd --config /run/three.yaml --name "${members[$1]}" --host "$(address "$1")" --data /run/etcd3 --cluster "$cluster" "${@:2}"
 }
 stop_member() { # HOST
 	on "$1" sh -c 'kill -9 $(pgrep -f "[b]erthd etcd")'

@@ -146,6 +146,7 @@ func etcdCommand(ctx context.Context, flags *flag.FlagSet, args []string) error 
 	flags.StringVar(&member.Dir, "data", "/var/lib/berth/etcd", "directory of its data")
 	flags.StringVar(&member.Host, "host", "", "address of this host")
 	flags.StringVar(&member.Cluster, "cluster", "", "all members: NAME=https://HOST:2380,...")
+	flags.BoolVar(&member.Join, "join", false, "start with empty data in a cluster that runs, after 'etcdctl member add'")
 	flags.StringVar(&member.HTTP, "http", etcd.DefaultHTTP, "address and port for HTTP, as metrics; empty for port 2379 of --host, beside gRPC")
 	flags.StringVar(&member.Cert, "cert", "", "file of its certificate (default: etcd.cert of the configuration)")
 	flags.StringVar(&member.Key, "key", "", "file of its key (default: etcd.key of the configuration)")

@@ -32,6 +32,8 @@ type Member struct {
 	Cluster string
 	// Cert and Key are the files of its certificate and key.
 	Cert, Key string
+	// Join reports whether the other members already run and expect this one.
+	Join bool
 	// HTTP is the address for HTTP; "" to serve it on the port of gRPC.
 	HTTP string
 	// ConnectionAge limits how long a client keeps a connection for gRPC; 0 for 10 minutes. etcd
@@ -64,6 +66,9 @@ func Run(ctx context.Context, config siteconf.Etcd, member Member) error {
 	}
 	c := embed.NewConfig()
 	c.Name, c.Dir, c.InitialCluster = member.Name, member.Dir, member.Cluster
+	if member.Join {
+		c.ClusterState = embed.ClusterStateFlagExisting
+	}
 	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
 	// On a port that also serves HTTP, all gRPC passes through Go's HTTP server,
 	// which costs etcd more than the requests themselves. So HTTP has its own port,
