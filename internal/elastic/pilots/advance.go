@@ -153,7 +153,7 @@ func (l *Loop) write(ctx context.Context, p *pilot, exists bool) error {
 // returns no number if Slurm refuses the job: then the pilot is gone.
 func (l *Loop) submit(ctx context.Context, p *pilot, r record) (string, error) {
 	l.mu.Lock()
-	node := l.Node
+	node := l.nodeWith(r.Options)
 	l.mu.Unlock()
 	id, err := l.Slurm.Submit(ctx, r.UID, scriptVersion, func() (queue.Job, error) {
 		job := node.job(l.Job, r)

@@ -33,7 +33,7 @@ const partitionsFor = 10 * time.Minute
 // input is the input of a plan.
 type input struct {
 	plan.Input
-	// unjudged is true if the scheduler has not looked at a new pod yet.
+	// unjudged is true if the scheduler has not looked at a new pod yet, or its wishes were not read.
 	unjudged bool
 	// nodesOf holds the nodes of each pilot.
 	nodesOf map[string][]plan.Node
@@ -76,7 +76,7 @@ func (l *Loop) input(now time.Time) input {
 			if len(ignored) > 0 {
 				in.ignored[pod.UID] = strings.Join(ignored, "; ")
 			}
-		case unjudged(pod) && now.Sub(pod.CreationTimestamp.Time) < judgeLimit:
+		case (unjudged(pod) || waits(pod)) && now.Sub(pod.CreationTimestamp.Time) < judgeLimit:
 			in.unjudged = true
 		}
 	}
@@ -98,7 +98,7 @@ func (l *Loop) input(now time.Time) input {
 		p.closed = slices.ContainsFunc(in.nodesOf[uid], func(node plan.Node) bool { return isClosed(node.Node) })
 	}
 	l.forget(now)
-	in.Largest = func(options []string) plan.Size { return l.largest(l.partitions, options) }
+	in.Largest = func(options []string) plan.Size { return l.nodeWith(options).largest(l.partitions, options) }
 	in.Fewer = func(group string) int { return l.fewer[group].pods }
 	in.Refused = func(r plan.Request) string { return l.refused(r, now) }
 	in.Template = l.template
@@ -222,6 +222,7 @@ func (n Node) template(options []string) *corev1.Node {
 func (l *Loop) forget(now time.Time) {
 	l.refusals = slices.DeleteFunc(l.refusals, func(r refusal) bool { return now.After(r.until) })
 	maps.DeleteFunc(l.tested, func(_ string, until time.Time) bool { return now.After(until) })
+	maps.DeleteFunc(l.inMemory, func(_ string, until time.Time) bool { return now.After(until) })
 	maps.DeleteFunc(l.fewer, func(_ string, f limit) bool { return now.After(f.until) })
 	maps.DeleteFunc(l.failures, func(_ string, f *failure) bool { return now.After(f.until.Add(longestHeld)) })
 	maps.DeleteFunc(l.held, func(_ types.UID, f *failure) bool { return now.After(f.until.Add(longestHeld)) })

@@ -32,15 +32,28 @@ func gated(pod *corev1.Pod) bool {
 	})
 }
 
-// openGates lets the scheduler place the pods whose wishes were read.
+// openGates lets the scheduler place pods, as soon as their wishes were read, until ctx ends. Passes
+// do not wait for the requests, one for each pod.
 func (l *Loop) openGates(ctx context.Context) {
+	for {
+		select {
+		case <-l.known:
+			l.openGatesOnce(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// openGatesOnce opens the gates of the pods that have one now.
+func (l *Loop) openGatesOnce(ctx context.Context) {
 	for _, pod := range l.view.pods() {
 		if !gated(pod) || !l.owners.known(pod) {
 			continue
 		}
 		if err := l.openGate(ctx, pod); err != nil && ctx.Err() == nil && !apierrors.IsNotFound(err) {
 			l.Log.Warn(fmt.Sprintf("let the scheduler place pod %s/%s: %v; trying again", pod.Namespace, pod.Name, err))
-			time.AfterFunc(firstPause, l.changed)
+			time.AfterFunc(firstPause, func() { signal(l.known) })
 		}
 	}
 }

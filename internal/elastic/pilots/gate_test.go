@@ -1,14 +1,18 @@
 package pilots
 
 import (
+	"context"
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	core "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/elastic/plan"
@@ -99,4 +103,71 @@ func TestClusterWithoutPilotsOpensGates(t *testing.T) {
 		!strings.HasSuffix(events.Items[0].Message, "are ignored: no sbatch") {
 		t.Errorf("%v, %+v", err, events.Items)
 	}
+}
+
+// slowPatches is an API server that answers patches of pods when answer is closed. A reactor of the
+// fake clientset would keep all other requests waiting.
+type slowPatches struct {
+	core.CoreV1Interface
+	asked, answer chan struct{}
+}
+
+func (s slowPatches) Pods(namespace string) core.PodInterface {
+	return slowPods{s.CoreV1Interface.Pods(namespace), s}
+}
+
+type slowPods struct {
+	core.PodInterface
+	slowPatches
+}
+
+func (s slowPods) Patch(context.Context, string, types.PatchType, []byte, metav1.PatchOptions, ...string) (*corev1.Pod, error) {
+	close(s.asked)
+	<-s.answer
+	return &corev1.Pod{}, nil
+}
+
+// TestGatesDelayNoPass checks that a pass does not wait for the requests that open gates.
+func TestGatesDelayNoPass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		asked, answer := make(chan struct{}), make(chan struct{})
+		b.core = slowPatches{b.core, asked, answer}
+		b.waitingPod("gated", func(pod *corev1.Pod) {
+			pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: cluster.WishesGate}}
+			pod.Status.Conditions = nil
+		})
+		_ = b.owners.read(t.Context(), b.view.pods(), func() { signal(b.known) })
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go b.openGates(ctx)
+		<-asked
+		b.waitingPod("waits", nil)
+		b.run(int(judgeLimit/time.Second) + 1)
+		if len(b.slurm.jobs) != 1 {
+			t.Errorf("%d jobs while a gate is being opened, want 1", len(b.slurm.jobs))
+		}
+		close(answer)
+	})
+}
+
+// TestOwnersAreReadOnce checks that known objects are kept until the pod has a node, and that each
+// pod is reported.
+func TestOwnersAreReadOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		pod, reported := b.waitingPod("p", nil), 0
+		for range 2 {
+			if err := b.owners.read(t.Context(), b.view.pods(), func() { reported++ }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if reported != 1 || !b.owners.known(pod) {
+			t.Errorf("the pod was reported %d times, want once", reported)
+		}
+		pod.Spec.NodeName = "n1"
+		if err := b.owners.read(t.Context(), b.view.pods(), func() {}); err != nil || b.owners.known(pod) {
+			t.Errorf("a pod on a node is still known; error %v", err)
+		}
+	})
 }

@@ -3,6 +3,7 @@ package pilots
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -169,8 +170,11 @@ func (l *Loop) measure(p *pilot, ready []plan.Node) {
 	want := p.Size
 	want.Pods = 0
 	for _, node := range ready {
-		if !want.Within(plan.Room(node.Node)) {
-			l.FilesInMemory = true // the most likely cause
+		if room := plan.Room(node.Node); !want.Within(room) {
+			if room.Memory < want.Memory {
+				// Its files are in memory, most likely.
+				l.inMemory[strings.Join(p.Options, "\n")] = time.Now().Add(longestHeld)
+			}
 			l.fail(p, fmt.Sprintf("node %s of job %s has less room for pods than was requested", node.Name, p.Job))
 			return
 		}
@@ -179,4 +183,13 @@ func (l *Loop) measure(p *pilot, ready []plan.Node) {
 	if f := l.failures[key]; f != nil && f.size.Within(p.Size) {
 		delete(l.failures, key)
 	}
+}
+
+// nodeWith describes the nodes of pilots with options of sbatch. The caller holds mu.
+func (l *Loop) nodeWith(options []string) Node {
+	node := l.Node
+	if _, inMemory := l.inMemory[strings.Join(options, "\n")]; inMemory {
+		node.FilesInMemory = true
+	}
+	return node
 }

@@ -69,6 +69,32 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
+// TestMemoryForFiles checks that only pilots with the options of a node that had less memory than was
+// requested request more, for a time.
+func TestMemoryForFiles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBed(t)
+		join := func(option, cpus, memory string) {
+			p := &pilot{record: record{UID: "p", Request: plan.Request{Options: []string{option}, Size: plan.Size{MilliCPU: 2000, Memory: 2 << 30}, Nodes: 1}}}
+			b.measure(p, []plan.Node{{Node: &corev1.Node{Status: corev1.NodeStatus{Allocatable: corev1.ResourceList{
+				corev1.ResourceCPU: resource.MustParse(cpus), corev1.ResourceMemory: resource.MustParse(memory),
+			}}}}})
+		}
+		join("--partition=cpus", "1", "2Gi")
+		join("--partition=memory", "2", "1Gi")
+		for option, want := range map[string]bool{"--partition=cpus": false, "--partition=memory": true, "--partition=other": false} {
+			if got := b.nodeWith([]string{option}).FilesInMemory; got != want {
+				t.Errorf("%s: more memory is requested: %t, want %t", option, got, want)
+			}
+		}
+		time.Sleep(longestHeld + time.Second)
+		b.forget(time.Now())
+		if b.nodeWith([]string{"--partition=memory"}).FilesInMemory {
+			t.Error("more memory is still requested")
+		}
+	})
+}
+
 // TestFailingPodsBringFewPilots checks that a controller whose pods fail at once, each on a node for
 // itself, gets ever fewer nodes, and that other controllers and long pods are not held.
 func TestFailingPodsBringFewPilots(t *testing.T) {

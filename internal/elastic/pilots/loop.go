@@ -129,7 +129,9 @@ type Loop struct {
 	view   *view
 	owners *owners
 	events *events
-	wake   chan struct{}
+	// wake starts a pass, arrived starts the reading of the objects above new pods, and known the opening of
+	// gates.
+	wake, arrived, known chan struct{}
 
 	mu     sync.Mutex
 	pilots map[string]*pilot
@@ -146,6 +148,9 @@ type Loop struct {
 	tested map[string]time.Time
 	// fewer limits the pods in a pilot, by group, after larger ones were refused.
 	fewer map[string]limit
+	// inMemory holds the options of pilots whose nodes had less memory than was requested, and until
+	// when the next ones request more.
+	inMemory map[string]time.Time
 	// No job is submitted before nextSubmit. submitPause is the pause after the last submission, if
 	// that failed.
 	nextSubmit  time.Time
@@ -177,22 +182,25 @@ func New(options Options) (*Loop, error) {
 		return nil, fmt.Errorf("make client: %w", err)
 	}
 	l := &Loop{
-		Options: options, core: client, wake: make(chan struct{}, 1),
+		Options: options, core: client, wake: make(chan struct{}, 1), arrived: make(chan struct{}, 1), known: make(chan struct{}, 1),
 		pilots: map[string]*pilot{}, failures: map[string]*failure{}, held: map[types.UID]*failure{},
-		tested: map[string]time.Time{}, fewer: map[string]limit{},
+		tested: map[string]time.Time{}, fewer: map[string]limit{}, inMemory: map[string]time.Time{},
 	}
 	if l.owners, err = newOwners(options.Config); err != nil {
 		return nil, err
 	}
 	l.events = newEvents(client, options.Log)
-	l.view = newView(client, l.changed)
+	l.view = newView(client, func() { l.changed(); signal(l.arrived) })
 	return l, nil
 }
 
 // changed makes the loop look at the cluster soon.
-func (l *Loop) changed() {
+func (l *Loop) changed() { signal(l.wake) }
+
+// signal wakes the reader of a channel with room for one value.
+func signal(to chan struct{}) {
 	select {
-	case l.wake <- struct{}{}:
+	case to <- struct{}{}:
 	default:
 	}
 }
@@ -215,6 +223,8 @@ func (l *Loop) Run(ctx context.Context) error {
 	group.Go(func() error { l.events.run(following); return nil })
 	group.Go(func() error { l.poll(following); return nil })
 	group.Go(func() error { l.settleStrangers(following); return nil })
+	group.Go(func() error { l.readOwners(following); return nil })
+	group.Go(func() error { l.openGates(following); return nil })
 	var work errgroup.Group
 	work.SetLimit(workers)
 	if l.view.awaitSync(following) {
@@ -304,10 +314,6 @@ func (l *Loop) startWork(ctx context.Context, work *errgroup.Group) {
 // pass looks at the cluster and at Slurm once, and decides what becomes of each pilot.
 func (l *Loop) pass(ctx context.Context) {
 	l.askPartitions(ctx)
-	if err := l.owners.read(ctx, l.view.pods()); err != nil && ctx.Err() == nil {
-		l.Log.Debug("read the objects above pods: " + err.Error())
-	}
-	l.openGates(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()

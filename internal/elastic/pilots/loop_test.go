@@ -87,10 +87,10 @@ func newBed(t *testing.T) *bed {
 			Forget: func(string) error { return nil },
 			Ask:    func(context.Context, ...string) ([]byte, error) { return nil, nil },
 		},
-		core: client, events: newEvents(client, log), owners: &owners{byPod: map[types.UID][]wishes.Owner{}}, wake: make(chan struct{}, 1),
+		core: client, events: newEvents(client, log), owners: &owners{byPod: map[types.UID][]wishes.Owner{}}, wake: make(chan struct{}, 1), known: make(chan struct{}, 1),
 		view:   &view{podStore: store(), nodeStore: store(), claims: store(), disk: store()},
 		pilots: map[string]*pilot{}, failures: map[string]*failure{}, held: map[types.UID]*failure{},
-		tested: map[string]time.Time{}, fewer: map[string]limit{}, settled: true,
+		tested: map[string]time.Time{}, fewer: map[string]limit{}, inMemory: map[string]time.Time{}, settled: true,
 	}}
 }
 
@@ -98,6 +98,7 @@ func newBed(t *testing.T) *bed {
 func (b *bed) run(seconds int) {
 	for range seconds {
 		b.readStates(b.t.Context())
+		_ = b.owners.read(b.t.Context(), b.view.pods(), func() {})
 		b.pass(b.t.Context())
 		var work errgroup.Group
 		work.SetLimit(workers)
