@@ -20,11 +20,11 @@ import (
 func (d *daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Message, answer map[string]string) ([]*os.File, error) {
 	if question.Verb == siteconf.VerbStatus {
 		answer["node"] = d.node
-		if problem := d.service.probe(); problem != nil && peer.Uid == 0 {
-			answer["ill"] = problem.Error()
-		}
 		if peer.Uid == 0 {
 			answer["pods"] = d.status()
+			if problem := d.service.probe(); problem != nil {
+				answer["ill"] = problem.Error()
+			}
 		}
 		return nil, nil
 	}
