@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # Runs on an existing Kubernetes cluster. In most cases, this is a second berth cluster, whose API
-# server listens on the loopback of n1.
+# server listens on the loopback of n1; relay makes it reachable from other hosts.
 
 # hosting starts that cluster. It creates guest.conf in alice's home directory: the kubeconfig
 # of a user who may only edit the namespace guests.
 hosting() {
-	begin host alice login salloc -N"${hosts:-3}" --mem=1500 bash -c "berth up --image $image ${images:-} && echo hosting && until [ -e guest.end ]; do sleep 0.2; done"
+	begin host alice login salloc -N"${hosts:-3}" --partition="${partition:-main}" --mem=1500 bash -c "berth up --image $image ${images:-} && echo hosting && until [ -e guest.end ]; do sleep 0.2; done"
 	says host hosting
 	invite_guests
 }
@@ -109,30 +109,69 @@ existing_deadline() {
 	end_hosting
 }
 
-# template SCRIPT OUTPUT submits a template of kube-slurm, waits, and stores its output. This site
-# has no GPUs.
+# begin_template SCRIPT OUTPUT submits a template of kube-slurm, waits, and stores its output, which
+# may be a pattern of file names. This site has no GPUs. The bed does not share nodes between
+# partitions. template also waits for the end.
+begin_template() {
+	begin "$1" alice login env HOME=/home/dgx SBATCH_PARTITION=Test sh -c 'cd ~/kube-slurm/templates && sbatch -W --gpus=0 "$1"; code=$?; cat $2 && rm $2; exit $code' sh "$@"
+}
 template() {
-	begin "$1" alice login env HOME=/home/dgx sh -c 'cd /srv/ends/kube-slurm/templates && sbatch -W --gpus=0 "$1"; code=$?; cat "$2" && rm "$2"; exit $code' sh "$@"
+	begin_template "$@"
 	ends "$1" 0
 }
 
-# Templates of kube-slurm, in the folders of their site, where alice is the user dgx. Stand-ins
-# replace their images, which need GPUs. The template for several hosts is missing: the API server
-# of this cluster is not reachable from the second one.
+# written FILES TEXT reports whether one of the user's files has the text.
+written() { "$bed" run --user alice login sh -c 'cat $1 2>/dev/null | grep -qF -- "$2"' sh "$@"; }
+
+# relay makes the API server of the cluster reachable from all hosts, and changes guest.conf to that
+# address.
+relay() {
+	# shellcheck disable=SC2016 # this is the host's
+	begin relay alice n1 sh -c 'address=$(hostname -i | cut -d " " -f 1) && server=$(sed -n "s|^ *server: https://||p" guest.conf) &&
+		sed -i "s|server: .*|server: https://$address:7443\n    tls-server-name: ${server%:*}|" guest.conf && echo "relays $server" &&
+		exec socat "TCP-LISTEN:7443,bind=$address,fork,reuseaddr" "TCP:$server"'
+	says relay relays
+}
+
+end_relay() {
+	"$bed" run n1 pkill -TERM -f '^socat TCP-LISTEN:7443'
+	ends relay 143
+}
+
+# placed POD NODE reports whether the scheduler placed a pod, which may be deleted, on the node.
+placed() { kubectl get events -n guests -o 'jsonpath={.items[*].message}' | grep -qF "assigned guests/$1 to $2"; }
+
+# The templates of kube-slurm, in the folders of their site, where alice is the user dgx. Stand-ins
+# replace their images, which need GPUs.
 kube_slurm() {
-	local dgx=/home/dgx logs=/nas/volumes/homes/dgx tests=/home/dgx/kube-slurm/containers/slurm-single-tf-job
-	hosts=1 images="--image /srv/ends/images/kubeslurm.tar --image registry.local:31500/slurm-tensorflow:latest=$sif" hosting
+	local dgx=/home/dgx logs=/nas/volumes/homes/dgx data=/nas/slurm/data tests=/home/dgx/kube-slurm/containers/slurm-single-tf-job several
+	hosts=2 partition=Test images="--image /srv/ends/images/kubeslurm.tar --image registry.local:31500/slurm-tensorflow:latest=$sif" hosting
+	relay
 	"$bed" run login install -d -o alice -g alice $dgx
-	"$bed" run --user alice login sh -c "umask 022 && mkdir -p $dgx/.kube $tests $logs && cp guest.conf $dgx/.kube/config &&
-		echo 'echo custom job in \$PWD as \$(id -u)' >$tests/test.sh"
+	"$bed" run --user alice login sh -c "umask 022 && cp -r /srv/ends/kube-slurm $dgx/ && mkdir -p $dgx/.kube $tests $logs $data && cp guest.conf $dgx/.kube/config &&
+		echo 'echo custom job in \$PWD as \$(id -u)' >$tests/test.sh &&
+		printf '#!/bin/bash\necho script as \$(id -un) in \$PWD on \$(hostname)\nuntil [ -e $data/end ]; do sleep 0.2; done\n' >$data/run-sleep.sh &&
+		chmod 755 $data/run-sleep.sh"
 	template slurm-jupyter-job.sh $logs/slurm-jupyter-job.log
 	says slurm-jupyter-job.sh 'hello from a sif'
 	template slurm-single-job.sh $logs/slurm-single-job.log
 	says slurm-single-job.sh 'job with slurm-single-job.log'
 	template slurm-custom-image-job.sh $logs/slurm-single-job.log
 	says slurm-custom-image-job.sh "custom job in $dgx as $("$bed" run --user alice login id -u)"
+	# A pod on each host. Each finds the other by the name of its Service. A worker that has not seen
+	# its controller would not end.
+	begin_template slurm-multi-node-test.sh 'log*-*.*'
+	poll 100 written "$dgx/kube-slurm/templates/log-*.out" 'is ready. Sleeping until' || fail "no worker: $("$bed" run login sh -c "cat $dgx/kube-slurm/templates/log*-*.*")"
+	"$bed" run --user alice login touch $data/end
+	timeout=200 ends slurm-multi-node-test.sh 0
+	several=slurm-job-$(sed -n 's/^Submitted batch job //p' "$out/slurm-multi-node-test.sh")
+	says slurm-multi-node-test.sh "Worker $several-n2 is ready"
+	says slurm-multi-node-test.sh "script as alice in $dgx on $several-n1"
+	says slurm-multi-node-test.sh "Controller $several-n1 has become unreachable"
+	placed "$several-n1" n1 && placed "$several-n2" n2 || fail "not on the job's hosts: $(kubectl get events -n guests)"
 	awaits_nothing
 	"$bed" run login rm -r $dgx
+	end_relay
 	end_hosting
 }
 
