@@ -24,7 +24,7 @@ alerts() {
 	END
 	chmod -R a+rX "$stage/prometheus"
 	stop_site
-	for host in "${hosts[@]}"; do configuration | sed 's|^metrics: .*|metrics: ":9419"|' | on "$host" sh -c 'cat >/run/observed.yaml'; done
+	for host in "${hosts[@]}"; do configuration | sed 's|^metrics: .*|metrics: 0.0.0.0:9419|' | on "$host" sh -c 'cat >/run/observed.yaml'; done
 	start_site --config /run/observed.yaml
 	"$bed" run ctl prometheus --config.file /srv/site/prometheus/prometheus.yaml --storage.tsdb.path /run/prometheus --web.listen-address 127.0.0.1:9090 >"$out/prometheus.log" 2>&1 </dev/null &
 	daemons[prometheus]=$!

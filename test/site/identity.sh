@@ -70,7 +70,7 @@ uid_changed() {
 	! step alice n1 socat -u "TCP:$seen:7000,connect-timeout=2" - 2>/dev/null | grep -q from || fail "the new job reaches the former one"
 	[[ -z $(step alice n1 getent hosts former) ]] || fail "the new job knows the former one's name: $(step alice n1 getent hosts former)"
 	seen=$(from_outside alice login 'id -u; getent hosts latter | wc -l' 2>&1)
-	[[ $seen == "$after"$'\n'1 ]] || fail "a session: $seen"
+	[[ $seen == "$after"$'\n'2 ]] || fail "a session: $seen"
 	on n1 grep "\"pod\":\"${jobs[alice]}\"" /var/log/berth-audit.log | grep -q "\"uid\":$after" || fail "the audit log: $(on n1 tail -n 2 /var/log/berth-audit.log)"
 	on ctl scancel "$former" "${jobs[alice]}"
 	poll 30 settled || fail "left: $(etcdctl get --prefix /berth/site/1/networks/)"

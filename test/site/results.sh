@@ -18,7 +18,7 @@ keep() {
 # table FILE... prints the last result of each case as a table for docs/site-cases.md.
 table() {
 	sed -n 's/^# //p' "$@" | sort -u
-	printf '\n%s\n' '| case | ProctrackType | result | seconds | commit | UTC | load |' '| --- | --- | --- | --- | --- | --- | --- |'
+	printf '%s\n' '' '| case | ProctrackType | result | seconds | commit | UTC | load |' '| --- | --- | --- | --- | --- | --- | --- |'
 	grep -hv '^#' "$@" | awk -F'\t' '
 		{ key = $4 FS $5; if (!(key in line)) order[++n] = key
 		  line[key] = sprintf("| `%s` | %s | %s | %d | %s | %s | %s |", $5, $4, $6, $7, $2, $1, $3) }

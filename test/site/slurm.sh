@@ -26,6 +26,8 @@ restart_slurm() {
 	poll 30 on ctl scontrol ping >/dev/null || fail "slurmctld does not start"
 	for host in n1 n2; do start_daemon $host slurmd -D -N $host; done
 	poll 60 all_nodes_idle || fail "nodes: $(on ctl sinfo -h -N -o '%N %T %E')"
+	# The first job after a start may wait longer than job does.
+	poll 60 runs carol || fail "no job starts after Slurm's daemons"
 }
 
 # start_daemon HOST PROGRAM ARGS... starts a daemon of Slurm as the bed does.
@@ -36,9 +38,12 @@ start_daemon() {
 	daemons[$program-$host]=$!
 }
 
-stop_daemon() { # HOST PROGRAM [SIGNAL]
+# stop_daemon HOST PROGRAM [SIGNAL] ends it. slurmd first waits for its threads, for up to two
+# minutes; steps survive its death.
+stop_daemon() {
 	on "$1" sh -c "kill -${3:-TERM} \$(pgrep -x $2)"
-	poll 60 eval "! on $1 pgrep -x $2 >/dev/null" || fail "$2 does not end on $1"
+	poll 20 eval "! on $1 pgrep -x $2 >/dev/null" || on "$1" sh -c "kill -KILL \$(pgrep -x $2)"
+	poll 20 eval "! on $1 pgrep -x $2 >/dev/null" || fail "$2 does not end on $1"
 	[[ -z ${daemons[$2-$1]:-} ]] || wait "${daemons[$2-$1]}" 2>/dev/null
 	unset "daemons[$2-$1]"
 }
