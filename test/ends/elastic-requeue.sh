@@ -9,7 +9,7 @@ partition=() folder=''
 [[ $how != preempt ]] || partition=(-p low)
 # In one way, the nodes prove themselves by a key in a folder, instead of munge.
 [[ $how != lose ]] || { folder="--rendezvous-dir $HOME/meet" && mkdir -m 700 "$HOME/meet"; }
-cluster=$(sbatch --parsable --requeue --open-mode=append "${partition[@]}" -N1 --mem=1500 -o "$HOME/cluster" --wrap "berth up --elastic=2 $folder --state st --image $image && exec sleep infinity")
+cluster=$(sbatch --parsable --requeue --open-mode=append "${partition[@]}" -N1 --mem=1500 -o "$HOME/cluster" --wrap "berth up --elastic=3 $folder --state st --image $image && exec sleep infinity")
 until grep -qs 'is up' "$HOME/cluster"; do sleep 0.2; done
 host() { squeue -h -j "$cluster" -t RUNNING -o %N; }
 first=$(host)
@@ -38,6 +38,10 @@ facts() {
 before=$(facts)
 echo "$before"
 k get service web -o 'jsonpath={.spec.clusterIP}{"\n"}' >"$HOME/service"
+# A pod has a job that waits.
+k run waiting --image=busybox:1.37 --restart=Never --annotations=slurm.berth.dev/begin=now+1hour -- true
+until [[ $(squeue -h -n "berth-join-$cluster" -o %r) == BeginTime ]]; do sleep 0.2; done
+waits=$(squeue -h -n "berth-join-$cluster" -o %A)
 # Everything until here is saved, also if the host of the head is lost.
 touch "$HOME/before"
 k create configmap saved
@@ -69,6 +73,8 @@ k scale deployment web --replicas=4
 k rollout status deployment/web --timeout=60s
 k delete pod counter-1 --now
 echo 'pods come and go'
+k get events --field-selector reason=NodeRequested -o 'jsonpath={.items[*].message}' | grep -q "job $waits brings a node" &&
+	[[ $(squeue -h -n "berth-join-$cluster" -o %A) == "$waits" ]] && echo 'the job that waits is the same'
 # No number is missing, so no counter began again, and no request failed.
 awk '$1 != NR {exit 1}' "$HOME/counts/counter-0" && echo 'no count is missing'
 grep -h failed "$HOME"/counts/* | sed 's/^/unreached: /' || echo 'the Service was always reached'

@@ -84,7 +84,7 @@ elastic_requeue() {
 			;;
 		esac
 		timeout=300 ends a 7
-		for said in 'the pods count without a head' 'the pods are the same' 'the Service is the same' 'pods come and go' 'no count is missing' 'the Service was always reached'; do
+		for said in 'the pods count without a head' 'the pods are the same' 'the Service is the same' 'pods come and go' 'the job that waits is the same' 'no count is missing' 'the Service was always reached'; do
 			says a "$said"
 		done
 		[[ $how != preempt ]] || ends b 0
