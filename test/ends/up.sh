@@ -249,6 +249,42 @@ elastic_gpus() {
 	says a 'two: gres:gpu:2, 2 on its node, sees 2'
 }
 
+# Limits of Slurm keep jobs for nodes from the queue, or in it, and go again.
+elastic_limits() {
+	local longest_run=600 limit
+	"$bed" run ctl sacctmgr -i add account lab >/dev/null && "$bed" run ctl sacctmgr -i add user alice account=lab >/dev/null || fail 'no account'
+	poll 20 associated 'UserName=alice(' || fail 'slurmctld does not know the account'
+	begin a alice login salloc -N1 --mem=1500 bash $here/elastic-limits.sh $image
+	for limit in submit run down inactive; do
+		timeout=200 says a "set $limit"
+		limit_jobs $limit
+		as_alice touch set-$limit
+		timeout=200 says a "$limit: $([[ $limit == [rd]* ]] && echo 1 || echo 0) in the queue"
+		lift_limit $limit
+		as_alice touch lifted-$limit
+		timeout=200 says a "$limit: recovered"
+		[[ $failed == no ]] || return
+	done
+	timeout=200 ends a 7
+	says a 'time: 0 in the queue'
+	says a 'time: the other pod has run'
+}
+limit_jobs() {
+	case $1 in
+	submit) "$bed" run ctl sacctmgr -i modify user alice set maxsubmitjobs=1 >/dev/null && poll 20 associated 'MaxSubmitJobs=1(' ;;
+	run) "$bed" run ctl sacctmgr -i modify user alice set maxjobs=1 >/dev/null && poll 20 associated 'MaxJobs=1(' ;;
+	*) "$bed" run ctl scontrol update partitionname=main state="$1" ;;
+	esac || fail "set the limit $1"
+}
+lift_limit() {
+	case $1 in
+	submit) "$bed" run ctl sacctmgr -i modify user alice set maxsubmitjobs=-1 >/dev/null ;;
+	run) "$bed" run ctl sacctmgr -i modify user alice set maxjobs=-1 >/dev/null ;;
+	*) "$bed" run ctl scontrol update partitionname=main state=up ;;
+	esac || fail "lift the limit $1"
+}
+associated() { "$bed" run ctl scontrol show assoc_mgr users=alice flags=assoc | grep -qF "$1"; }
+
 # Unchanged examples of KNoC, HPK and slurm-bridge get the nodes that they ask for.
 elastic_dialects() {
 	local longest_run=900 said
