@@ -54,7 +54,7 @@ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -su
 	-keyout "$HOME/tls/key" -out "$HOME/tls/cert" 2>/dev/null
 kubectl create namespace hooks >/dev/null
 kubectl create secret tls tls -n hooks --cert "$HOME/tls/cert" --key "$HOME/tls/key" >/dev/null
-sed "s/CLUSTER/$SLURM_JOB_ID/; s/BUNDLE/$(base64 -w0 "$HOME/tls/cert")/" "$here/elastic-webhook.yaml" | kubectl apply -f - >/dev/null
+sed "s/CLUSTER/$SLURM_JOB_ID/; s/BUNDLE==/$(base64 -w0 "$HOME/tls/cert")/" "$here/elastic-webhook.yaml" | kubectl apply -f - >/dev/null
 kubectl rollout status deployment/admit -n hooks --timeout=120s >/dev/null
 until kubectl run before --image=busybox:1.37 --restart=Never -- true 2>/dev/null; do sleep 0.2; done
 hook=$(pilot_of -n hooks)
