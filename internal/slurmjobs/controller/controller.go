@@ -58,6 +58,7 @@ type Controller struct {
 	busy       map[target]bool        // objects that a worker of either queue handles
 	states     map[string]queue.State // result of the last poll that succeeded, by UID
 	slurmError string                 // error of the last poll, or ""
+	followed   map[string]target      // objects with a released job at the last poll, by UID; only poll uses it
 	warned     bool                   // about missing rights
 	killed     map[types.UID]bool     // killed objects whose jobs were cancelled and have not ended
 }
@@ -137,7 +138,7 @@ func (c *Controller) Run(ctx context.Context) error {
 // serve reconciles objects until ctx ends. c.lead calls it while this controller leads.
 func (c *Controller) serve(ctx context.Context) {
 	c.mu.Lock()
-	c.states, c.slurmError = nil, "" // of an earlier lease
+	c.states, c.slurmError, c.followed = nil, "", nil // of an earlier lease
 	c.mu.Unlock()
 	stopEvents := c.startEvents()
 	defer stopEvents()

@@ -296,6 +296,8 @@ func testUnchanged(p *fixture) {
 		{"Slurm is away", func() { unavailable(errors.New("away")) }, 1},
 		{"Slurm is still away", func() {}, 0},
 		{"Slurm is back", func() { unavailable(nil) }, 1},
+		{"not released yet", func() { _ = unstructured.SetNestedField(object.Object, false, "status", "released") }, 0},
+		{"released during that poll", func() { _ = unstructured.SetNestedField(object.Object, true, "status", "released") }, 1},
 		{"a message to be replaced", func() { _ = unstructured.SetNestedField(object.Object, "old", "status", "message") }, 1},
 	} {
 		step.change()

@@ -64,12 +64,14 @@ func (c *Controller) poll(ctx context.Context) {
 	}
 	c.mu.Unlock()
 	for uid, t := range following {
-		old, wasKnown := before[uid]
+		// An object that was released during the last poll has not seen its result.
+		_, followed := c.followed[uid]
 		state, known := states[uid]
-		if !sameFailure || err == nil && (!wasKnown || !known || old != state) {
+		if !sameFailure || err == nil && (!followed || !known || before[uid] != state) {
 			urgent = append(urgent, t)
 		}
 	}
+	c.followed = following
 	for _, t := range urgent {
 		c.queue.Add(t)
 	}
