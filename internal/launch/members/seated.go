@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -87,42 +86,83 @@ func (s *Seats) leave(ctx context.Context, n *seated, why error) {
 	}
 	s.retire(ctx, n, why) // the kubelet may have registered the node meanwhile
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.taken[n.seat] = nil
-	s.mu.Unlock()
-	go s.retireLate(ctx, n, why, lateRegistration)
+	s.watchLate(ctx, n, why, lateRegistration)
 }
 
 // lateRegistration is the time after which a node that has lost its seat is deleted again. The time
 // doubles, up to longestRegistration, while the job of the node runs.
 const lateRegistration, longestRegistration = 30 * time.Second, 10 * time.Minute
 
-// retireLate deletes a node again, and repeats that until its job has ended, or a node of the same
-// host and job has come. A kubelet may register its node when the seat is free already: a process
-// that was stopped, for example, continues at any time.
-func (s *Seats) retireLate(ctx context.Context, n *seated, why error, after time.Duration) {
+// late is a node without a seat that is deleted again. back ends that, and over is closed when no
+// deletion runs any more.
+type late struct {
+	back context.CancelFunc
+	over chan struct{}
+}
+
+// watchLate starts retireLate for a node, unless it never had a name. The caller holds mu.
+func (s *Seats) watchLate(ctx context.Context, n *seated, why error, after time.Duration) {
+	if n.node == "" {
+		return
+	}
+	away, back := context.WithCancel(ctx)
+	watched := &late{back, make(chan struct{})}
+	s.away[n.node] = watched
+	go func() {
+		defer close(watched.over)
+		defer back()
+		s.retireLate(ctx, away, n, why, after)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.away, n.node)
+	}()
+}
+
+// awaitName returns when no deletion of a node runs or comes: it would delete the next node of that
+// name. The caller holds mu.
+func (s *Seats) awaitName(ctx context.Context, node string) error {
+	for watched := s.away[node]; watched != nil; watched = s.away[node] {
+		watched.back()
+		s.mu.Unlock()
+		select {
+		case <-watched.over:
+		case <-ctx.Done():
+		}
+		s.mu.Lock()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// retireLate deletes a node again, and repeats that until its job has ended, or away ends. A
+// kubelet may register its node when the seat is free already: a process that was stopped, for
+// example, continues at any time.
+func (s *Seats) retireLate(ctx, away context.Context, n *seated, why error, after time.Duration) {
 	for ended := false; !ended; after = min(2*after, longestRegistration) {
+		since := time.Now()
 		select {
 		case <-time.After(after):
-		case <-ctx.Done():
+		case <-away.Done():
 			return
 		}
-		ended = s.jobHasEnded(ctx, n) // before the last deletion
-		s.mu.Lock()
-		back := slices.ContainsFunc(s.taken, func(other *seated) bool { return other != nil && other.name == n.name })
-		s.mu.Unlock()
-		if back {
+		ended = s.jobHasEnded(away, n, since) // before the last deletion
+		if away.Err() != nil {
 			return
 		}
 		s.retire(ctx, n, why)
 	}
 }
 
-// jobHasEnded reports whether the job of a node is not in Slurm's queue. If Slurm does not answer,
-// it may be.
-func (s *Seats) jobHasEnded(ctx context.Context, n *seated) bool {
+// jobHasEnded reports whether the job of a node is not in Slurm's queue, according to an answer
+// from after a time. If Slurm does not answer, the job may be there.
+func (s *Seats) jobHasEnded(ctx context.Context, n *seated, since time.Time) bool {
 	_, id, err := parseSeated(n.name)
 	if err == nil {
-		_, err = s.queue.find(ctx, id)
+		_, err = s.queue.findSince(ctx, id, since)
 	}
 	return rendezvous.IsFinal(err)
 }

@@ -80,6 +80,8 @@ type Seats struct {
 	mu sync.Mutex
 	// taken holds the nodes in seats, and nil in free seats.
 	taken []*seated
+	// away holds, by their names in Kubernetes, the nodes that have left and are deleted again.
+	away map[string]*late
 	// farewell is the reason for the nodes when the seats are closed.
 	farewell string
 	// late is set when no node of the previous head may return any more.
@@ -117,7 +119,7 @@ type greeting struct {
 // OpenSeats lets nodes of other jobs join until ctx ends. It must be called after
 // SendPlans.
 func (m *Monitor) OpenSeats(ctx context.Context, config SeatsConfig) error {
-	s := &Seats{members: m.Members, SeatsConfig: config, taken: make([]*seated, config.Spec.Seats), spread: newSpread(), farewell: RunEnded}
+	s := &Seats{members: m.Members, SeatsConfig: config, taken: make([]*seated, config.Spec.Seats), spread: newSpread(), away: map[string]*late{}, farewell: RunEnded}
 	s.reserve(config.Expected)
 	s.queue.ask = config.Jobs
 	step := m.config
@@ -155,9 +157,10 @@ func (m *Monitor) OpenSeats(ctx context.Context, config SeatsConfig) error {
 type recentJobs struct {
 	ask func(ctx context.Context) ([]slurm.Queued, error)
 	mu  sync.Mutex
-	// asked is the time of the question that jobs answers.
+	// asked is the time of the question that jobs or err answers.
 	asked time.Time
 	jobs  []slurm.Queued
+	err   error
 }
 
 // recentFor is the time that an answer of squeue is used again.
@@ -170,7 +173,7 @@ func (r *recentJobs) find(ctx context.Context, id string) (slurm.Queued, error) 
 
 // findSince returns a running job for a node that has come at a time. It asks again if the last
 // answer does not have the job, unless it asked after that time: nodes that come at once share a
-// question.
+// question, and the error if Slurm does not answer.
 func (r *recentJobs) findSince(ctx context.Context, id string, came time.Time) (slurm.Queued, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -178,10 +181,13 @@ func (r *recentJobs) findSince(ctx context.Context, id string, came time.Time) (
 	if i := found(); r.asked.Before(came) && (i < 0 || r.jobs[i].State != slurm.Running || time.Since(r.asked) > recentFor) {
 		now := time.Now()
 		jobs, err := r.ask(ctx)
-		if err != nil {
+		if err != nil && ctx.Err() != nil { // it says nothing about Slurm
 			return slurm.Queued{}, fmt.Errorf("ask Slurm for job %s: %w", id, err)
 		}
-		r.jobs, r.asked = jobs, now
+		r.jobs, r.err, r.asked = jobs, err, now
+	}
+	if r.err != nil {
+		return slurm.Queued{}, fmt.Errorf("ask Slurm for job %s: %w", id, r.err)
 	}
 	i := found()
 	if i < 0 {
@@ -292,7 +298,7 @@ func (s *Seats) take(peer *rendezvous.Peer) (*seated, error) {
 
 // giveName sets the name of a node in Kubernetes, which no other node may have: the names of
 // hosts are not always names of nodes, and a host of the cluster may be named HOST-JOB.
-func (s *Seats) giveName(n *seated) error {
+func (s *Seats) giveName(ctx context.Context, n *seated) error {
 	host, job, err := parseSeated(n.name)
 	if err != nil {
 		return err
@@ -300,6 +306,9 @@ func (s *Seats) giveName(n *seated) error {
 	name := cluster.SeatName(host, job)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.awaitName(ctx, name); err != nil {
+		return err
+	}
 	inUse := slices.ContainsFunc(s.taken, func(other *seated) bool { return other != nil && other.node == name })
 	for i := range s.members.Size() {
 		inUse = inUse || s.members.places.Name(i) == name
@@ -329,7 +338,7 @@ func (s *Seats) seat(ctx context.Context, n *seated) error {
 		return s.seatAgain(ctx, n, said)
 	}
 	n.runID = said.Offer.RunID
-	if err := s.giveName(n); err != nil {
+	if err := s.giveName(ctx, n); err != nil {
 		return err
 	}
 	plan, files, err := s.Plan(n.seat, n.node, said.Offer)

@@ -40,6 +40,8 @@ type seatTest struct {
 	asked int // questions about a node
 	// drained delays Drain until it is closed, if it is set.
 	drained chan struct{}
+	// answers delays Retire until it is closed, if it is set.
+	answers chan struct{}
 }
 
 func (s *seatTest) Drain(ctx context.Context, node string, grace time.Duration) error {
@@ -53,6 +55,10 @@ func (s *seatTest) Drain(ctx context.Context, node string, grace time.Duration) 
 }
 
 func (s *seatTest) Retire(_ context.Context, node, _ string) error {
+	if s.answers != nil {
+		_ = s.note("begin to retire " + node)
+		<-s.answers
+	}
 	seats := s.head.seats
 	seats.mu.Lock()
 	ended := slices.ContainsFunc(seats.taken, func(n *seated) bool { return n != nil && n.node == node && n.peer != nil && n.peer.Err() != nil })
@@ -310,6 +316,46 @@ func TestNodesThatComeAtOnceShareAQuestion(t *testing.T) {
 	}
 }
 
+// Nodes that wait for one answer share the error, too, and whether a job has ended: each question
+// may take long when Slurm does not answer.
+func TestNodesThatLeaveShareAQuestion(t *testing.T) {
+	asked, away := 0, errors.New("Slurm is away")
+	var err error = away
+	s := &Seats{queue: recentJobs{ask: func(context.Context) ([]slurm.Queued, error) {
+		asked++
+		return nil, err
+	}}}
+	before := time.Now()
+	check := func(what string, since time.Time, ended bool, questions int) {
+		t.Helper()
+		for _, name := range []string{"n2-57", "n3-58"} {
+			if got := s.jobHasEnded(t.Context(), &seated{name: name}, since); got != ended || asked != questions {
+				t.Errorf("%s: the job of %s has ended: %t, %d times asked", what, name, got, asked)
+			}
+		}
+	}
+	check("Slurm is away", before, false, 1)
+	if _, err := s.queue.findSince(t.Context(), "59", before); !errors.Is(err, away) || asked != 1 {
+		t.Errorf("a node that has waited: %v, %d times asked", err, asked)
+	}
+	err = nil
+	if _, err := s.queue.find(t.Context(), "59"); !rendezvous.IsFinal(err) || asked != 2 {
+		t.Errorf("a node that comes later: %v, %d times asked", err, asked)
+	}
+	check("Slurm answers", before, true, 2)
+
+	// A question that its node has given up answers nobody.
+	given, giveUp := context.WithCancel(t.Context())
+	giveUp()
+	err = context.Canceled
+	later := time.Now()
+	if s.jobHasEnded(given, &seated{name: "n2-57"}, later) || asked != 3 {
+		t.Errorf("a job has ended without an answer, %d times asked", asked)
+	}
+	err = nil
+	check("another node asks", later, true, 4)
+}
+
 func TestNodesWithoutRightGetNoSeat(t *testing.T) {
 	others := running("60", "n2")
 	others.UID = 1001
@@ -453,13 +499,8 @@ func TestNodeWithUnusableAddressTakesNoSeat(t *testing.T) {
 // A kubelet may register its node after the seat is free, as long as its job runs.
 func TestLateRegistrationIsDeleted(t *testing.T) {
 	s := newSeatTest(t, running("57", "n2,n3"))
-	s.join("n2", "57")
 	gone := errors.New("gone")
-	s.head.seats.retireLate(t.Context(), &seated{name: "n2-57", node: "n2-57"}, gone, time.Millisecond)
-	if s.called("retire n2-57") {
-		t.Error("a node that is back is deleted")
-	}
-	s.head.seats.retireLate(t.Context(), &seated{name: "n3-56", node: "n3-56"}, gone, time.Millisecond)
+	s.head.seats.retireLate(t.Context(), t.Context(), &seated{name: "n3-56", node: "n3-56"}, gone, time.Millisecond)
 	deleted := func(node string) (times int) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -478,11 +519,50 @@ func TestLateRegistrationIsDeleted(t *testing.T) {
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		s.head.seats.retireLate(watching, &seated{name: "n3-57", node: "n3-57"}, gone, time.Millisecond)
+		s.head.seats.retireLate(watching, watching, &seated{name: "n3-57", node: "n3-57"}, gone, time.Millisecond)
 	}()
 	testutil.Eventually(t, "a node is deleted as long as its job runs", func() bool { return deleted("n3-57") > 2 })
 	stop()
 	<-over
+}
+
+// A node gets its name when no deletion of its predecessor can delete it: the API server may take
+// long to answer.
+func TestNodeThatIsBackIsNotDeleted(t *testing.T) {
+	s := newSeatTest(t, running("57", "n2"))
+	s.answers = make(chan struct{})
+	seats, gone := s.head.seats, errors.New("gone")
+	seats.mu.Lock()
+	seats.watchLate(t.Context(), &seated{name: "n2-57", node: "n2-57"}, gone, time.Millisecond)
+	seats.watchLate(t.Context(), &seated{name: "n2-57"}, gone, time.Millisecond) // it never had a name
+	if len(seats.away) != 1 {
+		t.Errorf("%d nodes are watched, want 1", len(seats.away))
+	}
+	watched := seats.away["n2-57"]
+	end := watched.back
+	watched.back = func() {
+		end()
+		if !s.called("begin to retire n2-57") || s.called("retire n2-57") {
+			t.Error("the node comes before its predecessor is being deleted, or later")
+		}
+		for _, n := range seats.taken { // mu is held
+			if n != nil && n.node != "" {
+				t.Error("the node has its name while its predecessor is being deleted")
+			}
+		}
+		close(s.answers)
+	}
+	seats.mu.Unlock()
+	testutil.Eventually(t, "the node is being deleted", func() bool { return s.called("begin to retire n2-57") })
+	s.join("n2", "57")
+	if !s.called("retire n2-57") {
+		t.Error("the node has its name before its predecessor is deleted")
+	}
+	seats.mu.Lock()
+	defer seats.mu.Unlock()
+	if len(seats.away) > 0 {
+		t.Error("a node that is back is deleted again")
+	}
 }
 
 // A node of the step that returns learns of all seats.
