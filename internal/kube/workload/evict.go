@@ -76,14 +76,14 @@ func (c *Client) evict(ctx context.Context, log *slog.Logger, on func(node strin
 	}
 }
 
-// keptPod is a pod that a budget keeps.
+// keptPod is a pod that a budget or a webhook keeps.
 type keptPod struct {
 	pod unstructured.Unstructured
 	why error
 }
 
-// evictOnce evicts the pods of the nodes that on selects, and returns the pods that a budget
-// keeps.
+// evictOnce evicts the pods of the nodes that on selects, and returns the pods that a budget or a
+// webhook keeps.
 func (c *Client) evictOnce(ctx context.Context, on func(node string) bool, over time.Time) (kept []keptPod, err error) {
 	pods, err := c.runningPods(ctx)
 	if err != nil {
@@ -105,12 +105,14 @@ func (c *Client) evictOnce(ctx context.Context, on func(node string) bool, over 
 			_, err := c.dynamic.Resource(podResource).Namespace(pod.GetNamespace()).Create(ctx, eviction, metav1.CreateOptions{}, "eviction")
 			switch {
 			case err == nil, apierrors.IsNotFound(err):
-			case apierrors.IsTooManyRequests(err):
+			case ctx.Err() != nil:
+				return fmt.Errorf("evict pod %s/%s: %w", pod.GetNamespace(), pod.GetName(), err)
+			default:
+				// A budget (429), two budgets for the pod (500), or a webhook. The other pods
+				// are evicted nevertheless.
 				mu.Lock()
 				defer mu.Unlock()
 				kept = append(kept, keptPod{pod, reasonToKeep(err)})
-			default:
-				return fmt.Errorf("evict pod %s/%s: %w", pod.GetNamespace(), pod.GetName(), err)
 			}
 			return nil
 		})

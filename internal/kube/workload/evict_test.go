@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"errors"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -23,7 +24,7 @@ func TestDrainNodeHeedsBudgets(t *testing.T) {
 		budget := object("PodDisruptionBudget", "default", "guard", nil)
 		budget.SetAPIVersion("policy/v1")
 		api := newDrainClient(budget,
-			pod("kept", "n2-57", "Running", 30), pod("free", "n2-57", "Running", 30), pod("elsewhere", "n1", "Running", 30))
+			pod("kept", "n2-57", "Running", 30), pod("twice", "n2-57", "Running", 30), pod("free", "n2-57", "Running", 30), pod("elsewhere", "n1", "Running", 30))
 		var events []string
 		deleted := map[string]time.Duration{}
 		end := func(name string) {
@@ -46,6 +47,8 @@ func TestDrainNodeHeedsBudgets(t *testing.T) {
 				err.ErrStatus.Code = http.StatusTooManyRequests
 				err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: "DisruptionBudget", Message: "The disruption budget guard needs 1 healthy pods and has 1 currently"}}
 				return true, nil, err
+			case object.GetName() == "twice":
+				return true, nil, apierrors.NewInternalError(errors.New("two budgets"))
 			default:
 				end(object.GetName())
 			}
@@ -56,13 +59,19 @@ func TestDrainNodeHeedsBudgets(t *testing.T) {
 			return true, nil, nil
 		})
 		drained, err := (&Client{dynamic: api}).DrainNode(t.Context(), slog.New(slog.DiscardHandler), "n2-57", time.Minute)
-		if err != nil || drained != (Drained{Asked: 1, Ended: 1}) {
+		if err != nil || drained != (Drained{Asked: 2, Ended: 2}) {
 			t.Errorf("%+v, %v", drained, err)
 		}
-		if len(deleted) != 2 || deleted["free"] != 0 || deleted["kept"].Round(2*time.Second) != 30*time.Second {
+		if len(deleted) != 3 || deleted["free"] != 0 || deleted["kept"].Round(2*time.Second) != 30*time.Second ||
+			deleted["twice"].Round(2*time.Second) != 30*time.Second {
 			t.Errorf("the pods ended after %v", deleted)
 		}
-		want := []string{"its node leaves, and the pod ends at " + began.Add(30*time.Second).Format("15:04:05") + " in any case: The disruption budget guard needs 1 healthy pods and has 1 currently"}
+		start := "its node leaves, and the pod ends at " + began.Add(30*time.Second).Format("15:04:05") + " in any case: "
+		want := []string{
+			start + "Internal error occurred: two budgets",
+			start + "The disruption budget guard needs 1 healthy pods and has 1 currently",
+		}
+		slices.Sort(events)
 		if !slices.Equal(events, want) {
 			t.Errorf("events %q, want %q", events, want)
 		}
