@@ -320,7 +320,7 @@ func TestNodesThatComeAtOnceShareAQuestion(t *testing.T) {
 // may take long when Slurm does not answer.
 func TestNodesThatLeaveShareAQuestion(t *testing.T) {
 	asked, away := 0, errors.New("Slurm is away")
-	var err error = away
+	err := away
 	s := &Seats{queue: recentJobs{ask: func(context.Context) ([]slurm.Queued, error) {
 		asked++
 		return nil, err
