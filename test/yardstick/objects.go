@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/tools/clientcmd"
 )
 
 // Numbers of SlurmJobs whose jobs wait in the queue, and of those whose jobs have ended.
@@ -74,11 +73,10 @@ func objects() (err error) {
 	if t.idle, err = time.ParseDuration(os.Getenv("IDLE")); err != nil {
 		return err
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	config, err := clusterConfig()
 	if err != nil {
 		return err
 	}
-	config.QPS = -1
 	client, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
 
@@ -43,16 +44,26 @@ func (b *bencher) usable() (map[string]float64, error) {
 	return map[string]float64{"usable control plane, s": time.Unix(0, at).Sub(start).Seconds()}, nil
 }
 
+// clusterConfig returns the configuration for clients of the cluster that the environment names. They
+// have no limit of requests.
+func clusterConfig() (*rest.Config, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	if err != nil {
+		return nil, err
+	}
+	config.QPS = -1
+	return config, nil
+}
+
 // schedule returns when the cluster of the environment's kubeconfig is usable
 // and has scheduled a first pod.
 func schedule() error {
 	ctx, cancel := context.WithTimeout(context.Background(), scheduleLimit)
 	defer cancel()
-	config, err := clientcmd.BuildConfigFromFlags("", os.Getenv("KUBECONFIG"))
+	config, err := clusterConfig()
 	if err != nil {
 		return err
 	}
-	config.QPS = -1
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err

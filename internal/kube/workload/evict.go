@@ -23,9 +23,7 @@ const evictPoll = time.Second
 // keptByBudget is the reason of the Event of a pod that is deleted although a budget keeps it.
 const keptByBudget = "DisruptionBudget"
 
-var (
-	budgetResource = schema.GroupVersionResource{Group: "policy", Version: "v1", Resource: "poddisruptionbudgets"}
-)
+var budgetResource = schema.GroupVersionResource{Group: "policy", Version: "v1", Resource: "poddisruptionbudgets"}
 
 // DrainNode is like Drain for one node. Budgets (PodDisruptionBudget) hold for the first half of
 // grace: pods are evicted, and a pod that a budget keeps waits for its replacement. Then all pods
@@ -55,15 +53,8 @@ func (c *Client) evict(ctx context.Context, log *slog.Logger, on func(node strin
 		if err != nil || len(kept) == 0 {
 			return err
 		}
-		for _, one := range kept {
-			if !first {
-				break
-			}
-			why := fmt.Sprintf("its node leaves, and the pod ends at %s in any case: %v", patience.Format("15:04:05"), one.why)
-			log.Warn(fmt.Sprintf("pod %s/%s: %s", one.pod.GetNamespace(), one.pod.GetName(), why))
-			if err := c.warn(ctx, one.pod, why); err != nil {
-				log.Debug(fmt.Sprintf("write an event for pod %s/%s: %v", one.pod.GetNamespace(), one.pod.GetName(), err))
-			}
+		if first {
+			c.tellKept(ctx, log, kept, patience)
 		}
 		if time.Until(patience) < evictPoll {
 			return nil
@@ -72,6 +63,17 @@ func (c *Client) evict(ctx context.Context, log *slog.Logger, on func(node strin
 		case <-time.After(evictPoll):
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		}
+	}
+}
+
+// tellKept writes an Event for each pod that a budget or a webhook keeps. All end when patience does.
+func (c *Client) tellKept(ctx context.Context, log *slog.Logger, kept []keptPod, patience time.Time) {
+	for _, one := range kept {
+		why := fmt.Sprintf("its node leaves, and the pod ends at %s in any case: %v", patience.Format("15:04:05"), one.why)
+		log.Warn(fmt.Sprintf("pod %s/%s: %s", one.pod.GetNamespace(), one.pod.GetName(), why))
+		if err := c.warn(ctx, one.pod, why); err != nil {
+			log.Debug(fmt.Sprintf("write an event for pod %s/%s: %v", one.pod.GetNamespace(), one.pod.GetName(), err))
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package berthd
 
 import (
+	"bytes"
 	"context"
 	"debug/elf"
 	"errors"
@@ -21,20 +22,33 @@ const pluginName = "spank_berth.so"
 // slurmctld.
 const configless = "/run/slurm/conf"
 
-// scontrolLimit bounds the doctor's wait for Slurm.
+// scontrolLimit bounds the wait for Slurm.
 const scontrolLimit = 10 * time.Second
+
+// scontrol runs scontrol as root, which slurmctld lets change nodes, and returns its standard
+// output. The error of a failed command has all that it printed.
+func scontrol(ctx context.Context, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, scontrolLimit)
+	defer cancel()
+	command := exec.CommandContext(ctx, "scontrol", args...)
+	var complaints bytes.Buffer
+	command.Stderr = &complaints
+	out, err := command.Output()
+	if err != nil {
+		return "", fmt.Errorf("scontrol %s: %w: %s", strings.Join(args[:min(len(args), 2)], " "), err, strings.TrimSpace(string(out)+complaints.String()))
+	}
+	return string(out), nil
+}
 
 // slurmConfig returns the configuration of the controller. Its file paths are paths
 // on the controller's host.
 func slurmConfig(ctx context.Context) (map[string]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, scontrolLimit)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "scontrol", "show", "config").Output()
+	out, err := scontrol(ctx, "show", "config")
 	if err != nil {
-		return nil, fmt.Errorf("ask scontrol: %w", err)
+		return nil, err
 	}
 	config := map[string]string{}
-	for line := range strings.Lines(string(out)) {
+	for line := range strings.Lines(out) {
 		if name, value, found := strings.Cut(line, "="); found {
 			config[strings.TrimSpace(name)] = strings.TrimSpace(value)
 		}
@@ -62,13 +76,11 @@ func plugged(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, scontrolLimit)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "scontrol", "--version").Output()
+	out, err := scontrol(ctx, "--version")
 	if err != nil {
-		return fmt.Errorf("ask scontrol for its version: %w", err)
+		return err
 	}
-	if here := release(string(out)); here != built {
+	if here := release(out); here != built {
 		return fmt.Errorf("%s was built for Slurm %s, and this is %s, which does not load it: make spank SLURM_PREFIX=... with the headers of this one", path, built, here)
 	}
 	return nil

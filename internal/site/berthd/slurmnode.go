@@ -24,25 +24,14 @@ type slurmNode struct {
 	drained, ours bool
 }
 
-// scontrol runs scontrol as root, which slurmctld lets change nodes, and returns its output.
-func scontrol(ctx context.Context, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, scontrolLimit)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "scontrol", args...).CombinedOutput()
-	if err != nil {
-		return string(out), fmt.Errorf("scontrol %s %s: %w: %s", args[0], args[1], err, strings.TrimSpace(string(out)))
-	}
-	return string(out), nil
-}
-
 // lookUp asks slurmctld for the state of a node. It returns errNoNode for hosts that are no
 // nodes of Slurm, or without Slurm's commands.
 func lookUp(ctx context.Context, node string) (slurmNode, error) {
 	out, err := scontrol(ctx, "show", "node", node)
-	if errors.Is(err, exec.ErrNotFound) || err != nil && strings.Contains(out, "not found") {
-		return slurmNode{}, errNoNode
-	}
 	if err != nil {
+		if errors.Is(err, exec.ErrNotFound) || strings.Contains(err.Error(), "not found") {
+			return slurmNode{}, errNoNode
+		}
 		return slurmNode{}, err
 	}
 	return parseNode(out), nil

@@ -1,7 +1,6 @@
 package keys
 
 import (
-	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -110,12 +109,7 @@ func issue(template *x509.Certificate, by *authority, now time.Time) (pair, erro
 	if err != nil {
 		return pair{}, err
 	}
-	return pair{encode("CERTIFICATE", der), encode("PRIVATE KEY", private)}, nil
-}
-
-func encode(kind string, der []byte) []byte {
-	var text bytes.Buffer
-	// Writing to memory does not fail, and there are no headers that could be wrong.
-	_ = pem.Encode(&text, &pem.Block{Type: kind, Bytes: der})
-	return text.Bytes()
+	return pair{
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
+	}, nil
 }
